@@ -1,0 +1,82 @@
+# `make run` serves, `make test` runs every test, `make check` the fast part. Each sets up what it needs first, in .venv and
+# .tools, and starts at once when nothing changed since. On Debian as root or with sudo, missing system packages come through
+# apt; elsewhere the first failing step names what to install.
+
+SHELL := /bin/sh
+.SHELLFLAGS := -eu -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# What `make run` and `make bench` hand on, e.g. make run ARGS="--data /var/lib/veilmq"
+ARGS ?=
+
+# A stamp is newer than everything that it was made from, so a changed lock installs again and nothing else does.
+RUN_STAMP := .venv/.installed-run
+TEST_STAMP := .venv/.installed-dev
+NODE_VERSION := 22.23.3
+
+.PHONY: help setup setup-test run lint check test bench lock clean
+
+help:
+	@echo 'make run [ARGS="..."]   set up and serve (veilmq serve ARGS)'
+	@echo 'make check              lint, types, floors and the fast tests'
+	@echo 'make test               make check and every other test'
+	@echo 'make bench              measure against the peers'
+	@echo 'make setup              set up what make run needs, and stop there'
+	@echo 'make lock               resolve requirements/*.txt again'
+	@echo 'make clean              remove everything that make made (not veilmq-data)'
+
+setup: $(RUN_STAMP)
+	@:
+
+setup-test: $(TEST_STAMP)
+	@tools/need.sh strace strace
+
+$(RUN_STAMP): requirements/run.txt pyproject.toml tools/install.sh tools/need.sh
+	@tools/install.sh requirements/run.txt
+	@touch $@
+
+# The lock for development holds everything of the lock to run, so both stamps are made.
+$(TEST_STAMP): requirements/dev.txt requirements/run.txt pyproject.toml tools/install.sh tools/need.sh
+	@tools/install.sh requirements/dev.txt
+	@touch $(RUN_STAMP) $@
+
+# Node.js for the test sets that drive a JavaScript SDK: a target that needs it depends on .tools/node and runs
+# .tools/node/bin/node.
+.tools/node: tools/install-node.sh
+	@tools/install-node.sh $(NODE_VERSION) $@
+	@touch $@
+
+run: setup
+	@exec $(BIN)/veilmq serve $(ARGS)
+
+lint: setup-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+check: lint
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test: lint
+	$(PYTEST) $(ARGS)
+
+# bench/run.py installs the load generator and the peers itself.
+bench: setup
+	@$(BIN)/python bench/run.py $(ARGS)
+
+# Ranges come from pyproject.toml. The index is whatever this machine is set up for; none is written down.
+LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-emit-index-url \
+	--no-emit-find-links --no-annotate --custom-compile-command "make lock" pyproject.toml requirements/build.in
+# UPGRADE=1 takes the newest releases that the ranges admit; without it, what is locked stays.
+lock: setup-test
+	$(LOCK) $(if $(UPGRADE),--upgrade) --all-extras --output-file requirements/dev.txt
+	$(LOCK) --extra server --constraint requirements/dev.txt --output-file requirements/run.txt
+
+clean:
+	rm -rf .venv .tools bench/.peers bench/.data build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,77 @@
+"""Who may do what: accounts, their keys, and what a key was granted.
+
+Strategy: the codecs need a key's secret to check a signature, the server its grants to let a command pass; both see
+these values and neither reads the file. A grant is a set of actions and of queue-name patterns.
+"""
+
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Final, Protocol
+
+import msgspec
+
+DEVELOPMENT_ACCOUNT: Final = "000000000000"
+HOME_REGION_DEFAULT: Final = "us-east-1"
+
+
+class Action(StrEnum):
+    """What a grant can allow, in the house's words; `*` in a file means all."""
+
+    SEND = "send"
+    RECEIVE = "receive"
+    EXTEND = "extend"
+    DELETE = "delete"
+    PEEK = "peek"
+    PURGE = "purge"
+    CREATE_QUEUE = "create-queue"
+    CHANGE_QUEUE = "change-queue"
+    DELETE_QUEUE = "delete-queue"
+    DESCRIBE_QUEUE = "describe-queue"
+    LIST_QUEUES = "list-queues"
+    EVENTS = "events"
+    BACKUP = "backup"
+    SETTINGS = "settings"
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """These actions on queues whose names match one of these shell patterns."""
+
+    actions: frozenset[Action]
+    queues: tuple[str, ...] = ("*",)
+
+
+class AccessKey(msgspec.Struct, frozen=True):
+    """A verified or verifiable key of an account. Its repr shows no secret."""
+
+    id: str
+    secret: str
+    account: str
+    home_region: str = HOME_REGION_DEFAULT
+    grants: tuple[Grant, ...] = ()
+    session_token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"AccessKey(id={self.id!r}, account={self.account!r})"
+
+    def allows(self, action: Action, queue: str | None) -> bool:
+        """Whether a grant covers the action on the queue of that name (None: on no queue in particular)."""
+        return any(
+            action in grant.actions and (queue is None or any(fnmatchcase(queue, pattern) for pattern in grant.queues))
+            for grant in self.grants
+        )
+
+
+EVERYTHING: Final = (Grant(frozenset(Action)),)
+
+
+class Keyring(Protocol):
+    """Where codecs look keys up. In development mode (`checks` False) any credentials are taken."""
+
+    @property
+    def checks(self) -> bool:
+        """Whether signatures are checked."""
+        ...
+
+    def find(self, key_id: str) -> AccessKey | None:
+        """The key of that id; in development mode one that stands for it; None if unknown."""
+        ...

@@ -1,0 +1,208 @@
+"""What a protocol can ask of the engine, in the engine's words.
+
+Strategy: a difference between clouds is a named field here (`rotate`, `after_expiry`, `lease_total_us_max`), never a
+question about the protocol below this line. A wire batch is a tuple of these. All are plain structs that could cross a
+process boundary. `None` for a duration means the queue's own setting.
+"""
+
+from enum import IntEnum, StrEnum
+from typing import Final
+
+import msgspec
+
+from veilmq.model.instant import Instant
+from veilmq.model.message import NO_EXTRAS, Extras
+from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey, QueueSettings, SettingsChange
+
+CLIENT_NAME_CHARACTERS_MAX: Final = 256
+
+
+class Origin(msgspec.Struct, frozen=True, gc=False):
+    """Who asks, and how: kept with every event."""
+
+    protocol: str
+    """`sqs`, `azure`, `mns`, `admin`, `embedded` or `server`."""
+    principal: str
+    """The access key, SAS or account that was verified."""
+    client: str = ""
+    """User agent, cut at `CLIENT_NAME_CHARACTERS_MAX` characters."""
+
+
+SERVER: Final = Origin("server", "server")
+"""The origin of what the server does by itself."""
+
+
+class AfterExpiry(StrEnum):
+    """What a handle is worth when its lease has ended and nobody else was granted the message."""
+
+    ALLOW = "allow"
+    REFUSE = "refuse"
+
+
+class LeaseSource(IntEnum):
+    """Who decided a lease's length."""
+
+    QUEUE = 1
+    RECEIVE = 2
+    EXTEND = 3
+    PLAN = 4
+
+
+class Command(msgspec.Struct, kw_only=True, gc=False):
+    """What all commands have."""
+
+    queue: QueueKey
+    origin: Origin
+
+
+class Send(Command, tag=True, kw_only=True, gc=False):
+    """Append a message. Outcome `Sent`; errors QueueMissing, MessageTooLarge, DiskLow."""
+
+    body: str
+    md5: bytes
+    """MD5 of the body in UTF-8, 16 bytes."""
+    size_bytes: int
+    """What counts against the queue's limit: body, attribute names, types and values."""
+    priority: int = PRIORITY_DEFAULT
+    delay_us: int | None = None
+    ttl_us: int | None = None
+    """Own time to live; None: the queue's retention of the day."""
+    extras: Extras = NO_EXTRAS
+    wants_handle: bool = False
+    """Return a handle of attempt 0 (Azure's put, MNS's delayed send)."""
+
+
+class Receive(Command, tag=True, kw_only=True, gc=False):
+    """Lease up to `count_max` messages. Outcome `Received`, empty if none; errors QueueMissing, InFlightFull."""
+
+    count_max: int = 1
+    lease_us: int | None = None
+    wait_us: int | None = None
+    """How long the engine may park it; None: the queue's `wait_us`, 0: never."""
+    in_flight_max: int | None = None
+    """The protocol's cap on messages in flight in the queue."""
+    attempt_id: str | None = None
+    """SQS ReceiveRequestAttemptId."""
+
+
+class Extend(Command, tag=True, kw_only=True, gc=False):
+    """Set the end of a lease to `lease_us` from now; 0 releases. Outcome `Extended`; errors ReceiptInvalid, LeaseError.
+
+    `arrived` is the instant at which the server began to read the request: a lease that ended after it was in time.
+    """
+
+    handle: str
+    lease_us: int
+    arrived: Instant
+    after_expiry: AfterExpiry = AfterExpiry.REFUSE
+    rotate: bool = False
+    lease_total_us_max: int | None = None
+    """Cap on the lease's end, counted from the grant (SQS: 12 h)."""
+    message_id: bytes | None = None
+    """Must match, if named (Azure)."""
+    body: str | None = None
+    """Replaces the body (Azure Update Message, a worker's checkpoint); with its `md5` and `size_bytes`."""
+    md5: bytes = b""
+    size_bytes: int = 0
+
+
+class Delete(Command, tag=True, kw_only=True, gc=False):
+    """Delete the message that a handle names. Outcome `Deleted`; errors ReceiptInvalid, LeaseError."""
+
+    handle: str
+    arrived: Instant
+    after_expiry: AfterExpiry = AfterExpiry.ALLOW
+    message_id: bytes | None = None
+
+
+class Undeliver(Command, tag=True, kw_only=True, gc=False):
+    """The answer that carried these handles reached nobody: release them at once. Outcome `Undelivered`."""
+
+    handles: tuple[str, ...]
+
+
+class CreateQueue(Command, tag=True, kw_only=True, gc=False):
+    """Create, or meet the same queue again. Outcome `QueueCreated`; errors QueueExists, QueueDeletedRecently.
+
+    A queue that exists is the same if the settings in `change` have those values; with `compare_all`, if all settings
+    have the values that creation would give.
+    """
+
+    change: SettingsChange = {}
+    compare_all: bool = False
+    cooldown_us: int = 0
+
+
+class ChangeQueue(Command, tag=True, kw_only=True, gc=False):
+    """Set some settings. Outcome `QueueChanged`; errors QueueMissing, RedriveRefused, ParameterInvalid."""
+
+    change: SettingsChange
+
+
+class DeleteQueue(Command, tag=True, kw_only=True, gc=False):
+    """Delete the queue with all its messages. Outcome `QueueDeleted`; errors QueueMissing."""
+
+
+class PurgeQueue(Command, tag=True, kw_only=True, gc=False):
+    """Delete all messages, in flight and delayed ones too. Outcome `Purged`; errors QueueMissing, PurgeInProgress."""
+
+    cooldown_us: int = 0
+
+
+class DescribeQueue(Command, tag=True, kw_only=True, gc=False):
+    """Settings and counts. Outcome `QueueDescribed`; errors QueueMissing."""
+
+
+class ListQueues(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """The queues of an account and region by name. Outcome `QueuesListed`; with account None, all there are (admin)."""
+
+    origin: Origin
+    account: str | None
+    region: str | None
+    prefix: str = ""
+    after: str = ""
+    """Only names greater than this one."""
+    count_max: int = 1_000
+    dead_letter_target: QueueKey | None = None
+    """Only queues whose redrive policy names this one (SQS ListDeadLetterSourceQueues)."""
+
+
+class Peek(Command, tag=True, kw_only=True, gc=False):
+    """Look at visible messages without a lease. Outcome `Received` with empty handles; errors QueueMissing.
+
+    A query: answered from committed state, never parked, changes nothing.
+    """
+
+    count_max: int = 1
+
+
+class Sweep(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """A bounded step of clean-up: leases and delays that ended, dead messages, old history. Outcome `Swept`."""
+
+    steps_max: int = 256
+
+
+class RecordPolls(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """Append the engine's poll counts of one minute to the history. Outcome `Recorded`."""
+
+    polls: tuple["PollCount", ...]
+
+
+class PollCount(msgspec.Struct, frozen=True, gc=False):
+    """Receives of one queue and principal in one minute."""
+
+    queue: QueueKey
+    origin: Origin
+    receives: int
+    empty: int
+    refused: int
+    """Receives that would have parked but for a cap."""
+
+
+QueueCommand = Send | Receive | Extend | Delete | Undeliver | CreateQueue | ChangeQueue | DeleteQueue | PurgeQueue | DescribeQueue
+AnyCommand = QueueCommand | ListQueues | Peek | Sweep | RecordPolls
+
+
+def default_settings(command: CreateQueue) -> QueueSettings:
+    """The settings that creation gives: the defaults with the change applied."""
+    return QueueSettings(**command.change)

@@ -1,0 +1,217 @@
+"""The typed errors that everything below the protocols speaks.
+
+    VeilError
+        UsageError          the caller broke a rule; repeating the command cannot help
+            ParameterInvalid, QueueMissing, QueueExists, QueueDeletedRecently, PurgeInProgress, MessageTooLarge,
+            ReceiptInvalid, RedriveRefused
+        LeaseError          the normal outcome of a race
+            LeaseExpired, LeaseTaken, MessageGone
+        CapacityError       a limit that time or an operator lifts: retry later
+            InFlightFull, DiskLow, Overloaded
+        StoreError          the store could not do it
+            StoreFailed     certainly not done
+            StoreUnknown    perhaps done, perhaps not
+        CapabilityMissing   this store or protocol cannot do that at all
+
+Strategy: the branches are never raised or returned themselves, only their leaves. Data is in fields; no HTTP status and
+no protocol's code appears here: each protocol has one total table from these classes to its wire errors. Errors are
+outcomes: a store returns them in the place of a result. `as_fields` and `from_fields` carry them across a process
+boundary.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+
+class VeilError(Exception):
+    """Root of all expected errors; holds its data in the attributes that its class annotates."""
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    summary: ClassVar[str] = ""
+
+    def __init__(self, **values: Any) -> None:
+        if set(values) != set(self.fields):
+            raise TypeError(f"{type(self).__name__} takes {self.fields}, not {tuple(values)}")
+        for name, value in values.items():
+            setattr(self, name, value)
+        super().__init__(self.summary.format(**values))
+
+    def __init_subclass__(cls) -> None:
+        cls.fields = tuple(name for name in cls.__annotations__ if name not in {"fields", "summary"})
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and as_fields(self) == as_fields(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), str(self)))
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.fields)
+        return f"{type(self).__name__}({values})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (from_fields, (type(self).__name__, as_fields(self)))
+
+
+class UsageError(VeilError):
+    """The caller broke a rule."""
+
+
+class LeaseError(VeilError):
+    """The normal outcome of a race: somebody else was faster, or time was."""
+
+
+class CapacityError(VeilError):
+    """A limit that time or an operator lifts."""
+
+
+class StoreError(VeilError):
+    """The store could not do it."""
+
+
+class CapabilityMissing(VeilError):
+    """This store, protocol or adapter cannot do that at all."""
+
+    capability: str
+    summary = "{capability} is not supported here"
+
+
+class ParameterInvalid(UsageError):
+    """A value that no command may carry: which, and why."""
+
+    parameter: str
+    reason: str
+    summary = "{parameter}: {reason}"
+
+
+class QueueMissing(UsageError):
+    """No queue of that name, or no longer the one that the handle is of."""
+
+    queue: str
+    summary = "no queue {queue}"
+
+
+class QueueExists(UsageError):
+    """A queue of that name exists with another value of the named setting."""
+
+    queue: str
+    setting: str
+    summary = "queue {queue} exists with another {setting}"
+
+
+class QueueDeletedRecently(UsageError):
+    """The name is free again in `wait_us` (SQS: 60 s)."""
+
+    queue: str
+    wait_us: int
+    summary = "queue {queue} was deleted recently"
+
+
+class PurgeInProgress(UsageError):
+    """Another purge was asked for less than the cool-down ago (SQS: 60 s)."""
+
+    queue: str
+    wait_us: int
+    summary = "queue {queue} was purged recently"
+
+
+class MessageTooLarge(UsageError):
+    """Body and attributes exceed the queue's limit."""
+
+    size_bytes: int
+    limit_bytes: int
+    summary = "message of {size_bytes} bytes exceeds {limit_bytes}"
+
+
+class ReceiptInvalid(UsageError):
+    """Not a handle that this queue ever gave: does not parse, is forged, or is of another queue or incarnation."""
+
+    reason: str
+    summary = "receipt handle is invalid: {reason}"
+
+
+class RedriveRefused(UsageError):
+    """The dead-letter target is missing, of another kind, or does not allow this source."""
+
+    target: str
+    reason: str
+    summary = "queue {target} cannot take dead letters: {reason}"
+
+
+class LeaseExpired(LeaseError):
+    """The lease ended before the command arrived, and the command may not revive it."""
+
+    sequence: int
+    attempt: int
+    summary = "the lease has expired"
+
+
+class LeaseTaken(LeaseError):
+    """A newer lease or a newer handle of the same message exists."""
+
+    sequence: int
+    attempt: int
+    summary = "the message was received again or its handle was replaced"
+
+
+class MessageGone(LeaseError):
+    """The message was deleted, expired, purged or moved."""
+
+    sequence: int
+    attempt: int
+    summary = "the message is gone"
+
+
+class InFlightFull(CapacityError):
+    """The protocol's cap on messages in flight is reached (SQS: 120,000)."""
+
+    queue: str
+    limit: int
+    summary = "queue {queue} has {limit} messages in flight"
+
+
+class DiskLow(CapacityError):
+    """Free space is below the soft floor: sends and creates wait, receives and deletes go on."""
+
+    free_bytes: int
+    summary = "disk is nearly full: {free_bytes} bytes left"
+
+
+class Overloaded(CapacityError):
+    """More is waiting than the server takes."""
+
+    limit: int
+    summary = "more than {limit} commands are waiting"
+
+
+class StoreFailed(StoreError):
+    """Certainly not done: rolled back."""
+
+    reason: str
+    summary = "not done: {reason}"
+
+
+class StoreUnknown(StoreError):
+    """Perhaps done: the store failed at a point where it cannot know."""
+
+    reason: str
+    summary = "outcome unknown: {reason}"
+
+
+def leaves(root: type[VeilError] = VeilError) -> Iterator[type[VeilError]]:
+    """Every error class that can occur, for the tests that a protocol's table is total."""
+    below = root.__subclasses__()
+    if not below and root is not VeilError:
+        yield root
+    for branch in below:
+        yield from leaves(branch)
+
+
+def as_fields(error: VeilError) -> dict[str, Any]:
+    """The error's data by field name."""
+    return {name: getattr(error, name) for name in error.fields}
+
+
+def from_fields(name: str, values: dict[str, Any]) -> VeilError:
+    """The error that `type(error).__name__` and `as_fields(error)` describe. Raises KeyError for an unknown name."""
+    return {leaf.__name__: leaf for leaf in leaves()}[name](**values)

@@ -1,0 +1,84 @@
+"""A message: what a sender gives, what a receiver gets, and where it can be in between.
+
+Strategy: the body is text of XML 1.0 characters, stored and returned exactly. What most messages lack (attributes,
+group, trace header ...) sits in one optional `Extras` value, so that a plain message pays nothing for it.
+"""
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.model.instant import Instant
+from veilmq.model.queue import QueueKey
+
+MESSAGE_ID_BYTES: Final = 16
+MD5_BYTES: Final = 16
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def first_forbidden_character(body: str) -> int | None:
+    """Index of the first character that XML 1.0 cannot carry, or None (SQS SendMessage; Azure Put Message).
+
+    A lone surrogate is one of them: it has no UTF-8 form.
+    """
+    if body.isascii() and body.isprintable():
+        return None
+    found = _NOT_XML.search(body)
+    return None if found is None else found.start()
+
+
+class Attribute(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message attribute with SQS's type string (`String`, `Number`, `Binary`, each with an optional `.custom`)."""
+
+    name: str
+    type: str
+    value: Any
+    """str, or bytes for a Binary one (msgspec reads no union of the two)."""
+
+
+class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What only some messages carry."""
+
+    attributes: tuple[Attribute, ...] = ()
+    group: str | None = None
+    deduplication_id: str | None = None
+    trace: str | None = None
+    """SQS's AWSTraceHeader."""
+    type: str | None = None
+    """Message type: the name under which processing times are learnt."""
+    tag: str | None = None
+    """MNS's MessageTag."""
+    lease_hint_us: int | None = None
+    """The sender's wish for the first lease of this message (patterns.md, Worker)."""
+    dead_letter_source: QueueKey | None = None
+    """The queue that dead-lettered the message, if one did."""
+
+
+NO_EXTRAS: Final = Extras()
+
+
+class Delivery(msgspec.Struct, gc=False):
+    """One message as a receive (or a peek) hands it out.
+
+    `handle` is empty and `due` None for a peek, which grants no lease.
+    """
+
+    id: bytes
+    """16 bytes; never changes, not even when the message is dead-lettered."""
+    sequence: int
+    body: str
+    md5: bytes
+    """MD5 of the body in UTF-8, 16 bytes."""
+    extras: Extras
+    sender: str
+    priority: int
+    sent: Instant
+    expires: Instant
+    receive_count: int
+    """Grants so far, this one included."""
+    first_received: Instant | None
+    handle: str = ""
+    due: Instant | None = None
+    """End of the lease just granted."""

@@ -1,0 +1,131 @@
+"""What the engine answers. Errors (model/errors.py) are outcomes too and stand in the place of these.
+
+Strategy: one struct for each command, holding all that any protocol prints of it, in the engine's units.
+"""
+
+import msgspec
+
+from veilmq.model.errors import VeilError
+from veilmq.model.instant import Instant
+from veilmq.model.message import Delivery
+from veilmq.model.queue import QueueInfo, QueueKey
+
+
+class Sent(msgspec.Struct, gc=False):
+    """The message is durable."""
+
+    id: bytes
+    sequence: int
+    sent: Instant
+    visible: Instant
+    expires: Instant
+    handle: str = ""
+    """Handle of attempt 0, if asked for."""
+    duplicate: bool = False
+    """Absorbed by deduplication: id and sequence are the first message's."""
+
+
+class Received(msgspec.Struct, gc=False):
+    """Messages in delivery order; empty if there was none."""
+
+    messages: list[Delivery]
+
+
+class Extended(msgspec.Struct, gc=False):
+    """The lease's new end, and the handle to use next (the same one where handles do not rotate)."""
+
+    handle: str
+    due: Instant
+
+
+class Deleted(msgspec.Struct, gc=False):
+    """The message is gone for good."""
+
+
+class Undelivered(msgspec.Struct, gc=False):
+    """How many of the handles were still current."""
+
+    released: int
+
+
+class QueueCreated(msgspec.Struct, gc=False):
+    """The queue exists; `created` is False if it did before."""
+
+    info: QueueInfo
+    created: bool
+
+
+class QueueChanged(msgspec.Struct, gc=False):
+    """The queue as it stands now."""
+
+    info: QueueInfo
+
+
+class QueueDeleted(msgspec.Struct, gc=False):
+    """How many messages went with it."""
+
+    count: int
+
+
+class Purged(msgspec.Struct, gc=False):
+    """How many messages there were."""
+
+    count: int
+
+
+class QueueDescribed(msgspec.Struct, gc=False):
+    """The queue as it stands."""
+
+    info: QueueInfo
+
+
+class QueuesListed(msgspec.Struct, gc=False):
+    """Queues by name; `more` if others follow the last one."""
+
+    queues: list[QueueInfo]
+    more: bool
+
+
+class Swept(msgspec.Struct, gc=False):
+    """Rows touched; `more` if the bound cut the work short."""
+
+    steps: int
+    more: bool
+
+
+class Recorded(msgspec.Struct, gc=False):
+    """The history has it."""
+
+
+Result = (
+    Sent
+    | Received
+    | Extended
+    | Deleted
+    | Undelivered
+    | QueueCreated
+    | QueueChanged
+    | QueueDeleted
+    | Purged
+    | QueueDescribed
+    | QueuesListed
+    | Swept
+    | Recorded
+)
+Outcome = Result | VeilError
+
+
+class Applied(msgspec.Struct, gc=False):
+    """A batch that a store applied: the instant it was judged by, and an outcome a command, in order.
+
+    `visible` and `next_due` are hints for waking parked receives, never truth.
+    """
+
+    at: Instant
+    outcomes: list[Outcome]
+    wrote: bool
+    """False: nothing to commit."""
+    visible: dict[QueueKey, int] = {}
+    """How many messages became visible, by queue."""
+    next_due: Instant | None = None
+    """No later than the earliest instant at which a lease or delay ends; None: nothing is hidden."""

@@ -1,0 +1,63 @@
+"""Receipt handles: unforgeable names of one lease.
+
+Strategy: a handle carries queue incarnation, message sequence, attempt and rotation, and a 12-byte MAC over them, in
+lower-case hex: 66 characters that every SDK can paste unescaped into a URL (mns.md section 6). A handle is current when
+attempt and rotation both match the stored ones; only a grant raises the attempt, only an extend of a protocol that
+rotates raises the rotation. The key is a row of the store: a restored backup has a fresh one and honours no old handle.
+The MAC is keyed BLAKE2s (RFC 7693), six times as fast here as HMAC-SHA256 (docs/decisions/0002-receipt-mac.md).
+"""
+
+import struct
+from hashlib import blake2s
+from hmac import compare_digest
+from typing import Final, NamedTuple
+
+KEY_BYTES: Final = 32
+_MAC_BYTES: Final = 12
+_VERSION: Final = 1
+_FIELDS: Final = struct.Struct(">BIQII")
+HANDLE_CHARACTERS: Final = 2 * (_FIELDS.size + _MAC_BYTES)
+
+
+class Receipt(NamedTuple):
+    """What a genuine handle says."""
+
+    queue: int
+    """Incarnation of the queue that granted the lease."""
+    sequence: int
+    attempt: int
+    """Receive count at the grant; 0 from a send."""
+    rotation: int
+
+
+class ReceiptKey:
+    """Seals and opens handles with one secret of `KEY_BYTES` bytes."""
+
+    __slots__ = ("_keyed",)
+
+    def __init__(self, secret: bytes) -> None:
+        self._keyed = blake2s(key=secret, digest_size=_MAC_BYTES)
+
+    def _mac(self, fields: bytes) -> bytes:
+        keyed = self._keyed.copy()
+        keyed.update(fields)
+        return keyed.digest()
+
+    def seal(self, queue: int, sequence: int, attempt: int, rotation: int) -> str:
+        """The handle of one lease: `HANDLE_CHARACTERS` of `0-9 a-f`."""
+        fields = _FIELDS.pack(_VERSION, queue, sequence, attempt, rotation)
+        return (fields + self._mac(fields)).hex()
+
+    def unseal(self, handle: str) -> Receipt | None:
+        """What the handle says, or None for anything that `seal` did not make with this key."""
+        if len(handle) != HANDLE_CHARACTERS:
+            return None
+        try:
+            raw = bytes.fromhex(handle)
+        except ValueError:
+            return None
+        fields = raw[: _FIELDS.size]
+        if raw.hex() != handle or not compare_digest(raw[_FIELDS.size :], self._mac(fields)):
+            return None
+        version, queue, sequence, attempt, rotation = _FIELDS.unpack(fields)
+        return Receipt(queue, sequence, attempt, rotation) if version == _VERSION else None

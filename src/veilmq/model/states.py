@@ -1,0 +1,52 @@
+"""Where a message can be, and every step between: the one table that docs, reference model and tests read.
+
+Strategy: a state is what a receiver would meet. `ready` and `returned` (never leased since it became visible, or come
+back) are both visible; a store keeps them apart because the first is an append-only line and the second is not.
+"""
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+
+class State(StrEnum):
+    """State of one message."""
+
+    DELAYED = "delayed"
+    READY = "ready"
+    IN_FLIGHT = "in flight"
+    RETURNED = "returned"
+    GONE = "gone"
+
+
+class Step(NamedTuple):
+    """One transition: what happens, from where to where, and whether it raises attempt or rotation."""
+
+    source: State
+    event: str
+    target: State
+    raises_attempt: bool = False
+    raises_rotation: bool = False
+
+
+STEPS: Final = (
+    Step(State.DELAYED, "delay ends", State.RETURNED),
+    Step(State.DELAYED, "extend (attempt 0)", State.DELAYED, raises_rotation=True),
+    Step(State.DELAYED, "release (attempt 0)", State.RETURNED, raises_rotation=True),
+    Step(State.READY, "extend (attempt 0)", State.DELAYED, raises_rotation=True),
+    Step(State.READY, "receive", State.IN_FLIGHT, raises_attempt=True),
+    Step(State.RETURNED, "receive", State.IN_FLIGHT, raises_attempt=True),
+    Step(State.RETURNED, "extend after expiry", State.IN_FLIGHT, raises_rotation=True),
+    Step(State.IN_FLIGHT, "extend", State.IN_FLIGHT, raises_rotation=True),
+    Step(State.IN_FLIGHT, "release", State.RETURNED, raises_rotation=True),
+    Step(State.IN_FLIGHT, "lease expires", State.RETURNED),
+    Step(State.IN_FLIGHT, "undelivered", State.RETURNED),
+    *(
+        Step(state, event, State.GONE)
+        for state in (State.DELAYED, State.READY, State.IN_FLIGHT, State.RETURNED)
+        for event in ("delete", "expire", "purge")
+    ),
+    Step(State.READY, "dead-letter", State.GONE),
+    Step(State.RETURNED, "dead-letter", State.GONE),
+)
+"""All steps. `raises_rotation` holds only for a protocol whose handles rotate (Azure, MNS). Dead-lettering ends the
+message here and sends it, with its id, in the dead-letter queue."""

@@ -1,0 +1,56 @@
+"""The two HTTP values that every codec speaks: a complete Request, and the Response to it.
+
+Strategy: bytes all the way. Header names arrive in lower case and once, values without surrounding blanks, the target
+as the client sent it, so that a signature is computed over what was on the wire. Nothing here reads, writes or waits.
+"""
+
+import msgspec
+
+
+class Request(msgspec.Struct, gc=False):
+    """One complete request, within every limit of the listener that read it.
+
+    method: upper case, one of GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH.
+    target: path and query as sent, undecoded; `*` for `OPTIONS *`. Of an absolute form (RFC 9112, 3.2.2) only these
+        remain here, and the host with its port is in `authority`.
+    headers: name in lower case -> value. The values of a repeated header are joined by ", " (RFC 9110, 5.2) and its
+        name is in `duplicates`; Host, Authorization, X-Amz-Date and the framing headers are never repeated.
+    body: whole, without its transfer coding. Trailers are dropped.
+    peer: the address of the client, without port. secure: it came over TLS.
+    request_id: 36 characters in the form of a UUID, unique.
+    """
+
+    method: str
+    target: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    peer: str
+    secure: bool
+    request_id: str
+    authority: bytes | None = None
+    duplicates: frozenset[bytes] = frozenset()
+
+    @property
+    def path(self) -> bytes:
+        """The target before the first `?`, undecoded."""
+        return self.target.partition(b"?")[0]
+
+    @property
+    def query(self) -> bytes:
+        """The target after the first `?`, undecoded; empty without one."""
+        return self.target.partition(b"?")[2]
+
+
+class Response(msgspec.Struct, gc=False):
+    """One answer. The listener adds Date, Content-Length and Connection.
+
+    status: 200 to 599. With 204 and 304 neither body nor length is written; an answer to HEAD has the length alone.
+    headers: further (name, value) pairs. A line break in one of them is a bug: the client gets a 500.
+    close: ends the connection after this answer.
+    """
+
+    status: int
+    content_type: bytes | None
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    close: bool = False

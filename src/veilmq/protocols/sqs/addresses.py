@@ -1,0 +1,92 @@
+"""Queue URLs and ARNs: from text to queue, and back.
+
+Strategy: a URL's last two path segments are account and queue, whatever host and prefix a client reaches us by; the
+region is that of the request's signature. ARNs are `arn:aws:sqs:region:account:name`.
+"""
+
+from typing import Final
+
+import msgspec
+
+from veilmq.model.queue import QueueKey
+from veilmq.protocols.http import Request
+from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs.errors import Refusal
+from veilmq.protocols.sqs.signature import Caller
+
+_URL_CHARACTERS_CACHED_MAX: Final = 512
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """How clients reach the listener, and what its operator decided."""
+
+    external_url: str | None = None
+    """What queue URLs begin with, instead of how the client addressed us."""
+    base_domain: str | None = None
+    """`sqs.<region>.<base_domain>` in the Host header names the region."""
+    trusted_proxy: bool = False
+    """Believe X-Forwarded-Proto and X-Forwarded-Host."""
+    cooldowns: bool = True
+    """QueueDeletedRecently and PurgeQueueInProgress for 60 seconds, as AWS has them."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call us; `*` for all."""
+
+
+def is_queue_name(name: str) -> bool:
+    """Whether SQS allows the name, `.fifo` names included."""
+    return limits.QUEUE_NAME.match(name) is not None or limits.FIFO_QUEUE_NAME.match(name) is not None
+
+
+def is_fifo(name: str) -> bool:
+    """A queue is FIFO if its name says so; SQS allows no other."""
+    return name.endswith(limits.FIFO_SUFFIX)
+
+
+def resolve(caller: Caller, url: str) -> QueueKey:
+    """The queue of a URL or path. Raises Refusal: InvalidAddress, QueueDoesNotExist, AccessDenied."""
+    segments = url.partition("://")[2].split("/") if "://" in url else ["", *url.lstrip("/").split("/")]
+    if len(segments) < 3 or not limits.ACCOUNT.match(segments[-2]):
+        shown = url if len(url) <= 256 else url[:256] + "..."
+        raise Refusal(errors.INVALID_ADDRESS, f"The address {shown} is not valid for this endpoint.")
+    queue = QueueKey(segments[-2], caller.region, segments[-1])
+    if not is_queue_name(queue.name):
+        raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
+    if caller.verified and queue.account != caller.key.account:
+        raise Refusal(errors.ACCESS_DENIED, f"Access to the resource {arn(queue)} is denied.")
+    if len(url) <= _URL_CHARACTERS_CACHED_MAX:
+        caller.queues.keep(url, queue)
+    return queue
+
+
+def arn(queue: QueueKey) -> str:
+    """Amazon Resource Name of a queue."""
+    return f"arn:aws:sqs:{queue.region}:{queue.account}:{queue.name}"
+
+
+def queue_of_arn(text: str) -> QueueKey | None:
+    """The queue that an ARN names, or None if it names none."""
+    parts = text.split(":")
+    if len(parts) != 6 or parts[0] != "arn" or not parts[1].startswith("aws") or parts[2] != "sqs":
+        return None
+    region, account, name = parts[3:]
+    if not limits.REGION.match(region) or not limits.ACCOUNT.match(account) or not is_queue_name(name):
+        return None
+    return QueueKey(account, region, name)
+
+
+def url_start(endpoint: Endpoint, request: Request) -> str:
+    """What queue URLs begin with for this client: scheme, host and port as it addressed us, no slash at the end."""
+    if endpoint.external_url is not None:
+        return endpoint.external_url.rstrip("/")
+    headers = request.headers
+    scheme = b"https" if request.secure else b"http"
+    host = request.authority or headers.get(b"host") or b"localhost"
+    if endpoint.trusted_proxy:
+        scheme = headers.get(b"x-forwarded-proto", scheme).partition(b",")[0].strip()
+        host = headers.get(b"x-forwarded-host", host).partition(b",")[0].strip()
+    return f"{scheme.decode('latin-1')}://{host.decode('latin-1')}"
+
+
+def queue_url(start: str, queue: QueueKey) -> str:
+    """The URL of a queue."""
+    return f"{start}/{queue.account}/{queue.name}"

@@ -1,0 +1,323 @@
+"""Queue attributes: SQS's names and texts to the house's settings, and back.
+
+Strategy: one table of the plain numbers with unit and range; the few with structure (RedrivePolicy,
+RedriveAllowPolicy) and those that only SQS understands (Policy, encryption: kept as labels, enforced nowhere below)
+have a function each. A label in a change stands for itself: the others stay, an empty text ends it. Source:
+SetQueueAttributes and GetQueueAttributes in the SQS API Reference.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from veilmq.model.instant import SECOND_US, seconds
+from veilmq.model.queue import (
+    DeduplicationScope,
+    QueueInfo,
+    QueueKey,
+    RedriveAllowPolicy,
+    RedrivePermission,
+    RedrivePolicy,
+    SettingsChange,
+)
+from veilmq.protocols.sqs import limits
+from veilmq.protocols.sqs.addresses import arn, is_fifo, queue_of_arn
+from veilmq.protocols.sqs.errors import (
+    INVALID_ATTRIBUTE_NAME,
+    INVALID_ATTRIBUTE_VALUE,
+    INVALID_PARAMETER_VALUE,
+    Refusal,
+    invalid_value,
+)
+from veilmq.protocols.sqs.message_attributes import check_text
+
+
+class _Number(NamedTuple):
+    field: str
+    minimum: int
+    maximum: int
+    unit: int
+
+
+_NUMBERS: Final = {
+    "VisibilityTimeout": _Number("visibility_timeout_us", 0, limits.VISIBILITY_SECONDS_MAX, SECOND_US),
+    "DelaySeconds": _Number("delay_us", 0, limits.DELAY_SECONDS_MAX, SECOND_US),
+    "MessageRetentionPeriod": _Number(
+        "retention_us", limits.RETENTION_SECONDS_MIN, limits.RETENTION_SECONDS_MAX, SECOND_US
+    ),
+    "ReceiveMessageWaitTimeSeconds": _Number("wait_us", 0, limits.WAIT_SECONDS_MAX, SECOND_US),
+    "MaximumMessageSize": _Number("message_bytes_max", limits.MESSAGE_BYTES_MAX_LEAST, limits.MESSAGE_BYTES_MAX, 1),
+}
+_FIFO_ONLY: Final = frozenset({"ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"})
+_LABELS: Final = ("Policy", "KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "SqsManagedSseEnabled")
+_READ_ONLY: Final = (
+    "ApproximateNumberOfMessages",
+    "ApproximateNumberOfMessagesNotVisible",
+    "ApproximateNumberOfMessagesDelayed",
+    "CreatedTimestamp",
+    "LastModifiedTimestamp",
+    "QueueArn",
+)
+NAMES: Final = frozenset(
+    {"All", "FifoQueue", "RedrivePolicy", "RedriveAllowPolicy", *_NUMBERS, *_FIFO_ONLY, *_LABELS, *_READ_ONLY}
+)
+"""QueueAttributeName of the service model."""
+
+LABEL_PREFIX: Final = "sqs."
+"""Keeps SQS's labels apart from those of other protocols."""
+
+
+def unknown_name(name: str) -> Refusal:
+    """InvalidAttributeName."""
+    shown = name if len(name) <= 256 else name[:256] + "..."
+    return Refusal(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {shown}.")
+
+
+def _bad_value(name: str) -> Refusal:
+    return Refusal(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}.")
+
+
+def _number(text: str, minimum: int, maximum: int, name: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 10 or not minimum <= int(text) <= maximum:
+        raise _bad_value(name)
+    return int(text)
+
+
+def _boolean(text: str, name: str) -> bool:
+    if text not in {"true", "false"}:
+        raise _bad_value(name)
+    return text == "true"
+
+
+def settings_change(queue: QueueKey, attributes: dict[str, str], creating: bool) -> SettingsChange:
+    """The settings that these attributes set. Raises Refusal: InvalidAttributeName, InvalidAttributeValue."""
+    change: SettingsChange = {}
+    labels: dict[str, str] = {}
+    for name, text in attributes.items():
+        number = _NUMBERS.get(name)
+        if number is not None:
+            change[number.field] = _number(text, number.minimum, number.maximum, name) * number.unit
+        elif name in _LABELS:
+            labels[LABEL_PREFIX + name] = _label(name, text, creating)
+        elif name in _SETTERS:
+            if name in _FIFO_ONLY and not is_fifo(queue.name):
+                raise unknown_name(name)
+            _SETTERS[name](change, text, queue)
+        elif name == "FifoQueue":
+            _check_fifo(text, queue, creating)
+        else:
+            raise unknown_name(name)
+    _check_encryption(labels)
+    _check_throughput(change)
+    if creating:
+        labels = {name: text for name, text in labels.items() if text}
+        if is_fifo(queue.name):
+            change["fifo"] = True
+    if labels:
+        change["labels"] = labels
+    return change
+
+
+def _check_fifo(text: str, queue: QueueKey, creating: bool) -> None:
+    """The name has decided already: the attribute may only agree with it."""
+    value = _boolean(text, "FifoQueue")
+    if not creating:
+        if value is not is_fifo(queue.name):
+            raise invalid_value("FifoQueue", text, "Modifying queue type is not supported.")
+    elif not value:
+        raise unknown_name("FifoQueue")
+    elif not is_fifo(queue.name):
+        text = (
+            "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end with "
+            ".fifo suffix and be 1 to 80 in length."
+        )
+        raise Refusal(INVALID_PARAMETER_VALUE, text)
+
+
+def _check_encryption(labels: dict[str, str]) -> None:
+    if labels.get(LABEL_PREFIX + "KmsMasterKeyId") and labels.get(LABEL_PREFIX + "SqsManagedSseEnabled") == "true":
+        text = "You can use one type of server-side encryption (SSE) at one time: either KMS SSE or SQS SSE."
+        raise Refusal(INVALID_ATTRIBUTE_VALUE, text)
+    # One kind of encryption ends the other, as at AWS.
+    if labels.get(LABEL_PREFIX + "KmsMasterKeyId"):
+        labels.setdefault(LABEL_PREFIX + "SqsManagedSseEnabled", "false")
+    elif labels.get(LABEL_PREFIX + "SqsManagedSseEnabled") == "true":
+        labels.setdefault(LABEL_PREFIX + "KmsMasterKeyId", "")
+
+
+def _check_throughput(change: SettingsChange) -> None:
+    if change.get("throughput_per_group") and change.get("deduplication_scope") is DeduplicationScope.QUEUE:
+        text = "FifoThroughputLimit perMessageGroupId needs DeduplicationScope messageGroup."
+        raise Refusal(INVALID_ATTRIBUTE_VALUE, text)
+
+
+def _label(name: str, text: str, creating: bool) -> str:
+    if len(text.encode()) > limits.LABEL_BYTES_MAX:
+        raise _bad_value(name)
+    if text:
+        check_text(text, f"The attribute {name}")
+    if name == "Policy" and text:
+        _object(name, text)
+    elif name == "KmsDataKeyReusePeriodSeconds":
+        _number(text, limits.KMS_REUSE_SECONDS_MIN, limits.KMS_REUSE_SECONDS_MAX, name)
+    elif name == "SqsManagedSseEnabled":
+        _boolean(text, name)
+    return text
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        raise _bad_value(name) from None
+    if not isinstance(value, dict):
+        raise _bad_value(name)
+    return value
+
+
+def _set_redrive(change: SettingsChange, text: str, queue: QueueKey) -> None:
+    if not text:
+        change["redrive"] = None
+        return
+    value = _redrive_object(text)
+    target_arn, count = value.get("deadLetterTargetArn"), value.get("maxReceiveCount", 10)
+    if not isinstance(target_arn, str):
+        reason = "Redrive policy does not contain mandatory attribute: deadLetterTargetArn."
+        raise invalid_value("RedrivePolicy", text, reason)
+    target = queue_of_arn(target_arn)
+    if target is None:
+        raise invalid_value("RedrivePolicy", text, "Invalid value for deadLetterTargetArn.")
+    if isinstance(count, str) and count.isascii() and count.isdigit() and len(count) <= 10:
+        count = int(count)
+    if type(count) is not int or not limits.REDRIVE_RECEIVES_MIN <= count <= limits.REDRIVE_RECEIVES_MAX:
+        shown = str(count)[:64]
+        reason = f"Invalid value for maxReceiveCount: {shown}, valid values are from 1 to 1000 both inclusive."
+        raise invalid_value("RedrivePolicy", text, reason)
+    if (target.account, target.region) != (queue.account, queue.region):
+        raise invalid_value("RedrivePolicy", text, "Dead-letter target owner should be same as the source.")
+    if is_fifo(target.name) is not is_fifo(queue.name):
+        raise invalid_value("RedrivePolicy", text, "Dead-letter target must be same type of queue as the source.")
+    change["redrive"] = RedrivePolicy(target, count)
+
+
+def _redrive_object(text: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise invalid_value("RedrivePolicy", text, "Redrive policy is not a valid JSON map.")
+    return value
+
+
+def _set_redrive_allow(change: SettingsChange, text: str, queue: QueueKey) -> None:
+    if not text:
+        change["redrive_allow"] = None
+        return
+    value = _object("RedriveAllowPolicy", text)
+    arns = value.get("sourceQueueArns")
+    try:
+        permission = RedrivePermission(str(value.get("redrivePermission")))
+    except ValueError:
+        reason = "redrivePermission must be allowAll, denyAll or byQueue."
+        raise invalid_value("RedriveAllowPolicy", text, reason) from None
+    if permission is not RedrivePermission.BY_QUEUE:
+        if arns:
+            reason = "sourceQueueArns can be given only if redrivePermission is byQueue."
+            raise invalid_value("RedriveAllowPolicy", text, reason)
+        change["redrive_allow"] = RedriveAllowPolicy(permission)
+        return
+    if not isinstance(arns, list) or not 1 <= len(arns) <= limits.REDRIVE_SOURCES_MAX:
+        reason = f"sourceQueueArns must name from 1 to {limits.REDRIVE_SOURCES_MAX} queues with byQueue."
+        raise invalid_value("RedriveAllowPolicy", text, reason)
+    sources = [queue_of_arn(source) if isinstance(source, str) else None for source in arns]
+    named = tuple(source for source in sources if source is not None)
+    if len(named) != len(sources):
+        raise invalid_value("RedriveAllowPolicy", text, "sourceQueueArns must be queue ARNs.")
+    change["redrive_allow"] = RedriveAllowPolicy(permission, named)
+
+
+def _set_content_deduplication(change: SettingsChange, text: str, queue: QueueKey) -> None:
+    change["content_deduplication"] = _boolean(text, "ContentBasedDeduplication")
+
+
+def _set_deduplication_scope(change: SettingsChange, text: str, queue: QueueKey) -> None:
+    try:
+        change["deduplication_scope"] = DeduplicationScope(text)
+    except ValueError:
+        raise _bad_value("DeduplicationScope") from None
+
+
+def _set_throughput(change: SettingsChange, text: str, queue: QueueKey) -> None:
+    if text not in {"perQueue", "perMessageGroupId"}:
+        raise _bad_value("FifoThroughputLimit")
+    change["throughput_per_group"] = text == "perMessageGroupId"
+
+
+_SETTERS: Final[dict[str, Callable[[SettingsChange, str, QueueKey], None]]] = {
+    "RedrivePolicy": _set_redrive,
+    "RedriveAllowPolicy": _set_redrive_allow,
+    "ContentBasedDeduplication": _set_content_deduplication,
+    "DeduplicationScope": _set_deduplication_scope,
+    "FifoThroughputLimit": _set_throughput,
+}
+
+
+def checked_names(names: Iterable[str]) -> list[str]:
+    """The names of a GetQueueAttributes. Raises Refusal for one that SQS does not know."""
+    names = list(names)
+    for name in names:
+        if name not in NAMES:
+            raise unknown_name(name)
+    return names
+
+
+def attributes_of(info: QueueInfo, names: Iterable[str]) -> dict[str, str]:
+    """What GetQueueAttributes answers: those of the named attributes that the queue has."""
+    wanted = frozenset(names)
+    if not wanted:
+        return {}
+    every = "All" in wanted
+    return {name: text for name, text in _all_of(info).items() if every or name in wanted}
+
+
+def _all_of(info: QueueInfo) -> dict[str, str]:
+    settings, counts = info.settings, info.counts
+    texts = {
+        "QueueArn": arn(info.key),
+        "ApproximateNumberOfMessages": str(counts.visible),
+        "ApproximateNumberOfMessagesNotVisible": str(counts.in_flight),
+        "ApproximateNumberOfMessagesDelayed": str(counts.delayed),
+        "CreatedTimestamp": str(seconds(info.created)),
+        "LastModifiedTimestamp": str(seconds(info.modified)),
+    }
+    for name, number in _NUMBERS.items():
+        texts[name] = str(getattr(settings, number.field) // number.unit)
+    labels = {name: settings.labels.get(LABEL_PREFIX + name, "") for name in _LABELS}
+    labels["SqsManagedSseEnabled"] = labels["SqsManagedSseEnabled"] or ("false" if labels["KmsMasterKeyId"] else "true")
+    if labels["KmsMasterKeyId"]:
+        labels["KmsDataKeyReusePeriodSeconds"] = labels["KmsDataKeyReusePeriodSeconds"] or "300"
+    texts.update((name, text) for name, text in labels.items() if text)
+    if settings.redrive is not None:
+        texts["RedrivePolicy"] = _redrive_text(settings.redrive)
+    if settings.redrive_allow is not None:
+        texts["RedriveAllowPolicy"] = _redrive_allow_text(settings.redrive_allow)
+    if settings.fifo:
+        texts["FifoQueue"] = "true"
+        texts["ContentBasedDeduplication"] = "true" if settings.content_deduplication else "false"
+        texts["DeduplicationScope"] = settings.deduplication_scope.value
+        texts["FifoThroughputLimit"] = "perMessageGroupId" if settings.throughput_per_group else "perQueue"
+    return texts
+
+
+def _redrive_text(policy: RedrivePolicy) -> str:
+    value = {"deadLetterTargetArn": arn(policy.target), "maxReceiveCount": policy.receive_count_max}
+    return msgspec.json.encode(value).decode()
+
+
+def _redrive_allow_text(policy: RedriveAllowPolicy) -> str:
+    value: dict[str, Any] = {"redrivePermission": policy.permission.value}
+    if policy.permission is RedrivePermission.BY_QUEUE:
+        value["sourceQueueArns"] = [arn(source) for source in policy.sources]
+    return msgspec.json.encode(value).decode()

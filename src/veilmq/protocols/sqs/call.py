@@ -1,0 +1,92 @@
+"""What the operations are written against: a verified request, the call it becomes, and an operation's row.
+
+Strategy: `Asked` goes in, a `Call` comes out and goes to the engine, and comes back with its outcomes. An `Operation`
+is a row: the two functions that turn an input into commands, and outcomes into a result, know no wire form.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from veilmq.model.access import AccessKey
+from veilmq.model.commands import AnyCommand
+from veilmq.model.errors import VeilError
+from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Outcome
+from veilmq.model.queue import QueueKey
+from veilmq.protocols.http import Request
+from veilmq.protocols.sqs import results
+from veilmq.protocols.sqs.addresses import Endpoint, resolve
+from veilmq.protocols.sqs.errors import Refusal, fault_of, missing
+from veilmq.protocols.sqs.signature import Caller
+
+
+class Form(IntEnum):
+    """How a request is written, and its answer."""
+
+    JSON = 1
+    """JSON 1.0, both ways."""
+    QUERY = 2
+    """A form or query string, answered in XML."""
+    QUERY_JSON = 3
+    """The same, answered in JSON because `Accept` asks for it."""
+
+
+class Asked(msgspec.Struct, gc=False):
+    """A request whose sender is certain."""
+
+    request: Request
+    caller: Caller
+    arrived: Instant
+    endpoint: Endpoint
+
+    def queue(self, url: str | None) -> QueueKey:
+        """The queue that a QueueUrl names. Raises Refusal."""
+        if not url:
+            raise missing("QueueUrl")
+        return self.caller.queues.get(url) or resolve(self.caller, url)
+
+
+class Entry(msgspec.Struct, gc=False):
+    """One entry of a wire batch: refused here, or the command of that number."""
+
+    id: str
+    command: int
+    refusal: Refusal | None = None
+
+
+Plan = tuple[tuple[AnyCommand, ...], Any]
+"""What an operation wants of the engine, and what its answer will need to know."""
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One row of the table of operations."""
+
+    name: str
+    input_type: type[msgspec.Struct]
+    plan: "Callable[[Asked, Any], Plan]"
+    answer: "Callable[[Call, Sequence[Outcome]], results.Result]"
+    """Raises Refusal if the whole call failed."""
+
+
+class Call(msgspec.Struct, gc=False):
+    """A request understood: its commands go to the engine, and the rest is what its answer needs."""
+
+    operation: str
+    key: AccessKey
+    commands: tuple[AnyCommand, ...]
+    row: Operation
+    form: Form
+    memo: Any
+    request: Request
+    endpoint: Endpoint
+
+
+def sole(call: Call, outcomes: Sequence[Outcome]) -> Any:
+    """The one outcome of a call that has one command. Raises Refusal if it is an error."""
+    outcome = outcomes[0]
+    if isinstance(outcome, VeilError):
+        raise fault_of(outcome, call.commands[0])
+    return outcome

@@ -1,0 +1,43 @@
+"""The MD5s that SQS prints, which SDKs compare with their own, and the text of message ids.
+
+Strategy: one pass that appends to a hash. Source: Developer Guide, "Calculating the MD5 message digest for message
+attributes": attributes sorted by name; of each, name, type and value with a four-byte length, big endian, and between
+type and value a byte that says text (1) or binary (2).
+"""
+
+from collections.abc import Sequence
+from hashlib import md5
+
+from veilmq.model.message import Attribute
+
+
+def body_md5(body: bytes) -> bytes:
+    """MD5 of a body in UTF-8, 16 bytes."""
+    return md5(body, usedforsecurity=False).digest()
+
+
+def attributes_md5(attributes: Sequence[Attribute]) -> str:
+    """MD5OfMessageAttributes, MD5OfMessageSystemAttributes: 32 hexadecimal digits."""
+    parts: list[bytes] = []
+    for attribute in sorted(attributes, key=lambda attribute: attribute.name):
+        name, kind = attribute.name.encode(), attribute.type.encode()
+        if isinstance(attribute.value, str):
+            mark, value = b"\x01", attribute.value.encode()
+        else:
+            mark, value = b"\x02", attribute.value
+        parts += (
+            len(name).to_bytes(4),
+            name,
+            len(kind).to_bytes(4),
+            kind,
+            mark,
+            len(value).to_bytes(4),
+            value,
+        )
+    return md5(b"".join(parts), usedforsecurity=False).hexdigest()
+
+
+def id_text(message_id: bytes) -> str:
+    """The canonical text of a UUID of 16 bytes."""
+    digits = message_id.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -1,0 +1,156 @@
+"""The codec of SQS: requests to calls, outcomes to answers.
+
+Strategy: one way for every request. Who sent it (signature.py), how it is written (json_form.py, query_form.py), what
+it asks for (operations/): each step may refuse, and every refusal becomes an answer here, in the form of the request.
+No exception leaves `decode`.
+"""
+
+from collections.abc import Sequence
+from secrets import token_urlsafe
+from typing import Final
+
+from veilmq.model.access import Action, Keyring
+from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Outcome
+from veilmq.protocols.http import Request, Response
+from veilmq.protocols.sqs import errors, json_form, query_form
+from veilmq.protocols.sqs.addresses import Endpoint
+from veilmq.protocols.sqs.call import Asked, Call, Form
+from veilmq.protocols.sqs.errors import Fault, Refusal
+from veilmq.protocols.sqs.signature import Verifier
+
+__all__ = ["Call", "Codec", "Endpoint"]
+
+_EXPOSED: Final = b"x-amzn-RequestId,x-amzn-query-error,Date"
+_ALLOWED_HEADERS: Final = (
+    b"authorization,content-type,x-amz-date,x-amz-target,x-amz-security-token,x-amz-content-sha256,x-amz-user-agent,"
+    b"x-amzn-query-mode,x-amzn-trace-id,amz-sdk-invocation-id,amz-sdk-request"
+)
+_PREFLIGHT_SECONDS: Final = b"600"
+
+
+class Codec:
+    """One listener's SQS. Not thread-safe: its caches belong to one loop."""
+
+    def __init__(self, keyring: Keyring, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._verifier = Verifier(keyring, endpoint.base_domain, token_urlsafe(30))
+        self._origins = frozenset(endpoint.cors_origins)
+
+    def decode(self, request: Request, wall: Instant, arrived: Instant) -> Call | Response:
+        """What the request asks of the engine; a Response if it is refused, or answered without the engine.
+
+        `wall` judges signatures; `arrived`, on the lease clock, is when the server began to read the request.
+        """
+        form = form_of(request)
+        try:
+            if request.method == "POST":
+                pass
+            elif request.method == "OPTIONS":
+                return self._preflight(request)
+            elif request.method != "GET":
+                raise Refusal(errors.METHOD_NOT_SUPPORTED, f"The HTTP method {request.method} is not supported.")
+            caller = self._verifier.verify(request, wall)
+            asked = Asked(request, caller, arrived, self._endpoint)
+            if form is Form.JSON:
+                row, given = json_form.read(request.headers.get(b"x-amz-target", b""), request.body)
+            else:
+                row, given = query_form.read(request)
+            commands, memo = row.plan(asked, given)
+            call = Call(row.name, caller.key, commands, row, form, memo, request, self._endpoint)
+        except Refusal as refusal:
+            return self._refused(refusal, form, request)
+        # Every entry of a batch was refused: there is nothing to ask the engine.
+        return call if commands else self.encode(call, ())
+
+    def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response:
+        """The answer to a call, from the outcomes of its commands in their order."""
+        try:
+            result = call.row.answer(call, outcomes)
+        except Refusal as refusal:
+            return self._refused(refusal, call.form, call.request)
+        headers = self._headers(call.request)
+        if call.form is Form.JSON:
+            return json_form.write(result, headers)
+        return query_form.write(call.operation, result, call.form, call.request.request_id, headers)
+
+    def refuse(self, status: int, reason: str, request: Request | None = None, request_id: str = "") -> Response:
+        """A refusal of the listener or the server in SQS's own form; of the request, if it was read that far."""
+        fault = errors.HTTP_FAULTS.get(status)
+        if fault is None:
+            fault = Fault("ServiceUnavailable", errors.SERVICE_UNAVAILABLE.shape, status, status, sender=status < 500)
+        refusal = Refusal(fault, reason)
+        if request is None:
+            return query_form.write_refusal(refusal, Form.QUERY, request_id, request_id_header(request_id))
+        return self._refused(refusal, form_of(request), request)
+
+    def failure(self, request: Request) -> Response:
+        """The answer when the server itself failed: 500, so that an SDK tries again."""
+        text = "We encountered an internal error. Please try again."
+        return self._refused(Refusal(errors.INTERNAL_FAILURE, text), form_of(request), request)
+
+    def denied(self, call: Call, action: Action) -> Response:
+        """The answer when the caller's key was not granted the action."""
+        queue = getattr(call.commands[0], "queue", None)
+        resource = f"arn:aws:sqs:*:{call.key.account}:*"
+        if queue is not None:
+            resource = f"arn:aws:sqs:{queue.region}:{queue.account}:{queue.name}"
+        text = (
+            f"User: arn:aws:iam::{call.key.account}:user/{call.key.id} is not authorized to perform: "
+            f"sqs:{call.operation.lower()} on resource: {resource} because no identity-based policy allows the "
+            f"sqs:{call.operation.lower()} action (grant {action.value})"
+        )
+        return self._refused(Refusal(errors.ACCESS_DENIED, text), call.form, call.request)
+
+    def _refused(self, refusal: Refusal, form: Form, request: Request) -> Response:
+        headers = self._headers(request)
+        if form is Form.JSON:
+            return json_form.write_refusal(refusal, headers)
+        return query_form.write_refusal(refusal, form, request.request_id, headers)
+
+    def _headers(self, request: Request) -> json_form.Headers:
+        headers = request_id_header(request.request_id)
+        if self._origins:
+            origin = request.headers.get(b"origin")
+            if origin is not None and self._allows(origin):
+                headers += (
+                    (b"access-control-allow-origin", origin),
+                    (b"access-control-expose-headers", _EXPOSED),
+                )
+            headers += ((b"vary", b"Origin"),)
+        return headers
+
+    def _allows(self, origin: bytes) -> bool:
+        return "*" in self._origins or origin.decode("latin-1") in self._origins
+
+    def _preflight(self, request: Request) -> Response:
+        """What a browser asks before it lets a page call us (Fetch standard, CORS preflight)."""
+        origin = request.headers.get(b"origin")
+        if origin is None or not self._allows(origin):
+            raise Refusal(errors.ACCESS_DENIED, "This origin may not call this endpoint.")
+        return Response(
+            204,
+            None,
+            b"",
+            (
+                *self._headers(request),
+                (b"access-control-allow-methods", b"GET,POST,OPTIONS"),
+                (b"access-control-allow-headers", _ALLOWED_HEADERS),
+                (b"access-control-max-age", _PREFLIGHT_SECONDS),
+            ),
+        )
+
+
+def request_id_header(request_id: str) -> json_form.Headers:
+    """The header that every answer has."""
+    return ((b"x-amzn-RequestId", request_id.encode()),)
+
+
+def form_of(request: Request) -> Form:
+    """How the request is written, and so its answer."""
+    headers = request.headers
+    if b"x-amz-target" in headers:
+        return Form.JSON
+    if headers.get(b"content-type", b"").startswith(json_form.CONTENT_TYPE):
+        return Form.JSON
+    return Form.QUERY_JSON if b"application/json" in headers.get(b"accept", b"") else Form.QUERY

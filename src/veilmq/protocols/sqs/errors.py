@@ -1,0 +1,251 @@
+"""Every error that SQS answers, and what each of the house's errors becomes.
+
+Strategy: a `Fault` is a row of data: the code of the Query form (what botocore and the old SDKs match on, and what
+`x-amzn-query-error` carries), the shape of the JSON form, and the status of each. `Refusal` carries a fault with its
+message from the place that found it to the edge of the codec; nothing else is raised here. `fault_of` is the one
+total table from `VeilError` to faults. Source: the service model's error shapes with their `awsQueryError` codes; the
+"Common Errors" page of the SQS API Reference.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.model.commands import AnyCommand, Delete, Extend, PurgeQueue
+from veilmq.model.errors import (
+    CapabilityMissing,
+    DiskLow,
+    InFlightFull,
+    LeaseExpired,
+    LeaseTaken,
+    MessageGone,
+    MessageTooLarge,
+    Overloaded,
+    ParameterInvalid,
+    PurgeInProgress,
+    QueueDeletedRecently,
+    QueueExists,
+    QueueMissing,
+    ReceiptInvalid,
+    RedriveRefused,
+    StoreFailed,
+    StoreUnknown,
+    VeilError,
+)
+from veilmq.protocols.sqs import limits
+
+_SQS: Final = "com.amazonaws.sqs#"
+_COMMON: Final = "com.amazon.coral.service#"
+_PREFIX: Final = "AWS.SimpleQueueService."
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One kind of wire error."""
+
+    code: str
+    """In the Query form, in batch entries, and in `x-amzn-query-error`."""
+    shape: str
+    """`__type` of the JSON form."""
+    query_status: int = 400
+    json_status: int = 400
+    sender: bool = True
+    """False: the fault is ours, and an SDK may retry."""
+
+
+def _model(shape: str, code: str | None = None, query_status: int = 400) -> Fault:
+    """An error shape of the service model; the JSON form answers all of them with 400."""
+    return Fault(code or shape, _SQS + shape, query_status)
+
+
+def _common(shape: str, code: str, status: int, sender: bool = True) -> Fault:
+    return Fault(code, _COMMON + shape, status, status, sender)
+
+
+BATCH_ENTRY_IDS_NOT_DISTINCT: Final = _model("BatchEntryIdsNotDistinct", _PREFIX + "BatchEntryIdsNotDistinct")
+BATCH_REQUEST_TOO_LONG: Final = _model("BatchRequestTooLong", _PREFIX + "BatchRequestTooLong")
+EMPTY_BATCH_REQUEST: Final = _model("EmptyBatchRequest", _PREFIX + "EmptyBatchRequest")
+INVALID_ADDRESS: Final = _model("InvalidAddress", query_status=404)
+INVALID_ATTRIBUTE_NAME: Final = _model("InvalidAttributeName")
+INVALID_ATTRIBUTE_VALUE: Final = _model("InvalidAttributeValue")
+INVALID_BATCH_ENTRY_ID: Final = _model("InvalidBatchEntryId", _PREFIX + "InvalidBatchEntryId")
+INVALID_MESSAGE_CONTENTS: Final = _model("InvalidMessageContents")
+MESSAGE_NOT_INFLIGHT: Final = _model("MessageNotInflight", _PREFIX + "MessageNotInflight")
+OVER_LIMIT: Final = _model("OverLimit", query_status=403)
+PURGE_QUEUE_IN_PROGRESS: Final = _model("PurgeQueueInProgress", _PREFIX + "PurgeQueueInProgress", 403)
+QUEUE_DELETED_RECENTLY: Final = _model("QueueDeletedRecently", _PREFIX + "QueueDeletedRecently")
+QUEUE_DOES_NOT_EXIST: Final = _model("QueueDoesNotExist", _PREFIX + "NonExistentQueue")
+QUEUE_NAME_EXISTS: Final = _model("QueueNameExists", "QueueAlreadyExists")
+RECEIPT_HANDLE_IS_INVALID: Final = _model("ReceiptHandleIsInvalid", query_status=404)
+TOO_MANY_ENTRIES: Final = _model("TooManyEntriesInBatchRequest", _PREFIX + "TooManyEntriesInBatchRequest")
+UNSUPPORTED_OPERATION: Final = _model("UnsupportedOperation", _PREFIX + "UnsupportedOperation")
+
+INVALID_PARAMETER_VALUE: Final = _model("InvalidParameterValueException", "InvalidParameterValue")
+MISSING_PARAMETER: Final = _model("MissingRequiredParameterException", "MissingParameter")
+
+ACCESS_DENIED: Final = _common("AccessDeniedException", "AccessDenied", 403)
+INCOMPLETE_SIGNATURE: Final = _common("IncompleteSignatureException", "IncompleteSignature", 400)
+INVALID_ACTION: Final = _common("UnknownOperationException", "InvalidAction", 400)
+INVALID_CLIENT_TOKEN_ID: Final = _common("UnrecognizedClientException", "InvalidClientTokenId", 403)
+MALFORMED_INPUT: Final = _common("SerializationException", "MalformedInput", 400)
+MALFORMED_QUERY_STRING: Final = _common("SerializationException", "MalformedQueryString", 400)
+METHOD_NOT_SUPPORTED: Final = _common("UnknownOperationException", "UnsupportedHttpVerb", 405)
+MISSING_ACTION: Final = _common("UnknownOperationException", "MissingAction", 400)
+MISSING_AUTHENTICATION_TOKEN: Final = _common("MissingAuthenticationTokenException", "MissingAuthenticationToken", 403)
+NO_SUCH_VERSION: Final = _common("UnknownOperationException", "NoSuchVersion", 400)
+REQUEST_EXPIRED: Final = _common("RequestExpiredException", "RequestExpired", 400)
+SIGNATURE_DOES_NOT_MATCH: Final = _common("InvalidSignatureException", "SignatureDoesNotMatch", 403)
+
+INTERNAL_FAILURE: Final = _common("InternalFailure", "InternalFailure", 500, sender=False)
+SERVICE_UNAVAILABLE: Final = _common("ServiceUnavailableException", "ServiceUnavailable", 503, sender=False)
+
+HTTP_FAULTS: Final = {
+    400: _common("MalformedHttpRequestException", "MalformedHttpRequest", 400),
+    403: ACCESS_DENIED,
+    404: _common("UnknownOperationException", "InvalidAction", 404),
+    405: METHOD_NOT_SUPPORTED,
+    408: _common("RequestTimeoutException", "RequestTimeout", 408),
+    413: _common("RequestEntityTooLargeException", "RequestEntityTooLarge", 413),
+    414: _common("MalformedHttpRequestException", "MalformedHttpRequest", 414),
+    417: _common("MalformedHttpRequestException", "MalformedHttpRequest", 417),
+    429: _common("ThrottlingException", "RequestThrottled", 429),
+    431: _common("MalformedHttpRequestException", "MalformedHttpRequest", 431),
+    500: INTERNAL_FAILURE,
+    501: _common("NotImplementedException", "NotImplemented", 501, sender=False),
+    503: SERVICE_UNAVAILABLE,
+}
+"""What the listener refuses before the codec sees it, by status."""
+
+NO_QUEUE: Final = "The specified queue does not exist."
+BAD_HANDLE: Final = "The input receipt handle is invalid."
+
+
+class Refusal(Exception):
+    """A request, or an entry of a batch, that goes no further. Never leaves the codec."""
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.message = message
+
+
+def invalid_value(parameter: str, value: object, reason: str) -> Refusal:
+    """InvalidParameterValue in AWS's wording, the value shortened."""
+    text = str(value)
+    shown = text if len(text) <= 256 else text[:256] + "..."
+    return Refusal(INVALID_PARAMETER_VALUE, f"Value {shown} for parameter {parameter} is invalid. Reason: {reason}")
+
+
+def missing(parameter: str) -> Refusal:
+    """MissingParameter in AWS's wording."""
+    return Refusal(MISSING_PARAMETER, f"The request must contain the parameter {parameter}.")
+
+
+def too_long(limit_bytes: int) -> Refusal:
+    """A message over the queue's limit, or over the protocol's."""
+    reason = f"One or more parameters are invalid. Reason: Message must be shorter than {limit_bytes} bytes."
+    return Refusal(INVALID_PARAMETER_VALUE, reason)
+
+
+_PARAMETERS: Final = {
+    "body": "MessageBody",
+    "delay_us": "DelaySeconds",
+    "lease_us": "VisibilityTimeout",
+    "wait_us": "WaitTimeSeconds",
+    "count_max": "MaxNumberOfMessages",
+    "handle": "ReceiptHandle",
+    "group": "MessageGroupId",
+    "deduplication_id": "MessageDeduplicationId",
+    "attempt_id": "ReceiveRequestAttemptId",
+    "redrive": "RedrivePolicy",
+    "redrive_allow": "RedriveAllowPolicy",
+    "name": "QueueName",
+}
+"""What the house calls a parameter -> what SQS calls it."""
+
+_NOT_AVAILABLE: Final = "Message does not exist or is not available for visibility timeout change."
+_TOTAL: Final = (
+    f"Total VisibilityTimeout for the message is beyond the limit [{limits.LEASE_TOTAL_SECONDS_MAX} seconds]"
+)
+
+
+def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:
+    if error.parameter == "lease_us" and isinstance(command, Extend):
+        return invalid_value("VisibilityTimeout", command.lease_us // 1_000_000, _TOTAL)
+    name = _PARAMETERS.get(error.parameter, error.parameter)
+    return Refusal(INVALID_PARAMETER_VALUE, f"The value of the parameter {name} is invalid. Reason: {error.reason}")
+
+
+def _handle_of(command: AnyCommand) -> str:
+    return command.handle if isinstance(command, Delete | Extend) else ""
+
+
+def _lease_expired(error: LeaseExpired, command: AnyCommand) -> Refusal:
+    if isinstance(command, Extend):
+        return Refusal(MESSAGE_NOT_INFLIGHT, "The specified message isn't in flight.")
+    return invalid_value("ReceiptHandle", _handle_of(command), "The receipt handle has expired.")
+
+
+def _message_gone(error: VeilError, command: AnyCommand) -> Refusal:
+    reason = _NOT_AVAILABLE if isinstance(command, Extend) else "The receipt handle has expired."
+    return invalid_value("ReceiptHandle", _handle_of(command), reason)
+
+
+def _purge_in_progress(error: PurgeInProgress, command: AnyCommand) -> Refusal:
+    name = command.queue.name if isinstance(command, PurgeQueue) else error.queue
+    text = f"Only one PurgeQueue operation on {name} is allowed every {limits.COOLDOWN_SECONDS} seconds."
+    return Refusal(PURGE_QUEUE_IN_PROGRESS, text)
+
+
+_SETTING_NAMES: Final = {
+    "visibility_timeout_us": "VisibilityTimeout",
+    "delay_us": "DelaySeconds",
+    "retention_us": "MessageRetentionPeriod",
+    "wait_us": "ReceiveMessageWaitTimeSeconds",
+    "message_bytes_max": "MaximumMessageSize",
+    "redrive": "RedrivePolicy",
+    "redrive_allow": "RedriveAllowPolicy",
+    "fifo": "FifoQueue",
+    "content_deduplication": "ContentBasedDeduplication",
+    "deduplication_scope": "DeduplicationScope",
+    "throughput_per_group": "FifoThroughputLimit",
+}
+
+
+def _queue_exists(error: QueueExists, command: AnyCommand) -> Refusal:
+    name = _SETTING_NAMES.get(error.setting, error.setting)
+    text = f"A queue already exists with the same name and a different value for attribute {name}"
+    return Refusal(QUEUE_NAME_EXISTS, text)
+
+
+_WAIT_A_MINUTE: Final = (
+    f"You must wait {limits.COOLDOWN_SECONDS} seconds after deleting a queue before you can create another with the "
+    "same name."
+)
+
+_TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
+    CapabilityMissing: lambda error, command: Refusal(UNSUPPORTED_OPERATION, f"{error}."),
+    ParameterInvalid: _parameter_invalid,
+    QueueMissing: lambda error, command: Refusal(QUEUE_DOES_NOT_EXIST, NO_QUEUE),
+    QueueExists: _queue_exists,
+    QueueDeletedRecently: lambda error, command: Refusal(QUEUE_DELETED_RECENTLY, _WAIT_A_MINUTE),
+    PurgeInProgress: _purge_in_progress,
+    MessageTooLarge: lambda error, command: too_long(error.limit_bytes),
+    ReceiptInvalid: lambda error, command: Refusal(RECEIPT_HANDLE_IS_INVALID, BAD_HANDLE),
+    RedriveRefused: lambda error, command: invalid_value("RedrivePolicy", error.target, error.reason),
+    LeaseExpired: _lease_expired,
+    LeaseTaken: _message_gone,
+    MessageGone: _message_gone,
+    InFlightFull: lambda error, command: Refusal(
+        OVER_LIMIT, f"The maximum number of in flight messages is reached: {error.limit}."
+    ),
+    DiskLow: lambda error, command: Refusal(SERVICE_UNAVAILABLE, "The disk is nearly full. Try again later."),
+    Overloaded: lambda error, command: Refusal(SERVICE_UNAVAILABLE, "The server is overloaded. Try again later."),
+    StoreFailed: lambda error, command: Refusal(INTERNAL_FAILURE, "The request was not carried out. Try again."),
+    StoreUnknown: lambda error, command: Refusal(INTERNAL_FAILURE, "The outcome of the request is unknown."),
+}
+
+
+def fault_of(error: VeilError, command: AnyCommand) -> Refusal:
+    """What the error of that command becomes. Total over `veilmq.model.errors.leaves()`."""
+    return _TABLE[type(error)](error, command)

@@ -1,0 +1,156 @@
+"""What the operations take: the service model's input shapes as typed structs.
+
+Strategy: both wire forms end here, so that every operation is written once. All members are optional to the decoder,
+because AWS answers a missing one with its own code and not with a parser's; members it does not know are ignored, as
+AWS ignores them. Integers are checked to be integers here and to be in range by the operation.
+"""
+
+import msgspec
+
+
+class _Input(msgspec.Struct, rename="pascal", kw_only=True, gc=False):
+    """A shape of the service model: its members by their names there."""
+
+
+class AttributeValue(_Input):
+    """MessageAttributeValue and MessageSystemAttributeValue."""
+
+    data_type: str | None = None
+    string_value: str | None = None
+    binary_value: bytes | None = None
+    string_list_values: list[str] | None = None
+    binary_list_values: list[bytes] | None = None
+
+
+class MessageInput(_Input):
+    """What SendMessage and an entry of SendMessageBatch have in common."""
+
+    message_body: str | None = None
+    delay_seconds: int | None = None
+    message_attributes: dict[str, AttributeValue] | None = None
+    message_system_attributes: dict[str, AttributeValue] | None = None
+    message_deduplication_id: str | None = None
+    message_group_id: str | None = None
+
+
+class SendMessageInput(MessageInput):
+    """SendMessageRequest."""
+
+    queue_url: str | None = None
+
+
+class SendEntry(MessageInput):
+    """SendMessageBatchRequestEntry."""
+
+    id: str | None = None
+
+
+class SendMessageBatchInput(_Input):
+    """SendMessageBatchRequest."""
+
+    queue_url: str | None = None
+    entries: list[SendEntry] | None = None
+
+
+class ReceiveMessageInput(_Input):
+    """ReceiveMessageRequest."""
+
+    queue_url: str | None = None
+    attribute_names: list[str] | None = None
+    message_system_attribute_names: list[str] | None = None
+    message_attribute_names: list[str] | None = None
+    max_number_of_messages: int | None = None
+    visibility_timeout: int | None = None
+    wait_time_seconds: int | None = None
+    receive_request_attempt_id: str | None = None
+
+
+class DeleteMessageInput(_Input):
+    """DeleteMessageRequest."""
+
+    queue_url: str | None = None
+    receipt_handle: str | None = None
+
+
+class DeleteEntry(_Input):
+    """DeleteMessageBatchRequestEntry."""
+
+    id: str | None = None
+    receipt_handle: str | None = None
+
+
+class DeleteMessageBatchInput(_Input):
+    """DeleteMessageBatchRequest."""
+
+    queue_url: str | None = None
+    entries: list[DeleteEntry] | None = None
+
+
+class ChangeMessageVisibilityInput(_Input):
+    """ChangeMessageVisibilityRequest."""
+
+    queue_url: str | None = None
+    receipt_handle: str | None = None
+    visibility_timeout: int | None = None
+
+
+class VisibilityEntry(_Input):
+    """ChangeMessageVisibilityBatchRequestEntry."""
+
+    id: str | None = None
+    receipt_handle: str | None = None
+    visibility_timeout: int | None = None
+
+
+class ChangeMessageVisibilityBatchInput(_Input):
+    """ChangeMessageVisibilityBatchRequest."""
+
+    queue_url: str | None = None
+    entries: list[VisibilityEntry] | None = None
+
+
+class CreateQueueInput(_Input):
+    """CreateQueueRequest."""
+
+    queue_name: str | None = None
+    attributes: dict[str, str] | None = None
+    tags: dict[str, str] | None = msgspec.field(default=None, name="tags")
+
+
+class GetQueueUrlInput(_Input):
+    """GetQueueUrlRequest."""
+
+    queue_name: str | None = None
+    queue_owner_aws_account_id: str | None = msgspec.field(default=None, name="QueueOwnerAWSAccountId")
+
+
+class ListQueuesInput(_Input):
+    """ListQueuesRequest."""
+
+    queue_name_prefix: str | None = None
+    next_token: str | None = None
+    max_results: int | None = None
+
+
+class QueueInput(_Input):
+    """DeleteQueueRequest and PurgeQueueRequest."""
+
+    queue_url: str | None = None
+
+
+class GetQueueAttributesInput(_Input):
+    """GetQueueAttributesRequest."""
+
+    queue_url: str | None = None
+    attribute_names: list[str] | None = None
+
+
+class SetQueueAttributesInput(_Input):
+    """SetQueueAttributesRequest."""
+
+    queue_url: str | None = None
+    attributes: dict[str, str] | None = None
+
+
+class AnyInput(_Input):
+    """Of an operation that is not carried out."""

@@ -1,0 +1,69 @@
+"""What Amazon SQS allows, as data (SQS API Reference; Developer Guide, "Quotas").
+
+Strategy: a limit is a named number with its unit; wherever one is checked, the check reads it from here.
+"""
+
+import re
+from typing import Final
+
+API_VERSION: Final = "2012-11-05"
+API_VERSIONS: Final = frozenset({API_VERSION, "2008-01-01", "2009-02-01", "2011-10-01", "2012-08-01"})
+"""Versions that clients may name in the Query form. All of them are answered as the last one."""
+
+QUEUE_NAME_CHARACTERS_MAX: Final = 80
+QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
+FIFO_QUEUE_NAME: Final = re.compile(r"(?=.{6,80}\Z)[A-Za-z0-9_-]+\.fifo\Z")
+FIFO_SUFFIX: Final = ".fifo"
+ACCOUNT: Final = re.compile(r"[0-9]{12}\Z")
+REGION: Final = re.compile(r"[a-z0-9-]{1,64}\Z")
+
+MESSAGE_BYTES_MAX: Final = 1_048_576
+"""Body, attribute names, types and values of one message, and of all messages of a batch together."""
+MESSAGE_BYTES_MAX_LEAST: Final = 1_024
+ENTRIES_MAX: Final = 10
+ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
+RECEIVE_COUNT_MAX: Final = 10
+IN_FLIGHT_MAX: Final = 120_000
+
+DELAY_SECONDS_MAX: Final = 900
+VISIBILITY_SECONDS_MAX: Final = 43_200
+LEASE_TOTAL_SECONDS_MAX: Final = 43_200
+"""Counted from the receive, over all extensions (Developer Guide, "Visibility timeout")."""
+WAIT_SECONDS_MAX: Final = 20
+RETENTION_SECONDS_MIN: Final = 60
+RETENTION_SECONDS_MAX: Final = 1_209_600
+KMS_REUSE_SECONDS_MIN: Final = 60
+KMS_REUSE_SECONDS_MAX: Final = 86_400
+COOLDOWN_SECONDS: Final = 60
+"""After DeleteQueue for the same name, and between two purges of a queue."""
+
+ATTRIBUTES_MAX: Final = 10
+ATTRIBUTE_NAME_CHARACTERS_MAX: Final = 256
+ATTRIBUTE_TYPE_CHARACTERS_MAX: Final = 256
+ATTRIBUTE_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
+ATTRIBUTE_RESERVED: Final = ("aws.", "amazon.")
+NUMBER_DIGITS_MAX: Final = 38
+NUMBER_EXPONENT_MIN: Final = -128
+NUMBER_EXPONENT_MAX: Final = 126
+
+TOKEN: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}\Z")
+"""MessageGroupId, MessageDeduplicationId and ReceiveRequestAttemptId."""
+TRACE_BYTES_MAX: Final = 1_024
+
+REDRIVE_RECEIVES_MIN: Final = 1
+REDRIVE_RECEIVES_MAX: Final = 1_000
+REDRIVE_SOURCES_MAX: Final = 10
+LABEL_BYTES_MAX: Final = 65_536
+"""Length of one queue attribute whose text is kept as it is (Policy, KmsMasterKeyId)."""
+
+LIST_QUEUES_MAX: Final = 1_000
+
+TAGS_MAX: Final = 50
+TAG_KEY_CHARACTERS_MAX: Final = 128
+TAG_VALUE_CHARACTERS_MAX: Final = 256
+
+SKEW_SECONDS_MAX: Final = 900
+PRESIGNED_SECONDS_MAX: Final = 604_800
+
+FORM_PAIRS_MAX: Final = 4_096
+"""Parameters of a Query request: ten entries of ten attributes with three values each are 310."""

@@ -1,0 +1,158 @@
+"""Message attributes: checked when they come, filtered when they go.
+
+Strategy: a sender's map becomes a tuple of the house's `Attribute`s, or a refusal that names the attribute; a
+receiver's list of names becomes one predicate. Source: SQS Developer Guide, "Amazon SQS message metadata".
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from veilmq.model.message import Attribute, first_forbidden_character
+from veilmq.protocols.sqs import limits
+from veilmq.protocols.sqs.errors import INVALID_MESSAGE_CONTENTS, INVALID_PARAMETER_VALUE, Refusal
+from veilmq.protocols.sqs.inputs import AttributeValue
+from veilmq.protocols.sqs.results import AttributeValueOut
+
+TRACE_HEADER: Final = "AWSTraceHeader"
+
+_TYPES: Final = ("String", "Number", "Binary")
+_NUMBER: Final = re.compile(r"[+-]?(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]{1,4}))?\Z")
+
+
+def _refused(text: str) -> Refusal:
+    return Refusal(INVALID_PARAMETER_VALUE, text)
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= limits.ATTRIBUTE_NAME_CHARACTERS_MAX else name[:256] + "..."
+
+
+def check_text(text: str, what: str) -> None:
+    """Raises InvalidMessageContents if XML could not carry the text."""
+    index = first_forbidden_character(text)
+    if index is not None:
+        reason = f"{what} has a character outside the allowed set at index {index}: U+{ord(text[index]):04X}."
+        raise Refusal(INVALID_MESSAGE_CONTENTS, reason)
+
+
+def message_attributes(given: dict[str, AttributeValue]) -> tuple[tuple[Attribute, ...], int]:
+    """The attributes, and how many bytes they count for. Raises Refusal naming the attribute that is wrong."""
+    if len(given) > limits.ATTRIBUTES_MAX:
+        text = f"Number of message attributes [{len(given)}] exceeds the allowed maximum [{limits.ATTRIBUTES_MAX}]."
+        raise _refused(text)
+    attributes = []
+    size_bytes = 0
+    for name, value in given.items():
+        _check_name(name)
+        attribute = _attribute(name, value)
+        content = attribute.value.encode() if isinstance(attribute.value, str) else attribute.value
+        size_bytes += len(name) + len(attribute.type.encode()) + len(content)
+        attributes.append(attribute)
+    return tuple(attributes), size_bytes
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise _refused("The message attribute name must not be empty.")
+    if len(name) > limits.ATTRIBUTE_NAME_CHARACTERS_MAX:
+        characters_max = limits.ATTRIBUTE_NAME_CHARACTERS_MAX
+        raise _refused(f"The message attribute name '{_shown(name)}' is longer than {characters_max} characters.")
+    if not limits.ATTRIBUTE_NAME.match(name):
+        raise _refused(
+            f"Invalid attribute name '{name}': it can contain A-Z, a-z, 0-9, underscore, hyphen and period, and must "
+            "not start or end with a period or have successive periods."
+        )
+    if name.lower().startswith(limits.ATTRIBUTE_RESERVED):
+        raise _refused(f"The message attribute name '{name}' must not start with a reserved prefix (AWS., Amazon.).")
+
+
+def _attribute(name: str, value: AttributeValue) -> Attribute:
+    kind = value.data_type
+    if not kind:
+        raise _refused(f"The message attribute '{name}' must contain a non-empty message attribute type.")
+    if len(kind) > limits.ATTRIBUTE_TYPE_CHARACTERS_MAX:
+        characters_max = limits.ATTRIBUTE_TYPE_CHARACTERS_MAX
+        raise _refused(f"The type of the message attribute '{name}' is longer than {characters_max} characters.")
+    logical = kind.partition(".")[0]
+    if logical not in _TYPES:
+        raise _refused(
+            f"The message attribute '{name}' has an invalid message attribute type, the set of supported type prefixes "
+            "is Binary, Number, and String."
+        )
+    check_text(kind, f"The type of the message attribute '{name}'")
+    if value.string_list_values or value.binary_list_values:
+        raise _refused(f"Message attribute list values in SendMessage operation are not supported: '{name}'.")
+    content = value.binary_value if logical == "Binary" else value.string_value
+    other = value.string_value if logical == "Binary" else value.binary_value
+    if other is not None:
+        raise _refused(f"The message attribute '{name}' has a value that does not fit its type '{kind}'.")
+    if not content:
+        raise _refused(
+            f"The message attribute '{name}' must contain a non-empty message attribute value for message attribute "
+            f"type '{kind}'."
+        )
+    if isinstance(content, str):
+        check_text(content, f"The value of the message attribute '{name}'")
+        if logical == "Number":
+            _check_number(name, content)
+    return Attribute(name, kind, content)
+
+
+def _check_number(name: str, text: str) -> None:
+    """Up to 38 digits of precision, from 10^-128 to 10^126."""
+    found = _NUMBER.match(text) if len(text) <= 512 else None
+    if found is None:
+        raise _refused(f"Can't cast the value of message attribute '{name}' to a number.")
+    whole, fraction = (found[1] or "").lstrip("0"), found[2] or found[3] or ""
+    digits = (whole + fraction).strip("0")
+    exponent = int(found[4] or 0) + (len(whole) if whole else -(len(fraction) - len(fraction.lstrip("0")))) - 1
+    if digits and not (
+        len(digits) <= limits.NUMBER_DIGITS_MAX and limits.NUMBER_EXPONENT_MIN <= exponent <= limits.NUMBER_EXPONENT_MAX
+    ):
+        raise _refused(f"The number in message attribute '{name}' is out of range: 38 digits, 10^-128 to 10^126.")
+
+
+def trace_header(given: dict[str, AttributeValue]) -> str | None:
+    """AWSTraceHeader, the one system attribute that a sender may give."""
+    for name, value in given.items():
+        if name != TRACE_HEADER:
+            raise _refused(f"Message system attribute name '{_shown(name)}' is invalid.")
+        if value.data_type != "String":
+            raise _refused(f"The message system attribute '{name}' has an invalid type, it must be String.")
+        if not value.string_value or value.binary_value is not None:
+            raise _refused(f"The message system attribute '{name}' must contain a non-empty string value.")
+        if len(value.string_value) > limits.TRACE_BYTES_MAX:
+            raise _refused(f"The message system attribute '{name}' is longer than {limits.TRACE_BYTES_MAX} characters.")
+        check_text(value.string_value, f"The message system attribute '{name}'")
+        return value.string_value
+    return None
+
+
+Filter = Callable[[str], bool]
+
+
+def attribute_filter(names: Sequence[str]) -> Filter | None:
+    """Which message attributes a receive asks for; None for no attribute at all.
+
+    A name, `All`, or a prefix and `.*`: `bar.*` is every name that begins with `bar`, and `.*` every name.
+    """
+    if not names:
+        return None
+    if "All" in names:
+        return lambda name: True
+    exact = frozenset(names)
+    prefixes = tuple(name[:-2] for name in names if name.endswith(".*"))
+    if not prefixes:
+        return exact.__contains__
+    return lambda name: name in exact or name.startswith(prefixes)
+
+
+def attributes_out(attributes: Iterable[Attribute]) -> dict[str, AttributeValueOut]:
+    """As the answer to a receive shows them."""
+    return {
+        attribute.name: AttributeValueOut(attribute.type, string_value=attribute.value)
+        if isinstance(attribute.value, str)
+        else AttributeValueOut(attribute.type, binary_value=attribute.value)
+        for attribute in attributes
+    }

@@ -1,0 +1,116 @@
+"""DeleteMessage, ChangeMessageVisibility, and their batches.
+
+Strategy: on a standard queue a handle is good after its lease too, as long as nobody else was granted the message,
+and a stale one deletes nothing and answers success; on a FIFO queue an expired one is refused. Source: DeleteMessage
+and ChangeMessageVisibility in the SQS API Reference.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, Extend
+from veilmq.model.errors import LeaseError, VeilError
+from veilmq.model.instant import SECOND_US
+from veilmq.model.outcomes import Outcome
+from veilmq.model.queue import QueueKey
+from veilmq.protocols.sqs import limits, results
+from veilmq.protocols.sqs.addresses import is_fifo
+from veilmq.protocols.sqs.call import Asked, Call, Plan
+from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
+from veilmq.protocols.sqs.inputs import (
+    ChangeMessageVisibilityBatchInput,
+    ChangeMessageVisibilityInput,
+    DeleteEntry,
+    DeleteMessageBatchInput,
+    DeleteMessageInput,
+    VisibilityEntry,
+)
+from veilmq.protocols.sqs.operations.batches import check_whole, failed, plan_entries
+
+_LEASE_TOTAL_US_MAX: Final = limits.LEASE_TOTAL_SECONDS_MAX * SECOND_US
+
+
+def plan_delete(asked: Asked, given: DeleteMessageInput) -> Plan:
+    """DeleteMessage."""
+    return (_delete(asked, asked.queue(given.queue_url), given),), None
+
+
+def plan_delete_batch(asked: Asked, given: DeleteMessageBatchInput) -> Plan:
+    """DeleteMessageBatch."""
+    queue = asked.queue(given.queue_url)
+    name = "DeleteMessageBatchRequestEntry"
+    return plan_entries(given.entries, name, lambda entry: _delete(asked, queue, entry))
+
+
+def plan_extend(asked: Asked, given: ChangeMessageVisibilityInput) -> Plan:
+    """ChangeMessageVisibility."""
+    return (_extend(asked, asked.queue(given.queue_url), given),), None
+
+
+def plan_extend_batch(asked: Asked, given: ChangeMessageVisibilityBatchInput) -> Plan:
+    """ChangeMessageVisibilityBatch."""
+    queue = asked.queue(given.queue_url)
+    name = "ChangeMessageVisibilityBatchRequestEntry"
+    return plan_entries(given.entries, name, lambda entry: _extend(asked, queue, entry))
+
+
+def _delete(asked: Asked, queue: QueueKey, given: DeleteMessageInput | DeleteEntry) -> Delete:
+    if not given.receipt_handle:
+        raise missing("ReceiptHandle")
+    return Delete(
+        queue=queue,
+        origin=asked.caller.origin,
+        handle=given.receipt_handle,
+        arrived=asked.arrived,
+        after_expiry=AfterExpiry.REFUSE if is_fifo(queue.name) else AfterExpiry.ALLOW,
+    )
+
+
+def _extend(asked: Asked, queue: QueueKey, given: ChangeMessageVisibilityInput | VisibilityEntry) -> Extend:
+    if not given.receipt_handle:
+        raise missing("ReceiptHandle")
+    lease_s = given.visibility_timeout
+    if lease_s is None:
+        raise missing("VisibilityTimeout")
+    if not 0 <= lease_s <= limits.VISIBILITY_SECONDS_MAX:
+        reason = f"VisibilityTimeout must be an integer between 0 and {limits.VISIBILITY_SECONDS_MAX}."
+        raise invalid_value("VisibilityTimeout", lease_s, reason)
+    return Extend(
+        queue=queue,
+        origin=asked.caller.origin,
+        handle=given.receipt_handle,
+        lease_us=lease_s * SECOND_US,
+        arrived=asked.arrived,
+        after_expiry=AfterExpiry.REFUSE,
+        lease_total_us_max=_LEASE_TOTAL_US_MAX,
+    )
+
+
+def _refusal(command: AnyCommand, outcome: Outcome) -> Refusal | None:
+    """What is wrong with the outcome, for the client; None if nothing is."""
+    if not isinstance(outcome, VeilError):
+        return None
+    if isinstance(outcome, LeaseError) and isinstance(command, Delete) and not is_fifo(command.queue.name):
+        return None
+    return fault_of(outcome, command)
+
+
+def answer_void(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:
+    """DeleteMessage and ChangeMessageVisibility answer nothing but success."""
+    refusal = _refusal(call.commands[0], outcomes[0])
+    if refusal is not None:
+        raise refusal
+    return results.EMPTY
+
+
+def answer_batch(call: Call, outcomes: Sequence[Outcome]) -> results.BatchResult:
+    """DeleteMessageBatchResult and ChangeMessageVisibilityBatchResult."""
+    check_whole(call, outcomes)
+    successful, failures = [], []
+    for entry in call.memo:
+        refusal = entry.refusal or _refusal(call.commands[entry.command], outcomes[entry.command])
+        if refusal is None:
+            successful.append(results.IdEntry(entry.id))
+        else:
+            failures.append(failed(entry, refusal))
+    return results.BatchResult(successful, failures)

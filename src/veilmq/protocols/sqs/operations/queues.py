@@ -1,0 +1,167 @@
+"""CreateQueue, GetQueueUrl, ListQueues, DeleteQueue, PurgeQueue, GetQueueAttributes, SetQueueAttributes.
+
+Strategy: names and attributes are checked here; whether a queue exists, and is the same, is the engine's to say.
+"""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+
+from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues, PurgeQueue
+from veilmq.model.instant import SECOND_US
+from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
+from veilmq.model.queue import QueueKey, SettingsChange
+from veilmq.protocols.sqs import errors, limits, results
+from veilmq.protocols.sqs.addresses import is_queue_name, queue_url, url_start
+from veilmq.protocols.sqs.attributes import attributes_of, checked_names, settings_change
+from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
+from veilmq.protocols.sqs.errors import Refusal, invalid_value, missing
+from veilmq.protocols.sqs.inputs import (
+    CreateQueueInput,
+    GetQueueAttributesInput,
+    GetQueueUrlInput,
+    ListQueuesInput,
+    QueueInput,
+    SetQueueAttributesInput,
+)
+from veilmq.protocols.sqs.message_attributes import check_text
+
+_NAME_RULE = "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
+
+
+def _cooldown_us(asked: Asked) -> int:
+    return limits.COOLDOWN_SECONDS * SECOND_US if asked.endpoint.cooldowns else 0
+
+
+def plan_create(asked: Asked, given: CreateQueueInput) -> Plan:
+    """CreateQueue."""
+    name = given.queue_name
+    if not name:
+        raise missing("QueueName")
+    attributes = given.attributes or {}
+    queue = QueueKey(asked.caller.key.account, asked.caller.region, name)
+    # A FIFO queue needs both, the ending and the attribute; either alone is refused.
+    if not is_queue_name(name) or (name.endswith(limits.FIFO_SUFFIX) and attributes.get("FifoQueue") != "true"):
+        raise Refusal(errors.INVALID_PARAMETER_VALUE, _NAME_RULE)
+    change = settings_change(queue, attributes, creating=True)
+    if given.tags:
+        change["tags"] = _tags(given.tags)
+    cooldown_us = _cooldown_us(asked)
+    return (CreateQueue(queue=queue, origin=asked.caller.origin, change=change, cooldown_us=cooldown_us),), None
+
+
+def _tags(tags: dict[str, str]) -> SettingsChange:
+    if len(tags) > limits.TAGS_MAX:
+        raise invalid_value("Tags", len(tags), f"A queue can have at most {limits.TAGS_MAX} tags.")
+    for key, value in tags.items():
+        if not 1 <= len(key) <= limits.TAG_KEY_CHARACTERS_MAX:
+            raise invalid_value("TagKey", key, f"Must be from 1 to {limits.TAG_KEY_CHARACTERS_MAX} characters long.")
+        if len(value) > limits.TAG_VALUE_CHARACTERS_MAX:
+            raise invalid_value("TagValue", value, f"Must be at most {limits.TAG_VALUE_CHARACTERS_MAX} characters.")
+        check_text(key, "The tag key")
+        check_text(value, "The tag value")
+    return tags
+
+
+def answer_create(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult:
+    """CreateQueueResult."""
+    created: QueueCreated = sole(call, outcomes)
+    return results.QueueUrlResult(queue_url(url_start(call.endpoint, call.request), created.info.key))
+
+
+def plan_get_url(asked: Asked, given: GetQueueUrlInput) -> Plan:
+    """GetQueueUrl."""
+    name, owner = given.queue_name, given.queue_owner_aws_account_id
+    if not name:
+        raise missing("QueueName")
+    if owner is not None and not limits.ACCOUNT.match(owner):
+        raise invalid_value("QueueOwnerAWSAccountId", owner, "An account id has 12 digits.")
+    caller = asked.caller
+    account = owner or caller.key.account
+    if not is_queue_name(name) or (caller.verified and account != caller.key.account):
+        raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
+    return (DescribeQueue(queue=QueueKey(account, caller.region, name), origin=caller.origin),), None
+
+
+def answer_get_url(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult:
+    """GetQueueUrlResult."""
+    described: QueueDescribed = sole(call, outcomes)
+    return results.QueueUrlResult(queue_url(url_start(call.endpoint, call.request), described.info.key))
+
+
+def plan_list(asked: Asked, given: ListQueuesInput) -> Plan:
+    """ListQueues. Without MaxResults there is no NextToken, however many queues there are."""
+    count = given.max_results
+    if count is not None and not 1 <= count <= limits.LIST_QUEUES_MAX:
+        reason = f"MaxResults must be an integer between 1 and {limits.LIST_QUEUES_MAX}"
+        raise invalid_value("MaxResults", count, reason)
+    command = ListQueues(
+        origin=asked.caller.origin,
+        account=asked.caller.key.account,
+        region=asked.caller.region,
+        prefix=given.queue_name_prefix or "",
+        after=_name_of_token(given.next_token) if given.next_token else "",
+        count_max=count or limits.LIST_QUEUES_MAX,
+    )
+    return (command,), count is not None
+
+
+def answer_list(call: Call, outcomes: Sequence[Outcome]) -> results.ListQueuesResult:
+    """ListQueuesResult."""
+    listed: QueuesListed = sole(call, outcomes)
+    if not listed.queues:
+        return results.ListQueuesResult()
+    start = url_start(call.endpoint, call.request)
+    token = _token_of_name(listed.queues[-1].key.name) if listed.more and call.memo else None
+    return results.ListQueuesResult([queue_url(start, info.key) for info in listed.queues], token)
+
+
+def _token_of_name(name: str) -> str:
+    return urlsafe_b64encode(name.encode()).decode()
+
+
+def _name_of_token(token: str) -> str:
+    try:
+        name = urlsafe_b64decode(token.encode()).decode()
+    except ValueError:
+        name = ""
+    if not is_queue_name(name):
+        raise Refusal(errors.INVALID_PARAMETER_VALUE, "Invalid or expired next token.")
+    return name
+
+
+def plan_delete_queue(asked: Asked, given: QueueInput) -> Plan:
+    """DeleteQueue."""
+    return (DeleteQueue(queue=asked.queue(given.queue_url), origin=asked.caller.origin),), None
+
+
+def plan_purge(asked: Asked, given: QueueInput) -> Plan:
+    """PurgeQueue."""
+    queue = asked.queue(given.queue_url)
+    return (PurgeQueue(queue=queue, origin=asked.caller.origin, cooldown_us=_cooldown_us(asked)),), None
+
+
+def plan_get_attributes(asked: Asked, given: GetQueueAttributesInput) -> Plan:
+    """GetQueueAttributes; without names it only says that the queue exists."""
+    names = checked_names(given.attribute_names or ())
+    return (DescribeQueue(queue=asked.queue(given.queue_url), origin=asked.caller.origin),), names
+
+
+def answer_get_attributes(call: Call, outcomes: Sequence[Outcome]) -> results.GetQueueAttributesResult:
+    """GetQueueAttributesResult."""
+    described: QueueDescribed = sole(call, outcomes)
+    return results.GetQueueAttributesResult(attributes_of(described.info, call.memo) or None)
+
+
+def plan_set_attributes(asked: Asked, given: SetQueueAttributesInput) -> Plan:
+    """SetQueueAttributes."""
+    queue = asked.queue(given.queue_url)
+    if not given.attributes:
+        raise missing("Attributes")
+    change = settings_change(queue, given.attributes, creating=False)
+    return (ChangeQueue(queue=queue, origin=asked.caller.origin, change=change),), None
+
+
+def answer_void(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:
+    """DeleteQueue, PurgeQueue and SetQueueAttributes answer nothing but success."""
+    sole(call, outcomes)
+    return results.EMPTY

@@ -1,0 +1,164 @@
+"""SendMessage and SendMessageBatch.
+
+Strategy: one function makes the `Send` of a message for both. A plain message takes the short way: no attributes, no
+group, no trace header, so no `Extras`.
+"""
+
+from collections.abc import Sequence
+
+from veilmq.model.commands import Origin, Send
+from veilmq.model.errors import VeilError
+from veilmq.model.instant import SECOND_US
+from veilmq.model.message import NO_EXTRAS, Attribute, Extras
+from veilmq.model.outcomes import Outcome, Sent
+from veilmq.model.queue import QueueKey
+from veilmq.protocols.sqs import errors, limits, results
+from veilmq.protocols.sqs.addresses import is_fifo
+from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
+from veilmq.protocols.sqs.checksums import attributes_md5, body_md5, id_text
+from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
+from veilmq.protocols.sqs.inputs import MessageInput, SendMessageBatchInput, SendMessageInput
+from veilmq.protocols.sqs.message_attributes import TRACE_HEADER, check_text, message_attributes, trace_header
+from veilmq.protocols.sqs.operations.batches import check_whole, failed, plan_entries
+
+_ENTRY = "SendMessageBatchRequestEntry"
+_TRACE = b"x-amzn-trace-id"
+_PLAIN = bytes((0x09, 0x0A, 0x0D, *range(0x20, 0x7F)))
+_OTHER_TYPE = "The request include parameter that is not valid for this queue type."
+_TOKEN = "can only include alphanumeric and punctuation characters. 1 to 128 in length."
+
+
+def plan_send(asked: Asked, given: SendMessageInput) -> Plan:
+    """SendMessage."""
+    queue = asked.queue(given.queue_url)
+    command = _send(given, queue, is_fifo(queue.name), asked.caller.origin, asked.request.headers.get(_TRACE))
+    return (command,), _system_md5(given) if given.message_system_attributes else None
+
+
+def plan_send_batch(asked: Asked, given: SendMessageBatchInput) -> Plan:
+    """SendMessageBatch; all messages together may not exceed the limit of one."""
+    queue = asked.queue(given.queue_url)
+    fifo, origin, trace = is_fifo(queue.name), asked.caller.origin, asked.request.headers.get(_TRACE)
+    commands, entries = plan_entries(given.entries, _ENTRY, lambda entry: _send(entry, queue, fifo, origin, trace))
+    total_bytes = sum(command.size_bytes for command in commands if isinstance(command, Send))
+    if total_bytes > limits.MESSAGE_BYTES_MAX:
+        text = f"Batch requests cannot be longer than {limits.MESSAGE_BYTES_MAX} bytes."
+        raise Refusal(errors.BATCH_REQUEST_TOO_LONG, f"{text} You have sent {total_bytes} bytes.")
+    system_md5s = {entry.id: _system_md5(entry) for entry in given.entries or () if entry.message_system_attributes}
+    return commands, (entries, system_md5s)
+
+
+def answer_send(call: Call, outcomes: Sequence[Outcome]) -> results.SendMessageResult:
+    """SendMessageResult."""
+    sent: Sent = sole(call, outcomes)
+    command = call.commands[0]
+    assert isinstance(command, Send)
+    attributes = command.extras.attributes
+    return results.SendMessageResult(
+        command.md5.hex(),
+        id_text(sent.id),
+        attributes_md5(attributes) if attributes else None,
+        call.memo,
+        f"{sent.sequence:020d}" if is_fifo(command.queue.name) else None,
+    )
+
+
+def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> results.BatchResult:
+    """SendMessageBatchResult."""
+    check_whole(call, outcomes)
+    entries, system_md5s = call.memo
+    successful, failures = [], []
+    for entry in entries:
+        if entry.refusal is not None:
+            failures.append(failed(entry, entry.refusal))
+            continue
+        command, outcome = call.commands[entry.command], outcomes[entry.command]
+        assert isinstance(command, Send)
+        if isinstance(outcome, VeilError):
+            failures.append(failed(entry, fault_of(outcome, command)))
+            continue
+        assert isinstance(outcome, Sent)
+        line = results.SendMessageBatchResultEntry(entry.id, id_text(outcome.id), command.md5.hex())
+        if command.extras is not NO_EXTRAS:
+            if command.extras.attributes:
+                line.md5_of_message_attributes = attributes_md5(command.extras.attributes)
+            line.md5_of_message_system_attributes = system_md5s.get(entry.id)
+            if is_fifo(command.queue.name):
+                line.sequence_number = f"{outcome.sequence:020d}"
+        successful.append(line)
+    return results.BatchResult(successful, failures)
+
+
+def _send(given: MessageInput, queue: QueueKey, fifo: bool, origin: Origin, trace: bytes | None) -> Send:
+    body = given.message_body
+    if not body:
+        raise missing("MessageBody")
+    raw = body.encode()
+    # Most bodies are of these bytes alone, and to see that is cheaper than to look at characters.
+    if raw.translate(None, _PLAIN):
+        check_text(body, "The message body")
+    size_bytes = len(raw)
+    extras = NO_EXTRAS
+    if (
+        trace is not None
+        or given.message_attributes
+        or given.message_system_attributes
+        or given.message_group_id is not None
+        or given.message_deduplication_id is not None
+        or fifo
+    ):
+        extras, attributes_bytes = _extras(given, trace, fifo)
+        size_bytes += attributes_bytes
+    if size_bytes > limits.MESSAGE_BYTES_MAX:
+        raise errors.too_long(limits.MESSAGE_BYTES_MAX)
+    delay_us = None
+    if given.delay_seconds is not None:
+        delay_us = _delay_us(given.delay_seconds, fifo)
+    return Send(
+        queue=queue,
+        origin=origin,
+        body=body,
+        md5=body_md5(raw),
+        size_bytes=size_bytes,
+        delay_us=delay_us,
+        extras=extras,
+    )
+
+
+def _delay_us(delay_s: int, fifo: bool) -> int | None:
+    if not 0 <= delay_s <= limits.DELAY_SECONDS_MAX:
+        reason = f"DelaySeconds must be >= 0 and <= {limits.DELAY_SECONDS_MAX}."
+        raise invalid_value("DelaySeconds", delay_s, reason)
+    if fifo:
+        if delay_s:
+            raise invalid_value("DelaySeconds", delay_s, _OTHER_TYPE)
+        return None
+    return delay_s * SECOND_US
+
+
+def _extras(given: MessageInput, header: bytes | None, fifo: bool) -> tuple[Extras, int]:
+    """What more than its body the message has, and how many bytes of it count."""
+    group, deduplication_id = given.message_group_id, given.message_deduplication_id
+    if fifo and not group:
+        raise missing("MessageGroupId")
+    if group is not None and not limits.TOKEN.match(group):
+        raise invalid_value("MessageGroupId", group, f"MessageGroupId {_TOKEN}")
+    if deduplication_id is not None:
+        if not fifo:
+            raise invalid_value("MessageDeduplicationId", deduplication_id, _OTHER_TYPE)
+        if not limits.TOKEN.match(deduplication_id):
+            raise invalid_value("MessageDeduplicationId", deduplication_id, f"MessageDeduplicationId {_TOKEN}")
+    attributes, size_bytes = message_attributes(given.message_attributes or {})
+    trace = trace_header(given.message_system_attributes or {})
+    if trace is None and header is not None and len(header) <= limits.TRACE_BYTES_MAX:
+        text = header.decode("latin-1")
+        trace = text if text.isascii() and text.isprintable() else None
+    return Extras(attributes, group, deduplication_id, trace), size_bytes
+
+
+def _system_md5(given: MessageInput) -> str | None:
+    """MD5OfMessageSystemAttributes: of what the sender gave as an attribute, not of the header."""
+    value = (given.message_system_attributes or {}).get(TRACE_HEADER)
+    if value is None:
+        return None
+    return attributes_md5([Attribute(TRACE_HEADER, value.data_type or "", value.string_value or "")])

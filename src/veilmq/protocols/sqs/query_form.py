@@ -1,0 +1,249 @@
+"""The Query form: parameters in a form body or query string in, XML out.
+
+Strategy: names such as `SendMessageBatchRequestEntry.2.MessageAttribute.1.Value.DataType` are folded into the same
+tree that the JSON form would send, by one table of the lists and maps that the service model flattens; msgspec makes
+the operation's input of it. Source: SQS Developer Guide, "Making Query API requests"; AWS Query protocol.
+"""
+
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from veilmq.protocols.http import Request, Response
+from veilmq.protocols.sqs import limits, xml
+from veilmq.protocols.sqs.bounded import Bounded
+from veilmq.protocols.sqs.call import Form, Operation
+from veilmq.protocols.sqs.errors import (
+    INVALID_ACTION,
+    INVALID_PARAMETER_VALUE,
+    MALFORMED_QUERY_STRING,
+    MISSING_ACTION,
+    NO_SUCH_VERSION,
+    Refusal,
+)
+from veilmq.protocols.sqs.operations.table import OPERATIONS
+from veilmq.protocols.sqs.results import ListQueuesResult, ReceiveMessageResult, Result
+
+Headers = tuple[tuple[bytes, bytes], ...]
+Tree = dict[Any, Any]
+_Place = tuple[int | None, tuple[Any, ...], Any]
+"""Number of the batch entry or None; the way from there; the last step."""
+
+_XML: Final = b"text/xml"
+_JSON: Final = b"application/json"
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+_LISTS: Final = {
+    "AttributeName": "AttributeNames",
+    "MessageAttributeName": "MessageAttributeNames",
+    "MessageSystemAttributeName": "MessageSystemAttributeNames",
+    "StringListValue": "StringListValues",
+    "BinaryListValue": "BinaryListValues",
+    "TagKey": "TagKeys",
+    "ActionName": "Actions",
+    "AWSAccountId": "AWSAccountIds",
+}
+"""Flattened lists of texts, `<name>.<number>`: what the JSON form calls them."""
+_MAPS: Final = {
+    "Attribute": "Attributes",
+    "MessageAttribute": "MessageAttributes",
+    "MessageSystemAttribute": "MessageSystemAttributes",
+    "Tag": "tags",
+}
+"""Flattened maps, `<name>.<number>.<Name or Key>` and `<name>.<number>.Value`."""
+_ENTRIES: Final = frozenset(
+    {
+        "SendMessageBatchRequestEntry",
+        "DeleteMessageBatchRequestEntry",
+        "ChangeMessageVisibilityBatchRequestEntry",
+    }
+)
+"""Flattened lists of structures, `<name>.<number>.<member>`."""
+# A name that a list has in the JSON form is taken here too (MessageSystemAttributeNames.1), as some clients send it.
+_MEMBER_OF_LIST: Final = _LISTS | {member: member for member in _LISTS.values()}
+_MEMBER_OF_MAP: Final = _MAPS | {"Tags": "tags"}
+_LIST_MEMBERS: Final = frozenset(_LISTS.values())
+_MAP_MEMBERS: Final = frozenset(_MAPS.values())
+_TEXT_MAPS: Final = frozenset({"Attributes", "tags"})
+
+_COLLECTIONS: Final = frozenset({"Entries", *_ENTRIES, *_MEMBER_OF_LIST, *_MAPS, *_MAP_MEMBERS})
+
+_NAMES_MAX: Final = 4_096
+_NAME_BYTES_CACHED_MAX: Final = 128
+_URLS_MAX: Final = 1_024
+_URL_BYTES_CACHED_MAX: Final = 512
+
+_names: Bounded[bytes, _Place] = Bounded(_NAMES_MAX)
+_urls: Bounded[bytes, str] = Bounded(_URLS_MAX)
+
+
+def read(request: Request) -> tuple[Operation, Any]:
+    """The operation and its input. Raises Refusal naming the parameter that does not fit."""
+    form = request.body
+    if b"?" in request.target:
+        form = request.query + b"&" + form if form else request.query
+    tree = _tree(form)
+    action = tree.get("Action")
+    if action is None:
+        raise Refusal(MISSING_ACTION, "The request must contain the parameter Action.")
+    row = OPERATIONS.get(action)
+    if row is None:
+        raise Refusal(INVALID_ACTION, f"The action {action[:256]} is not valid for this endpoint.")
+    version = tree.get("Version")
+    if version is not None and version not in limits.API_VERSIONS:
+        raise Refusal(NO_SUCH_VERSION, f"The requested version ( {version[:256]} ) is not valid.")
+    if request.target != b"/" and "QueueUrl" not in tree and request.path != b"/":
+        tree["QueueUrl"] = request.path.decode("latin-1")
+    try:
+        return row, msgspec.convert(tree, row.input_type, strict=False)
+    except msgspec.ValidationError as wrong:
+        raise Refusal(INVALID_PARAMETER_VALUE, f"The request does not fit {row.name}: {wrong}") from None
+
+
+def _tree(form: bytes) -> Tree:
+    """The parameters of a form as the JSON form would have them."""
+    if form.count(b"&") >= limits.FORM_PAIRS_MAX:
+        text = f"A request can have at most {limits.FORM_PAIRS_MAX} parameters."
+        raise Refusal(MALFORMED_QUERY_STRING, text)
+    tree: Tree = {}
+    entries: dict[int, Tree] = {}
+    deep = False
+    for pair in form.split(b"&"):
+        name, _, raw = pair.partition(b"=")
+        if not name:
+            continue
+        try:
+            number, way, last = _names.get(name) or _learnt(name)
+            value = _unescaped(name, raw) if b"%" in raw or b"+" in raw else raw.decode()
+        except UnicodeDecodeError:
+            raise Refusal(INVALID_PARAMETER_VALUE, f"The parameter {_shown(name)} is not UTF-8.") from None
+        node = tree
+        if not raw and last in _COLLECTIONS:
+            continue  # how botocore writes an empty list
+        if number is not None:
+            node = entries.get(number) or entries.setdefault(number, {})
+        if way:
+            deep = True
+            node = _descend(node, way, name)
+        if last in node:
+            raise _repeated(name)
+        node[last] = value
+    if deep:
+        for node in (tree, *entries.values()):
+            _fold(node)
+    if entries:
+        tree["Entries"] = [entries[number] for number in sorted(entries)]
+    return tree
+
+
+def _shown(name: bytes) -> str:
+    return name[:256].decode("latin-1")
+
+
+def _repeated(name: bytes) -> Refusal:
+    return Refusal(MALFORMED_QUERY_STRING, f"The parameter {_shown(name)} is repeated.")
+
+
+def _unescaped(name: bytes, raw: bytes) -> str:
+    if name == b"QueueUrl" and len(raw) <= _URL_BYTES_CACHED_MAX:
+        return _urls.get(raw) or _urls.keep(raw, _text(raw))
+    return _text(raw)
+
+
+def _text(raw: bytes) -> str:
+    return unquote_to_bytes(raw.replace(b"+", b" ")).decode()
+
+
+def _learnt(raw: bytes) -> _Place:
+    """Where a parameter belongs, remembered: clients send the same few names."""
+    steps = _steps(_text(raw))
+    number = None
+    if steps[0] == "Entries" and len(steps) > 2:
+        number, steps = steps[1], steps[2:]
+    place = (number, steps[:-1], steps[-1])
+    return _names.keep(raw, place) if len(raw) <= _NAME_BYTES_CACHED_MAX else place
+
+
+def _steps(name: str) -> tuple[Any, ...]:
+    """The way from the root of the tree to what this name means; what SQS does not know stays a plain name."""
+    head, _, rest = name.partition(".")
+    digits, _, further = rest.partition(".")
+    number = 1
+    if digits.isascii() and digits.isdigit() and len(digits) <= 9:
+        number = int(digits)
+    else:  # an old form leaves the number out for the first: Attribute.Name
+        further = rest
+    if head in _ENTRIES and further:
+        return ("Entries", number, *_steps(further))
+    if head in _MEMBER_OF_LIST and rest and not further:
+        return (_MEMBER_OF_LIST[head], number)
+    if head in _MEMBER_OF_MAP and further:
+        part, _, inside = further.partition(".")
+        return (_MEMBER_OF_MAP[head], number, part, *(_steps(inside) if inside else ()))
+    return (name,)
+
+
+def _descend(node: Tree, way: tuple[Any, ...], name: bytes) -> Tree:
+    for step in way:
+        node = node.setdefault(step, {})
+        if not isinstance(node, dict):
+            raise _repeated(name)
+    return node
+
+
+def _fold(node: Tree) -> None:
+    """Numbered elements become the lists and maps of the JSON form."""
+    for member, elements in node.items():
+        if not isinstance(elements, dict):
+            continue
+        if member in _LIST_MEMBERS:
+            node[member] = [elements[number] for number in sorted(elements)]
+        elif member in _MAP_MEMBERS:
+            node[member] = _map(member, elements)
+
+
+def _map(member: str, elements: dict[int, Tree]) -> Tree:
+    label = "Key" if member == "tags" else "Name"
+    empty: Any = "" if member in _TEXT_MAPS else {}
+    folded: Tree = {}
+    for number in sorted(elements):
+        element = elements[number]
+        key, value = element.get(label), element.get("Value", empty)
+        if not isinstance(key, str) or not key:
+            raise Refusal(INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} must not be empty.")
+        if key in folded:
+            raise Refusal(INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} is repeated.")
+        if isinstance(value, dict):
+            _fold(value)
+        folded[key] = value
+    return folded
+
+
+def write(operation: str, result: Result, form: Form, request_id: str, headers: Headers) -> Response:
+    """The answer of an operation that succeeded."""
+    if form is Form.QUERY:
+        return Response(200, _XML, xml.answer(operation, result, request_id), headers)
+    named = {f"{operation}Result": _json_result(result), "ResponseMetadata": {"RequestId": request_id}}
+    return Response(200, _JSON, _ENCODE({f"{operation}Response": named}), headers)
+
+
+def _json_result(result: Result) -> Any:
+    """AWS's names of two lists in this form begin in lower case."""
+    if isinstance(result, ReceiveMessageResult):
+        return {"messages": result.messages}
+    if isinstance(result, ListQueuesResult):
+        return {"queueUrls": result.queue_urls or [], "nextToken": result.next_token}
+    return result
+
+
+def write_refusal(refusal: Refusal, form: Form, request_id: str, headers: Headers) -> Response:
+    """An error."""
+    fault = refusal.fault
+    blame = "Sender" if fault.sender else "Receiver"
+    if form is Form.QUERY_JSON:
+        error = {"Code": fault.code, "Message": refusal.message, "Type": blame}
+        return Response(fault.query_status, _JSON, _ENCODE({"Error": error, "RequestId": request_id}), headers)
+    body = xml.error(blame, fault.code, refusal.message, request_id)
+    return Response(fault.query_status, _XML, body, headers)

@@ -1,0 +1,114 @@
+"""What the operations answer: the service model's output shapes as typed structs.
+
+Strategy: an operation makes one of these, and either wire form writes it. Members that are None are not written.
+"""
+
+import msgspec
+
+
+class _Result(msgspec.Struct, rename="pascal", omit_defaults=True, gc=False):
+    """A shape of the service model: its members by their names there."""
+
+
+class Empty(_Result):
+    """Of the operations that have no output shape."""
+
+
+class SendMessageResult(_Result):
+    """SendMessageResult."""
+
+    md5_of_message_body: str = msgspec.field(name="MD5OfMessageBody")
+    message_id: str
+    md5_of_message_attributes: str | None = msgspec.field(default=None, name="MD5OfMessageAttributes")
+    md5_of_message_system_attributes: str | None = msgspec.field(default=None, name="MD5OfMessageSystemAttributes")
+    sequence_number: str | None = None
+
+
+class SendMessageBatchResultEntry(_Result):
+    """SendMessageBatchResultEntry."""
+
+    id: str
+    message_id: str
+    md5_of_message_body: str = msgspec.field(name="MD5OfMessageBody")
+    md5_of_message_attributes: str | None = msgspec.field(default=None, name="MD5OfMessageAttributes")
+    md5_of_message_system_attributes: str | None = msgspec.field(default=None, name="MD5OfMessageSystemAttributes")
+    sequence_number: str | None = None
+
+
+class IdEntry(_Result):
+    """DeleteMessageBatchResultEntry and ChangeMessageVisibilityBatchResultEntry."""
+
+    id: str
+
+
+class BatchResultErrorEntry(_Result):
+    """BatchResultErrorEntry."""
+
+    id: str
+    sender_fault: bool
+    code: str
+    message: str
+
+
+class BatchResult(_Result):
+    """SendMessageBatchResult, DeleteMessageBatchResult, ChangeMessageVisibilityBatchResult: both lists always."""
+
+    successful: list[SendMessageBatchResultEntry] | list[IdEntry]
+    failed: list[BatchResultErrorEntry]
+
+
+class AttributeValueOut(_Result):
+    """MessageAttributeValue."""
+
+    data_type: str
+    string_value: str | None = None
+    binary_value: bytes | None = None
+
+
+class Message(_Result):
+    """Message."""
+
+    message_id: str
+    receipt_handle: str
+    md5_of_body: str = msgspec.field(name="MD5OfBody")
+    body: str
+    attributes: dict[str, str] | None = None
+    md5_of_message_attributes: str | None = msgspec.field(default=None, name="MD5OfMessageAttributes")
+    message_attributes: dict[str, AttributeValueOut] | None = None
+
+
+class ReceiveMessageResult(_Result):
+    """ReceiveMessageResult: no member at all if there was no message."""
+
+    messages: list[Message] | None = None
+
+
+class QueueUrlResult(_Result):
+    """CreateQueueResult and GetQueueUrlResult."""
+
+    queue_url: str
+
+
+class ListQueuesResult(_Result):
+    """ListQueuesResult."""
+
+    queue_urls: list[str] | None = None
+    next_token: str | None = None
+
+
+class GetQueueAttributesResult(_Result):
+    """GetQueueAttributesResult."""
+
+    attributes: dict[str, str] | None = None
+
+
+Result = (
+    Empty
+    | SendMessageResult
+    | BatchResult
+    | ReceiveMessageResult
+    | QueueUrlResult
+    | ListQueuesResult
+    | GetQueueAttributesResult
+)
+EMPTY = Empty()

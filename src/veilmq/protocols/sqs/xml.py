@@ -1,0 +1,124 @@
+"""XML answers of the Query form, written by hand.
+
+Strategy: one function a result shape, each a joined string: no tree is built. Texts are escaped so that a client
+reads back exactly what was sent: a carriage return as a character reference, or a parser turns it into a line feed
+and the body's MD5 fails (XML 1.0, 2.11). Source: the service model of the Query form, with its flattened lists and
+maps.
+"""
+
+import re
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any, Final
+
+from veilmq.protocols.sqs import limits, results
+
+NAMESPACE: Final = f"http://queue.amazonaws.com/doc/{limits.API_VERSION}/"
+
+_NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def escape(text: str) -> str:
+    """The text as character data."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
+
+
+def answer(operation: str, result: results.Result, request_id: str) -> bytes:
+    """A whole answer."""
+    write = _WRITERS.get(type(result))
+    inside = ""
+    if write is not None:
+        inside = f"<{operation}Result>{write(operation, result)}</{operation}Result>"
+    return (
+        f'<?xml version="1.0"?><{operation}Response xmlns="{NAMESPACE}">{inside}'
+        f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata></{operation}Response>"
+    ).encode()
+
+
+def error(blame: str, code: str, message: str, request_id: str) -> bytes:
+    """A whole error answer; what XML cannot carry of the message is replaced."""
+    text = escape(_NOT_XML.sub("\ufffd", message))
+    return (
+        f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{blame}</Type><Code>{code}</Code>'
+        f"<Message>{text}</Message><Detail/></Error><RequestId>{escape(request_id)}</RequestId></ErrorResponse>"
+    ).encode()
+
+
+def _optional(name: str, text: str | None) -> str:
+    return "" if text is None else f"<{name}>{text}</{name}>"
+
+
+def _pairs(name: str, texts: dict[str, str] | None) -> str:
+    if not texts:
+        return ""
+    return "".join(f"<{name}><Name>{key}</Name><Value>{escape(text)}</Value></{name}>" for key, text in texts.items())
+
+
+def _sent(operation: str, result: results.SendMessageResult | results.SendMessageBatchResultEntry) -> str:
+    return (
+        f"<MessageId>{result.message_id}</MessageId><MD5OfMessageBody>{result.md5_of_message_body}</MD5OfMessageBody>"
+        + _optional("MD5OfMessageAttributes", result.md5_of_message_attributes)
+        + _optional("MD5OfMessageSystemAttributes", result.md5_of_message_system_attributes)
+        + _optional("SequenceNumber", result.sequence_number)
+    )
+
+
+def _batch(operation: str, result: results.BatchResult) -> str:
+    name = f"{operation}ResultEntry"
+    parts = []
+    for line in result.successful:
+        more = _sent(operation, line) if isinstance(line, results.SendMessageBatchResultEntry) else ""
+        parts.append(f"<{name}><Id>{line.id}</Id>{more}</{name}>")
+    for failure in result.failed:
+        parts.append(
+            f"<BatchResultErrorEntry><Id>{failure.id}</Id><Code>{failure.code}</Code>"
+            f"<Message>{escape(_NOT_XML.sub(_REPLACEMENT, failure.message))}</Message>"
+            f"<SenderFault>{'true' if failure.sender_fault else 'false'}</SenderFault></BatchResultErrorEntry>"
+        )
+    return "".join(parts)
+
+
+_REPLACEMENT: Final = "\ufffd"
+
+
+def _messages(operation: str, result: results.ReceiveMessageResult) -> str:
+    return "".join(_message(message) for message in result.messages or ())
+
+
+def _message(message: results.Message) -> str:
+    start = (
+        f"<Message><MessageId>{message.message_id}</MessageId><ReceiptHandle>{message.receipt_handle}</ReceiptHandle>"
+        f"<MD5OfBody>{message.md5_of_body}</MD5OfBody><Body>{escape(message.body)}</Body>"
+    )
+    if message.attributes is None and message.message_attributes is None:
+        return start + "</Message>"
+    attributes = "".join(
+        f"<MessageAttribute><Name>{escape(name)}</Name><Value>{_value(value)}</Value></MessageAttribute>"
+        for name, value in (message.message_attributes or {}).items()
+    )
+    digest = _optional("MD5OfMessageAttributes", message.md5_of_message_attributes)
+    return f"{start}{_pairs('Attribute', message.attributes)}{digest}{attributes}</Message>"
+
+
+def _value(value: results.AttributeValueOut) -> str:
+    if value.string_value is not None:
+        content = f"<StringValue>{escape(value.string_value)}</StringValue>"
+    else:
+        content = f"<BinaryValue>{b64encode(value.binary_value or b'').decode()}</BinaryValue>"
+    return f"{content}<DataType>{escape(value.data_type)}</DataType>"
+
+
+def _urls(operation: str, result: results.ListQueuesResult) -> str:
+    urls = "".join(f"<QueueUrl>{escape(url)}</QueueUrl>" for url in result.queue_urls or ())
+    return urls + _optional("NextToken", result.next_token)
+
+
+_WRITERS: Final[dict[type, Callable[[str, Any], str]]] = {
+    results.SendMessageResult: _sent,
+    results.BatchResult: _batch,
+    results.ReceiveMessageResult: _messages,
+    results.QueueUrlResult: lambda operation, result: f"<QueueUrl>{escape(result.queue_url)}</QueueUrl>",
+    results.ListQueuesResult: _urls,
+    results.GetQueueAttributesResult: lambda operation, result: _pairs("Attribute", result.attributes),
+}
+"""Empty is not among them: its answer has metadata alone."""

@@ -1,0 +1,70 @@
+"""From Response to the bytes of an HTTP/1.1 answer, in one piece.
+
+Strategy: status line, Date and Content-Type are one cached prefix for each (status, content type), thrown away when the
+second of the Date changes. What is left for an answer is its length, its own headers and one formatting.
+"""
+
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final
+
+from veilmq.protocols.http import Response
+
+# How a request wants its answer written: a sum of these.
+CLOSE: Final = 1
+KEEP_ALIVE_TOLD: Final = 2  # HTTP/1.0 closes unless it is told otherwise
+HEAD: Final = 4
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_CONNECTION: Final = (b"", b"\r\nConnection: close", b"\r\nConnection: keep-alive", b"\r\nConnection: close")
+_BODYLESS: Final = frozenset({204, 304})
+_PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+_PREFIXES_MAX: Final = 256
+
+
+class Answers:
+    """Writes answers with the current Date; `tick` keeps that current."""
+
+    __slots__ = ("_date", "_prefixes")
+
+    def __init__(self) -> None:
+        self._date = b""
+        self._prefixes: dict[tuple[int, bytes | None], bytes] = {}
+        self.tick()
+
+    def tick(self) -> None:
+        date = formatdate(usegmt=True).encode()
+        if date != self._date:
+            self._date = date
+            self._prefixes.clear()
+
+    def write(self, response: Response, form: int) -> bytes:
+        """The whole answer. Raises ValueError if a header would break the line it stands on."""
+        status = response.status
+        prefix = self._prefixes.get((status, response.content_type))
+        if prefix is None:
+            prefix = self._prefix(status, response.content_type)
+        fields = _CONNECTION[form & 3]
+        if response.headers:
+            fields = b"".join([b"\r\n%b: %b" % pair for pair in response.headers]) + fields
+            lines = len(response.headers) + (form & 3 != 0)
+            if fields.count(b"\n") != lines or fields.count(b"\r") != lines:
+                raise ValueError(f"line break in a header of an answer: {response.headers!r}")
+        if status in _BODYLESS:
+            return b"%b%b\r\n\r\n" % (prefix, fields)
+        body = response.body
+        return b"%b%d%b\r\n\r\n%b" % (prefix, len(body), fields, b"" if form & HEAD else body)
+
+    def _prefix(self, status: int, content_type: bytes | None) -> bytes:
+        prefix = b"HTTP/1.1 %d %b\r\nDate: %b" % (status, _PHRASES.get(status, b"Unknown"), self._date)
+        if content_type is not None:
+            if b"\n" in content_type or b"\r" in content_type:
+                raise ValueError(f"line break in the content type of an answer: {content_type!r}")
+            prefix += b"\r\nContent-Type: " + content_type
+        if status not in _BODYLESS:
+            prefix += b"\r\nContent-Length: "
+        if len(self._prefixes) >= _PREFIXES_MAX:
+            self._prefixes.clear()
+        self._prefixes[status, content_type] = prefix
+        return prefix

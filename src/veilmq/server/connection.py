@@ -1,0 +1,451 @@
+"""One client connection of a listener, and the exchange of one request and its answer.
+
+Strategy: a connection hands one request at a time to the handler and writes each answer in one piece; what arrives
+meanwhile is kept unparsed, up to a bound, and parsed after the answer. Each phase has one deadline, which the
+listener's tick checks: no request costs a timer.
+
+    phase     what is awaited              on its deadline        left when
+    IDLE      a request                    close                  input comes
+    HEADERS   the rest of the headers      refuse 408             complete, or refused
+    BODY      the rest of the body         refuse 408, if slow    complete, or refused
+    HANDLER   the handler's answer         (none)                 answered, or the client is gone
+    WRITING   the client, to read          drop, if slow          the write buffer is nearly empty
+    LINGERING the client, to see a refusal drop                   the client closes
+    CLOSING   the last answer to be read   drop, if slow          all is written
+
+A client that hangs up looks like one that only ends its sending: both send a FIN. A request that waits (its handler set
+`on_gone`) is taken as given up, so that no message goes to a dead consumer; any other is still answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from fcntl import ioctl
+from math import inf
+from struct import Struct
+from termios import TIOCOUTQ
+from typing import TYPE_CHECKING, Final, cast
+
+from veilmq.protocols.http import Request, Response
+from veilmq.server.answer import CLOSE, CONTINUE
+from veilmq.server.intake import Intake, Refusal
+
+if TYPE_CHECKING:
+    from veilmq.server.listener import Listener
+
+log = logging.getLogger("veilmq.listener")
+
+IDLE: Final = 0
+HEADERS: Final = 1
+BODY: Final = 2
+HANDLER: Final = 3  # from here on no input is parsed
+WRITING: Final = 4
+LINGERING: Final = 5
+CLOSING: Final = 6
+
+_INT: Final = Struct("i")
+
+# Connections beyond the limit that may linger at the same time to read their 503; yet others are just dropped.
+_OVERFLOW_MAX: Final = 64
+
+
+class Exchange:
+    """One request at its handler, to be answered exactly once, at once or later, on the loop's thread."""
+
+    __slots__ = ("_connection", "_form", "_on_gone", "answered", "request")
+
+    def __init__(self, connection: Connection, request: Request, form: int) -> None:
+        self._connection: Connection | None = connection
+        self._form = form
+        self._on_gone: Callable[[], None] | None = None
+        self.request = request
+        self.answered = False
+
+    @property
+    def peer(self) -> str:
+        """The address of the client, without port."""
+        return self.request.peer
+
+    @property
+    def gone(self) -> bool:
+        """The client hung up, or the listener dropped it: nobody reads an answer."""
+        return self._connection is None and not self.answered
+
+    @property
+    def on_gone(self) -> Callable[[], None] | None:
+        """Called once if the client hangs up before the answer. Only for a request that waits: see the module."""
+        return self._on_gone
+
+    @on_gone.setter
+    def on_gone(self, call: Callable[[], None] | None) -> None:
+        self._on_gone = call
+        connection = self._connection
+        if call is not None and not self.answered and (connection is None or connection.input_ended):
+            # Not from within the handler, which may be in the middle of parking the request.
+            asyncio.get_running_loop().call_soon(self.give_up)
+
+    def respond(self, response: Response) -> bool:
+        """Write the answer; False if the client is known to be gone. True is no proof that the client got it.
+
+        A second answer is a bug: AssertionError.
+        """
+        if self.answered:
+            raise AssertionError(f"request {self.request.request_id} is answered already")
+        self.answered = True
+        connection = self._connection
+        if connection is None:
+            return False
+        self._connection = self._on_gone = None
+        return connection.write_answer(response, self._form, self.request)
+
+    def close_after(self) -> None:
+        """The answer shall be the last one of its connection."""
+        self._form |= CLOSE
+
+    def give_up(self) -> None:
+        """The client sends no more. Who waits is told, and may still answer in that moment."""
+        call, self._on_gone = self._on_gone, None
+        if call is None or self.answered:
+            return
+        try:
+            call()
+        finally:
+            connection = self._connection
+            if connection is not None:
+                self._connection = None
+                connection.close()
+
+    def lose(self) -> None:
+        """The connection is no more."""
+        self._connection = None
+        call, self._on_gone = self._on_gone, None
+        if call is not None:
+            call()
+
+
+class Connection(asyncio.Protocol):
+    """See the module. `deadline` is on the loop's clock."""
+
+    __slots__ = (
+        "_answering_in_turn",
+        "_exchange",
+        "_form",
+        "_held_bytes",
+        "_intake",
+        "_leftover",
+        "_listener",
+        "_peer",
+        "_pending",
+        "_progress_bytes",
+        "_reading_paused",
+        "_since",
+        "_transport",
+        "deadline",
+        "input_ended",
+        "phase",
+    )
+
+    _transport: asyncio.Transport
+    _intake: Intake
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.phase = IDLE
+        self.deadline = inf
+        self.input_ended = False
+        self._exchange: Exchange | None = None
+        self._form = 0
+        self._pending = bytearray()
+        self._leftover = False
+        self._answering_in_turn = False
+        self._reading_paused = False
+        self._held_bytes = 0
+        self._since = 0.0
+        self._progress_bytes = 0
+
+    # What the loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        listener = self._listener
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=listener.limits.write_buffer_bytes_max)
+        address = transport.get_extra_info("peername")
+        self._peer = address[0] if address else ""
+        self._intake = Intake(listener.limits, self._peer, listener.secure, listener.next_request_id)
+        others = len(listener.connections)
+        listener.connections.add(self)
+        self._await_request()
+        if listener.closing or others >= listener.limits.connections_max + _OVERFLOW_MAX:
+            self.drop()
+        elif others >= listener.limits.connections_max:
+            self._refuse(Refusal(503, "too many connections"))
+
+    def data_received(self, data: bytes) -> None:
+        self._listener.bytes_received += len(data)
+        if self.phase >= HANDLER:
+            self._keep(data)
+            return
+        intake = self._intake
+        rest = intake.feed(data)
+        if rest:
+            self._pending += rest
+        self._advance()
+
+    def eof_received(self) -> bool:
+        self.input_ended = True
+        self._leftover = True
+        if self._listener.secure or self.phase < HANDLER or self.phase == LINGERING:
+            self.close()  # asyncio's TLS cannot stay half open
+            return False
+        if self._exchange is not None:
+            self._exchange.give_up()
+        return True
+
+    def pause_writing(self) -> None:
+        if self.phase < LINGERING:
+            self.phase = WRITING
+            self._measure_writing()
+
+    def resume_writing(self) -> None:
+        if self.phase == WRITING:
+            self.phase = HANDLER
+            self.deadline = inf
+            self._listener.loop.call_soon(self._advance_later)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._listener.forget(self)
+        self._hold(0)
+        self.phase = CLOSING
+        self.deadline = inf
+        self._pending.clear()
+        self._intake.end()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.lose()
+
+    # Input.
+
+    def _keep(self, data: bytes) -> None:
+        """Input that came while a request is being answered."""
+        if self.phase >= LINGERING:
+            return
+        listener = self._listener
+        self._pending += data
+        self._leftover = True
+        self._hold(self._intake.fed_bytes + len(self._pending))
+        limits = listener.limits
+        if len(self._pending) > limits.pipeline_bytes_max or listener.held_bytes > limits.held_bytes_max:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _hold(self, size: int) -> None:
+        self._listener.held_bytes += size - self._held_bytes
+        self._held_bytes = size
+
+    def _advance_later(self) -> None:
+        if self.phase == HANDLER and self._exchange is None and not self._transport.is_closing():
+            self._advance()
+
+    def _advance(self) -> None:
+        """Hand over what is ready, parse on, and settle in the phase that follows."""
+        intake = self._intake
+        turns = self._listener.limits.pipeline_requests_max
+        while True:
+            while intake.ready:
+                if turns == 0:
+                    self.phase = HANDLER
+                    self.deadline = inf
+                    self._listener.loop.call_soon(self._advance_later)
+                    return
+                turns -= 1
+                if not self._hand_over(*intake.ready.popleft()):
+                    return
+            if intake.refusal is not None:
+                self._refuse(intake.refusal)
+                return
+            if not self._pending:
+                break
+            data = bytes(self._pending)
+            self._pending.clear()
+            self._pending += intake.feed(data)
+        if self.input_ended:
+            self.close()
+        else:
+            self._await_input()
+
+    def _hand_over(self, request: Request, form: int) -> bool:
+        """One request to the handler; True if it is answered and the connection can take another."""
+        listener = self._listener
+        listener.requests += 1
+        self.phase = HANDLER
+        exchange = self._exchange = Exchange(self, request, form | self._form)
+        self._answering_in_turn = True
+        try:
+            listener.handler(request, exchange)
+        except Exception as error:  # noqa: BLE001 the request's edge
+            listener.fail(exchange, error)
+        self._answering_in_turn = False
+        if exchange.answered:
+            return self.phase == HANDLER
+        self.deadline = inf
+        intake = self._intake
+        if intake.ready or self._pending or intake.in_body or intake.refusal is not None:
+            self._leftover = True
+        if self._held_bytes:
+            self._hold(intake.fed_bytes + len(self._pending))
+        return False
+
+    def _await_input(self) -> None:
+        intake = self._intake
+        limits = self._listener.limits
+        self._leftover = False
+        fed_bytes = intake.fed_bytes
+        if fed_bytes != self._held_bytes:
+            self._hold(fed_bytes)
+            if self._listener.held_bytes > limits.held_bytes_max:
+                self._refuse(Refusal(503, "too many unfinished requests"))
+                return
+        if self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        if intake.in_body:
+            if self.phase != BODY:
+                self.phase = BODY
+                self._since = self._listener.now
+                self.deadline = self._listener.due(limits.body_deadline_s)
+            if intake.expects:
+                intake.expects = False
+                self._transport.write(CONTINUE)
+        elif not fed_bytes:
+            self._await_request()
+        elif self.phase != HEADERS:
+            self.phase = HEADERS
+            self.deadline = self._listener.due(limits.header_deadline_s)
+
+    def _await_request(self) -> None:
+        if self._form:
+            self.close()
+        else:
+            self.phase = IDLE
+            self.deadline = self._listener.idle_due
+
+    # Output.
+
+    def write_answer(self, response: Response, form: int, request: Request) -> bool:
+        """What Exchange.respond does; False if nobody is there."""
+        self._exchange = None
+        transport = self._transport
+        if transport.is_closing():
+            return False
+        listener = self._listener
+        if response.close:
+            form |= CLOSE
+        try:
+            answer = listener.answers.write(response, form)
+        except ValueError as error:
+            answer = listener.unwritable(request, form, error)
+        transport.write(answer)
+        listener.bytes_sent += len(answer)
+        if form & CLOSE:
+            self.close()
+        elif self._answering_in_turn or self.phase == WRITING:
+            pass
+        elif self._leftover:
+            # The handler of the next request shall not run inside the caller.
+            listener.loop.call_soon(self._advance_later)
+        else:
+            self.phase = IDLE
+            self.deadline = listener.idle_due
+        return True
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer what cannot be read further, and close once the client has had time to see that answer."""
+        if self._transport.is_closing():
+            return
+        listener = self._listener
+        answer = listener.refusal_answer(refusal, self._peer)
+        self.phase = LINGERING
+        self.deadline = listener.due(listener.limits.linger_s)
+        self._pending.clear()
+        self._hold(0)
+        self._transport.write(answer)
+        listener.bytes_sent += len(answer)
+        # Closing with unread input would send a RST, which may overtake the answer.
+        if self.input_ended:
+            self.close()
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        if self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+
+    def _measure_writing(self) -> None:
+        self._progress_bytes = self._unread_bytes()
+        self._since = self._listener.now
+        self.deadline = self._listener.due(self._listener.limits.answer_deadline_s)
+
+    def _unread_bytes(self) -> int:
+        """What the client's side has not received yet, in our buffer and in the kernel's, which may hold megabytes."""
+        unread_bytes = self._transport.get_write_buffer_size()
+        sock = self._transport.get_extra_info("socket")
+        try:
+            (queued_bytes,) = _INT.unpack(ioctl(sock.fileno(), TIOCOUTQ, _INT.pack(0)))
+        except OSError:  # closed already
+            return unread_bytes
+        return unread_bytes + int(queued_bytes)
+
+    def close(self) -> None:
+        self.phase = CLOSING
+        self._measure_writing()
+        self._transport.close()
+
+    def drop(self) -> None:
+        """Close without waiting for the client to read anything."""
+        self.phase = CLOSING
+        self._transport.abort()
+
+    # What the listener calls.
+
+    def finish(self) -> None:
+        """Close after the request under way; at once if there is none."""
+        self._form = CLOSE
+        if self._exchange is not None:
+            self._exchange.close_after()
+        elif self.phase == IDLE:
+            self.close()
+
+    def postpone(self, stalled_s: float) -> None:
+        """The loop did not run for so long, and nobody's input was read: that is not the client's fault."""
+        self.deadline += stalled_s
+        self._since += stalled_s
+
+    def expire(self, now: float) -> None:
+        """The deadline has passed."""
+        limits = self._listener.limits
+        if self.phase == IDLE:
+            self._close_unless_unread()
+        elif self.phase == HEADERS:
+            self._refuse(Refusal(408, "the headers took too long"))
+        elif self.phase == BODY:
+            if not self._keeps_pace(self._intake.fed_bytes, limits.body_deadline_s, now):
+                self._refuse(Refusal(408, "the body took too long"))
+        elif self.phase in (WRITING, CLOSING):
+            read_bytes = self._progress_bytes - self._unread_bytes()
+            if not self._keeps_pace(read_bytes, limits.answer_deadline_s, now):
+                self.drop()
+        else:
+            self.drop()
+
+    def _close_unless_unread(self) -> None:
+        if self._transport.get_write_buffer_size():
+            self.drop()
+        else:
+            self.close()
+
+    def _keeps_pace(self, progress_bytes: int, deadline_s: float, now: float) -> bool:
+        earned_s = progress_bytes / self._listener.limits.rate_bytes_per_s_min
+        self.deadline = self._since + deadline_s + self._listener.limits.tick_s + earned_s
+        return now < self.deadline

@@ -1,0 +1,295 @@
+"""From the bytes of one connection to complete requests, or to the one refusal that ends it.
+
+Strategy: llhttp (through httptools) parses and refuses what RFC 9112 forbids; this adds the limits, and the rules where
+two readers of the same bytes could disagree. Input is fed in slices, and no further slice is fed while requests are
+waiting: so a burst of tiny requests is never expanded at once. Nothing here knows a socket or a clock.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import httptools
+
+from veilmq.protocols.http import Request
+from veilmq.server.answer import CLOSE, HEAD, KEEP_ALIVE_TOLD
+from veilmq.server.limits import Limits
+
+SLICE_BYTES: Final = 16 * 1024
+
+# A chunk of one byte takes six on the wire; beyond this a body is a pretext.
+_CHUNK_OVERHEAD_MAX: Final = 16
+
+_METHODS: Final = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")}
+
+# Two of these, and a proxy in front may have believed the other one.
+_SINGLE: Final = frozenset({b"host", b"authorization", b"x-amz-date", b"content-length", b"transfer-encoding"})
+
+_NO_DUPLICATES: Final[frozenset[bytes]] = frozenset()
+
+
+class Refusal(Exception):
+    """A request that goes no further: the status to answer, and why, for the client to read."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(status, reason)
+        self.status = status
+        self.reason = reason
+
+
+class Intake:
+    """The parser of one connection.
+
+    ready: complete requests, each with the form its answer must have (a sum of CLOSE, KEEP_ALIVE_TOLD, HEAD).
+    refusal: set once; it comes after the requests that are ready, and nothing is parsed any more.
+    in_body: headers are complete, the body is not. expects: the client waits for 100 Continue before it sends one.
+    fed_bytes: input held for a request that is not complete.
+    """
+
+    __slots__ = (
+        "_authority",
+        "_body",
+        "_chunked",
+        "_duplicates",
+        "_form",
+        "_headers",
+        "_headers_taken",
+        "_limits",
+        "_method",
+        "_next_id",
+        "_parser",
+        "_peer",
+        "_repeats",
+        "_replaying",
+        "_secure",
+        "_target",
+        "_unmeasured_bytes_max",
+        "_upgrading",
+        "expects",
+        "fed_bytes",
+        "in_body",
+        "ready",
+        "refusal",
+    )
+
+    def __init__(self, limits: Limits, peer: str, secure: bool, next_id: Callable[[], str]) -> None:
+        self._limits = limits
+        self._peer = peer
+        self._secure = secure
+        self._next_id = next_id
+        # Headers that came within so many bytes and one slice more need not be measured.
+        self._unmeasured_bytes_max = limits.header_bytes_max - SLICE_BYTES
+        self.ready: deque[tuple[Request, int]] = deque()
+        self.refusal: Refusal | None = None
+        self.in_body = False
+        self.expects = False
+        self.fed_bytes = 0
+        self._replaying = False
+        self._upgrading = False
+        self._chunked = False
+        self._method = ""
+        self._form = 0
+        self._target = b""
+        self._authority: bytes | None = None
+        self._duplicates = _NO_DUPLICATES
+        self._repeats = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._headers_taken: dict[bytes, bytes] = {}
+        self._body: bytes | bytearray = b""
+        self._parser = httptools.HttpRequestParser(self)
+
+    def feed(self, data: bytes) -> bytes:
+        """Parse until a request is ready or the data is used up; what is left is for the next call."""
+        while data and not self.ready and self.refusal is None:
+            if len(data) <= SLICE_BYTES:
+                data = self._feed_slice(data)
+            else:
+                data = self._feed_slice(data[:SLICE_BYTES]) + data[SLICE_BYTES:]
+        return data
+
+    def end(self) -> None:
+        """Nothing more comes. The parser holds this object's methods: without it nothing is left to the collector."""
+        self.ready.clear()
+        del self._parser
+
+    def _feed_slice(self, data: bytes) -> bytes:
+        rest = b""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+            self._pass_over_upgrade()
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, Refusal):
+                raise
+            self.refusal = error.__context__
+        except httptools.HttpParserError as error:
+            self.refusal = Refusal(400, f"malformed request: {error}")
+        if not self.ready:
+            self._measure(len(data) - len(rest))
+        return rest
+
+    def _measure(self, size: int) -> None:
+        self.fed_bytes += size
+        if self.refusal is not None:
+            return
+        header_bytes_max = self._limits.header_bytes_max
+        if not self.in_body:
+            if self.fed_bytes > header_bytes_max:
+                self.refusal = Refusal(431, f"request line and headers exceed {header_bytes_max} bytes")
+        elif self._chunked and self.fed_bytes > _CHUNK_OVERHEAD_MAX * len(self._body) + 2 * header_bytes_max:
+            self.refusal = Refusal(400, "chunk extensions and trailers outweigh the body")
+
+    def _pass_over_upgrade(self) -> None:
+        """Go on after a request that asked for another protocol, which RFC 9110, 7.8 allows to ignore.
+
+        llhttp takes it as complete with its headers. A body, if it has one, is read by a new parser that is told only
+        its framing.
+        """
+        self._parser = httptools.HttpRequestParser(self)
+        if not self._upgrading:
+            return
+        self._upgrading = False
+        self._replaying = True
+        if self._chunked:
+            framing = b"Transfer-Encoding: chunked"
+        else:
+            framing = b"Content-Length: " + self._headers_taken[b"content-length"]
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+        self._replaying = False
+
+    # What httptools calls. An exception raised here ends the parsing, and is the context of what feed_data raises.
+
+    def on_url(self, part: bytes) -> None:
+        if not self._replaying:
+            self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        headers = self._headers
+        if name in headers:
+            self._repeat(name, value)
+        else:
+            headers[name] = value.strip()
+
+    def _repeat(self, name: bytes, value: bytes) -> None:
+        if name in _SINGLE:
+            raise Refusal(400, f"more than one {name.decode()} header")
+        if len(self._headers[name]) > self._limits.header_bytes_max:
+            raise Refusal(431, f"request line and headers exceed {self._limits.header_bytes_max} bytes")
+        self._headers[name] += b", " + value.strip()
+        self._duplicates |= {name}
+        self._repeats += 1
+
+    def on_headers_complete(self) -> None:
+        headers = self._headers
+        self._headers = {}  # trailers go there, and are dropped
+        if self._replaying:
+            return
+        parser = self._parser
+        method = _METHODS.get(parser.get_method())
+        if method is None:
+            raise Refusal(501, "method not implemented")
+        self._method = method
+        # Without a Connection header only HTTP/1.1 stays open.
+        plain = b"connection" not in headers and parser.should_keep_alive()
+        self._form = 0 if plain else self._uncommon_form(headers)
+        if method == "HEAD":
+            self._form |= HEAD
+        if len(headers) + self._repeats > self._limits.header_count_max:
+            raise Refusal(431, f"more than {self._limits.header_count_max} headers")
+        if b"host" not in headers and parser.get_http_version() == "1.1":
+            raise Refusal(400, "HTTP/1.1 requires a host header")
+        if self.fed_bytes > self._unmeasured_bytes_max:
+            self._measure_headers(headers)
+        if self._target[0] != 0x2F:
+            self._split_absolute_form()
+        self._headers_taken = headers
+        self.in_body = True
+        if b"content-length" in headers:
+            if int(headers[b"content-length"]) > self._limits.body_bytes_max:
+                raise Refusal(413, f"body exceeds {self._limits.body_bytes_max} bytes")
+        elif b"transfer-encoding" in headers:
+            self._begin_chunked(headers[b"transfer-encoding"])
+        if b"expect" in headers:
+            self._expect(headers)
+        if b"upgrade" in headers and parser.should_upgrade():
+            self._upgrading = self._chunked or int(headers.get(b"content-length", b"0")) > 0
+
+    def _uncommon_form(self, headers: dict[bytes, bytes]) -> int:
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise Refusal(505, f"HTTP/{version} is not spoken here")
+        if version == "1.0" and b"transfer-encoding" in headers:
+            raise Refusal(400, "HTTP/1.0 has no transfer-encoding")
+        if not self._parser.should_keep_alive():
+            return CLOSE
+        return KEEP_ALIVE_TOLD if version == "1.0" else 0
+
+    def _measure_headers(self, headers: dict[bytes, bytes]) -> None:
+        # A repeated header counts 2 bytes for its comma instead of its name: the bytes fed bound that in any case.
+        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in headers.items())
+        if size > self._limits.header_bytes_max:
+            raise Refusal(431, f"request line and headers exceed {self._limits.header_bytes_max} bytes")
+
+    def _split_absolute_form(self) -> None:
+        target = self._target
+        if target == b"*" and self._method == "OPTIONS":
+            return
+        scheme, separator, rest = target.partition(b"://")
+        if not separator or scheme.lower() not in (b"http", b"https"):
+            raise Refusal(400, "the target of a request is a path, or a URL of http or https")
+        cut = min((at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0), default=len(rest))
+        authority, target = rest[:cut], rest[cut:]
+        if not authority or b"@" in authority:
+            raise Refusal(400, "the URL in the request line needs a host, and no user")
+        self._authority = authority
+        self._target = target if target.startswith(b"/") else b"/" + target
+
+    def _begin_chunked(self, coding: bytes) -> None:
+        if coding.lower() != b"chunked":
+            raise Refusal(501, "the only transfer-encoding spoken here is chunked")
+        self._chunked = True
+
+    def _expect(self, headers: dict[bytes, bytes]) -> None:
+        if headers[b"expect"].lower() != b"100-continue":
+            raise Refusal(417, "the only expectation met here is 100-continue")
+        self.expects = self._parser.get_http_version() == "1.1"  # RFC 9110, 10.1.1: ignored in HTTP/1.0
+
+    def on_body(self, part: bytes) -> None:
+        body = self._body
+        if not body:
+            self._body = part
+        elif isinstance(body, bytearray):
+            body += part
+        else:
+            self._body = bytearray(body) + part
+        if len(self._body) > self._limits.body_bytes_max:
+            raise Refusal(413, f"body exceeds {self._limits.body_bytes_max} bytes")
+
+    def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
+        body = self._body
+        request = Request(
+            self._method,
+            self._target,
+            self._headers_taken,
+            body if type(body) is bytes else bytes(body),
+            self._peer,
+            self._secure,
+            self._next_id(),
+            self._authority,
+            self._duplicates,
+        )
+        self.ready.append((request, self._form))
+        self.in_body = self.expects = self._chunked = False
+        self._target = self._body = b""
+        self.fed_bytes = 0
+        if self._headers:
+            self._headers = {}
+        if self._authority is not None:
+            self._authority = None
+        if self._repeats:
+            self._repeats = 0
+            self._duplicates = _NO_DUPLICATES

@@ -1,0 +1,48 @@
+"""Stores: what must be atomic, behind one small protocol.
+
+Strategy: a store takes a batch of concurrent commands with the instant to judge them by, picks a serial order, writes,
+and reports an outcome for each; `commit` makes them durable and may block, so that a shell runs it in a thread. A store
+is what passes the contract suite of `veilmq.testing`. Nothing above this room knows which one it has.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from veilmq.model.commands import AnyCommand, Peek
+from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Applied, Outcome
+
+
+class Store(Protocol):
+    """One batch at a time: apply, commit, apply, commit ... `query` may run beside it, in any thread."""
+
+    @property
+    def mark(self) -> Instant:
+        """High-water mark of the lease clock, as last committed."""
+        ...
+
+    def apply(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
+        """Run the batch's statements. Nothing is durable, and no outcome may leave, before `commit` returns.
+
+        Raises StoreUnknown if the store failed where its state cannot be known: no further call is allowed but `close`.
+        """
+        ...
+
+    def commit(self) -> None:
+        """Make the applied batch durable. Blocks.
+
+        Raises StoreFailed (rolled back, the store lives) or StoreUnknown (as in `apply`).
+        """
+        ...
+
+    def apply_each(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
+        """Apply and commit each command by itself, after a batch failed. Blocks; the outcomes are durable."""
+        ...
+
+    def query(self, command: Peek, now: Instant) -> Outcome:
+        """Answer from committed state, changing nothing. Blocks; any thread."""
+        ...
+
+    def close(self) -> None:
+        """Let the files go. A batch that was not committed is rolled back."""
+        ...

@@ -1,0 +1,8 @@
+"""The default store: one SQLite database in a directory that one process owns.
+
+Strategy: a message is appended once to `message` and never moved; where it is follows from two narrow things. While it
+waits in its line, a cursor in memory stands before it. Once it was delayed or received it has a row in `lease`: hidden
+until an instant, or returned. Purging or deleting a queue gives it a fresh `generation` and leaves the old one's rows
+to the sweeper, so that neither costs more for a million messages than for one. Counts, cursors and settings live in
+memory, change and roll back with the batch, and are rebuilt at start from the narrow indexes.
+"""

@@ -1,0 +1,168 @@
+"""Connections to the database, and what its errors mean.
+
+Strategy: one connection writes, one checkpoints, a few read. Every error of SQLite is either *failed* (rolled back, the
+state is known) or *unknown* (after a failed write or fsync nobody can say what the disk holds; SQLite itself would go
+on): the second kind ends the process.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
+from veilmq.store.sqlite.options import Options
+
+SQLITE_OLDEST: Final = 3_051_003
+"""3.51.3 mends the corruption after a WAL reset."""
+_READERS_MAX: Final = 4
+_KNOWN: Final = (apsw.FullError, apsw.BusyError, apsw.LockedError, apsw.TooBigError, apsw.ConstraintError)
+
+logger = logging.getLogger("veilmq.store")
+
+
+class SqliteTooOld(Exception):
+    """The SQLite inside apsw can corrupt a WAL database."""
+
+
+def check_version() -> None:
+    """Raises SqliteTooOld before 3.51.3."""
+    if apsw.SQLITE_VERSION_NUMBER < SQLITE_OLDEST:
+        raise SqliteTooOld(f"SQLite {apsw.sqlite_lib_version()} may corrupt its WAL: 3.51.3 or later is needed")
+
+
+def verdict(error: apsw.Error) -> StoreError:
+    """What an error of SQLite says about the open batch."""
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, _KNOWN):
+        return StoreFailed(reason=reason)
+    return StoreUnknown(reason=reason)
+
+
+def open_writer(path: Path, options: Options) -> apsw.Connection:
+    """The connection that writes: WAL, every commit synced, checkpoints by hand."""
+    connection = apsw.Connection(str(path), vfs=options.vfs)
+    connection.set_busy_timeout(5_000)
+    connection.pragma("auto_vacuum", "INCREMENTAL")
+    connection.pragma("journal_mode", "WAL")
+    connection.pragma("synchronous", options.synchronous)
+    connection.pragma("cache_size", -(options.cache_bytes // 1024))
+    connection.pragma("mmap_size", 0)
+    connection.pragma("temp_store", "MEMORY")
+    connection.pragma("journal_size_limit", 4 * options.checkpoint_bytes)
+    connection.wal_autocheckpoint(0)
+    return connection
+
+
+def open_checkpointer(path: Path, options: Options) -> apsw.Connection:
+    """The connection that copies the WAL into the database."""
+    connection = apsw.Connection(str(path), vfs=options.vfs)
+    connection.pragma("synchronous", options.synchronous)
+    connection.wal_autocheckpoint(0)
+    return connection
+
+
+def open_reader(path: Path, options: Options) -> apsw.Connection:
+    """A connection that can only read."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=options.vfs)
+    connection.set_busy_timeout(5_000)
+    connection.pragma("query_only", True)
+    connection.wal_autocheckpoint(0)
+    return connection
+
+
+class Readers:
+    """A few read-only connections, lent to threads."""
+
+    def __init__(self, path: Path, options: Options) -> None:
+        self._path = path
+        self._options = options
+        self._idle: list[apsw.Connection] = []
+        self._free = threading.BoundedSemaphore(_READERS_MAX)
+        self._closed = False
+
+    @contextmanager
+    def lend(self) -> Iterator[apsw.Connection]:
+        """A connection in a read transaction: one consistent, committed state. Waits while all are lent."""
+        with self._free:
+            connection = self._idle.pop() if self._idle else open_reader(self._path, self._options)
+            try:
+                connection.execute("BEGIN")
+                yield connection
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                if self._closed:
+                    connection.close()
+                else:
+                    self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close the idle ones; a lent one closes when it comes back."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+
+class Checkpointer:
+    """Copies the WAL into the database beside the writer, and lets the WAL start anew between two batches.
+
+    A passive checkpoint never waits for the writer, and so never finishes while it writes: the bulk is copied in a
+    thread of its own, then the short remainder after a commit, when no batch is open.
+    """
+
+    def __init__(self, path: Path, options: Options, page_bytes: int) -> None:
+        self._path = path
+        self._options = options
+        self._pages_max = max(1, options.checkpoint_bytes // page_bytes)
+        self.page_bytes = page_bytes
+        self.wal_pages = 0
+        self._connection: apsw.Connection | None = None
+        self._bulk: threading.Thread | None = None
+        self._remainder = False
+        self.failed: apsw.Error | None = None
+
+    @property
+    def wal_bytes(self) -> int:
+        """Size of the WAL as last seen."""
+        return self.wal_pages * self.page_bytes
+
+    def committed(self, wal_pages: int) -> None:
+        """Call after each commit, in its thread, before the next batch opens."""
+        self.wal_pages = wal_pages
+        if self.failed is not None:
+            error, self.failed = self.failed, None
+            raise error
+        if self._bulk is not None and self._bulk.is_alive():
+            return
+        if self._remainder:
+            self._remainder = False
+            self._run()
+        elif wal_pages >= self._pages_max:
+            self._bulk = threading.Thread(target=self._run_bulk, name="veilmq-checkpoint", daemon=True)
+            self._bulk.start()
+
+    def _run_bulk(self) -> None:
+        try:
+            self._run()
+            self._remainder = True
+        except apsw.FullError:
+            logger.warning("checkpoint: the disk is full; the WAL keeps growing until space returns")
+        except apsw.Error as error:
+            self.failed = error
+
+    def _run(self) -> None:
+        if self._connection is None:
+            self._connection = open_checkpointer(self._path, self._options)
+        self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def close(self) -> None:
+        """Wait for a running bulk and close."""
+        if self._bulk is not None:
+            self._bulk.join()
+        if self._connection is not None:
+            self._connection.close()

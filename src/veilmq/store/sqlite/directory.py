@@ -1,0 +1,127 @@
+"""The data directory: one owner, closed to others, with room kept back for a full disk.
+
+Strategy: an flock on `lock` decides who owns it (it ends with the process, however that ends); the file's text tells
+others who that is. The reserve is a fallocated file that is given up when the disk fills, so that receives, deletes
+and clean-up go on until space returns.
+"""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+DATABASE: Final = "veilmq.db"
+_LOCK: Final = "lock"
+_RESERVE: Final = "reserve"
+
+
+class Holder(msgspec.Struct, omit_defaults=True):
+    """Who owns a directory: its pid and the URLs that it listens on."""
+
+    pid: int
+    listeners: dict[str, str] = {}
+
+
+class DirectoryHeld(Exception):
+    """Another process owns the directory."""
+
+    def __init__(self, directory: Path, holder: Holder | None) -> None:
+        self.directory = directory
+        self.holder = holder
+        who = f"pid {holder.pid}" if holder else "another process"
+        use = next(iter(holder.listeners.values()), None) if holder else None
+        super().__init__(f"{directory} is held by {who}" + (f", use {use}" if use else ""))
+
+
+class DirectoryUnsafe(Exception):
+    """The directory is open to other users, or is no directory."""
+
+
+class DataDirectory:
+    """Owns a directory until `close`."""
+
+    def __init__(self, path: Path, reserve_bytes: int, floor_bytes: int) -> None:
+        """Creates it (0700) if missing. Raises DirectoryHeld, DirectoryUnsafe, OSError."""
+        self.path = path
+        self._reserve_bytes = reserve_bytes
+        self._floor_bytes = floor_bytes
+        self.pid = os.getpid()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.stat().st_mode & 0o077:
+            raise DirectoryUnsafe(f"{path} is open to other users: chmod 700 {path}")
+        self._lock = _take_lock(path)
+        self.announce({})
+
+    @property
+    def database(self) -> Path:
+        """The database file."""
+        return self.path / DATABASE
+
+    def announce(self, listeners: dict[str, str]) -> None:
+        """Write into the lock file who owns the directory and where to reach it."""
+        text = msgspec.json.encode(Holder(self.pid, listeners))
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, text, 0)
+
+    def free_bytes(self) -> int:
+        """What the file system has left for us, without the reserve."""
+        status = os.statvfs(self.path)
+        return status.f_bavail * status.f_frsize
+
+    def floor_bytes(self) -> int:
+        """Below this much free space sends and creates are refused: the setting, at most 2 % of the file system."""
+        status = os.statvfs(self.path)
+        return min(self._floor_bytes, status.f_blocks * status.f_frsize // 50)
+
+    def take_reserve(self) -> bool:
+        """Keep the reserve back, if there is room for it beyond the floor. Returns whether it is there."""
+        path = self.path / _RESERVE
+        if path.exists() and path.stat().st_size == self._reserve_bytes:
+            return True
+        if self.free_bytes() < self._reserve_bytes + self.floor_bytes():
+            return False
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, self._reserve_bytes)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP}:
+                raise
+            path.unlink()
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def give_up_reserve(self) -> bool:
+        """Free the reserve for what must go on. Returns whether there was one."""
+        try:
+            (self.path / _RESERVE).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let the directory go."""
+        os.close(self._lock)
+
+
+def _take_lock(path: Path) -> int:
+    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = read_holder(path)
+        os.close(descriptor)
+        raise DirectoryHeld(path, holder) from None
+    return descriptor
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Who last announced itself in the directory; None if nobody did legibly."""
+    try:
+        return msgspec.json.decode((path / _LOCK).read_bytes(), type=Holder)
+    except (OSError, msgspec.DecodeError):
+        return None

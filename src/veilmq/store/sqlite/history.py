@@ -1,0 +1,145 @@
+"""The history on disk: trimming, and reading back with names joined.
+
+Strategy: the writer appends one row a commit (writer.py); the sweeper drops whole rows from the old end, a few at a
+time; readers decode rows on a connection of their own. The number of bytes is the difference of two running totals, so
+that nobody ever adds them up.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+import apsw
+import msgspec
+
+from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
+from veilmq.model.commands import LeaseSource
+from veilmq.model.instant import Instant
+from veilmq.store.sqlite.writer import Writer
+
+_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
+_SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
+
+
+def trim(writer: Writer, history_us_max: int, history_bytes_max: int, rows_max: int) -> int:
+    """Drop the oldest rows beyond the bounds, at most `rows_max` and never the last; returns how many."""
+    rows = writer.read("SELECT offset, at, bytes_before, length(events) FROM history ORDER BY offset LIMIT ?", (rows_max,))
+    keep_after = writer.now - history_us_max
+    cut = [
+        offset
+        for offset, at, bytes_before, length in rows
+        if at < keep_after or writer.history_bytes - (bytes_before + length) >= history_bytes_max
+    ]
+    if cut and cut[-1] == _last_row(writer):
+        cut.pop()
+    if cut:
+        writer.write("DELETE FROM history WHERE offset <= ?", (cut[-1],))
+        writer.write(
+            "DELETE FROM queue WHERE deleted IS NOT NULL AND deleted < (SELECT min(at) FROM history)"
+            " AND deleted < ?", (keep_after,)
+        )  # fmt: skip
+    return len(cut)
+
+
+def _last_row(writer: Writer) -> int | None:
+    row = writer.read_one("SELECT max(offset) FROM history", ())
+    return None if row is None else row[0]
+
+
+def bounds(connection: apsw.Connection) -> tuple[int, int]:
+    """First offset that is still there, and the next to be given."""
+    first, following = connection.execute(
+        "SELECT (SELECT min(offset) FROM history), (SELECT offset FROM mark)"
+    ).fetchone() or (None, 0)
+    return (following if first is None else first), following
+
+
+def read(connection: apsw.Connection, start: int, count_max: int) -> list[EventRecord]:
+    """Up to `count_max` events from offset `start` on, in the connection's read transaction.
+
+    Raises HistoryTrimmed if `start` is below the first offset.
+    """
+    first, following = bounds(connection)
+    if start < first:
+        raise HistoryTrimmed(first)
+    if start >= following:
+        return []
+    names = Names(connection)
+    return [names.record(offset, event) for offset, event in islice(events_from(connection, start), count_max)]
+
+
+def events_from(connection: apsw.Connection, start: int) -> Iterator[tuple[int, Event]]:
+    """All events from offset `start` on, as stored, with their offsets."""
+    rows = connection.cursor().execute(
+        "SELECT offset, events FROM history WHERE offset >="
+        " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) ORDER BY offset",
+        (start,),
+    )
+    for first, packed in rows:
+        for place, event in enumerate(_EVENTS.decode(packed)):
+            if first + place >= start:
+                yield first + place, event
+
+
+class Names:
+    """Joins the numbers of stored events with their names; reads each name once."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self._queues: dict[int, tuple[str, str, str]] = {}
+        self._origins: dict[int, tuple[str, str, str]] = {}
+
+    def _queue(self, incarnation: int | None) -> tuple[str | None, str | None, str | None]:
+        if incarnation is None:
+            return None, None, None
+        found = self._queues.get(incarnation)
+        if found is None:
+            row = self._connection.execute(
+                "SELECT account, region, name FROM queue WHERE incarnation = ?", (incarnation,)
+            ).fetchone()
+            if row is None:
+                return None, None, None
+            found = self._queues[incarnation] = (row[0], row[1], row[2])
+        return found
+
+    def _origin(self, number: int | None) -> tuple[str | None, str | None, str | None]:
+        if number is None:
+            return None, None, None
+        found = self._origins.get(number)
+        if found is None:
+            row = self._connection.execute(
+                "SELECT protocol, principal, client FROM origin WHERE id = ?", (number,)
+            ).fetchone()
+            found = self._origins[number] = ("", "", "") if row is None else (row[0], row[1], row[2])
+        return found
+
+    def record(self, offset: int, event: Event) -> EventRecord:
+        """The event with its names."""
+        account, region, queue = self._queue(event.queue)
+        protocol, principal, client = self._origin(event.origin)
+        return EventRecord(
+            offset=offset,
+            kind=_KINDS.get(event.kind, str(event.kind)),
+            at=Instant(event.at),
+            account=account,
+            region=region,
+            queue=queue,
+            incarnation=event.queue,
+            protocol=protocol,
+            principal=principal,
+            client=client,
+            message=None if event.message is None else event.message.hex(),
+            sequence=event.sequence,
+            attempt=event.attempt,
+            rotation=event.rotation,
+            lease_us=event.lease_us,
+            source=None if event.source is None else _SOURCES[event.source],
+            sent=event.sent,
+            visible_since=event.visible_since,
+            held_us=event.held_us,
+            body_bytes=event.body_bytes,
+            group=event.group,
+            type=event.type,
+            detail=event.detail,
+        )

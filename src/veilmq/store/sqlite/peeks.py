@@ -1,0 +1,54 @@
+"""Peeks: look at visible messages on a reading connection, as committed.
+
+Strategy: the cursors come from memory and may be a batch ahead of or behind the snapshot; a message of a line that has
+a lease row is in flight or returned, whatever the cursor says, and is left to the other two selects.
+"""
+
+from typing import Any, Final
+
+import apsw
+
+from veilmq.model.commands import Peek
+from veilmq.model.errors import QueueMissing
+from veilmq.model.instant import Instant
+from veilmq.model.message import Delivery
+from veilmq.model.outcomes import Outcome, Received
+from veilmq.store.sqlite.endings import extras_of
+from veilmq.store.sqlite.queues import Queues
+
+_COLUMNS: Final = "m.sequence, m.id, m.sent, m.expires, m.priority, m.sender, m.extras, m.md5, m.body"
+_READY: Final = (
+    f"SELECT {_COLUMNS}, 0, NULL FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? AND l.sequence IS NULL"
+    " AND coalesce(m.expires, m.sent + ?) > ? ORDER BY m.sequence LIMIT ?"
+)
+_LEASED: Final = (
+    f"SELECT {_COLUMNS}, l.attempt, l.first FROM lease l INDEXED BY {{index}} JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND {where} AND coalesce(m.expires, m.sent + ?) > ? ORDER BY {order} LIMIT ?"
+)
+_RETURNED: Final = _LEASED.format(index="lease_returned", where="l.hidden = 0", order="l.priority, l.sequence")
+_DUE: Final = _LEASED.format(index="lease_hidden", where="l.hidden = 1 AND l.due <= ?", order="l.due")
+
+
+def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instant) -> Outcome:
+    """Up to `count_max` visible messages in the order in which they would be received."""
+    queue = queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    generation, retention_us, count = queue.generation, queue.settings.retention_us, command.count_max
+    rows = []
+    for priority in sorted(queue.ready):
+        cursor = queue.cursors.get(priority, 0)
+        rows += connection.execute(_READY, (generation, priority, cursor, retention_us, now, count)).fetchall()
+    rows += connection.execute(_RETURNED, (generation, retention_us, now, count)).fetchall()
+    rows += connection.execute(_DUE, (generation, now, retention_us, now, count)).fetchall()
+    rows.sort(key=lambda row: (row[4], row[0]))
+    return Received([_delivery(row, retention_us) for row in rows[:count]])
+
+
+def _delivery(row: tuple[Any, ...], retention_us: int) -> Delivery:
+    sequence, message, sent, own_expiry, priority, sender, extras, md5, body, attempt, first = row
+    expires = sent + retention_us if own_expiry is None else own_expiry
+    return Delivery(
+        message, sequence, body.decode(), md5, extras_of(extras), sender, priority, sent, expires, attempt, first
+    )

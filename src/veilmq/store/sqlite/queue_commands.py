@@ -1,0 +1,207 @@
+"""Commands on queues: create, change, delete, purge, describe, list."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from veilmq.model.commands import (
+    ChangeQueue,
+    CreateQueue,
+    DeleteQueue,
+    DescribeQueue,
+    ListQueues,
+    PurgeQueue,
+    default_settings,
+)
+from veilmq.model.errors import (
+    CapabilityMissing,
+    DiskLow,
+    PurgeInProgress,
+    QueueDeletedRecently,
+    QueueExists,
+    QueueMissing,
+    RedriveRefused,
+    VeilError,
+)
+from veilmq.model.events import Event, Kind
+from veilmq.model.outcomes import (
+    Outcome,
+    Purged,
+    QueueChanged,
+    QueueCreated,
+    QueueDeleted,
+    QueueDescribed,
+    QueuesListed,
+)
+from veilmq.model.queue import QueueKey, QueueSettings, RedrivePermission, SettingsChange
+from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue
+from veilmq.store.sqlite.writer import Writer
+
+RETENTION_LOOK: Final = 0
+"""Expiry bound of a queue whose retention changed: the sweeper looks at once."""
+
+
+def create(writer: Writer, command: CreateQueue) -> Outcome:
+    """Create a queue, or meet the same one again."""
+    settings = default_settings(command)
+    present = writer.queues.by_key.get(command.queue)
+    if present is not None:
+        named: Sequence[str] = QueueSettings.__struct_fields__ if command.compare_all else tuple(command.change)
+        for name in named:
+            if getattr(present.settings, name) != getattr(settings, name):
+                return QueueExists(queue=str(command.queue), setting=name)
+        return QueueCreated(present.info(), created=False)
+    refusal = _cannot_create(writer, command, settings)
+    if refusal is not None:
+        return refusal
+    generation = writer.next_generation()
+    key = command.queue
+    writer.write(
+        "INSERT INTO queue (account, region, name, generation, created, modified, settings) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (key.account, key.region, key.name, generation, writer.now, writer.now, SETTINGS_ENCODER.encode(settings)),
+    )
+    queue = LiveQueue(key, writer.connection.last_insert_rowid(), generation, writer.now, settings)
+    writer.queues.add(queue)
+    writer.undo(lambda: writer.queues.remove(queue))
+    _record(writer, Kind.QUEUE_CREATED, command, queue, _named(key) | {"settings": settings})
+    return QueueCreated(queue.info(), created=True)
+
+
+def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings) -> VeilError | None:
+    if settings.fifo:
+        return CapabilityMissing(capability="FIFO queues")
+    if writer.disk_low is not None:
+        return DiskLow(free_bytes=writer.disk_low)
+    if settings.redrive is not None:
+        refused = _redrive_refusal(writer, command.queue, settings)
+        if refused is not None:
+            return refused
+    if command.cooldown_us:
+        key = command.queue
+        row = writer.read_one(
+            "SELECT max(deleted) FROM queue WHERE account = ? AND region = ? AND name = ? AND deleted IS NOT NULL",
+            (key.account, key.region, key.name),
+        )
+        if row is not None and row[0] is not None and row[0] + command.cooldown_us > writer.now:
+            return QueueDeletedRecently(queue=str(key), wait_us=row[0] + command.cooldown_us - writer.now)
+    return None
+
+
+def _redrive_refusal(writer: Writer, source: QueueKey, settings: QueueSettings) -> VeilError | None:
+    """Whether the dead-letter queue exists, is of the same kind, and lets this source in (SQS RedriveAllowPolicy)."""
+    assert settings.redrive is not None
+    target = writer.queues.by_key.get(settings.redrive.target)
+    name = str(settings.redrive.target)
+    if target is None or target.key == source:
+        return RedriveRefused(target=name, reason="it does not exist" if target is None else "it is the queue itself")
+    if target.settings.fifo != settings.fifo:
+        return RedriveRefused(target=name, reason="it is not of the same kind")
+    allow = target.settings.redrive_allow
+    if allow is None or allow.permission is RedrivePermission.ALLOW_ALL:
+        return None
+    if allow.permission is RedrivePermission.DENY_ALL or source not in allow.sources:
+        return RedriveRefused(target=name, reason="it does not allow this source")
+    return None
+
+
+def change(writer: Writer, command: ChangeQueue) -> Outcome:
+    """Set some settings; the others stay."""
+    queue = writer.queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    settings = msgspec.structs.replace(queue.settings, **command.change)
+    if settings.redrive is not None and settings.redrive != queue.settings.redrive:
+        refused = _redrive_refusal(writer, queue.key, settings)
+        if refused is not None:
+            return refused
+    writer.touch(queue)
+    writer.write(
+        "UPDATE queue SET settings = ?, modified = ? WHERE incarnation = ?",
+        (SETTINGS_ENCODER.encode(settings), writer.now, queue.incarnation),
+    )
+    if settings.retention_us != queue.settings.retention_us:
+        writer.queues.lower_expiry(queue, RETENTION_LOOK)
+    queue.settings = settings
+    queue.modified = writer.now
+    _record(writer, Kind.QUEUE_CHANGED, command, queue, {"change": _plain(command.change)})
+    return QueueChanged(queue.info())
+
+
+def delete(writer: Writer, command: DeleteQueue) -> Outcome:
+    """Delete a queue; its messages are garbage from now on."""
+    queue = writer.queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    writer.touch(queue)
+    writer.write("INSERT INTO garbage VALUES (?)", (queue.generation,))
+    writer.write("UPDATE queue SET deleted = ? WHERE incarnation = ?", (writer.now, queue.incarnation))
+    count = queue.empty(queue.generation)
+    writer.queues.remove(queue)
+    writer.undo(lambda: writer.queues.add(queue))
+    _record(writer, Kind.QUEUE_DELETED, command, queue, {"count": count})
+    return QueueDeleted(count)
+
+
+def purge(writer: Writer, command: PurgeQueue) -> Outcome:
+    """Leave all messages behind; what is sent from now on is not touched."""
+    queue = writer.queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    if queue.purged is not None and queue.purged + command.cooldown_us > writer.now:
+        wait_us = queue.purged + command.cooldown_us - writer.now
+        return PurgeInProgress(queue=str(command.queue), wait_us=wait_us)
+    writer.touch(queue)
+    writer.write("INSERT INTO garbage VALUES (?)", (queue.generation,))
+    count = queue.empty(writer.next_generation())
+    queue.purged = writer.now
+    writer.write(
+        "UPDATE queue SET generation = ?, purged = ? WHERE incarnation = ?",
+        (queue.generation, writer.now, queue.incarnation),
+    )
+    _record(writer, Kind.PURGED, command, queue, {"count": count, "watermark": writer.mark.sequence})
+    return Purged(count)
+
+
+def describe(writer: Writer, command: DescribeQueue) -> Outcome:
+    """The queue as it stands."""
+    queue = writer.queues.by_key.get(command.queue)
+    return QueueMissing(queue=str(command.queue)) if queue is None else QueueDescribed(queue.info())
+
+
+def list_queues(writer: Writer, command: ListQueues) -> Outcome:
+    """A page of queues by key."""
+    matching = sorted(
+        key
+        for key, queue in writer.queues.by_key.items()
+        if (command.account is None or key.account == command.account)
+        and (command.region is None or key.region == command.region)
+        and key.name.startswith(command.prefix)
+        and key.name > command.after
+        and (
+            command.dead_letter_target is None
+            or (queue.settings.redrive is not None and queue.settings.redrive.target == command.dead_letter_target)
+        )
+    )
+    page = matching[: command.count_max]
+    return QueuesListed([writer.queues.by_key[key].info() for key in page], more=len(matching) > len(page))
+
+
+def _named(key: QueueKey) -> dict[str, object]:
+    return {"account": key.account, "region": key.region, "name": key.name}
+
+
+def _plain(change: SettingsChange) -> dict[str, object]:
+    """Tags and labels may hold anything, an access policy too: the history keeps that they changed, not what to."""
+    return {name: None if name in {"labels", "tags"} else value for name, value in change.items()}
+
+
+def _record(
+    writer: Writer,
+    kind: Kind,
+    command: CreateQueue | ChangeQueue | DeleteQueue | PurgeQueue,
+    queue: LiveQueue,
+    detail: dict[str, object],
+) -> None:
+    origin = writer.origin(command.origin)
+    writer.events.append(Event(kind, writer.now, queue.incarnation, origin, detail=detail))

@@ -1,0 +1,228 @@
+"""The queues in memory: settings, cursors and counts, changed and rolled back with the batch.
+
+Strategy: a batch that touches a queue first saves a copy of its few numbers; a rollback puts the copies back. The
+instants at which a queue next needs the sweeper are lower bounds in two heaps: too early costs a look, too late must
+never be, so a bound only ever falls until a sweep has looked.
+"""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import Final
+
+import apsw
+import msgspec
+
+from veilmq.model.instant import FOREVER, Instant
+from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+
+SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
+SETTINGS_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+class LiveQueue:
+    """One queue that exists."""
+
+    __slots__ = (
+        "created",
+        "cursors",
+        "delayed",
+        "generation",
+        "in_flight",
+        "incarnation",
+        "key",
+        "modified",
+        "next_due",
+        "next_expiry",
+        "purged",
+        "ready",
+        "returned",
+        "settings",
+        "visible",
+    )
+
+    def __init__(
+        self, key: QueueKey, incarnation: int, generation: int, created: Instant, settings: QueueSettings
+    ) -> None:
+        self.key = key
+        self.incarnation = incarnation
+        self.generation = generation
+        self.created = created
+        self.modified = created
+        self.purged: Instant | None = None
+        self.settings = settings
+        self.cursors: dict[int, int] = {}
+        """By priority: the last sequence that was claimed from that line."""
+        self.ready: dict[int, int] = {}
+        """By priority: messages in that line beyond its cursor."""
+        self.visible = 0
+        """All that a claim could take: in the lines, and returned."""
+        self.returned = 0
+        self.delayed = 0
+        self.in_flight = 0
+        self.next_due = FOREVER
+        """No later than the earliest end of a lease or delay."""
+        self.next_expiry = FOREVER
+        """No later than the earliest expiry that a sweep could apply."""
+
+    def save(self) -> tuple[object, ...]:
+        """Everything that a batch can change."""
+        return (
+            self.generation,
+            self.modified,
+            self.purged,
+            self.settings,
+            self.cursors.copy(),
+            self.ready.copy(),
+            self.visible,
+            self.returned,
+            self.delayed,
+            self.in_flight,
+            self.next_due,
+            self.next_expiry,
+        )
+
+    def restore(self, saved: tuple[object, ...]) -> None:
+        """Back to what `save` gave."""
+        (
+            self.generation,
+            self.modified,
+            self.purged,
+            self.settings,
+            self.cursors,
+            self.ready,
+            self.visible,
+            self.returned,
+            self.delayed,
+            self.in_flight,
+            self.next_due,
+            self.next_expiry,
+        ) = saved  # type: ignore[assignment]
+
+    def empty(self, generation: int) -> int:
+        """Leave all messages behind in the old generation; returns how many there were."""
+        count = self.visible + self.delayed + self.in_flight
+        self.generation = generation
+        self.cursors = {}
+        self.ready = {}
+        self.visible = self.returned = self.delayed = self.in_flight = 0
+        self.next_due = self.next_expiry = FOREVER
+        return count
+
+    def info(self) -> QueueInfo:
+        """The queue as others see it."""
+        counts = QueueCounts(self.visible, self.delayed, self.in_flight)
+        return QueueInfo(self.key, self.incarnation, self.created, self.modified, self.settings, counts)
+
+
+class Bounds:
+    """A heap of (instant, incarnation): when each queue next needs a look. Stale entries are skipped by the reader."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+
+    def push(self, instant: int, incarnation: int) -> None:
+        """The queue needs a look at that instant, or before."""
+        heappush(self._heap, (instant, incarnation))
+
+    def first(self) -> Instant | None:
+        """The earliest bound, if any."""
+        return Instant(self._heap[0][0]) if self._heap else None
+
+    def due(self, now: int) -> Iterator[int]:
+        """Take the queues whose bound is not after `now`, earliest first."""
+        while self._heap and self._heap[0][0] <= now:
+            yield heappop(self._heap)[1]
+
+
+class Queues:
+    """All queues that exist, by name and by incarnation."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[QueueKey, LiveQueue] = {}
+        self.by_incarnation: dict[int, LiveQueue] = {}
+        self.due = Bounds()
+        self.expiry = Bounds()
+
+    def add(self, queue: LiveQueue) -> None:
+        """A queue was created or loaded."""
+        self.by_key[queue.key] = queue
+        self.by_incarnation[queue.incarnation] = queue
+
+    def remove(self, queue: LiveQueue) -> None:
+        """A queue was deleted."""
+        del self.by_key[queue.key]
+        del self.by_incarnation[queue.incarnation]
+
+    def lower_due(self, queue: LiveQueue, instant: int) -> None:
+        """A lease or delay of the queue ends at `instant`."""
+        if instant < queue.next_due:
+            queue.next_due = Instant(instant)
+            self.due.push(instant, queue.incarnation)
+
+    def lower_expiry(self, queue: LiveQueue, instant: int) -> None:
+        """A message of the queue expires at `instant`."""
+        if instant < queue.next_expiry:
+            queue.next_expiry = Instant(instant)
+            self.expiry.push(instant, queue.incarnation)
+
+    def rebound(self, queue: LiveQueue) -> None:
+        """After a rollback: make sure that both heaps know the queue's bounds again."""
+        if queue.next_due < FOREVER:
+            self.due.push(queue.next_due, queue.incarnation)
+        if queue.next_expiry < FOREVER:
+            self.expiry.push(queue.next_expiry, queue.incarnation)
+
+
+def load(connection: apsw.Connection) -> Queues:
+    """Rebuild everything from the tables: one scan of the narrow indexes, never of a body."""
+    queues = Queues()
+    by_generation: dict[int, LiveQueue] = {}
+    rows = connection.execute(
+        "SELECT incarnation, account, region, name, generation, created, modified, purged, settings"
+        " FROM queue WHERE deleted IS NULL"
+    )
+    for incarnation, account, region, name, generation, created, modified, purged, settings in rows:
+        key = QueueKey(account, region, name)
+        queue = LiveQueue(key, incarnation, generation, created, SETTINGS_DECODER.decode(settings))
+        queue.modified, queue.purged = modified, purged
+        queues.add(queue)
+        by_generation[generation] = queue
+    for generation, line, count in connection.execute(
+        "SELECT generation, line, count(*) FROM message INDEXED BY message_line WHERE line IS NOT NULL"
+        " GROUP BY generation, line"
+    ):
+        if generation in by_generation:
+            by_generation[generation].ready[line] = count
+            by_generation[generation].visible += count
+    _load_leases(connection, by_generation)
+    for queue in by_generation.values():
+        found = connection.execute(
+            "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1",
+            (queue.generation,),
+        ).get
+        if found is not None:
+            queues.lower_due(queue, found)
+        if queue.visible or queue.delayed or queue.in_flight:
+            queues.lower_expiry(queue, 0)
+    return queues
+
+
+def _load_leases(connection: apsw.Connection, by_generation: dict[int, LiveQueue]) -> None:
+    """A message with a lease row is in no line: its line's cursor is at or beyond it."""
+    for generation, line, hidden, received, count, last in connection.execute(
+        "SELECT generation, line, hidden, attempt > 0, count(*), max(sequence) FROM lease GROUP BY 1, 2, 3, 4"
+    ):
+        if generation not in by_generation:
+            continue
+        queue = by_generation[generation]
+        if line is not None:
+            queue.cursors[line] = max(queue.cursors.get(line, 0), last)
+            queue.ready[line] -= count
+            queue.visible -= count
+        if not hidden:
+            queue.returned += count
+            queue.visible += count
+        elif received:
+            queue.in_flight += count
+        else:
+            queue.delayed += count

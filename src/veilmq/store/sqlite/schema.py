@@ -1,0 +1,135 @@
+"""Tables, and the migrations that lead to them.
+
+Strategy: `user_version` counts the migrations applied. Each is a script; all that are missing run in one transaction at
+open. A file of a newer version is refused. Migrations are append-only: a released one never changes
+(tests/store/fixtures holds a file of every released version).
+"""
+
+from typing import Final
+
+import apsw
+
+APPLICATION_ID: Final = 0x5645494C  # "VEIL"
+
+_BIRTH: Final = """
+CREATE TABLE mark (
+    id         INTEGER PRIMARY KEY CHECK (id = 1),
+    clock      INTEGER NOT NULL,     -- high-water mark of the lease clock
+    sequence   INTEGER NOT NULL,     -- last message sequence given
+    generation INTEGER NOT NULL,     -- last generation given
+    offset     INTEGER NOT NULL      -- next offset of the history
+) STRICT;
+
+CREATE TABLE secret (
+    id       INTEGER PRIMARY KEY CHECK (id = 1),
+    receipts BLOB NOT NULL,          -- key of the receipt handles; a backup gets a fresh one
+    epoch    BLOB NOT NULL           -- names this line of history; a backup gets a fresh one
+) STRICT;
+
+CREATE TABLE queue (
+    incarnation INTEGER PRIMARY KEY AUTOINCREMENT,
+    account     TEXT NOT NULL,
+    region      TEXT NOT NULL,
+    name        TEXT NOT NULL,
+    generation  INTEGER NOT NULL,    -- its messages; a purge gives it another
+    created     INTEGER NOT NULL,
+    modified    INTEGER NOT NULL,
+    purged      INTEGER,             -- last purge
+    deleted     INTEGER,             -- kept while the history may name it
+    settings    BLOB NOT NULL        -- msgpack of QueueSettings
+) STRICT;
+CREATE UNIQUE INDEX queue_by_name ON queue (account, region, name) WHERE deleted IS NULL;
+
+CREATE TABLE message (
+    sequence   INTEGER PRIMARY KEY,  -- grows over all queues, never given twice
+    generation INTEGER NOT NULL,
+    line       INTEGER,              -- the priority, for a message sent to the end of its line; else NULL
+    priority   INTEGER NOT NULL,
+    id         BLOB NOT NULL,
+    sent       INTEGER NOT NULL,
+    expires    INTEGER,              -- own expiry; NULL: the queue's retention of the day
+    sender     TEXT NOT NULL,
+    group_id   TEXT,
+    type       TEXT,
+    extras     BLOB,                 -- msgpack of Extras
+    md5        BLOB NOT NULL,
+    body       BLOB NOT NULL         -- UTF-8
+) STRICT;
+CREATE INDEX message_line ON message (generation, line) WHERE line IS NOT NULL;
+CREATE INDEX message_expiry ON message (generation, expires) WHERE expires IS NOT NULL;
+
+CREATE TABLE lease (
+    sequence   INTEGER PRIMARY KEY,
+    generation INTEGER NOT NULL,
+    priority   INTEGER NOT NULL,
+    line       INTEGER,              -- as in message: the cursor of that line is at or beyond this sequence
+    hidden     INTEGER NOT NULL,     -- 1: delayed or in flight until due; 0: visible since due
+    due        INTEGER NOT NULL,
+    attempt    INTEGER NOT NULL,     -- grants so far; 0: delayed, never received
+    rotation   INTEGER NOT NULL,
+    granted    INTEGER NOT NULL,     -- start of the latest lease; the send, for attempt 0
+    first      INTEGER,              -- first grant
+    origin     INTEGER NOT NULL      -- who holds or held the lease
+) STRICT;
+CREATE INDEX lease_hidden ON lease (generation, due) WHERE hidden = 1;
+CREATE INDEX lease_returned ON lease (generation, priority) WHERE hidden = 0;
+
+CREATE TABLE quarantine (
+    sequence   INTEGER PRIMARY KEY,  -- a message whose body does not match its MD5; no claim meets it
+    generation INTEGER NOT NULL,
+    at         INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE garbage (
+    generation INTEGER PRIMARY KEY   -- its rows belong to nobody; the sweeper takes them
+) STRICT;
+
+CREATE TABLE origin (
+    id        INTEGER PRIMARY KEY,
+    protocol  TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    client    TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE history (
+    offset       INTEGER PRIMARY KEY,  -- of the first event in the row
+    count        INTEGER NOT NULL,
+    at           INTEGER NOT NULL,     -- the batch's instant
+    bytes_before INTEGER NOT NULL,     -- events' bytes in all earlier rows
+    version      INTEGER NOT NULL,
+    events       BLOB NOT NULL         -- msgpack of a list of Event
+) STRICT;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH,)
+VERSION: Final = len(MIGRATIONS)
+
+
+class SchemaNewer(Exception):
+    """The file was written by a later release."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(f"the data was written by a newer VeilMQ (schema {found}; this one knows {VERSION}): upgrade")
+        self.found = found
+
+
+class NotOurs(Exception):
+    """The file is a database of some other program."""
+
+
+def migrate(connection: apsw.Connection) -> int:
+    """Bring the file to `VERSION` in one transaction; returns the version it had. Raises SchemaNewer or NotOurs."""
+    found = int(connection.pragma("user_version"))
+    owner = int(connection.pragma("application_id"))
+    if found > VERSION:
+        raise SchemaNewer(found)
+    if owner != APPLICATION_ID and (found or owner or connection.execute("SELECT count(*) FROM sqlite_schema").get):
+        raise NotOurs("veilmq.db is not a VeilMQ database")
+    if found == VERSION:
+        return found
+    with connection:
+        for script in MIGRATIONS[found:]:
+            connection.execute(script)
+        connection.pragma("application_id", APPLICATION_ID)
+        connection.pragma("user_version", VERSION)
+    return found

@@ -1,0 +1,251 @@
+"""The SQLite store: batches in, outcomes out.
+
+Strategy: `apply` runs the statements of a batch on the caller's thread and `commit` ends it in any thread; between the
+two nobody touches the writer. An error amid a batch rolls all of it back, and the commands are applied again one by
+one, so that one that cannot succeed takes none down with it.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from veilmq.model.commands import (
+    AnyCommand,
+    ChangeQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    Extend,
+    ListQueues,
+    Peek,
+    PurgeQueue,
+    Receive,
+    RecordPolls,
+    Send,
+    Sweep,
+    Undeliver,
+)
+from veilmq.model.errors import StoreFailed, StoreUnknown
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.outcomes import Applied, Outcome
+from veilmq.model.receipt import KEY_BYTES, ReceiptKey
+from veilmq.store.sqlite import claims, leases, peeks, queue_commands, queues, schema, sends, sweeps
+from veilmq.store.sqlite.connections import Checkpointer, Readers, check_version, open_writer, verdict
+from veilmq.store.sqlite.directory import DataDirectory
+from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.writer import Mark, Writer
+
+CRASH_POINTS: Final = (
+    "batch opened",
+    "batch applied",
+    "before commit",
+    "after commit",
+    "after checkpoint",
+)
+"""Where a test may end the process (veilmq.testing)."""
+_EPOCH_BYTES: Final = 16
+_DISK_LOOK_US: Final = SECOND_US
+
+logger = logging.getLogger("veilmq.store")
+
+Handler = Callable[[Writer, Any], Outcome]
+
+
+class SqliteStore:
+    """Owns a data directory. Raises on opening: DirectoryHeld, DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld."""
+
+    def __init__(
+        self, path: Path, options: Options | None = None, at_point: Callable[[str], None] = lambda point: None
+    ) -> None:
+        check_version()
+        self.options = options or Options()
+        self._at_point = at_point
+        self.directory = DataDirectory(path, self.options.reserve_bytes, self.options.floor_bytes)
+        try:
+            self._open()
+        except BaseException:
+            self.directory.close()
+            raise
+
+    def _open(self) -> None:
+        self.directory.take_reserve()
+        database = self.directory.database
+        connection = open_writer(database, self.options)
+        os.chmod(database, 0o600)
+        schema.migrate(connection)
+        _give_birth(connection)
+        receipts = ReceiptKey(_row(connection, "SELECT receipts FROM secret")[0])
+        mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
+        self._writer = Writer(connection, queues.load(connection), mark, receipts)
+        self.readers = Readers(database, self.options)
+        self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
+        self._wal_pages = 0
+        connection.set_wal_hook(self._wal_grew)
+        self._disk_looked = Instant(-_DISK_LOOK_US)
+        self._broken: str | None = None
+        self._handlers: dict[type, Handler] = {
+            Send: sends.send,
+            Receive: claims.receive,
+            Extend: leases.extend,
+            Delete: leases.delete,
+            Undeliver: leases.undeliver,
+            CreateQueue: queue_commands.create,
+            ChangeQueue: queue_commands.change,
+            DeleteQueue: queue_commands.delete,
+            PurgeQueue: queue_commands.purge,
+            DescribeQueue: queue_commands.describe,
+            ListQueues: queue_commands.list_queues,
+            RecordPolls: sweeps.record_polls,
+            Sweep: lambda writer, command: sweeps.sweep(writer, command, self.options),
+        }
+
+    @property
+    def mark(self) -> Instant:
+        """High-water mark of the lease clock."""
+        return Instant(self._writer.mark.clock)
+
+    @property
+    def queues(self) -> queues.Queues:
+        """The queues in memory, for metrics and listings of this process; read only."""
+        return self._writer.queues
+
+    @property
+    def disk_low(self) -> bool:
+        """Whether sends and creates are refused for want of space."""
+        return self._writer.disk_low is not None
+
+    def apply(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
+        """See `Store.apply`."""
+        self._check_usable()
+        self._look_at_disk(now)
+        writer = self._writer
+        handlers = self._handlers
+        try:
+            writer.begin(now)
+            self._at_point("batch opened")
+            outcomes = [handlers[type(command)](writer, command) for command in commands]
+            writer.finish()
+        except Exception as error:  # the batch's edge: whatever failed, it is rolled back and each command tried alone
+            self._roll_back(error)
+            return self.apply_each(commands, now)
+        self._at_point("batch applied")
+        return self._applied(outcomes, writer.wrote)
+
+    def commit(self) -> None:
+        """See `Store.commit`."""
+        self._at_point("before commit")
+        try:
+            self._writer.commit()
+            self._at_point("after commit")
+            self.checkpointer.committed(self._wal_pages)
+            self._at_point("after checkpoint")
+        except apsw.Error as error:
+            self._roll_back(error)
+            raise StoreFailed(reason=str(error)) from error
+
+    def apply_each(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
+        """See `Store.apply_each`."""
+        visible: dict[Any, int] = {}
+        outcomes: list[Outcome] = []
+        for command in commands:
+            outcomes.append(self._apply_alone(command, now))
+            for key, count in self._writer.visible.items():
+                visible[key] = visible.get(key, 0) + count
+        applied = self._applied(outcomes, wrote=False)
+        applied.visible = visible
+        return applied
+
+    def _apply_alone(self, command: AnyCommand, now: Instant) -> Outcome:
+        writer = self._writer
+        try:
+            writer.begin(now)
+            outcome = self._handlers[type(command)](writer, command)
+            writer.finish()
+            if writer.open:
+                writer.commit()
+            return outcome
+        except Exception as error:  # the command's edge: a bug or a full disk is its own answer, not its neighbours'
+            self._roll_back(error)
+            if not isinstance(error, apsw.Error):
+                logger.exception("%s could not be applied", type(command).__name__)
+            return StoreFailed(reason=f"{type(error).__name__}: {error}")
+
+    def query(self, command: Peek, now: Instant) -> Outcome:
+        """See `Store.query`."""
+        with self.readers.lend() as connection:
+            return peeks.peek(connection, self._writer.queues, command, now)
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        if self._writer.open:
+            self._writer.rollback()
+        self.checkpointer.close()
+        self.readers.close()
+        self._writer.connection.close()
+        self.directory.close()
+
+    def _applied(self, outcomes: list[Outcome], wrote: bool) -> Applied:
+        writer = self._writer
+        return Applied(writer.now, outcomes, wrote, writer.visible, writer.queues.due.first())
+
+    def _check_usable(self) -> None:
+        if self._broken is not None:
+            raise StoreUnknown(reason=self._broken)
+        if os.getpid() != self.directory.pid:
+            raise StoreUnknown(reason="a forked process may not use its parent's store")
+
+    def _roll_back(self, error: Exception) -> None:
+        """Back to before the batch; raises StoreUnknown if nobody can know what that is."""
+        if isinstance(error, apsw.Error):
+            judged = verdict(error)
+            if isinstance(judged, StoreUnknown):
+                self._broken = judged.reason
+                raise judged from error
+        try:
+            self._writer.rollback()
+        except apsw.Error as second:
+            self._broken = f"rollback failed: {second}"
+            raise StoreUnknown(reason=self._broken) from second
+        if isinstance(error, apsw.FullError):
+            self._relieve()
+
+    def _relieve(self) -> None:
+        """The disk is full: free the reserve, and refuse what would fill it again."""
+        if self.directory.give_up_reserve():
+            logger.error("disk full: sends and creates are refused until space returns; the reserve was freed")
+        self._writer.disk_low = self.directory.free_bytes()
+
+    def _look_at_disk(self, now: Instant) -> None:
+        if now - self._disk_looked < _DISK_LOOK_US:
+            return
+        self._disk_looked = now
+        free, floor = self.directory.free_bytes(), self.directory.floor_bytes()
+        was_low = self._writer.disk_low is not None
+        self._writer.disk_low = free if free < floor else None
+        if self._writer.disk_low is None and not self.directory.take_reserve():
+            self._writer.disk_low = free if was_low else None
+        if was_low != (self._writer.disk_low is not None):
+            logger.warning("disk %s: %d bytes free, floor %d", "has space again" if was_low else "low", free, floor)
+
+    def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+
+def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
+    (row,) = connection.execute(query).fetchall()
+    return row
+
+
+def _give_birth(connection: apsw.Connection) -> None:
+    """The rows that exist once, in a new file."""
+    with connection:
+        connection.execute("INSERT OR IGNORE INTO mark VALUES (1, 0, 0, 0, 0)")
+        connection.execute(
+            "INSERT OR IGNORE INTO secret VALUES (1, ?, ?)", (os.urandom(KEY_BYTES), os.urandom(_EPOCH_BYTES))
+        )

@@ -1,0 +1,159 @@
+"""Clean-up in bounded steps: what is due returns, what is dead goes, what is old is trimmed.
+
+Strategy: correctness never waits for the sweeper (claims and uses of a handle check for themselves); it wakes parked
+receives, keeps counts close to the truth, and gives space back. Each call does at most `steps_max` rows of work, so
+that nobody's answer waits behind a million of them.
+"""
+
+from typing import Final
+
+from veilmq.model.commands import RecordPolls, Sweep
+from veilmq.model.events import Event, Kind
+from veilmq.model.instant import FOREVER, MINUTE_US
+from veilmq.model.outcomes import Outcome, Recorded, Swept
+from veilmq.store.sqlite import history
+from veilmq.store.sqlite.endings import expire, find_place, return_due
+from veilmq.store.sqlite.options import MIB, Options
+from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.writer import Writer
+
+GARBAGE_BYTES_MAX: Final = MIB
+"""Bodies that one step may free: large ones take long to unchain."""
+_HISTORY_ROWS_MAX: Final = 32
+_VACUUM_PAGES: Final = 256
+_FREE_PAGES_KEPT: Final = 4096
+
+
+def sweep(writer: Writer, command: Sweep, options: Options) -> Outcome:
+    """One bounded step."""
+    left = command.steps_max
+    left -= _return_all(writer, left)
+    if left > 0:
+        left -= _collect(writer, left)
+    if left > 0:
+        left -= _expire_all(writer, left)
+    if left > 0:
+        left -= history.trim(writer, options.history_us_max, options.history_bytes_max, min(left, _HISTORY_ROWS_MAX))
+    _give_back(writer)
+    return Swept(command.steps_max - left, more=left <= 0)
+
+
+def record_polls(writer: Writer, command: RecordPolls) -> Outcome:
+    """Append the poll counts of a minute."""
+    for poll in command.polls:
+        queue = writer.queues.by_key.get(poll.queue)
+        detail = {"receives": poll.receives, "empty": poll.empty, "refused": poll.refused}
+        incarnation = None if queue is None else queue.incarnation
+        writer.events.append(
+            Event(Kind.POLLED, writer.now, incarnation, writer.origin(poll.origin), detail=detail)
+        )
+    return Recorded()
+
+
+def _return_all(writer: Writer, steps_max: int) -> int:
+    steps = 0
+    for incarnation in writer.queues.due.due(writer.now):
+        queue = writer.queues.by_incarnation.get(incarnation)
+        if queue is not None and queue.next_due <= writer.now:
+            steps += return_due(writer, queue, steps_max - steps)
+            if steps >= steps_max:
+                break
+    return steps
+
+
+def _collect(writer: Writer, steps_max: int) -> int:
+    """Delete rows of generations that belong to nobody: first what has a lease row, then the lines, then the rest."""
+    found = writer.read_one("SELECT generation FROM garbage LIMIT 1", ())
+    if found is None:
+        return 0
+    (generation,) = found
+    for rows in (
+        "SELECT sequence FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1 LIMIT ?",
+        "SELECT sequence FROM lease INDEXED BY lease_returned WHERE generation = ? AND hidden = 0 LIMIT ?",
+        "SELECT sequence FROM message INDEXED BY message_line WHERE generation = ? AND line IS NOT NULL LIMIT ?",
+        "SELECT sequence FROM quarantine WHERE generation = ? LIMIT ?",
+    ):
+        sequences = _within_bytes(writer, [row[0] for row in writer.read(rows, (generation, steps_max))])
+        if sequences:
+            for table in ("lease", "quarantine", "message"):
+                writer.write_many(f"DELETE FROM {table} WHERE sequence = ?", [(sequence,) for sequence in sequences])
+            return len(sequences)
+    writer.write("DELETE FROM garbage WHERE generation = ?", (generation,))
+    return 1
+
+
+def _within_bytes(writer: Writer, sequences: list[int]) -> list[int]:
+    """As many of the messages as hold `GARBAGE_BYTES_MAX` together, at least one."""
+    total = 0
+    for place, sequence in enumerate(sequences):
+        row = writer.read_one("SELECT length(body) FROM message WHERE sequence = ?", (sequence,))
+        total += 0 if row is None else row[0]
+        if total > GARBAGE_BYTES_MAX and place:
+            return sequences[:place]
+    return sequences
+
+
+def _expire_all(writer: Writer, steps_max: int) -> int:
+    steps = 0
+    for incarnation in writer.queues.expiry.due(writer.now):
+        queue = writer.queues.by_incarnation.get(incarnation)
+        if queue is not None and queue.next_expiry <= writer.now:
+            steps += _expire_queue(writer, queue, steps_max - steps)
+            if steps >= steps_max:
+                break
+    return steps
+
+
+def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
+    """Expire what stands first in each order that a queue has, and learn when to look next."""
+    writer.touch(queue)
+    retention_us = queue.settings.retention_us
+    queue.next_expiry = FOREVER
+    steps = 0
+    for sequence in _heads(writer, queue, steps_max):
+        place = find_place(writer, queue, sequence)
+        if place is None or steps >= steps_max:
+            continue
+        expires = place.expires(retention_us)
+        if expires <= writer.now:
+            expire(writer, queue, place)
+            steps += 1
+        else:
+            writer.queues.lower_expiry(queue, expires)
+    if steps >= steps_max:
+        writer.queues.lower_expiry(queue, writer.now)
+    elif queue.in_flight or queue.delayed or queue.visible:
+        writer.queues.lower_expiry(queue, writer.now + MINUTE_US)
+    return steps
+
+
+def _heads(writer: Writer, queue: LiveQueue, count: int) -> list[int]:
+    """Messages that can be dead: the first by own expiry, of each line, and of the returned ones."""
+    generation = queue.generation
+    rows = writer.read(
+        "SELECT sequence FROM message INDEXED BY message_expiry"
+        " WHERE generation = ? AND expires IS NOT NULL ORDER BY expires LIMIT ?",
+        (generation, count),
+    )
+    for priority, ready in queue.ready.items():
+        if ready:
+            rows += writer.read(
+                "SELECT sequence FROM message WHERE generation = ? AND line = ? AND sequence > ?"
+                " ORDER BY sequence LIMIT ?",
+                (generation, priority, queue.cursors.get(priority, 0), count),
+            )
+    if queue.returned:
+        rows += writer.read(
+            "SELECT sequence FROM lease INDEXED BY lease_returned"
+            " WHERE generation = ? AND hidden = 0 ORDER BY priority, sequence LIMIT ?",
+            (generation, count),
+        )
+    return list(dict.fromkeys(row[0] for row in rows))
+
+
+def _give_back(writer: Writer) -> None:
+    """Return free pages to the file system, a few at a time, but for a stock to grow into."""
+    free = writer.read_one("PRAGMA freelist_count", ())
+    if free is not None and free[0] > _FREE_PAGES_KEPT:
+        writer.wrote = True
+        writer.read(f"PRAGMA incremental_vacuum({min(_VACUUM_PAGES, free[0] - _FREE_PAGES_KEPT)})", ())

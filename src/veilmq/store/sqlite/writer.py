@@ -1,0 +1,198 @@
+"""The open batch: the one connection that writes, and everything that rolls back with it.
+
+Strategy: command rooms (sends, claims, leases, queue_commands, sweeps) are functions of a `Writer` and a command. The
+writer gives out sequences, collects events, remembers what to undo, and ends the batch with one row of history and the
+mark. It never commits by itself: the store does, in whatever thread the shell chose.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from veilmq.model.commands import Origin
+from veilmq.model.events import SCHEMA_VERSION, Event
+from veilmq.model.instant import Instant
+from veilmq.model.queue import QueueKey
+from veilmq.model.receipt import ReceiptKey
+from veilmq.store.sqlite.queues import LiveQueue, Queues
+
+ORIGINS_MAX: Final = 100_000
+"""Beyond this many distinct clients, new ones are recorded without their user agent."""
+_ID_POOL_BYTES: Final = 4096
+
+Rows = Sequence[tuple[Any, ...]]
+
+
+class Mark(msgspec.Struct):
+    """What grows for ever, as it will be after the open batch."""
+
+    clock: int
+    sequence: int
+    generation: int
+    offset: int
+
+    def copy(self) -> "Mark":
+        """A value to go back to."""
+        return Mark(self.clock, self.sequence, self.generation, self.offset)
+
+
+class Writer:
+    """State of the open batch, and the statements that all command rooms share."""
+
+    def __init__(self, connection: apsw.Connection, queues: Queues, mark: Mark, receipts: ReceiptKey) -> None:
+        self.connection = connection
+        self.queues = queues
+        self.mark = mark
+        self.receipts = receipts
+        self.now = Instant(mark.clock)
+        self.disk_low: int | None = None
+        """Free bytes when they are below the floor."""
+        self.events: list[Event] = []
+        self.visible: dict[QueueKey, int] = {}
+        self.wrote = False
+        self.open = False
+        self.history_bytes = history_end(connection)
+        self._execute = connection.cursor().execute
+        self._executemany = connection.cursor().executemany
+        self._encoder = msgspec.msgpack.Encoder()
+        self._touched: dict[int, tuple[LiveQueue, tuple[object, ...]]] = {}
+        self._undo: list[Callable[[], None]] = []
+        self._saved = (mark.copy(), self.history_bytes)
+        self._origins: dict[Origin, int] = {
+            Origin(protocol, principal, client): row
+            for row, protocol, principal, client in connection.execute(
+                "SELECT id, protocol, principal, client FROM origin"
+            )
+        }
+        self._ids = b""
+        self._ids_at = 0
+
+    def begin(self, now: Instant) -> None:
+        """Open a batch that is judged by `now`, or by the mark if that is later."""
+        self.now = Instant(max(now, self.mark.clock))
+        self._execute("BEGIN IMMEDIATE")
+        self.open = True
+        self.wrote = False
+        self.events = []
+        self.visible = {}
+        self._touched = {}
+        self._undo = []
+        self._saved = (self.mark.copy(), self.history_bytes)
+
+    def finish(self) -> None:
+        """Write the history row and the mark; a batch that wrote nothing is closed here."""
+        if self.events:
+            packed = self._encoder.encode(self.events)
+            self._execute(
+                "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)",
+                (self.mark.offset, len(self.events), self.now, self.history_bytes, SCHEMA_VERSION, packed),
+            )
+            self.mark.offset += len(self.events)
+            self.history_bytes += len(packed)
+            self.wrote = True
+        if not self.wrote:
+            self._execute("ROLLBACK")
+            self.open = False
+            return
+        self.mark.clock = self.now
+        self._execute(
+            "UPDATE mark SET clock = ?, sequence = ?, generation = ?, offset = ?",
+            (self.mark.clock, self.mark.sequence, self.mark.generation, self.mark.offset),
+        )
+
+    def commit(self) -> None:
+        """Commit the open batch and make it durable."""
+        self._execute("COMMIT")
+        self.open = False
+
+    def rollback(self) -> None:
+        """Forget the open batch, on disk and in memory."""
+        self.open = False
+        if self.connection.in_transaction:
+            self._execute("ROLLBACK")
+        for undo in reversed(self._undo):
+            undo()
+        for queue, saved in self._touched.values():
+            queue.restore(saved)
+            self.queues.rebound(queue)
+        self._undo = []
+        self._touched = {}
+        self.mark, self.history_bytes = self._saved
+        self.events = []
+        self.visible = {}
+
+    def touch(self, queue: LiveQueue) -> None:
+        """Call before changing anything of the queue in memory."""
+        if queue.incarnation not in self._touched:
+            self._touched[queue.incarnation] = (queue, queue.save())
+
+    def undo(self, action: Callable[[], None]) -> None:
+        """Do this too when the batch is rolled back."""
+        self._undo.append(action)
+
+    def write(self, statement: str, values: tuple[Any, ...]) -> None:
+        """Run a statement that changes something."""
+        self.wrote = True
+        self._execute(statement, values)
+
+    def write_many(self, statement: str, rows: Rows) -> None:
+        """Run a statement that changes something, once a row."""
+        self.wrote = True
+        self._executemany(statement, rows)
+
+    def read(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """All rows that a query gives, as the open batch sees them."""
+        return self._execute(statement, values).fetchall()
+
+    def read_one(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The first row that a query gives."""
+        return self._execute(statement, values).fetchone()
+
+    def next_sequence(self) -> int:
+        """A sequence greater than any before."""
+        self.mark.sequence += 1
+        return self.mark.sequence
+
+    def next_generation(self) -> int:
+        """A generation that no row has."""
+        self.mark.generation += 1
+        return self.mark.generation
+
+    def next_id(self) -> bytes:
+        """16 random bytes, taken from a pool."""
+        at = self._ids_at
+        if at >= len(self._ids):
+            self._ids = os.urandom(_ID_POOL_BYTES)
+            at = 0
+        self._ids_at = at + 16
+        return self._ids[at : at + 16]
+
+    def origin(self, origin: Origin) -> int:
+        """The number of an origin, given at its first use."""
+        known = self._origins.get(origin)
+        if known is not None:
+            return known
+        if len(self._origins) >= ORIGINS_MAX and origin.client:
+            return self.origin(Origin(origin.protocol, origin.principal))
+        row = len(self._origins) + 1
+        self.write("INSERT INTO origin VALUES (?, ?, ?, ?)", (row, origin.protocol, origin.principal, origin.client))
+        self._origins[origin] = row
+        self.undo(lambda: self._forget_origin(origin))
+        return row
+
+    def _forget_origin(self, origin: Origin) -> None:
+        del self._origins[origin]
+
+    def note_visible(self, queue: LiveQueue, count: int = 1) -> None:
+        """Hint that messages of the queue became visible."""
+        key = queue.key
+        self.visible[key] = self.visible.get(key, 0) + count
+
+
+def history_end(connection: apsw.Connection) -> int:
+    """Bytes of all events ever appended."""
+    row = connection.execute("SELECT bytes_before, length(events) FROM history ORDER BY offset DESC LIMIT 1").fetchone()
+    return 0 if row is None else int(row[0]) + int(row[1])

@@ -1,0 +1,61 @@
+"""What holds for every test: Hypothesis without deadlines, and room for tests that must be alone.
+
+Strategy for `alone`: the workers of one run share two file locks. Every test holds the *floor* lock, shared; a test
+marked `alone` holds it exclusively, so that it waits for the others' running tests and they wait for it. The *door*
+lock is passed on the way in, and an `alone` test keeps it until it has the floor: otherwise workers that go from test
+to test could hold the floor among them for ever.
+"""
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+# The machine may be busy with the other worker: how long an example takes says nothing.
+settings.register_profile("veilmq", deadline=None, print_blob=True)
+settings.load_profile("veilmq")
+
+_LOCKS = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return
+    directory = tempfile.TemporaryDirectory(prefix="veilmq-tests-")
+    config.stash[_LOCKS] = directory.name
+    config.add_cleanup(directory.cleanup)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell each worker of pytest-xdist where the locks of this run are."""
+    node.workerinput["veilmq_locks"] = node.config.stash[_LOCKS]
+
+
+@contextlib.contextmanager
+def _held(path: Path, operation: int) -> Iterator[None]:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, operation)
+        yield
+    finally:
+        os.close(file)
+
+
+# Outermost of the wrappers, so that pytest-timeout's clock starts after the wait.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    directory = getattr(item.config, "workerinput", {}).get("veilmq_locks")
+    if directory is None:  # a single process: every test is alone
+        return (yield)
+    alone = item.get_closest_marker("alone") is not None
+    with contextlib.ExitStack() as floor:
+        with _held(Path(directory, "door"), fcntl.LOCK_EX):
+            floor.enter_context(_held(Path(directory, "floor"), fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        return (yield)

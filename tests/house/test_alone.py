@@ -1,0 +1,54 @@
+"""A test marked `alone` runs while no other does, on any number of workers.
+
+A small test set of its own is run on two workers with our conftest: each of its tests says that it is there, and the
+ones marked `alone` look who else is.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
+
+SET = """
+import os, pathlib, time
+import pytest
+
+HERE = pathlib.Path(__file__).parent / "running"
+
+def run(number, alone):
+    mine = HERE / f"{os.getpid()}-{number}"
+    mine.touch()
+    try:
+        # Long enough for the other worker to be caught in the act.
+        for _ in range(4):
+            if alone:
+                assert [path.name for path in HERE.iterdir()] == [mine.name]
+            time.sleep(0.01)
+    finally:
+        mine.unlink()
+
+@pytest.mark.parametrize("number", range(20))
+def test_with_others(number):
+    run(number, alone=False)
+
+@pytest.mark.alone
+@pytest.mark.parametrize("number", range(6))
+def test_alone(number):
+    run(number, alone=True)
+"""
+
+
+def test_no_test_runs_beside_one_that_is_alone(tmp_path: Path) -> None:
+    (tmp_path / "running").mkdir()
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
+    (tmp_path / "test_set.py").write_text(SET)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone: alone\n")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "."],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "26 passed" in done.stdout

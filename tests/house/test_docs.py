@@ -1,0 +1,74 @@
+"""Every link of the documentation leads somewhere.
+
+The pages are read with a CommonMark parser. A link into the checkout must name a file that is there and, with a
+fragment, a heading of that page; links to other sites are not followed, a test has no network.
+"""
+
+import itertools
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that a page of Markdown answers to, as code hosts make them from its headings."""
+    tokens = MarkdownIt().parse(page.read_text())
+    found: set[str] = set()
+    for heading, inline in itertools.pairwise(tokens):
+        if heading.type != "heading_open":
+            continue
+        text = "".join(child.content for child in inline.children or [] if child.type in {"text", "code_inline"})
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        number = 0
+        while (name := slug if number == 0 else f"{slug}-{number}") in found:
+            number += 1
+        found.add(name)
+    return found
+
+
+def links(page: Path) -> list[str]:
+    def below(tokens: list[Token]) -> list[str]:
+        here = [str(token.attrs[key]) for token in tokens for key in ("href", "src") if key in token.attrs]
+        return here + [link for token in tokens for link in below(token.children or [])]
+
+    return below(MarkdownIt().enable("table").parse(page.read_text()))
+
+
+def broken(page: Path) -> list[str]:
+    """The links of `page` that lead nowhere, in the order in which they stand."""
+    found = []
+    for link in links(page):
+        parts = urlsplit(link)
+        if parts.scheme or parts.netloc:
+            continue
+        target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+        if not target.exists() or (parts.fragment and parts.fragment not in anchors(target)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_resolve(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_broken_finds_what_is_missing(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `b`, and c!\n\n## Twice\n\n## Twice\n\n"
+        "[a](#a-b-and-c) [b](#twice-1) [c](other.md#there) [d](https://example.org/x) `[e](code.md)`\n\n"
+        "| t |\n|---|\n| [f](gone.md) |\n\n[g](#nowhere) [h](other.md#nowhere) ![i](gone.png)\n"
+    )
+    (tmp_path / "other.md").write_text("There\n=====\n")
+    assert broken(page) == ["gone.md", "#nowhere", "other.md#nowhere", "gone.png"]
+
+
+def test_the_pages_that_must_be_there_are_checked() -> None:
+    assert {ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"} <= set(PAGES)

@@ -1,0 +1,152 @@
+"""What is locked is what pyproject.toml asks for, what is built is complete, and set-up says what it misses."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import apsw
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import veilmq
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+BASE = PROJECT["project"]["dependencies"]
+BUILD = PROJECT["build-system"]["requires"]
+
+WANTED = [
+    *(pytest.param("run.txt", one, id=f"run-{one}") for one in [*BASE, *EXTRAS["server"], *BUILD]),
+    *(
+        pytest.param("dev.txt", one, id=f"dev-{one}")
+        for one in [*BASE, *BUILD, *(one for extra in EXTRAS.values() for one in extra)]
+    ),
+]
+
+
+def locked(name: str) -> dict[str, str]:
+    """Package and version of each entry of a lock."""
+    found = re.findall(r"^([A-Za-z0-9_.-]+)==([^ ;\\]+)", (ROOT / "requirements" / name).read_text(), re.MULTILINE)
+    return {canonicalize_name(package): version for package, version in found}
+
+
+@pytest.mark.parametrize(("lock", "requirement"), WANTED)
+def test_the_lock_holds_what_is_asked_for(lock: str, requirement: str) -> None:
+    wanted = Requirement(requirement)
+    version = locked(lock)[canonicalize_name(wanted.name)]
+    assert wanted.specifier.contains(version), f"{version} is not in {wanted.specifier}: run `make lock`"
+
+
+def test_both_locks_agree() -> None:
+    assert locked("run.txt").items() <= locked("dev.txt").items()
+
+
+@pytest.mark.parametrize("lock", ["run.txt", "dev.txt"])
+def test_every_locked_package_has_hashes_and_no_index_is_named(lock: str) -> None:
+    text = (ROOT / "requirements" / lock).read_text()
+    entries = re.split(r"^(?=\S)", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    packages = [entry for entry in entries if entry.strip()]
+    assert len(packages) == len(locked(lock))
+    assert [entry for entry in packages if "--hash=sha256:" not in entry] == []
+    assert "://" not in text
+    assert "index" not in text
+
+
+def test_sqlite_is_past_the_corruption() -> None:
+    assert tuple(map(int, apsw.sqlite_lib_version().split("."))) >= (3, 51, 3)
+
+
+def test_every_dependency_is_explained() -> None:
+    note = (ROOT / "docs/decisions/0001-dependencies.md").read_text()
+    asked = {Requirement(one).name for one in [*BASE, *BUILD, *(one for extra in EXTRAS.values() for one in extra)]}
+    assert sorted(name for name in asked if not re.search(rf"\b{re.escape(name)}\b", note)) == []
+
+
+def test_the_wheel_is_complete(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.iterdir()
+    assert wheel.name == f"veilmq-{veilmq.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as content:
+        names = {name for name in content.namelist() if ".dist-info/" not in name}
+        metadata = content.read(f"veilmq-{veilmq.__version__}.dist-info/METADATA").decode()
+        scripts = content.read(f"veilmq-{veilmq.__version__}.dist-info/entry_points.txt").decode()
+    source = ROOT / "src"
+    modules = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
+    assert modules | {"veilmq/py.typed"} <= names
+    assert all(name.startswith("veilmq/") for name in names)
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "veilmq = veilmq.cli:main" in scripts
+
+
+def test_importing_the_package_needs_no_dependency() -> None:
+    script = "import sys, veilmq; print(sorted({'apsw', 'msgspec', 'asyncio'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "[]\n")
+
+
+class TestNeed:
+    """tools/need.sh on machines that have nothing but the commands in one folder."""
+
+    @staticmethod
+    def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": str(directory), "HOME": str(directory)}
+        command = [str(ROOT / "tools/need.sh"), *arguments]
+        return subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+
+    @staticmethod
+    def add(directory: Path, name: str, script: str = "") -> None:
+        (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+        (directory / name).chmod(0o755)
+
+    @staticmethod
+    def link(directory: Path, *names: str) -> None:
+        for name in names:
+            (directory / name).symlink_to(
+                next(Path(at, name) for at in os.defpath.split(":") if Path(at, name).exists())
+            )
+
+    def test_says_nothing_when_the_command_is_there(self, tmp_path: Path) -> None:
+        self.add(tmp_path, "strace")
+        done = self.run(tmp_path, "strace", "strace")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    def test_without_apt_it_says_what_to_install(self, tmp_path: Path) -> None:
+        done = self.run(tmp_path, "strace", "strace-package")
+        assert done.returncode == 1
+        assert "strace is missing and this machine has no apt-get" in done.stderr
+        assert "apt-get install strace-package" in done.stderr
+
+    def test_a_user_without_sudo_is_told_what_to_install(self, tmp_path: Path) -> None:
+        self.add(tmp_path, "apt-get", "exit 99")
+        self.add(tmp_path, "id", "echo 1000")
+        done = self.run(tmp_path, "strace", "strace-package")
+        assert done.returncode == 1
+        assert "only root may install it" in done.stderr
+        assert "apt-get install strace-package" in done.stderr
+
+    def test_what_apt_said_is_shown_when_it_fails(self, tmp_path: Path) -> None:
+        self.link(tmp_path, "mktemp", "rm", "cat", "env")
+        self.add(tmp_path, "id", "echo 0")
+        self.add(tmp_path, "apt-get", "echo no such package; exit 100")
+        done = self.run(tmp_path, "strace", "strace-package")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "no such package" in done.stderr
+        assert "apt-get install strace-package" in done.stderr
+
+    def test_it_installs_and_looks_again(self, tmp_path: Path) -> None:
+        self.link(tmp_path, "mktemp", "rm", "cat", "env", "chmod")
+        self.add(tmp_path, "id", "echo 0")
+        body = f'case "$*" in *strace-package) echo "#!/bin/sh" > {tmp_path}/strace; chmod 755 {tmp_path}/strace;; esac'
+        self.add(tmp_path, "apt-get", body)
+        assert self.run(tmp_path, "strace", "strace-package").returncode == 0
+        assert self.run(tmp_path, "other", "strace-package").returncode == 1

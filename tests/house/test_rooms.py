@@ -1,0 +1,176 @@
+"""Rules of the house that neither ruff nor import-linter can state: sizes, names, and what each room may use.
+
+ruff's list of banned calls (pyproject.toml) is lifted for some files as a whole; the tables here say which of them each
+of those may use, and which packages of others a room may import at all.
+"""
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+LINES_MAX = 500
+BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base", "manager", "managers"}
+
+# What a room may import from others than the standard library and VeilMQ itself. A room that is not named may import
+# any dependency of pyproject.toml but SQLite's.
+IMPORTS_ALLOWED = {
+    "model": {"msgspec"},
+    "protocols": {"msgspec"},
+    "engine": {"msgspec"},
+    "store": {"msgspec", "apsw"},
+}
+SQLITE = {"apsw", "sqlite3"}
+SQLITE_ROOMS = {"store", "testing"}
+# The rooms without I/O: neither a socket nor an event loop nor a thread.
+IO_MODULES = {"asyncio", "multiprocessing", "select", "selectors", "socket", "ssl", "subprocess", "threading"}
+IO_FREE_ROOMS = {"model", "protocols", "engine"}
+
+CLOCKS = {
+    "time.time", "time.time_ns", "time.monotonic", "time.monotonic_ns", "time.clock_gettime", "time.clock_gettime_ns",
+    "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today",
+}  # fmt: skip
+ENVIRONMENT = {"os.environ", "os.getenv"}
+RANDOM = {"random"}
+MOCKS = {"unittest.mock"}
+BANNED_ANYWHERE = CLOCKS | ENVIRONMENT | RANDOM | MOCKS
+
+# Path below src/veilmq, and which of the banned it may use.
+EXEMPT = {
+    "cli": ENVIRONMENT,
+    "server/clock.py": CLOCKS,
+    "client/clock.py": CLOCKS,
+    "pipeline/java.py": ENVIRONMENT,
+    "testing": RANDOM | {"os.environ", "time.monotonic"},
+}
+
+
+def used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, full dotted name) of each import and of each dotted use of an imported name."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+                names[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        dotted = _dotted(node)
+        if dotted is not None and dotted[0] in names:
+            yield node.lineno, ".".join([names[dotted[0]], *dotted[1:]])  # type: ignore[attr-defined]
+
+
+def _dotted(node: ast.AST) -> list[str] | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) and parts else None
+
+
+def uses(source: str, banned: set[str]) -> list[str]:
+    """`line: name` for each use in `source` of a banned name or of anything below one."""
+    found = {
+        f"{line}: {ban}"
+        for line, name in used_names(ast.parse(source))
+        for ban in banned
+        if name == ban or name.startswith(ban + ".")
+    }
+    return sorted(found)
+
+
+def imported_packages(source: str) -> set[str]:
+    return {name.partition(".")[0] for _, name in _imports(ast.parse(source))}
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, node.module or ""
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE / "veilmq").parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def allowed(path: Path) -> set[str]:
+    place = path.relative_to(SOURCE / "veilmq").as_posix()
+    return set().union(*(names for at, names in EXEMPT.items() if place == at or place.startswith(at + "/")))
+
+
+def test_there_is_something_to_check() -> None:
+    assert MODULES
+
+
+@pytest.mark.parametrize(
+    ("source", "banned", "found"),
+    [
+        ("import time\nnow = time.time()", CLOCKS, ["2: time.time"]),
+        ("import time as t\nnow = t.time_ns()", CLOCKS, ["2: time.time_ns"]),
+        ("from time import time", CLOCKS, ["1: time.time"]),
+        ("from datetime import datetime as d\nd.now()", CLOCKS, ["2: datetime.datetime.now"]),
+        ("import os\nhome = os.environ['HOME']", ENVIRONMENT, ["2: os.environ"]),
+        ("import random", RANDOM, ["1: random"]),
+        ("from random import Random", RANDOM, ["1: random"]),
+        ("from unittest import mock", MOCKS, ["1: unittest.mock"]),
+        ("import time\ntook = time.perf_counter()", CLOCKS, []),
+        ("import randomness\ntimer.time()", CLOCKS | RANDOM, []),
+    ],
+)
+def test_uses_finds_what_is_banned(source: str, banned: set[str], found: list[str]) -> None:
+    assert uses(source, banned) == found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+class TestModule:
+    def test_is_short(self, path: Path) -> None:
+        lines = len(path.read_text().splitlines())
+        assert lines <= LINES_MAX, f"{lines} lines: split it by noun"
+
+    def test_is_named_after_what_it_holds(self, path: Path) -> None:
+        parts = {part.removesuffix(".py").strip("_") for part in path.relative_to(SOURCE).parts}
+        assert not parts & BANNED_NAMES
+
+    def test_opens_with_its_strategy(self, path: Path) -> None:
+        source = path.read_text()
+        assert not source.strip() or ast.get_docstring(ast.parse(source)), "the module has no docstring"
+
+    def test_uses_no_clock_environment_or_chance_of_its_own(self, path: Path) -> None:
+        assert uses(path.read_text(), BANNED_ANYWHERE - allowed(path)) == []
+
+    def test_imports_only_what_its_room_may(self, path: Path) -> None:
+        room, packages = room_of(path), imported_packages(path.read_text())
+        others = packages - sys.stdlib_module_names - {"veilmq", ""}
+        if room in IMPORTS_ALLOWED:
+            assert others <= IMPORTS_ALLOWED[room]
+        if room not in SQLITE_ROOMS:
+            assert not packages & SQLITE, "only the store knows SQLite"
+        if room in IO_FREE_ROOMS:
+            assert not packages & IO_MODULES, "this room does no I/O"
+
+
+def test_every_file_that_ruff_lets_off_is_in_our_table() -> None:
+    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    prefix = "src/veilmq/"
+    let_off = {
+        pattern.removeprefix(prefix).removesuffix("/**")
+        for pattern, codes in ruff["per-file-ignores"].items()
+        if pattern.startswith(prefix) and "TID251" in codes
+    }
+    assert let_off == set(EXEMPT)
+    assert set(ruff["flake8-tidy-imports"]["banned-api"]) == BANNED_ANYWHERE

@@ -1,0 +1,260 @@
+"""Queue attributes become settings, and settings the same attributes again."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veilmq.model.instant import Instant
+from veilmq.model.queue import (
+    DeduplicationScope,
+    QueueCounts,
+    QueueInfo,
+    QueueKey,
+    QueueSettings,
+    RedriveAllowPolicy,
+    RedrivePermission,
+    RedrivePolicy,
+)
+from veilmq.protocols.sqs.addresses import arn, queue_of_arn
+from veilmq.protocols.sqs.attributes import NAMES, attributes_of, settings_change
+from veilmq.protocols.sqs.errors import Refusal
+
+QUEUE = QueueKey("111122223333", "eu-west-1", "jobs")
+FIFO = QueueKey("111122223333", "eu-west-1", "jobs.fifo")
+DEAD = QueueKey("111122223333", "eu-west-1", "dead")
+
+
+def info(settings: QueueSettings, queue: QueueKey = QUEUE) -> QueueInfo:
+    counts = QueueCounts(visible=1, delayed=2, in_flight=3)
+    return QueueInfo(queue, 9, Instant(1_700_000_000_999_999), Instant(1_700_000_001_000_000), settings, counts)
+
+
+def refused(attributes: dict[str, str], queue: QueueKey = QUEUE, creating: bool = False) -> tuple[str, str]:
+    with pytest.raises(Refusal) as caught:
+        settings_change(queue, attributes, creating)
+    return caught.value.fault.code, caught.value.message
+
+
+def test_a_new_queue_shows_amazons_defaults() -> None:
+    assert attributes_of(info(QueueSettings()), ["All"]) == {
+        "QueueArn": "arn:aws:sqs:eu-west-1:111122223333:jobs",
+        "ApproximateNumberOfMessages": "1",
+        "ApproximateNumberOfMessagesNotVisible": "3",
+        "ApproximateNumberOfMessagesDelayed": "2",
+        "CreatedTimestamp": "1700000000",
+        "LastModifiedTimestamp": "1700000001",
+        "VisibilityTimeout": "30",
+        "DelaySeconds": "0",
+        "MessageRetentionPeriod": "345600",
+        "ReceiveMessageWaitTimeSeconds": "0",
+        "MaximumMessageSize": "1048576",
+        "SqsManagedSseEnabled": "true",
+    }
+
+
+def test_only_what_is_asked_for_is_shown() -> None:
+    shown = attributes_of(info(QueueSettings()), ["DelaySeconds", "RedrivePolicy", "QueueArn"])
+    assert shown == {"DelaySeconds": "0", "QueueArn": "arn:aws:sqs:eu-west-1:111122223333:jobs"}
+    assert attributes_of(info(QueueSettings()), []) == {}
+
+
+FULL = {
+    "VisibilityTimeout": "43200",
+    "DelaySeconds": "900",
+    "MessageRetentionPeriod": "60",
+    "ReceiveMessageWaitTimeSeconds": "20",
+    "MaximumMessageSize": "1024",
+    "Policy": '{"Version": "2012-10-17",\n "Statement": []}',
+    "KmsMasterKeyId": "alias/my-key",
+    "KmsDataKeyReusePeriodSeconds": "86400",
+    "SqsManagedSseEnabled": "false",
+    "RedriveAllowPolicy": '{"redrivePermission":"denyAll"}',
+    "FifoQueue": "true",
+    "ContentBasedDeduplication": "true",
+    "DeduplicationScope": "messageGroup",
+    "FifoThroughputLimit": "perMessageGroupId",
+    "RedrivePolicy": '{"deadLetterTargetArn":"arn:aws:sqs:eu-west-1:111122223333:dead.fifo","maxReceiveCount":3}',
+}
+
+
+def test_every_attribute_comes_back_as_it_was_set() -> None:
+    settings = QueueSettings(**settings_change(FIFO, FULL, creating=True))
+    shown = attributes_of(info(settings, FIFO), ["All"])
+    assert {name: shown[name] for name in FULL} == FULL
+    assert set(shown) == NAMES - {"All"}
+    assert settings.deduplication_scope is DeduplicationScope.GROUP
+    assert settings.labels["sqs.Policy"] == FULL["Policy"]
+
+
+@pytest.mark.parametrize("count", [3, "3"])
+def test_the_receive_count_may_be_a_number_or_a_text(count: int | str) -> None:
+    policy = {"deadLetterTargetArn": arn(DEAD), "maxReceiveCount": count}
+    change = settings_change(QUEUE, {"RedrivePolicy": json.dumps(policy)}, creating=False)
+    assert change == {"redrive": RedrivePolicy(DEAD, 3)}
+
+
+def test_the_receive_count_is_ten_if_not_said() -> None:
+    change = settings_change(QUEUE, {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn(DEAD)})}, creating=False)
+    assert change == {"redrive": RedrivePolicy(DEAD, 10)}
+
+
+@pytest.mark.parametrize(("count", "right"), [(0, False), (1, True), (1000, True), (1001, False)])
+def test_receive_counts_have_a_range(count: int, right: bool) -> None:
+    text = json.dumps({"deadLetterTargetArn": arn(DEAD), "maxReceiveCount": count})
+    if right:
+        assert settings_change(QUEUE, {"RedrivePolicy": text}, creating=False)
+    else:
+        code, message = refused({"RedrivePolicy": text})
+        assert code == "InvalidParameterValue"
+        assert f"Invalid value for maxReceiveCount: {count}, valid values are from 1 to 1000 both inclusive." in message
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ("{", "not a valid JSON map"),
+        ("[]", "not a valid JSON map"),
+        ("1" * 5000, "not a valid JSON map"),
+        ("{}", "mandatory attribute: deadLetterTargetArn"),
+        ('{"deadLetterTargetArn": 7}', "mandatory attribute: deadLetterTargetArn"),
+        ('{"deadLetterTargetArn": "dead"}', "Invalid value for deadLetterTargetArn"),
+        ('{"deadLetterTargetArn": "arn:aws:sns:eu-west-1:111122223333:dead"}', "Invalid value for deadLetterTargetArn"),
+        ('{"deadLetterTargetArn": "arn:aws:sqs:eu-west-1:444455556666:dead"}', "owner should be same"),
+        ('{"deadLetterTargetArn": "arn:aws:sqs:us-east-1:111122223333:dead"}', "owner should be same"),
+        ('{"deadLetterTargetArn": "arn:aws:sqs:eu-west-1:111122223333:dead.fifo"}', "must be same type"),
+        *(
+            (
+                json.dumps({"deadLetterTargetArn": arn(DEAD), "maxReceiveCount": count}),
+                "Invalid value for maxReceiveCount",
+            )
+            for count in (True, 1.5, None, "x", "", [1], "9" * 5000, -1)
+        ),
+    ],
+)
+def test_a_wrong_redrive_policy_says_what_is_wrong(policy: str, reason: str) -> None:
+    code, message = refused({"RedrivePolicy": policy})
+    assert code == "InvalidParameterValue"
+    assert "for parameter RedrivePolicy is invalid" in message
+    assert reason in message
+
+
+def test_policies_end_with_an_empty_text() -> None:
+    change = settings_change(QUEUE, {"RedrivePolicy": "", "RedriveAllowPolicy": "", "Policy": ""}, creating=False)
+    assert change == {"redrive": None, "redrive_allow": None, "labels": {"sqs.Policy": ""}}
+    assert settings_change(QUEUE, {"Policy": "", "KmsMasterKeyId": ""}, creating=True) == {}
+    settings = QueueSettings(labels={"sqs.Policy": ""})
+    assert "Policy" not in attributes_of(info(settings), ["All"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "permission", "sources"),
+    [
+        ({"redrivePermission": "allowAll"}, RedrivePermission.ALLOW_ALL, ()),
+        ({"redrivePermission": "denyAll", "sourceQueueArns": []}, RedrivePermission.DENY_ALL, ()),
+        (
+            {"redrivePermission": "byQueue", "sourceQueueArns": [arn(QUEUE)] * 10},
+            RedrivePermission.BY_QUEUE,
+            (QUEUE,) * 10,
+        ),
+    ],
+)
+def test_redrive_allow_policies(
+    policy: dict[str, Any], permission: RedrivePermission, sources: tuple[QueueKey]
+) -> None:
+    change = settings_change(DEAD, {"RedriveAllowPolicy": json.dumps(policy)}, creating=False)
+    assert change == {"redrive_allow": RedriveAllowPolicy(permission, sources)}
+    shown = json.loads(attributes_of(info(QueueSettings(**change)), ["RedriveAllowPolicy"])["RedriveAllowPolicy"])
+    assert shown == {name: value for name, value in policy.items() if value}
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {},
+        {"redrivePermission": "some"},
+        {"redrivePermission": "denyAll", "sourceQueueArns": [arn(QUEUE)]},
+        {"redrivePermission": "byQueue"},
+        {"redrivePermission": "byQueue", "sourceQueueArns": []},
+        {"redrivePermission": "byQueue", "sourceQueueArns": [arn(QUEUE)] * 11},
+        {"redrivePermission": "byQueue", "sourceQueueArns": [7]},
+        {"redrivePermission": "byQueue", "sourceQueueArns": "x"},
+        {"redrivePermission": ["allowAll"]},
+    ],
+)
+def test_wrong_redrive_allow_policies(policy: dict[str, Any]) -> None:
+    code, message = refused({"RedriveAllowPolicy": json.dumps(policy)})
+    assert code == "InvalidParameterValue"
+    assert "for parameter RedriveAllowPolicy is invalid" in message
+
+
+@pytest.mark.parametrize(
+    ("attributes", "code"),
+    [
+        ({"QueueArn": "x"}, "InvalidAttributeName"),
+        ({"All": "x"}, "InvalidAttributeName"),
+        ({"": "x"}, "InvalidAttributeName"),
+        ({"ApproximateNumberOfMessages": "1"}, "InvalidAttributeName"),
+        ({"ContentBasedDeduplication": "true"}, "InvalidAttributeName"),
+        ({"xml_body": "base64"}, "InvalidAttributeName"),
+        ({"FifoQueue": "true"}, "InvalidParameterValue"),
+        ({"FifoQueue": "yes"}, "InvalidAttributeValue"),
+        ({"Policy": "no object"}, "InvalidAttributeValue"),
+        ({"Policy": "[]"}, "InvalidAttributeValue"),
+        ({"Policy": "[" * 100_000}, "InvalidAttributeValue"),
+        ({"Policy": '"' + "x" * 65_536 + '"'}, "InvalidAttributeValue"),
+        ({"KmsMasterKeyId": "\x00"}, "InvalidMessageContents"),
+        ({"SqsManagedSseEnabled": "True"}, "InvalidAttributeValue"),
+        ({"SqsManagedSseEnabled": "true", "KmsMasterKeyId": "k"}, "InvalidAttributeValue"),
+    ],
+)
+def test_what_cannot_be_set_is_named(attributes: dict[str, str], code: str) -> None:
+    assert refused(attributes)[0] == code
+
+
+def test_fifo_attributes_have_values_of_their_own() -> None:
+    assert settings_change(FIFO, {"FifoQueue": "true"}, creating=False) == {}
+    for attributes in (
+        {"ContentBasedDeduplication": "1"},
+        {"DeduplicationScope": "group"},
+        {"FifoThroughputLimit": "perGroup"},
+        {"DeduplicationScope": "queue", "FifoThroughputLimit": "perMessageGroupId"},
+    ):
+        assert refused(attributes, FIFO)[0] == "InvalidAttributeValue"
+
+
+def test_one_kind_of_encryption_ends_the_other() -> None:
+    change = settings_change(QUEUE, {"KmsMasterKeyId": "k"}, creating=False)
+    assert change["labels"] == {"sqs.KmsMasterKeyId": "k", "sqs.SqsManagedSseEnabled": "false"}
+    shown = attributes_of(info(QueueSettings(labels=change["labels"])), ["All"])
+    assert (shown["KmsMasterKeyId"], shown["SqsManagedSseEnabled"]) == ("k", "false")
+    assert shown["KmsDataKeyReusePeriodSeconds"] == "300"
+    change = settings_change(QUEUE, {"SqsManagedSseEnabled": "true"}, creating=False)
+    assert change["labels"] == {"sqs.SqsManagedSseEnabled": "true", "sqs.KmsMasterKeyId": ""}
+
+
+def test_other_protocols_labels_are_not_shown() -> None:
+    settings = QueueSettings(labels={"azure.Policy": "x", "Policy": "y"})
+    assert set(attributes_of(info(settings), ["All"])) == set(attributes_of(info(QueueSettings()), ["All"]))
+
+
+@given(st.text(max_size=60) | st.from_regex(r"arn:aws[a-z-]*:sqs:[a-z0-9-]*:[0-9]*:[A-Za-z0-9_.-]*", fullmatch=True))
+def test_an_arn_is_a_queues_or_nobodys(text: str) -> None:
+    queue = queue_of_arn(text)
+    assert queue is None or text.partition(":sqs:")[2] == arn(queue).partition(":sqs:")[2]
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(NAMES)) | st.text(max_size=10), st.text() | st.sampled_from(["true", "60"]))
+)
+def test_any_attributes_are_set_or_refused(attributes: dict[str, str]) -> None:
+    for queue in (QUEUE, FIFO):
+        for creating in (True, False):
+            refusals = []
+            try:
+                QueueSettings(**settings_change(queue, attributes, creating))
+            except Refusal as refusal:
+                refusals.append(refusal)
+            assert all(refusal.fault.query_status == 400 for refusal in refusals)

@@ -1,0 +1,180 @@
+"""What belongs to no operation: where we are reached, from which pages, and what is no request of SQS at all."""
+
+import json
+
+import pytest
+
+from veilmq.model.access import EVERYTHING, AccessKey
+from veilmq.model.instant import Instant
+from veilmq.model.outcomes import QueueCreated, QueueDescribed
+from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.protocols.http import Request, Response
+from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
+
+
+class Ring:
+    """Development mode."""
+
+    checks = False
+
+    def find(self, key_id: str) -> AccessKey:
+        return AccessKey(key_id, "", "000000000000", grants=EVERYTHING)
+
+
+def request(
+    method: str = "POST",
+    target: bytes = b"/",
+    body: bytes = b"",
+    secure: bool = False,
+    authority: bytes | None = None,
+    **headers: str,
+) -> Request:
+    named = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    return Request(method, target, named, body, "::1", secure, "the-id", authority)
+
+
+def decode(asked: Request, endpoint: Endpoint | None = None) -> Call | Response:
+    return Codec(Ring(), endpoint or Endpoint()).decode(asked, Instant(0), Instant(0))
+
+
+def code_of(answer: Call | Response) -> tuple[int, str]:
+    assert isinstance(answer, Response)
+    for name, value in answer.headers:
+        if name == b"x-amzn-query-error":
+            return answer.status, value.decode().partition(";")[0]
+    return answer.status, answer.body.decode().partition("<Code>")[2].partition("</Code>")[0]
+
+
+INFO = QueueInfo(QueueKey("000000000000", "us-east-1", "q"), 1, Instant(0), Instant(0), QueueSettings(), QueueCounts())
+
+
+@pytest.mark.parametrize(
+    ("asked", "endpoint", "url"),
+    [
+        (request(host="localhost:9324"), Endpoint(), "http://localhost:9324"),
+        (request(host="sqs.example.test"), Endpoint(), "http://sqs.example.test"),
+        (request(host="a", secure=True), Endpoint(), "https://a"),
+        (request(host="a", authority=b"b:1"), Endpoint(), "http://b:1"),
+        (request(), Endpoint(), "http://localhost"),
+        (request(host="a"), Endpoint(external_url="https://q.example/sqs/"), "https://q.example/sqs"),
+        (request(host="a", x_forwarded_proto="https", x_forwarded_host="b"), Endpoint(), "http://a"),
+        (
+            request(host="a", x_forwarded_proto="https, http", x_forwarded_host="b, c"),
+            Endpoint(trusted_proxy=True),
+            "https://b",
+        ),
+        (request(host="a"), Endpoint(trusted_proxy=True), "http://a"),
+    ],
+)
+def test_queue_urls_are_as_the_client_reaches_us(asked: Request, endpoint: Endpoint, url: str) -> None:
+    codec = Codec(Ring(), endpoint)
+    asked.headers[b"x-amz-target"] = b"AmazonSQS.CreateQueue"
+    asked.body = b'{"QueueName":"q"}'
+    call = codec.decode(asked, Instant(0), Instant(0))
+    assert isinstance(call, Call)
+    assert json.loads(codec.encode(call, [QueueCreated(INFO, True)]).body) == {"QueueUrl": f"{url}/000000000000/q"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:9324/000000000000/q",
+        "https://sqs.us-east-1.amazonaws.com/000000000000/q",
+        "https://q.example/some/prefix/000000000000/q",
+        "/000000000000/q",
+        "000000000000/q",
+    ],
+)
+def test_any_url_that_ends_in_account_and_name_is_understood(url: str) -> None:
+    asked = request(x_amz_target="AmazonSQS.PurgeQueue", body=json.dumps({"QueueUrl": url}).encode())
+    for _ in range(2):
+        call = decode(asked)
+        assert isinstance(call, Call)
+        assert call.commands[0].queue == QueueKey("000000000000", "us-east-1", "q")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "url", ["q", "http://localhost", "http://localhost/q", "http://h/queue/q", "http://h/1234/q", "//"]
+)
+def test_other_urls_are_no_addresses(url: str) -> None:
+    asked = request(x_amz_target="AmazonSQS.PurgeQueue", body=json.dumps({"QueueUrl": url}).encode())
+    assert code_of(decode(asked)) == (400, "InvalidAddress")
+
+
+def test_cooldowns_can_be_ended() -> None:
+    asked = request(x_amz_target="AmazonSQS.PurgeQueue", body=b'{"QueueUrl":"/000000000000/q"}')
+    call = decode(asked, Endpoint(cooldowns=False))
+    assert isinstance(call, Call)
+    assert call.commands[0].cooldown_us == 0  # type: ignore[union-attr]
+
+
+PREFLIGHT = request("OPTIONS", b"/", origin="https://app.example", access_control_request_method="POST")
+
+
+def test_pages_may_call_only_if_they_are_listed() -> None:
+    assert code_of(decode(PREFLIGHT)) == (403, "AccessDenied")
+    assert code_of(decode(PREFLIGHT, Endpoint(cors_origins=("https://other.example",)))) == (403, "AccessDenied")
+    assert code_of(decode(request("OPTIONS"), Endpoint(cors_origins=("*",)))) == (403, "AccessDenied")
+    for listed in ("https://app.example", "*"):
+        answer = decode(PREFLIGHT, Endpoint(cors_origins=(listed,)))
+        assert isinstance(answer, Response)
+        headers = dict(answer.headers)
+        assert answer.status == 204
+        assert headers[b"access-control-allow-origin"] == b"https://app.example"
+        assert b"x-amz-target" in headers[b"access-control-allow-headers"]
+        assert b"POST" in headers[b"access-control-allow-methods"]
+
+
+def test_answers_to_pages_name_the_origin() -> None:
+    codec = Codec(Ring(), Endpoint(cors_origins=("https://app.example",)))
+    asked = request(x_amz_target="AmazonSQS.GetQueueUrl", body=b'{"QueueName":"q"}', origin="https://app.example")
+    call = codec.decode(asked, Instant(0), Instant(0))
+    assert isinstance(call, Call)
+    headers = dict(codec.encode(call, [QueueDescribed(INFO)]).headers)
+    assert headers[b"access-control-allow-origin"] == b"https://app.example"
+    assert b"x-amzn-RequestId" in headers[b"access-control-expose-headers"]
+    assert headers[b"vary"] == b"Origin"
+    asked.headers[b"origin"] = b"https://evil.example"
+    assert b"access-control-allow-origin" not in dict(codec.encode(call, [QueueDescribed(INFO)]).headers)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (request("PUT"), (405, "UnsupportedHttpVerb")),
+        (request("HEAD"), (405, "UnsupportedHttpVerb")),
+        (request(), (400, "MissingAction")),
+        (request("GET", b"/health"), (400, "MissingAction")),
+        (request(body=b"Action=Nonsense"), (400, "InvalidAction")),
+        (request("GET", b"/?Action=ListQueues&Version=1999-01-01"), (400, "NoSuchVersion")),
+        (request(body=b"Action=ListQueues&Action=ListQueues"), (400, "MalformedQueryString")),
+        (request(body=b"Action=ListQueues&QueueNamePrefix=%ff"), (400, "InvalidParameterValue")),
+        (request(body=b"Action=ListQueues&MaxResults=many"), (400, "InvalidParameterValue")),
+        (request(body=b"a=1&" * 5000), (400, "MalformedQueryString")),
+        (request(body=b"Action=SendMessage&Attribute.1.Name=a&Attribute.1.Name=b"), (400, "MalformedQueryString")),
+        (request(body=b"Action=CreateQueue&Attribute.1.Value=a"), (400, "InvalidParameterValue")),
+        (request(body=b"Action=CreateQueue&Tag.1.Key=a&Tag.2.Key=a"), (400, "InvalidParameterValue")),
+        (request(body=b"Action=CreateQueue&Attributes=x&Attribute.1.Name=a"), (400, "MalformedQueryString")),
+        (request(x_amz_target="AmazonSQS.Nonsense"), (400, "InvalidAction")),
+        (request(x_amz_target="SendMessage"), (400, "InvalidAction")),
+        (request(content_type="application/x-amz-json-1.0"), (400, "InvalidAction")),
+        (request(x_amz_target="AmazonSQS.SendMessage", body=b"{"), (400, "MalformedInput")),
+        (request(x_amz_target="AmazonSQS.SendMessage", body=b"[]"), (400, "MalformedInput")),
+        (request(x_amz_target="AmazonSQS.SendMessage", body=b'{"MessageBody":"\xff"}'), (400, "MalformedInput")),
+        (request(x_amz_target="AmazonSQS.SendMessage", body=b'{"MessageBody":"\\ud800"}'), (400, "MalformedInput")),
+        (request(x_amz_target="AmazonSQS.SendMessage", body=b'{"a":' + b"[" * 100_000), (400, "MalformedInput")),
+        (request(x_amz_target="AmazonSQS.SendMessage"), (400, "MissingParameter")),
+    ],
+)
+def test_what_is_no_request_is_refused(asked: Request, expected: tuple[int, str]) -> None:
+    assert code_of(decode(asked)) == expected
+
+
+def test_the_member_that_does_not_fit_is_named() -> None:
+    body = b'{"QueueUrl":"/000000000000/q","Entries":[{"Id":"1","MessageBody":"x","DelaySeconds":"5"}]}'
+    answer = decode(request(x_amz_target="AmazonSQS.SendMessageBatch", body=body))
+    assert isinstance(answer, Response)
+    assert "$.Entries[0].DelaySeconds" in json.loads(answer.body)["message"]
+    answer = decode(request(body=b"Action=ReceiveMessage&WaitTimeSeconds=1.5"))
+    assert isinstance(answer, Response)
+    assert b"$.WaitTimeSeconds" in answer.body

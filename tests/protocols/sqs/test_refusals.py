@@ -1,0 +1,178 @@
+"""What a request gets wrong is refused before the engine, with AWS's code and words, through clients of both forms."""
+
+from typing import Any
+
+import pytest
+
+URL = "http://127.0.0.1:9324/111122223333/jobs"
+FIFO_URL = URL + ".fifo"
+HANDLE = {"QueueUrl": URL, "ReceiptHandle": "a handle"}
+SEND = {"QueueUrl": URL, "MessageBody": "x"}
+ENTRY = {"Id": "1", "MessageBody": "x"}
+REFUSED = [
+    ("send_message", {"MessageBody": "x"}, "MissingParameter", "The request must contain the parameter QueueUrl."),
+    ("send_message", {"QueueUrl": URL}, "MissingParameter", "The request must contain the parameter MessageBody."),
+    (
+        "send_message",
+        {"QueueUrl": "jobs", "MessageBody": "x"},
+        "InvalidAddress",
+        "The address jobs is not valid for this endpoint.",
+    ),
+    (
+        "send_message",
+        {"QueueUrl": URL + "!", "MessageBody": "x"},
+        "AWS.SimpleQueueService.NonExistentQueue",
+        "The specified queue does not exist.",
+    ),
+    (
+        "send_message",
+        {**SEND, "MessageBody": "a\x0bb"},
+        "InvalidMessageContents",
+        "The message body has a character outside the allowed set at index 1: U+000B.",
+    ),
+    (
+        "send_message",
+        {**SEND, "MessageBody": "\uffff"},
+        "InvalidMessageContents",
+        "The message body has a character outside the allowed set at index 0: U+FFFF.",
+    ),
+    (
+        "send_message",
+        {**SEND, "MessageDeduplicationId": "d"},
+        "InvalidParameterValue",
+        (
+            "Value d for parameter MessageDeduplicationId is invalid. Reason: The request include parameter that "
+            "is not valid for this queue type."
+        ),
+    ),
+    (
+        "send_message",
+        {"QueueUrl": FIFO_URL, "MessageBody": "x"},
+        "MissingParameter",
+        "The request must contain the parameter MessageGroupId.",
+    ),
+    (
+        "send_message",
+        {"QueueUrl": FIFO_URL, "MessageBody": "x", "MessageGroupId": "g", "DelaySeconds": 1},
+        "InvalidParameterValue",
+        (
+            "Value 1 for parameter DelaySeconds is invalid. Reason: The request include parameter that is not "
+            "valid for this queue type."
+        ),
+    ),
+    (
+        "receive_message",
+        {"QueueUrl": URL, "ReceiveRequestAttemptId": "a"},
+        "InvalidParameterValue",
+        (
+            "Value a for parameter ReceiveRequestAttemptId is invalid. Reason: The request include parameter that "
+            "is not valid for this queue type."
+        ),
+    ),
+    (
+        "receive_message",
+        {"QueueUrl": URL, "AttributeNames": ["Nonsense"]},
+        "InvalidAttributeName",
+        "Unknown Attribute Nonsense.",
+    ),
+    ("delete_message", {"QueueUrl": URL}, "MissingParameter", "The request must contain the parameter ReceiptHandle."),
+    (
+        "change_message_visibility",
+        HANDLE,
+        "MissingParameter",
+        "The request must contain the parameter VisibilityTimeout.",
+    ),
+    (
+        "send_message_batch",
+        {"QueueUrl": URL, "Entries": []},
+        "AWS.SimpleQueueService.EmptyBatchRequest",
+        "There should be at least one SendMessageBatchRequestEntry in the request.",
+    ),
+    (
+        "send_message_batch",
+        {"QueueUrl": URL, "Entries": [ENTRY, ENTRY]},
+        "AWS.SimpleQueueService.BatchEntryIdsNotDistinct",
+        "Id 1 repeated.",
+    ),
+    (
+        "send_message_batch",
+        {"QueueUrl": URL, "Entries": [{"MessageBody": "x"}]},
+        "MissingParameter",
+        "The request must contain the parameter SendMessageBatchRequestEntry.1.Id.",
+    ),
+    (
+        "delete_message_batch",
+        {"QueueUrl": URL, "Entries": [{"Id": "a b", "ReceiptHandle": "x"}]},
+        "AWS.SimpleQueueService.InvalidBatchEntryId",
+        (
+            "A batch entry id can only contain alphanumeric characters, hyphens and underscores. It can be at most "
+            "80 letters long."
+        ),
+    ),
+    ("create_queue", {}, "MissingParameter", "The request must contain the parameter QueueName."),
+    (
+        "create_queue",
+        {"QueueName": "a.b"},
+        "InvalidParameterValue",
+        "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
+    ),
+    (
+        "create_queue",
+        {"QueueName": "a.fifo"},
+        "InvalidParameterValue",
+        "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
+    ),
+    (
+        "create_queue",
+        {"QueueName": "a", "Attributes": {"FifoQueue": "true"}},
+        "InvalidParameterValue",
+        (
+            "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end "
+            "with .fifo suffix and be 1 to 80 in length."
+        ),
+    ),
+    (
+        "create_queue",
+        {"QueueName": "a", "Attributes": {"FifoQueue": "false"}},
+        "InvalidAttributeName",
+        "Unknown Attribute FifoQueue.",
+    ),
+    (
+        "get_queue_url",
+        {"QueueName": "jobs", "QueueOwnerAWSAccountId": "444455556666"},
+        "AWS.SimpleQueueService.NonExistentQueue",
+        "The specified queue does not exist.",
+    ),
+    ("list_queues", {"NextToken": "%%%"}, "InvalidParameterValue", "Invalid or expired next token."),
+    (
+        "get_queue_attributes",
+        {"QueueUrl": URL, "AttributeNames": ["Nonsense"]},
+        "InvalidAttributeName",
+        "Unknown Attribute Nonsense.",
+    ),
+    (
+        "set_queue_attributes",
+        {"QueueUrl": URL, "Attributes": {}},
+        "MissingParameter",
+        "The request must contain the parameter Attributes.",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "code", "message"), REFUSED, ids=[f"{case[0]}-{n}" for n, case in enumerate(REFUSED)]
+)
+def test_what_is_wrong_is_named(
+    make_wire: Any, form: str, method: str, arguments: dict[str, Any], code: str, message: str
+) -> None:
+    wire = make_wire(form)
+    with pytest.raises(wire.client.exceptions.ClientError) as caught:
+        getattr(wire.client, method)(**arguments)
+    error = caught.value.response["Error"]
+    assert (error["Code"], error["Message"]) == (code, message)
+    assert not wire.calls
+
+
+@pytest.fixture(params=["json", "query"])
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

@@ -1,0 +1,136 @@
+"""A data port with TLS."""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from veilmq.protocols.http import Request, Response
+from veilmq.server.listener import Exchange
+from veilmq.server.tls import server_context
+
+# Self-signed for localhost and 127.0.0.1, for a hundred years; made for these tests and used nowhere else.
+CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBmzCCAUGgAwIBAgIUU7DggnQZS0CDddy9jclYdMfJ9A0wCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTAxNTY0M1oYDzIxMjYxMDI4
+MDE1NjQzWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAARd+dJmLPNeQe4lUfqK8ez1C1+EdcroPIHyECWW02Br5M5jLi6jxqvX
+0cZ6NL1T+tEE8aoQOzzBV5IUFHNvSHoIo28wbTAdBgNVHQ4EFgQU/2yiw3LqIYFB
+t4++FlfzA4uzpCQwHwYDVR0jBBgwFoAU/2yiw3LqIYFBt4++FlfzA4uzpCQwDwYD
+VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
+zj0EAwIDSAAwRQIgNoUyUviKNzE0kKWD9B+6Lr6q0oyUPlh/Ft/UzWLma3kCIQD/
+v3OsfpanApciwKms8RXtxXq8IHFw1OBQ+tJQ8tmcow==
+-----END CERTIFICATE-----
+"""
+KEY = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgwYlLBWFwT6yDNLVd
+piv+GSw6Ymz/zxlbQgfEEpT29KqhRANCAARd+dJmLPNeQe4lUfqK8ez1C1+Edcro
+PIHyECWW02Br5M5jLi6jxqvX0cZ6NL1T+tEE8aoQOzzBV5IUFHNvSHoI
+-----END PRIVATE KEY-----
+"""
+KEY_WITH_PASSPHRASE = """\
+-----BEGIN EC PRIVATE KEY-----
+Proc-Type: 4,ENCRYPTED
+DEK-Info: AES-128-CBC,D772616CE77F92C71582654596D11F5A
+
+hBT3xbF3MylQl/QzO4H4VD6AR1mgwgKuGgoIYfa0R1ErDiWy01VDwGP0D92kPuVR
+7Posh3cxcUcF0qh5Lo6rRl1x/wZFdSzP0znlmWiOnwNTBBf3u6tllYTDYF3hGSyY
+xR8oSC8Rxw01M/VGJPO4x7vmUOa/AUHZJEJfxYqgi5g=
+-----END EC PRIVATE KEY-----
+"""
+
+GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+def tell(request: Request, exchange: Exchange) -> None:
+    exchange.respond(Response(200, b"text/plain", b"secure" if request.secure else b"plain"))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(KEY)
+    return certificate, key
+
+
+async def secure_streams(port, version: ssl.TLSVersion):
+    context = ssl.create_default_context(cadata=CERTIFICATE)
+    context.maximum_version = version
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    host, number = port.listener.address
+    return await asyncio.open_connection(host, number, ssl=context)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_requests_over_tls(serve, files, version):
+    port = await serve(tell, ssl=server_context(*files))
+    assert port.listener.urls[0].startswith("https://127.0.0.1:")
+    reader, writer = await secure_streams(port, version)
+    assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+    for _ in range(2):
+        writer.write(GET)
+        async with asyncio.timeout(20):
+            assert (await reader.readuntil(b"\r\n\r\nsecure")).startswith(b"HTTP/1.1 200 OK")
+    writer.write(b"nonsense\r\n\r\n")
+    async with asyncio.timeout(20):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 400")
+    writer.close()
+    await port.left()
+
+
+async def test_a_parked_tls_client_that_hangs_up_is_told(serve, files):
+    port = await serve(ssl=server_context(*files))
+    _, writer = await secure_streams(port, ssl.TLSVersion.TLSv1_3)
+    writer.write(GET)
+    exchange = await port.next()
+    gone = asyncio.Event()
+    exchange.on_gone = gone.set
+    writer.close()
+    async with asyncio.timeout(20):
+        await gone.wait()
+    assert not exchange.respond(Response(200, None, b""))
+    await port.left()
+
+
+async def test_tls_1_1_is_refused(serve, files):
+    context = server_context(*files)
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    port = await serve(tell, ssl=context)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    client.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        client.maximum_version = ssl.TLSVersion.TLSv1_1
+    client.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await asyncio.open_connection(*port.listener.address, ssl=client)
+
+
+async def test_plain_text_to_a_tls_port_is_not_answered(serve, files):
+    port = await serve(tell, ssl=server_context(*files))
+    client = await port.client()
+    await client.send(GET)
+    assert b"HTTP" not in await client.rest()
+    assert port.listener.requests == 0
+
+
+async def test_a_handshake_that_never_comes_is_dropped(serve, files):
+    port = await serve(tell, ssl=server_context(*files), limits={"header_deadline_s": 0.05})
+    client = await port.client()
+    assert await client.rest() == b""
+
+
+def test_bad_files_are_clear_errors(files, tmp_path):
+    certificate, key = files
+    with pytest.raises(OSError, match="No such file"):
+        server_context(certificate, tmp_path / "missing")
+    with pytest.raises(ssl.SSLError):
+        server_context(key, key)
+    key.write_text(KEY_WITH_PASSPHRASE)
+    with pytest.raises(ssl.SSLError, match="passphrase"):
+        server_context(certificate, key)
