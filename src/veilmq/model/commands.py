@@ -12,7 +12,7 @@ import msgspec
 
 from veilmq.model.instant import Instant
 from veilmq.model.message import NO_EXTRAS, Extras
-from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey, QueueSettings, SettingsChange
+from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey, QueueSettings, SettingsChange, with_change
 
 CLIENT_NAME_CHARACTERS_MAX: Final = 256
 
@@ -199,10 +199,21 @@ class PollCount(msgspec.Struct, frozen=True, gc=False):
     """Receives that would have parked but for a cap."""
 
 
-QueueCommand = Send | Receive | Extend | Delete | Undeliver | CreateQueue | ChangeQueue | DeleteQueue | PurgeQueue | DescribeQueue
+QueueCommand = (
+    Send
+    | Receive
+    | Extend
+    | Delete
+    | Undeliver
+    | CreateQueue
+    | ChangeQueue
+    | DeleteQueue
+    | PurgeQueue
+    | DescribeQueue
+)
 AnyCommand = QueueCommand | ListQueues | Peek | Sweep | RecordPolls
 
 
 def default_settings(command: CreateQueue) -> QueueSettings:
     """The settings that creation gives: the defaults with the change applied."""
-    return QueueSettings(**command.change)
+    return with_change(QueueSettings(), command.change)

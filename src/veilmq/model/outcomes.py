@@ -29,6 +29,8 @@ class Received(msgspec.Struct, gc=False):
     """Messages in delivery order; empty if there was none."""
 
     messages: list[Delivery]
+    wait_us: int = 0
+    """How long an empty receive may wait for more: the command's or the queue's wish."""
 
 
 class Extended(msgspec.Struct, gc=False):

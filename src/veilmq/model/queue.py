@@ -83,7 +83,18 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 SettingsChange = dict[str, Any]
-"""Field names of `QueueSettings` with their new values; what is not named stays (or is the default, on creation)."""
+"""Field names of `QueueSettings` with their new values; what is not named stays (or is the default, on creation).
+
+`labels` merges: a label that is not named stays, an empty value removes one.
+"""
+
+
+def with_change(settings: QueueSettings, change: SettingsChange) -> QueueSettings:
+    """The settings after the change."""
+    if "labels" in change:
+        merged = settings.labels | change["labels"]
+        change = change | {"labels": {name: value for name, value in merged.items() if value}}
+    return msgspec.structs.replace(settings, **change)
 
 
 class QueueCounts(msgspec.Struct, frozen=True, gc=False):

@@ -99,8 +99,9 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         wanted = min(wanted, command.in_flight_max - queue.in_flight)
         if wanted <= 0:
             return InFlightFull(queue=str(command.queue), limit=command.in_flight_max)
+    wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
     if not queue.visible:
-        return Received([])
+        return Received([], wait_us)
     writer.touch(queue)
     origin = writer.origin(command.origin)
     granted: list[Delivery] = []
@@ -117,7 +118,7 @@ def receive(writer: Writer, command: Receive) -> Outcome:
             break
     if detours >= DETOURS_MAX and queue.visible:
         writer.note_visible(queue)
-    return Received(granted)
+    return Received(granted, wait_us)
 
 
 def _candidates(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:

@@ -1,9 +1,6 @@
 """Commands on queues: create, change, delete, purge, describe, list."""
 
-from collections.abc import Sequence
 from typing import Final
-
-import msgspec
 
 from veilmq.model.commands import (
     ChangeQueue,
@@ -34,7 +31,7 @@ from veilmq.model.outcomes import (
     QueueDescribed,
     QueuesListed,
 )
-from veilmq.model.queue import QueueKey, QueueSettings, RedrivePermission, SettingsChange
+from veilmq.model.queue import QueueKey, QueueSettings, RedrivePermission, SettingsChange, with_change
 from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
@@ -47,9 +44,9 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
     settings = default_settings(command)
     present = writer.queues.by_key.get(command.queue)
     if present is not None:
-        named: Sequence[str] = QueueSettings.__struct_fields__ if command.compare_all else tuple(command.change)
-        for name in named:
-            if getattr(present.settings, name) != getattr(settings, name):
+        wanted = settings if command.compare_all else with_change(present.settings, command.change)
+        for name in QueueSettings.__struct_fields__:
+            if getattr(present.settings, name) != getattr(wanted, name):
                 return QueueExists(queue=str(command.queue), setting=name)
         return QueueCreated(present.info(), created=False)
     refusal = _cannot_create(writer, command, settings)
@@ -110,7 +107,7 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     queue = writer.queues.by_key.get(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
-    settings = msgspec.structs.replace(queue.settings, **command.change)
+    settings = with_change(queue.settings, command.change)
     if settings.redrive is not None and settings.redrive != queue.settings.redrive:
         refused = _redrive_refusal(writer, queue.key, settings)
         if refused is not None:

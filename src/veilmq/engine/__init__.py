@@ -1,0 +1,26 @@
+"""The engine, sans I/O: what is gathered into a batch, who waits, and what is due.
+
+Strategy: a shell (asyncio in server/, a thread in client/) owns the clock and the threads. It submits commands, takes a
+batch, has the store apply and commit it, hands the result back, and delivers the answers that come out. The engine
+never calls the store and never reads a clock. `open_directory` is the one place here that knows SQLite.
+"""
+
+from pathlib import Path
+
+from veilmq.engine.engine import Answer, Batch, Engine
+from veilmq.engine.limits import Limits
+from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.store import SqliteStore
+
+__all__ = ["Answer", "Batch", "Engine", "Limits", "open_directory"]
+
+
+def open_directory(
+    directory: Path, limits: Limits | None = None, options: Options | None = None
+) -> tuple[Engine, SqliteStore]:
+    """An engine and its store on a data directory.
+
+    Raises DirectoryHeld, DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld (veilmq.store.sqlite).
+    """
+    store = SqliteStore(directory, options)
+    return Engine(limits or Limits()), store

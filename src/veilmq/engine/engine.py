@@ -1,0 +1,274 @@
+"""Batches, waiting, timers.
+
+Strategy: a call (one request's commands and the shell's ticket for it) goes through `submit`, a `Batch`, and comes out
+of `committed` as an `Answer`, unless it is a receive that found nothing and may wait: that one parks. `visible` hints
+from the store and deadlines decide who tries again. A shell loops: take_batch, apply, commit, committed, deliver;
+and sleeps until `next_due` when there is nothing to take.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from veilmq.engine.limits import Limits
+from veilmq.engine.polls import Polls
+from veilmq.engine.waiting import Waiter, WaitingRoom
+from veilmq.model.commands import (
+    AnyCommand,
+    Delete,
+    DeleteQueue,
+    Extend,
+    Receive,
+    RecordPolls,
+    Sweep,
+    Undeliver,
+)
+from veilmq.model.errors import Overloaded, VeilError
+from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Applied, Outcome, QueueDeleted, Received, Swept
+from veilmq.model.queue import QueueKey
+
+
+class Answer(NamedTuple):
+    """The outcomes of one call, in the order of its commands; they may leave."""
+
+    ticket: Any
+    outcomes: list[Outcome]
+
+
+class Call(msgspec.Struct, gc=False, eq=False):
+    """Commands that were submitted together. A ticket of None is the engine's own."""
+
+    ticket: Any
+    commands: Sequence[AnyCommand]
+    submitted: Instant
+    waiter: Waiter | None = None
+    """Set for a receive that was parked before."""
+
+
+class Batch(msgspec.Struct, gc=False, eq=False):
+    """What the store applies in one transaction."""
+
+    calls: list[Call]
+    commands: list[AnyCommand]
+
+
+_RACERS = (Delete, Extend)
+
+
+class Engine:
+    """One store's engine. Not thread-safe: one shell, one thread."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.waiting = WaitingRoom(self.limits)
+        self.polls = Polls()
+        self._pending: deque[Call] = deque()
+        self._ready: list[Answer] = []
+        self._credits: dict[QueueKey, int] = {}
+        self._gone: set[Any] = set()
+        self._last_batch: Instant | None = None
+        self._swept = Instant(0)
+        self._polled: Instant | None = None
+        self._store_due: Instant | None = Instant(0)
+        self._sweep_more = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._pending)
+
+    def submit(self, ticket: Any, commands: Sequence[AnyCommand], now: Instant) -> None:
+        """Queue a call; its answer comes out of `committed` or `expire_waiters` under the ticket (hashable, unique)."""
+        if len(self._pending) >= self.limits.pending_max:
+            refused: list[Outcome] = [Overloaded(limit=self.limits.pending_max)] * len(commands)
+            self._ready.append(Answer(ticket, refused))
+            return
+        first = commands[0]
+        if type(first) is Receive and first.wait_us and self.waiting.waits_for(first.queue):
+            self._park(ticket, first, Instant(now + first.wait_us))
+            return
+        self._pending.append(Call(ticket, commands, now))
+
+    def cancel(self, ticket: Any) -> None:
+        """The client is gone: forget its parked receive, or release what its receive is about to be granted."""
+        if not self.waiting.cancel(ticket):
+            self._gone.add(ticket)
+
+    def undeliver(self, command: Receive, outcome: Received, now: Instant) -> None:
+        """The answer could not be written: release the leases at once."""
+        handles = tuple(message.handle for message in outcome.messages)
+        if handles:
+            release = Undeliver(queue=command.queue, origin=command.origin, handles=handles)
+            self._pending.append(Call(None, (release,), now))
+
+    def take_batch(self, now: Instant) -> Batch | None:
+        """The next batch, or None if there is nothing to do. The one before must have been given back."""
+        self._wake()
+        self._schedule(now)
+        if not self._pending:
+            self._last_batch = now
+            return None
+        calls: list[Call] = []
+        commands: list[AnyCommand] = []
+        pending = self._pending
+        if self._last_batch is not None and now - self._last_batch > self.limits.stall_us and len(pending) > 1:
+            _racers_first(pending)
+        self._last_batch = now
+        while pending and len(commands) < self.limits.batch_commands_max:
+            call = pending.popleft()
+            if call.ticket in self._gone:
+                self._gone.discard(call.ticket)
+                if type(call.commands[0]) is Receive:
+                    continue
+            calls.append(call)
+            commands += call.commands
+        return Batch(calls, commands) if calls else None
+
+    def committed(self, batch: Batch, applied: Applied) -> list[Answer]:
+        """The batch is durable: the answers that may leave now. Receives that found nothing may stay to wait."""
+        answers = self._take_ready()
+        outcomes = applied.outcomes
+        self._store_due = applied.next_due
+        for queue, visible in applied.visible.items():
+            self._credits[queue] = self._credits.get(queue, 0) + visible
+        at = 0
+        for call in batch.calls:
+            count = len(call.commands)
+            mine = outcomes[at : at + count]
+            at += count
+            if type(call.commands[0]) is Receive:
+                self._received(call, call.commands[0], mine, applied.at, answers)
+            elif call.ticket is None:
+                self._housekeeping(mine)
+            else:
+                self._gone.discard(call.ticket)
+                answers.append(Answer(call.ticket, mine))
+                if type(call.commands[0]) is DeleteQueue and type(mine[0]) is QueueDeleted:
+                    self._retry(self.waiting.take_all(call.commands[0].queue), applied.at)
+        answers += self._take_ready()
+        return answers
+
+    def failed(self, batch: Batch, error: VeilError) -> list[Answer]:
+        """The batch's outcomes are unknown or not done: everybody in it is told the same."""
+        answers = self._take_ready()
+        for call in batch.calls:
+            self._gone.discard(call.ticket)
+            if call.ticket is not None:
+                answers.append(Answer(call.ticket, [error] * len(call.commands)))
+        return answers
+
+    def expire_waiters(self, now: Instant) -> list[Answer]:
+        """Answers for those who have waited long enough, and for those who were refused at once."""
+        answers = self._take_ready()
+        for waiter in self.waiting.take_expired(now):
+            self.polls.count(waiter.command, empty=True)
+            answers.append(Answer(waiter.ticket, [Received([])]))
+        return answers
+
+    def drain_waiters(self) -> list[Answer]:
+        """Shut-down: everybody who is parked is answered empty."""
+        answers = self._take_ready()
+        for waiter in self.waiting.take_all():
+            answers.append(Answer(waiter.ticket, [Received([])]))
+        return answers
+
+    def flush_polls(self, now: Instant) -> None:
+        """Queue the poll counts so far for the history (each minute, and at shut-down)."""
+        self._polled = now
+        if self.polls:
+            self._pending.append(Call(None, (RecordPolls(polls=self.polls.take()),), now))
+
+    def next_due(self, now: Instant) -> Instant | None:
+        """When the shell must come back though nothing was submitted; `now` or earlier: at once."""
+        if self._pending or self._ready or self._sweep_more or self._credits:
+            return now
+        dues = [self._swept + self.limits.sweep_every_us]
+        deadline = self.waiting.next_deadline()
+        if deadline is not None:
+            dues.append(deadline)
+            if self._store_due is not None:
+                dues.append(self._store_due)
+        return Instant(min(dues))
+
+    def _take_ready(self) -> list[Answer]:
+        ready, self._ready = self._ready, []
+        for answer in ready:
+            self._gone.discard(answer.ticket)
+        return ready
+
+    def _park(self, ticket: Any, command: Receive, deadline: Instant) -> None:
+        """Park behind all others, or answer empty if the room is full."""
+        if self.waiting.has_room(command.queue):
+            self.waiting.park(self.waiting.new(ticket, command, deadline))
+        else:
+            self.polls.count(command, empty=True, refused=True)
+            self._ready.append(Answer(ticket, [Received([])]))
+
+    def _received(
+        self, call: Call, command: Receive, mine: list[Outcome], at: Instant, answers: list[Answer]
+    ) -> None:
+        (outcome,) = mine
+        gone = call.ticket in self._gone
+        if gone:
+            self._gone.discard(call.ticket)
+        if type(outcome) is Received:
+            if gone:
+                self.undeliver(command, outcome, at)
+                return
+            if not outcome.messages:
+                if call.waiter is not None:
+                    self.waiting.park(call.waiter)
+                    return
+                if outcome.wait_us:
+                    self._park(call.ticket, command, Instant(call.submitted + outcome.wait_us))
+                    return
+            elif len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
+                self._credits[command.queue] = self._credits.get(command.queue, 0) + 1
+            self.polls.count(command, empty=not outcome.messages)
+        if not gone:
+            answers.append(Answer(call.ticket, mine))
+
+    def _housekeeping(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if type(outcome) is Swept:
+                self._sweep_more = outcome.more
+
+    def _retry(self, waiters: list[Waiter], now: Instant) -> None:
+        for waiter in waiters:
+            self._pending.append(Call(waiter.ticket, (waiter.command,), now, waiter))
+
+    def _wake(self) -> None:
+        """Let as many of the first in line claim as the messages that became visible could fill."""
+        for queue, credit in self._credits.items():
+            left = credit
+            while left > 0:
+                waiter = self.waiting.take_first(queue)
+                if waiter is None:
+                    break
+                left -= waiter.command.count_max
+                self._pending.append(Call(waiter.ticket, (waiter.command,), waiter.deadline, waiter))
+        self._credits = {}
+
+    def _schedule(self, now: Instant) -> None:
+        """Append the housekeeping that is due."""
+        due = self._store_due is not None and self._store_due <= now and len(self.waiting) > 0
+        if self._sweep_more or due or now - self._swept >= self.limits.sweep_every_us:
+            self._swept = now
+            self._sweep_more = False
+            self._pending.append(Call(None, (Sweep(steps_max=self.limits.sweep_steps_max),), now))
+        if self._polled is None:
+            self._polled = now
+        elif now - self._polled >= self.limits.polls_every_us:
+            self.flush_polls(now)
+
+
+def _racers_first(pending: deque[Call]) -> None:
+    """After a stall: deletes and extends that had arrived come before any claim or sweep can take their message."""
+    racers = [call for call in pending if type(call.commands[0]) in _RACERS]
+    others = [call for call in pending if type(call.commands[0]) not in _RACERS]
+    pending.clear()
+    pending.extend(racers)
+    pending.extend(others)

@@ -1,0 +1,24 @@
+"""Bounds of the engine, with their units."""
+
+import msgspec
+
+from veilmq.model.instant import SECOND_US
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounds batches, waiting and sweeping."""
+
+    batch_commands_max: int = 256
+    """A batch ends here; the commands of one wire batch stay together and may pass it."""
+    pending_max: int = 100_000
+    """Calls that may wait for a batch; beyond, Overloaded."""
+    parked_max: int = 20_000
+    """Parked receives in all."""
+    parked_per_account_max: int = 10_000
+    parked_per_queue_max: int = 5_000
+    sweep_steps_max: int = 256
+    sweep_every_us: int = SECOND_US
+    """Due leases are applied at least this often; at once where a receive waits."""
+    polls_every_us: int = 60 * SECOND_US
+    stall_us: int = SECOND_US
+    """After so long without a batch, what had arrived is applied before anything expires."""

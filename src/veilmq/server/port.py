@@ -1,0 +1,155 @@
+"""A data port: a codec on one side, the shell on the other.
+
+Strategy: every request is decoded on the loop and either answered there (refused, denied) or submitted as one call; the
+`Conversation` is the call's ticket and writes the answer when it comes. A client that hangs up takes its parked receive
+with it; messages whose answer nobody took are released at once.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from veilmq.model.access import EVERYTHING, AccessKey, Action
+from veilmq.model.commands import (
+    AnyCommand,
+    ChangeQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    Extend,
+    ListQueues,
+    Peek,
+    PurgeQueue,
+    Receive,
+    Send,
+)
+from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Outcome, Received
+from veilmq.protocols.http import Request, Response
+from veilmq.server.clock import wall
+from veilmq.server.listener import Exchange
+from veilmq.server.shell import Shell
+
+ACTIONS: Final[dict[type, Action]] = {
+    Send: Action.SEND,
+    Receive: Action.RECEIVE,
+    Extend: Action.EXTEND,
+    Delete: Action.DELETE,
+    Peek: Action.PEEK,
+    PurgeQueue: Action.PURGE,
+    CreateQueue: Action.CREATE_QUEUE,
+    ChangeQueue: Action.CHANGE_QUEUE,
+    DeleteQueue: Action.DELETE_QUEUE,
+    DescribeQueue: Action.DESCRIBE_QUEUE,
+    ListQueues: Action.LIST_QUEUES,
+}
+"""What a key must be granted for each command that a client can send."""
+
+logger = logging.getLogger("veilmq.port")
+
+
+class Call(Protocol):
+    """A request that a codec understood."""
+
+    @property
+    def key(self) -> AccessKey:
+        """Whose signature it bears."""
+        ...
+
+    @property
+    def commands(self) -> tuple[AnyCommand, ...]:
+        """What it asks of the engine; never empty."""
+        ...
+
+
+class Codec(Protocol):
+    """One protocol: see veilmq.protocols."""
+
+    def decode(self, request: Request, wall: Instant, arrived: Instant) -> Any:
+        """A `Call`, or the Response of a request that needs no engine."""
+        ...
+
+    def encode(self, call: Any, outcomes: Sequence[Outcome]) -> Response:
+        """The answer to a call."""
+        ...
+
+    def denied(self, call: Any, action: Action) -> Response:
+        """The answer to a call that its key was not granted."""
+        ...
+
+    def failure(self, request: Request) -> Response:
+        """The answer when the server itself failed."""
+        ...
+
+
+class Port:
+    """Serves one protocol on the shell's engine."""
+
+    def __init__(self, name: str, codec: Codec, shell: Shell) -> None:
+        self.name = name
+        self.codec = codec
+        self.shell = shell
+        self.commands: Counter[type] = Counter()
+        """Commands submitted, by type."""
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        """The listener's handler."""
+        shell = self.shell
+        call = self.codec.decode(request, wall(), shell.arrived())
+        if type(call) is Response:
+            exchange.respond(call)
+            return
+        commands = call.commands
+        first = commands[0]
+        self.commands[type(first)] += len(commands)
+        if call.key.grants is not EVERYTHING:
+            action = denied_action(call.key, commands)
+            if action is not None:
+                logger.info("%s: %s may not %s (request %s)", self.name, call.key.id, action, request.request_id)
+                exchange.respond(self.codec.denied(call, action))
+                return
+        conversation = Conversation(self, exchange, call, commands)
+        if type(first) is Receive and first.wait_us != 0:
+            exchange.on_gone = conversation.gone
+        shell.submit(conversation)
+
+
+def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | None:
+    """The first action among the commands that the key was not granted."""
+    for command in commands:
+        action = ACTIONS[type(command)]
+        queue = None if isinstance(command, ListQueues) else getattr(command, "queue", None)
+        if not key.allows(action, None if queue is None else queue.name):
+            return action
+    return None
+
+
+class Conversation:
+    """One request whose commands are with the engine."""
+
+    __slots__ = ("_call", "_exchange", "_port", "commands")
+
+    def __init__(self, port: Port, exchange: Exchange, call: Call, commands: tuple[AnyCommand, ...]) -> None:
+        self._port = port
+        self._exchange = exchange
+        self._call = call
+        self.commands = commands
+
+    def answer(self, outcomes: list[Outcome]) -> None:
+        """Write the answer; release what nobody took."""
+        exchange = self._exchange
+        try:
+            response = self._port.codec.encode(self._call, outcomes)
+        except Exception:  # the request's edge: one answer that cannot be written must not stop the others
+            logger.exception("request %s could not be answered", exchange.request.request_id)
+            response = self._port.codec.failure(exchange.request)
+        if not exchange.respond(response):
+            command, outcome = self.commands[0], outcomes[0]
+            if type(command) is Receive and type(outcome) is Received and outcome.messages:
+                self._port.shell.undeliver(command, outcome)
+
+    def gone(self) -> None:
+        """The client hung up."""
+        self._port.shell.cancel(self)

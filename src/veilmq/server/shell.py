@@ -1,0 +1,277 @@
+"""The asyncio shell around the engine: it owns the loop, the clock's readings and the thread that commits.
+
+Strategy: calls gather in the engine while a commit is under way; as soon as it is done the answers leave and the next
+batch is applied on the loop, then committed in the one commit thread. What arrives in one turn of the loop goes into one
+batch, because a batch starts by `call_soon`. A store whose state is unknown ends the shell: everybody in the batch is
+told so, `failed` is set, and nothing is written any more.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+from veilmq.engine.engine import Answer, Batch, Engine
+from veilmq.model.commands import AnyCommand, Peek, Receive
+from veilmq.model.errors import StoreFailed, StoreUnknown, VeilError
+from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Applied, Outcome, Received
+from veilmq.store import Store
+
+COMMIT_BUCKETS_US: Final = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
+"""Upper bounds of the commit latency histogram."""
+_SLOW_COMMIT_US: Final = 250_000
+_QUERY_THREADS: Final = 2
+_IDLE_S_MAX: Final = 1.0
+_STALL_US: Final = 1_500_000
+
+logger = logging.getLogger("veilmq.shell")
+
+
+class Clock(Protocol):
+    """Where the shell reads the lease clock."""
+
+    def now(self) -> Instant:
+        """This instant."""
+        ...
+
+
+class Stats:
+    """What the shell did since its start."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.batches = 0
+        self.commands = 0
+        self.commit_us = [0] * (len(COMMIT_BUCKETS_US) + 1)
+        """Commits by latency: one count a bucket of `COMMIT_BUCKETS_US`, and one for what is slower."""
+        self.commit_us_total = 0
+
+    def committed(self, elapsed_us: int) -> None:
+        """A commit took that long."""
+        self.commits += 1
+        self.commit_us_total += elapsed_us
+        for place, bound in enumerate(COMMIT_BUCKETS_US):
+            if elapsed_us <= bound:
+                self.commit_us[place] += 1
+                return
+        self.commit_us[-1] += 1
+
+
+class Ticket(Protocol):
+    """One call under way: what it asks, and who takes the answer."""
+
+    commands: Sequence[AnyCommand]
+
+    def answer(self, outcomes: list[Outcome]) -> None:
+        """Take one outcome a command, on the loop, once they are durable. Must not raise."""
+        ...
+
+
+class _Waiting:
+    """The ticket of `Shell.call`."""
+
+    __slots__ = ("commands", "future")
+
+    def __init__(self, commands: Sequence[AnyCommand], future: asyncio.Future[list[Outcome]]) -> None:
+        self.commands = commands
+        self.future = future
+
+    def answer(self, outcomes: list[Outcome]) -> None:
+        if not self.future.done():
+            self.future.set_result(outcomes)
+
+
+class Shell:
+    """Runs one engine on the running loop, from `start` to `stop`."""
+
+    def __init__(self, engine: Engine, store: Store, clock: Clock) -> None:
+        self.engine = engine
+        self.store = store
+        self.stats = Stats()
+        self.broken: StoreUnknown | None = None
+        self._clock = clock
+        self._committing: Batch | None = None
+        self._applied: Applied | None = None
+        self._turn_pending = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = Instant(0)
+        self._turned = Instant(0)
+        self._stopping = False
+        self._commits: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._queries = ThreadPoolExecutor(_QUERY_THREADS, thread_name_prefix="veilmq-query")
+
+    def start(self) -> None:
+        """Begin to take batches. Call on the loop."""
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[None] = self._loop.create_future()
+        self._turned = self._clock.now()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._commit_all, name="veilmq-commit", daemon=True)
+        self._thread.start()
+        self._soon()
+
+    def now(self) -> Instant:
+        """This instant of the lease clock."""
+        return self._clock.now()
+
+    def arrived(self) -> Instant:
+        """No later than when the bytes being handled arrived: after a stall of the loop, its last turn before."""
+        now = self._clock.now()
+        return self._turned if now - self._turned > _STALL_US else now
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue a call."""
+        if self.broken is not None:
+            ticket.answer([self.broken] * len(ticket.commands))
+            return
+        self.engine.submit(ticket, ticket.commands, self._clock.now())
+        if self._committing is None and not self._turn_pending:
+            self._soon()
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The client of a call is gone."""
+        self.engine.cancel(ticket)
+
+    def undeliver(self, command: Receive, outcome: Received) -> None:
+        """An answer with messages could not be written: release them."""
+        self.engine.undeliver(command, outcome, self._clock.now())
+        self._soon()
+
+    async def call(self, *commands: AnyCommand) -> list[Outcome]:
+        """Run commands as one call and wait for their outcomes."""
+        ticket = _Waiting(commands, self._loop.create_future())
+        self.submit(ticket)
+        try:
+            return await ticket.future
+        except asyncio.CancelledError:
+            self.cancel(ticket)
+            raise
+
+    async def query(self, command: Peek) -> Outcome:
+        """Answer from committed state, in a thread."""
+        return await self._loop.run_in_executor(self._queries, self.store.query, command, self._clock.now())
+
+    async def stop(self, deadline_s: float) -> None:
+        """Answer the parked receives, finish the batch under way and what was submitted, and stop.
+
+        The store stays open: whoever opened it closes it. Returns after `deadline_s` even if a commit hangs.
+        """
+        self._deliver(self.engine.drain_waiters())
+        self.engine.flush_polls(self._clock.now())
+        self._soon()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self.engine.busy or self._committing is not None or self._turn_pending:
+                    await self._idle.wait()
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            logger.error("shut-down: a commit did not end within %.1f s", deadline_s)
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._commits.put(None)
+        await self._loop.run_in_executor(None, self._thread.join, deadline_s)
+        self._queries.shutdown(wait=False)
+
+    def _soon(self) -> None:
+        if not self._turn_pending and self._committing is None and self.broken is None:
+            self._turn_pending = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Apply the next batch, if there is one, and hand it to the commit thread; else sleep until something is due."""
+        self._turn_pending = False
+        if self._committing is not None or self.broken is not None or self._stopping:
+            return
+        engine = self.engine
+        now = self._turned = self._clock.now()
+        self._deliver(engine.expire_waiters(now))
+        batch = engine.take_batch(now)
+        if batch is None:
+            self._idle.set()
+            self._sleep(now)
+            return
+        self._idle.clear()
+        try:
+            applied = self.store.apply(batch.commands, now)
+        except StoreUnknown as error:
+            self._break(batch, error)
+            return
+        self.stats.batches += 1
+        self.stats.commands += len(batch.commands)
+        if applied.wrote:
+            self._committing = batch
+            self._applied = applied
+            self._commits.put(self.store.commit)
+        else:
+            self._deliver(engine.committed(batch, applied))
+            self._soon()
+
+    def _sleep(self, now: Instant) -> None:
+        due = self.engine.next_due(now)
+        if due is not None and due <= now:
+            self._soon()
+            return
+        delay_s = _IDLE_S_MAX if due is None else min((due - now) / 1e6, _IDLE_S_MAX)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, self._soon)
+
+    def _commit_all(self) -> None:
+        """The commit thread: one job at a time, each reported back to the loop."""
+        while (job := self._commits.get()) is not None:
+            started = perf_counter()
+            error: StoreFailed | StoreUnknown | None = None
+            result: Applied | None = None
+            try:
+                result = job()
+            except (StoreFailed, StoreUnknown) as failure:
+                error = failure
+            except Exception as failure:  # the thread's edge: a bug here must end the server, not hang it
+                logger.exception("commit")
+                error = StoreUnknown(reason=str(failure))
+            elapsed_us = int((perf_counter() - started) * 1e6)
+            self._loop.call_soon_threadsafe(self._committed, error, result, elapsed_us)
+
+    def _committed(self, error: StoreFailed | StoreUnknown | None, retried: Applied | None, elapsed_us: int) -> None:
+        batch, applied = self._committing, retried or self._applied
+        assert batch is not None and applied is not None
+        if isinstance(error, StoreFailed):
+            logger.error("a batch was rolled back and is applied command by command: %s", error)
+            commands, at = batch.commands, applied.at
+            self._commits.put(lambda: self.store.apply_each(commands, at))
+            return
+        self._committing = self._applied = None
+        if error is not None:
+            self._break(batch, error)
+            return
+        self.stats.committed(elapsed_us)
+        if elapsed_us > _SLOW_COMMIT_US:
+            logger.warning("slow commit: %.0f ms for %d commands", elapsed_us / 1e3, len(batch.commands))
+        self._deliver(self.engine.committed(batch, applied))
+        self._soon()
+
+    def _break(self, batch: Batch, error: VeilError) -> None:
+        """The store's state is unknown: tell everybody, write no more."""
+        assert isinstance(error, StoreUnknown)
+        logger.critical("the store failed and its state is unknown: %s", error.reason)
+        self.broken = error
+        self._idle.set()
+        self._deliver(self.engine.failed(batch, error))
+        self._deliver(self.engine.drain_waiters())
+        while (rest := self.engine.take_batch(self._clock.now())) is not None:
+            self._deliver(self.engine.failed(rest, error))
+            if not self.engine.busy:
+                break
+        if not self.failed.done():
+            self.failed.set_result(None)
+
+    def _deliver(self, answers: list[Answer]) -> None:
+        for ticket, outcomes in answers:
+            ticket.answer(outcomes)
