@@ -207,9 +207,7 @@ class Engine:
             self.polls.count(command, empty=True, refused=True)
             self._ready.append(Answer(ticket, [Received([])]))
 
-    def _received(
-        self, call: Call, command: Receive, mine: list[Outcome], at: Instant, answers: list[Answer]
-    ) -> None:
+    def _received(self, call: Call, command: Receive, mine: list[Outcome], at: Instant, answers: list[Answer]) -> None:
         (outcome,) = mine
         gone = call.ticket in self._gone
         if gone:

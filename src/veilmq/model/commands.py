@@ -200,16 +200,7 @@ class PollCount(msgspec.Struct, frozen=True, gc=False):
 
 
 QueueCommand = (
-    Send
-    | Receive
-    | Extend
-    | Delete
-    | Undeliver
-    | CreateQueue
-    | ChangeQueue
-    | DeleteQueue
-    | PurgeQueue
-    | DescribeQueue
+    Send | Receive | Extend | Delete | Undeliver | CreateQueue | ChangeQueue | DeleteQueue | PurgeQueue | DescribeQueue
 )
 AnyCommand = QueueCommand | ListQueues | Peek | Sweep | RecordPolls
 

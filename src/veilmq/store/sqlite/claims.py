@@ -14,12 +14,12 @@ from veilmq.model.commands import LeaseSource, Receive
 from veilmq.model.errors import InFlightFull, QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
-from veilmq.model.message import Delivery, Extras
+from veilmq.model.message import NO_EXTRAS, Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
-from veilmq.store.sqlite.endings import Place, dead_letter, expire, extras_of, quarantine, return_due
+from veilmq.store.sqlite.endings import EXTRAS_DECODER, Place, dead_letter, expire, quarantine, return_due
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.sends import INSERT_LEASE
-from veilmq.store.sqlite.writer import Writer
+from veilmq.store.sqlite.writer import Row, Writer
 
 DETOURS_MAX: Final = 64
 """Candidates that one receive may drop, quarantine or dead-letter on its way."""
@@ -68,9 +68,10 @@ class Candidate(msgspec.Struct, gc=False):
     md5: bytes
     body: bytes
 
-    def place(self) -> Place:
+    def place(self, generation: int) -> Place:
         """The same message, as the endings see it."""
         return Place(
+            generation,
             self.sequence,
             self.id,
             self.sent,
@@ -89,7 +90,7 @@ class Candidate(msgspec.Struct, gc=False):
 
 def receive(writer: Writer, command: Receive) -> Outcome:
     """Lease up to `count_max` messages; empty if none is visible."""
-    queue = writer.queues.by_key.get(command.queue)
+    queue = writer.queue(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
     if writer.now >= queue.next_due:
@@ -105,6 +106,7 @@ def receive(writer: Writer, command: Receive) -> Outcome:
     writer.touch(queue)
     origin = writer.origin(command.origin)
     granted: list[Delivery] = []
+    leases: list[Row] = []
     detours = 0
     while len(granted) < wanted and queue.visible and detours < DETOURS_MAX:
         candidates = _candidates(writer, queue, wanted - len(granted))
@@ -113,11 +115,13 @@ def receive(writer: Writer, command: Receive) -> Outcome:
             if extras is None:
                 detours += 1
             else:
-                granted.append(_grant(writer, queue, command, candidate, extras, origin))
+                granted.append(_grant(writer, queue, command, candidate, extras, origin, leases))
         if not candidates:
             break
+    if leases:
+        writer.write_many(INSERT_LEASE, leases)
     if detours >= DETOURS_MAX and queue.visible:
-        writer.note_visible(queue)
+        queue.woken += 1
     return Received(granted, wait_us)
 
 
@@ -139,36 +143,32 @@ def _candidates(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]
 
 def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | None:
     """The candidate's extras if it goes to the receiver; None if it goes elsewhere: then it has gone."""
-    expires = candidate.sent + queue.settings.retention_us if candidate.own_expiry is None else candidate.own_expiry
-    if expires <= writer.now:
-        expire(writer, queue, candidate.place())
+    settings = queue.settings
+    own_expiry = candidate.own_expiry
+    if (candidate.sent + settings.retention_us if own_expiry is None else own_expiry) <= writer.now:
+        expire(writer, queue, candidate.place(queue.generation))
         return None
-    extras = _intact(candidate)
-    if extras is None:
-        quarantine(writer, queue, candidate.place())
+    if md5_of(candidate.body, usedforsecurity=False).digest() != candidate.md5:
+        quarantine(writer, queue, candidate.place(queue.generation))
         return None
-    redrive = queue.settings.redrive
+    try:
+        extras = NO_EXTRAS if candidate.extras is None else EXTRAS_DECODER.decode(candidate.extras)
+    except msgspec.MsgspecError:
+        quarantine(writer, queue, candidate.place(queue.generation))
+        return None
+    redrive = settings.redrive
     if redrive is not None and candidate.attempt >= redrive.receive_count_max:
         target = writer.queues.by_key.get(redrive.target)
         if target is not None:
-            dead_letter(writer, queue, candidate.place(), target)
+            dead_letter(writer, queue, candidate.place(queue.generation), target)
             return None
     return extras
 
 
-def _intact(candidate: Candidate) -> Extras | None:
-    """The extras, if the body has its MD5 and the extras can be read."""
-    if md5_of(candidate.body, usedforsecurity=False).digest() != candidate.md5:
-        return None
-    try:
-        return extras_of(candidate.extras)
-    except msgspec.MsgspecError:
-        return None
-
-
 def _grant(
-    writer: Writer, queue: LiveQueue, command: Receive, candidate: Candidate, extras: Extras, origin: int
-) -> Delivery:
+    writer: Writer, queue: LiveQueue, command: Receive, candidate: Candidate, extras: Extras, origin: int,
+    leases: list[Row],
+) -> Delivery:  # fmt: skip
     """Lease the candidate to the receiver."""
     now = writer.now
     sequence = candidate.sequence
@@ -188,8 +188,8 @@ def _grant(
     else:
         assert candidate.line is not None
         first, visible_since = now, candidate.sent
-        values = (sequence, queue.generation, candidate.priority, candidate.line, 1, due, 1, 0, now, now, origin)
-        writer.write(INSERT_LEASE, values)
+        line = candidate.line
+        leases.append((sequence, queue.generation, candidate.priority, line, 1, due, 1, 0, now, now, origin))
         queue.cursors[candidate.line] = sequence
         queue.ready[candidate.line] -= 1
     queue.visible -= 1

@@ -79,6 +79,8 @@ class DataDirectory:
     def take_reserve(self) -> bool:
         """Keep the reserve back, if there is room for it beyond the floor. Returns whether it is there."""
         path = self.path / _RESERVE
+        if not self._reserve_bytes:
+            return True
         if path.exists() and path.stat().st_size == self._reserve_bytes:
             return True
         if self.free_bytes() < self._reserve_bytes + self.floor_bytes():

@@ -4,8 +4,11 @@ Strategy: what is due is applied when somebody looks (a claim, a use of a handle
 is first, and is recorded once, with the instant at which it was due.
 """
 
+from array import array
+from collections.abc import Sequence
 from typing import Final
 
+import apsw
 import msgspec
 
 from veilmq.model.commands import SERVER
@@ -63,7 +66,7 @@ def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
     queue.returned += len(rows)
     queue.visible += len(rows)
     if rows:
-        writer.note_visible(queue, len(rows))
+        queue.woken += len(rows)
     queue.next_due = FOREVER
     following = writer.read_one(
         "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1", (queue.generation,)
@@ -76,6 +79,7 @@ def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
 class Place(msgspec.Struct, gc=False):
     """Where one message is, with what the history says of it: what every step on a message starts from."""
 
+    generation: int
     sequence: int
     id: bytes
     sent: int
@@ -99,28 +103,51 @@ class Place(msgspec.Struct, gc=False):
         return self.sent + retention_us if self.own_expiry is None else self.own_expiry
 
 
-_PLACE: Final = (
-    "SELECT m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, length(m.body),"
+_PLACES: Final = (
+    "SELECT m.generation, m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, length(m.body),"
     " coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.hidden, 0), coalesce(l.due, 0),"
     " coalesce(l.granted, 0), l.origin"
-    " FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
-    " WHERE m.sequence = ? AND m.generation = ?"
+    " FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.line IS NOT NULL OR l.sequence IS NOT NULL"  # a message in quarantine is nowhere
 )
+
+
+def find_places(writer: Writer, sequences: Sequence[int]) -> dict[int, Place]:
+    """Where the messages are, by sequence; those that are gone are missing, those of dead generations are not."""
+    rows = writer.read(_PLACES, (apsw.carray(array("q", sequences)),))
+    return {row[1]: Place(*row) for row in rows}
 
 
 def find_place(writer: Writer, queue: LiveQueue, sequence: int) -> Place | None:
     """Where the message is, or None if the queue holds it no longer."""
-    row = writer.read_one(_PLACE, (sequence, queue.generation))
-    return None if row is None else Place(*row)
+    place = find_places(writer, (sequence,)).get(sequence)
+    return place if place is not None and place.generation == queue.generation else None
+
+
+def end_lease(writer: Writer, queue: LiveQueue, place: Place) -> None:
+    """A late use of a handle that still counts: the lease's end stands in the history before it."""
+    writer.touch(queue)
+    writer.write("UPDATE lease SET hidden = 0 WHERE sequence = ?", (place.sequence,))
+    uncount(queue, place)
+    event = event_of(Kind.LEASE_EXPIRED, place.due, queue, place.origin or writer.origin(SERVER), place)
+    event.visible_since = Instant(place.due)
+    writer.events.append(event)
+    place.hidden = False
+    queue.returned += 1
+    queue.visible += 1
 
 
 def remove(writer: Writer, queue: LiveQueue, place: Place) -> None:
     """Delete the rows of a message and take it off the counts."""
     writer.touch(queue)
-    if place.leased:
-        writer.write("DELETE FROM lease WHERE sequence = ?", (place.sequence,))
-    writer.write("DELETE FROM message WHERE sequence = ?", (place.sequence,))
+    remove_rows(writer, [(place.sequence,)])
     uncount(queue, place)
+
+
+def remove_rows(writer: Writer, rows: Sequence[tuple[int]]) -> None:
+    """Delete the rows of messages, given as one-tuples of sequences, wherever they are."""
+    writer.write_many("DELETE FROM lease WHERE sequence = ?", rows)
+    writer.write_many("DELETE FROM message WHERE sequence = ?", rows)
 
 
 def uncount(queue: LiveQueue, place: Place) -> None:
@@ -151,12 +178,15 @@ def event_of(
         place.sequence,
         place.attempt,
         place.rotation,
-        sent=Instant(place.sent),
-        held_us=at - place.granted if place.attempt and place.hidden else None,
-        body_bytes=place.body_bytes,
-        group=place.group,
-        type=place.type,
-        detail=detail,
+        None,
+        None,
+        Instant(place.sent),
+        None,
+        at - place.granted if place.attempt and place.hidden else None,
+        place.body_bytes,
+        place.group,
+        place.type,
+        detail,
     )
 
 
@@ -195,7 +225,7 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
     )
     target.ready[place.priority] = target.ready.get(place.priority, 0) + 1
     target.visible += 1
-    writer.note_visible(target)
+    target.woken += 1
     writer.queues.lower_expiry(target, place.expires(target.settings.retention_us))
     detail: dict[str, object] = {"target": target.incarnation, "target_sequence": sequence}
     writer.events.append(event_of(Kind.DEAD_LETTERED, writer.now, queue, writer.origin(SERVER), place, detail))

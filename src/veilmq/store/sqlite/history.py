@@ -24,7 +24,9 @@ _SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
 
 def trim(writer: Writer, history_us_max: int, history_bytes_max: int, rows_max: int) -> int:
     """Drop the oldest rows beyond the bounds, at most `rows_max` and never the last; returns how many."""
-    rows = writer.read("SELECT offset, at, bytes_before, length(events) FROM history ORDER BY offset LIMIT ?", (rows_max,))
+    rows = writer.read(
+        "SELECT offset, at, bytes_before, length(events) FROM history ORDER BY offset LIMIT ?", (rows_max,)
+    )
     keep_after = writer.now - history_us_max
     cut = [
         offset

@@ -1,10 +1,10 @@
 """Uses of a handle: extend, release, delete, undeliver.
 
-Strategy: every use first finds where the message is and judges the handle against it (`_judge`); what is not current
-changes nothing and is recorded as refused. A lease that ended while nobody looked is returned here first, so that its
-end stands in the history before what followed it.
+Strategy: the commands of one kind in a batch are one group: where their messages are is read in one go (`Places`), each
+handle is judged against that, and what is not current changes nothing and is recorded as refused.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from veilmq.model.commands import SERVER, AfterExpiry, Delete, Extend, LeaseSource, Undeliver
@@ -22,34 +22,108 @@ from veilmq.model.events import Event, Kind, Refusal
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Undelivered
 from veilmq.model.receipt import Receipt
-from veilmq.store.sqlite.endings import Place, event_of, expire, find_place, remove, uncount
+from veilmq.store.sqlite.endings import (
+    Place,
+    end_lease,
+    event_of,
+    expire,
+    find_place,
+    find_places,
+    remove_rows,
+    uncount,
+)
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.sends import INSERT_LEASE
 from veilmq.store.sqlite.writer import Writer
 
+_DELETED: Final = Kind.DELETED
+_DONE: Final = Deleted()
 LEASE_TOTAL_REASON: Final = "total"
 """ParameterInvalid.reason when an extension would pass the protocol's cap on the whole lease."""
 
-Found = tuple[LiveQueue, Receipt, Place]
+
+class Places:
+    """Where the messages of a group of commands are: read in one go, and kept true while the group changes them."""
+
+    def __init__(self, writer: Writer, commands: Sequence[Delete | Extend]) -> None:
+        self._writer = writer
+        unseal = writer.receipts.unseal
+        self.receipts = [unseal(command.handle) for command in commands]
+        sequences = [receipt.sequence for receipt in self.receipts if receipt is not None]
+        self._places = find_places(writer, sequences) if sequences else {}
+
+    def find(self, command: Delete | Extend, receipt: Receipt | None) -> tuple[LiveQueue, Place] | VeilError:
+        """The message that a handle names, if the handle may still act on it."""
+        writer = self._writer
+        queue = writer.queue(command.queue)
+        if queue is None:
+            return QueueMissing(queue=str(command.queue))
+        if receipt is None:
+            return ReceiptInvalid(reason="it was not made by this server")
+        if receipt.queue != queue.incarnation:
+            return ReceiptInvalid(reason="it is of another queue")
+        place = self._places.get(receipt.sequence)
+        if (
+            place is None
+            or place.generation != queue.generation
+            or (command.message_id is not None and command.message_id != place.id)
+        ):
+            return MessageGone(sequence=receipt.sequence, attempt=receipt.attempt)
+        if place.expires(queue.settings.retention_us) <= writer.now:
+            expire(writer, queue, place)
+            self.gone(place)
+            return MessageGone(sequence=receipt.sequence, attempt=receipt.attempt)
+        if place.attempt != receipt.attempt or place.rotation != receipt.rotation:
+            return LeaseTaken(sequence=receipt.sequence, attempt=receipt.attempt)
+        if command.after_expiry is AfterExpiry.REFUSE and place.attempt and command.arrived > place.due:
+            if not place.hidden or place.due <= writer.now:
+                return LeaseExpired(sequence=receipt.sequence, attempt=receipt.attempt)
+        if place.hidden and place.attempt and place.due <= writer.now and command.arrived > place.due:
+            end_lease(writer, queue, place)
+        return queue, place
+
+    def gone(self, place: Place) -> None:
+        """The message left; whoever names it next finds nothing."""
+        del self._places[place.sequence]
 
 
-def delete(writer: Writer, command: Delete) -> Outcome:
-    """Delete the message if the handle is current."""
-    found = _find(writer, command)
-    if isinstance(found, VeilError):
-        return _refused(writer, Kind.DELETE_REFUSED, command, found)
-    queue, _, place = found
-    remove(writer, queue, place)
-    writer.events.append(event_of(Kind.DELETED, writer.now, queue, writer.origin(command.origin), place))
-    return Deleted()
+def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
+    """Delete the messages whose handles are current."""
+    outcomes: list[Outcome] = []
+    leaving: list[tuple[int]] = []
+    places = Places(writer, commands)
+    find, events, now = places.find, writer.events, writer.now
+    for command, receipt in zip(commands, places.receipts, strict=True):
+        found = find(command, receipt)
+        if isinstance(found, VeilError):
+            outcomes.append(_refused(writer, Kind.DELETE_REFUSED, command, receipt, found))
+            continue
+        queue, place = found
+        writer.touch(queue)
+        uncount(queue, place)
+        places.gone(place)
+        leaving.append((place.sequence,))
+        events.append(event_of(_DELETED, now, queue, writer.origin(command.origin), place))
+        outcomes.append(_DONE)
+    if leaving:
+        remove_rows(writer, leaving)
+    return outcomes
 
 
-def extend(writer: Writer, command: Extend) -> Outcome:
+def extend_all(writer: Writer, commands: Sequence[Extend]) -> list[Outcome]:
+    """Move the ends of leases."""
+    places = Places(writer, commands)
+    return [
+        _extend(writer, places, command, receipt) for command, receipt in zip(commands, places.receipts, strict=True)
+    ]
+
+
+def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | None) -> Outcome:
     """Set the lease's end from now, or release; replace the body if the command has one."""
-    found = _find(writer, command)
+    found = places.find(command, receipt)
     if isinstance(found, VeilError):
-        return _refused(writer, Kind.EXTEND_REFUSED, command, found)
-    queue, _, place = found
+        return _refused(writer, Kind.EXTEND_REFUSED, command, receipt, found)
+    queue, place = found
     now = writer.now
     due = Instant(now + command.lease_us)
     cap_us = command.lease_total_us_max
@@ -61,15 +135,13 @@ def extend(writer: Writer, command: Extend) -> Outcome:
     _move(writer, queue, place, due, rotation, hidden=command.lease_us > 0)
     origin = writer.origin(command.origin)
     event = event_of(Kind.EXTENDED if command.lease_us else Kind.RELEASED, now, queue, origin, place)
-    event.rotation = rotation
     event.held_us = now - place.granted if place.attempt else None
     event.lease_us, event.source = command.lease_us, LeaseSource.EXTEND
     writer.events.append(event)
     if command.body is not None:
-        writer.write(
-            "UPDATE message SET body = ?, md5 = ? WHERE sequence = ?", (command.body.encode(), command.md5, place.sequence)
-        )
-        place.body_bytes = command.size_bytes
+        body = command.body.encode()
+        writer.write("UPDATE message SET body = ?, md5 = ? WHERE sequence = ?", (body, command.md5, place.sequence))
+        place.body_bytes = len(body)
         writer.events.append(event_of(Kind.CONTENT_UPDATED, now, queue, origin, place))
     handle = command.handle
     if command.rotate:
@@ -79,43 +151,22 @@ def extend(writer: Writer, command: Extend) -> Outcome:
 
 def undeliver(writer: Writer, command: Undeliver) -> Outcome:
     """Release what was granted to a client that is gone."""
-    queue = writer.queues.by_key.get(command.queue)
+    queue = writer.queue(command.queue)
     released = 0
     for handle in command.handles:
         receipt = writer.receipts.unseal(handle)
         if queue is None or receipt is None or receipt.queue != queue.incarnation:
             continue
         place = find_place(writer, queue, receipt.sequence)
-        if place is None or not place.hidden or (place.attempt, place.rotation) != receipt[2:]:
+        if place is None or not place.hidden:
             continue
+        if place.attempt != receipt.attempt or place.rotation != receipt.rotation:
+            continue
+        event = event_of(Kind.UNDELIVERED, writer.now, queue, writer.origin(command.origin), place)
         _move(writer, queue, place, writer.now, place.rotation, hidden=False)
-        writer.events.append(event_of(Kind.UNDELIVERED, writer.now, queue, writer.origin(command.origin), place))
+        writer.events.append(event)
         released += 1
     return Undelivered(released)
-
-
-def _find(writer: Writer, command: Delete | Extend) -> Found | VeilError:
-    """The message that a handle names, if the handle may still act on it."""
-    queue = writer.queues.by_key.get(command.queue)
-    if queue is None:
-        return QueueMissing(queue=str(command.queue))
-    receipt = writer.receipts.unseal(command.handle)
-    if receipt is None:
-        return ReceiptInvalid(reason="it was not made by this server")
-    if receipt.queue != queue.incarnation:
-        return ReceiptInvalid(reason="it is of another queue")
-    place = find_place(writer, queue, receipt.sequence)
-    if place is None or command.message_id not in (None, place.id):
-        return MessageGone(sequence=receipt.sequence, attempt=receipt.attempt)
-    if place.expires(queue.settings.retention_us) <= writer.now:
-        expire(writer, queue, place)
-        return MessageGone(sequence=receipt.sequence, attempt=receipt.attempt)
-    if place.attempt != receipt.attempt or place.rotation != receipt.rotation:
-        return LeaseTaken(sequence=receipt.sequence, attempt=receipt.attempt)
-    ended = place.leased and place.attempt > 0 and (not place.hidden or place.due <= writer.now)
-    if ended and command.after_expiry is AfterExpiry.REFUSE and command.arrived > place.due:
-        return LeaseExpired(sequence=receipt.sequence, attempt=receipt.attempt)
-    return queue, receipt, place
 
 
 _REASONS: Final[dict[type[VeilError], str]] = {
@@ -125,10 +176,11 @@ _REASONS: Final[dict[type[VeilError], str]] = {
 }
 
 
-def _refused(writer: Writer, kind: Kind, command: Delete | Extend, error: VeilError) -> VeilError:
+def _refused(
+    writer: Writer, kind: Kind, command: Delete | Extend, receipt: Receipt | None, error: VeilError
+) -> VeilError:
     """Record a refusal that tells of a race; a handle that is not genuine tells nothing."""
     reason = _REASONS.get(type(error))
-    receipt = writer.receipts.unseal(command.handle)
     if reason is not None and receipt is not None:
         row = writer.read_one("SELECT id, sent, group_id, type FROM message WHERE sequence = ?", (receipt.sequence,))
         message, sent, group, type_ = row or (None, None, None, None)
@@ -167,10 +219,11 @@ def _move(writer: Writer, queue: LiveQueue, place: Place, due: Instant, rotation
         )  # fmt: skip
         writer.write(INSERT_LEASE, values)
     uncount(queue, place)
+    place.leased, place.hidden, place.due, place.rotation = True, hidden, due, rotation
     if not hidden:
         queue.returned += 1
         queue.visible += 1
-        writer.note_visible(queue)
+        queue.woken += 1
         return
     if place.attempt:
         queue.in_flight += 1

@@ -4,6 +4,7 @@ Strategy: the cursors come from memory and may be a batch ahead of or behind the
 a lease row is in flight or returned, whatever the cursor says, and is left to the other two selects.
 """
 
+from hashlib import md5 as md5_of
 from typing import Any, Final
 
 import apsw
@@ -13,6 +14,7 @@ from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
+from veilmq.store.sqlite.claims import RETURNS_MAX
 from veilmq.store.sqlite.endings import extras_of
 from veilmq.store.sqlite.queues import Queues
 
@@ -27,7 +29,13 @@ _LEASED: Final = (
     " WHERE l.generation = ? AND {where} AND coalesce(m.expires, m.sent + ?) > ? ORDER BY {order} LIMIT ?"
 )
 _RETURNED: Final = _LEASED.format(index="lease_returned", where="l.hidden = 0", order="l.priority, l.sequence")
-_DUE: Final = _LEASED.format(index="lease_hidden", where="l.hidden = 1 AND l.due <= ?", order="l.due")
+_DUE: Final = _LEASED.format(
+    index="lease_hidden",
+    # Those that a claim would return first, and of them the ones that it would then take.
+    where="l.hidden = 1 AND l.sequence IN (SELECT sequence FROM lease INDEXED BY lease_hidden"
+    " WHERE generation = ? AND hidden = 1 AND due <= ? ORDER BY due LIMIT ?)",
+    order="l.priority, l.sequence",
+)
 
 
 def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instant) -> Outcome:
@@ -41,9 +49,14 @@ def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instan
         cursor = queue.cursors.get(priority, 0)
         rows += connection.execute(_READY, (generation, priority, cursor, retention_us, now, count)).fetchall()
     rows += connection.execute(_RETURNED, (generation, retention_us, now, count)).fetchall()
-    rows += connection.execute(_DUE, (generation, now, retention_us, now, count)).fetchall()
+    rows += connection.execute(_DUE, (generation, generation, now, RETURNS_MAX, retention_us, now, count)).fetchall()
     rows.sort(key=lambda row: (row[4], row[0]))
-    return Received([_delivery(row, retention_us) for row in rows[:count]])
+    return Received([_delivery(row, retention_us) for row in rows if _intact(row)][:count])
+
+
+def _intact(row: tuple[Any, ...]) -> bool:
+    """Whether the body has its MD5; a claim will set a damaged one aside."""
+    return bool(md5_of(row[8], usedforsecurity=False).digest() == row[7])
 
 
 def _delivery(row: tuple[Any, ...], retention_us: int) -> Delivery:

@@ -38,6 +38,7 @@ class LiveQueue:
         "returned",
         "settings",
         "visible",
+        "woken",
     )
 
     def __init__(
@@ -59,6 +60,8 @@ class LiveQueue:
         self.returned = 0
         self.delayed = 0
         self.in_flight = 0
+        self.woken = 0
+        """Messages that became visible in the open batch: a hint for parked receives."""
         self.next_due = FOREVER
         """No later than the earliest end of a lease or delay."""
         self.next_expiry = FOREVER

@@ -1,5 +1,6 @@
 """Sends: append to the line, or hide until the delay ends."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -11,7 +12,8 @@ from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.message import NO_EXTRAS
 from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.queue import PRIORITY_DEFAULT
-from veilmq.store.sqlite.writer import Writer
+from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.writer import Row, Writer
 
 INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -19,17 +21,33 @@ _SENT: Final = int(Kind.SENT)
 _EXTRAS: Final = msgspec.msgpack.Encoder()
 
 
-def send(writer: Writer, command: Send) -> Outcome:
-    """Append one message."""
-    queue = writer.queues.by_key.get(command.queue)
-    if queue is None:
-        return QueueMissing(queue=str(command.queue))
-    settings = queue.settings
-    if command.size_bytes > settings.message_bytes_max:
-        return MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=settings.message_bytes_max)
-    if writer.disk_low is not None:
-        return DiskLow(free_bytes=writer.disk_low)
+def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
+    """Append messages, in the order of the commands."""
+    outcomes: list[Outcome] = []
+    messages: list[Row] = []
+    hidden: list[Row] = []
+    for command in commands:
+        queue = writer.queue(command.queue)
+        if queue is None:
+            outcomes.append(QueueMissing(queue=str(command.queue)))
+        elif command.size_bytes > queue.settings.message_bytes_max:
+            limit_bytes = queue.settings.message_bytes_max
+            outcomes.append(MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=limit_bytes))
+        elif writer.disk_low is not None:
+            outcomes.append(DiskLow(free_bytes=writer.disk_low))
+        else:
+            outcomes.append(_append(writer, queue, command, messages, hidden))
+    if messages:
+        writer.write_many(INSERT_MESSAGE, messages)
+    if hidden:
+        writer.write_many(INSERT_LEASE, hidden)
+    return outcomes
+
+
+def _append(writer: Writer, queue: LiveQueue, command: Send, messages: list[Row], hidden: list[Row]) -> Sent:
+    """The rows of one message, at the end of its line or hidden until its delay ends."""
     writer.touch(queue)
+    settings = queue.settings
     now = writer.now
     extras = command.extras
     group = extras.group
@@ -40,37 +58,38 @@ def send(writer: Writer, command: Send) -> Outcome:
     expires = now + settings.retention_us if own_expiry is None else own_expiry
     sequence = writer.next_sequence()
     message = writer.next_id()
-    visible = now + delay_us
-    origin = writer.origin(command.origin)
-    line = None if delay_us else priority
-    writer.write(
-        INSERT_MESSAGE,
+    body = command.body.encode()
+    visible = Instant(now + delay_us)
+    sender = command.origin
+    origin = writer.origin(sender)
+    messages.append(
         (
             sequence,
             queue.generation,
-            line,
+            None if delay_us else priority,
             priority,
             message,
             now,
             own_expiry,
-            command.origin.principal,
+            sender.principal,
             group,
             kind,
             None if extras is NO_EXTRAS else _EXTRAS.encode(extras),
             command.md5,
-            command.body.encode(),
-        ),
+            body,
+        )
     )
-    if line is None:
-        writer.write(INSERT_LEASE, (sequence, queue.generation, priority, None, 1, visible, 0, 0, now, None, origin))
+    if delay_us:
+        hidden.append((sequence, queue.generation, priority, None, 1, visible, 0, 0, now, None, origin))
         queue.delayed += 1
         writer.queues.lower_due(queue, visible)
     else:
         queue.ready[priority] = queue.ready.get(priority, 0) + 1
         queue.visible += 1
-        writer.note_visible(queue)
+        queue.woken += 1
     if expires < queue.next_expiry:
         writer.queues.lower_expiry(queue, expires)
+    detail = _detail(priority, own_expiry)
     writer.events.append(
         Event(
             _SENT,
@@ -84,16 +103,16 @@ def send(writer: Writer, command: Send) -> Outcome:
             None,
             None,
             now,
-            Instant(visible),
+            visible,
             None,
-            command.size_bytes,
+            len(body),
             group,
             kind,
-            _detail(priority, own_expiry),
+            detail,
         )
     )
     handle = writer.receipts.seal(queue.incarnation, sequence, 0, 0) if command.wants_handle else ""
-    return Sent(message, sequence, now, Instant(visible), Instant(expires), handle)
+    return Sent(message, sequence, now, visible, Instant(expires), handle)
 
 
 def _detail(priority: int, own_expiry: int | None) -> dict[str, int] | None:

@@ -54,6 +54,12 @@ _DISK_LOOK_US: Final = SECOND_US
 logger = logging.getLogger("veilmq.store")
 
 Handler = Callable[[Writer, Any], Outcome]
+GroupHandler = Callable[[Writer, list[Any]], list[Outcome]]
+
+
+def _each(handler: Handler) -> GroupHandler:
+    """A group handled one command after the other."""
+    return lambda writer, commands: [handler(writer, command) for command in commands]
 
 
 class SqliteStore:
@@ -88,20 +94,22 @@ class SqliteStore:
         connection.set_wal_hook(self._wal_grew)
         self._disk_looked = Instant(-_DISK_LOOK_US)
         self._broken: str | None = None
-        self._handlers: dict[type, Handler] = {
-            Send: sends.send,
-            Receive: claims.receive,
-            Extend: leases.extend,
-            Delete: leases.delete,
-            Undeliver: leases.undeliver,
-            CreateQueue: queue_commands.create,
-            ChangeQueue: queue_commands.change,
-            DeleteQueue: queue_commands.delete,
-            PurgeQueue: queue_commands.purge,
-            DescribeQueue: queue_commands.describe,
-            ListQueues: queue_commands.list_queues,
-            RecordPolls: sweeps.record_polls,
-            Sweep: lambda writer, command: sweeps.sweep(writer, command, self.options),
+        # The serial order that a batch is given: what was sent can be received in the same batch, and a use of a
+        # handle comes before any claim that could take its message.
+        self._handlers: dict[type, GroupHandler] = {
+            CreateQueue: _each(queue_commands.create),
+            ChangeQueue: _each(queue_commands.change),
+            Send: sends.send_all,
+            Delete: leases.delete_all,
+            Extend: leases.extend_all,
+            Undeliver: _each(leases.undeliver),
+            Sweep: _each(lambda writer, command: sweeps.sweep(writer, command, self.options)),
+            Receive: _each(claims.receive),
+            PurgeQueue: _each(queue_commands.purge),
+            DeleteQueue: _each(queue_commands.delete),
+            DescribeQueue: _each(queue_commands.describe),
+            ListQueues: _each(queue_commands.list_queues),
+            RecordPolls: _each(sweeps.record_polls),
         }
 
     @property
@@ -124,17 +132,33 @@ class SqliteStore:
         self._check_usable()
         self._look_at_disk(now)
         writer = self._writer
-        handlers = self._handlers
         try:
             writer.begin(now)
             self._at_point("batch opened")
-            outcomes = [handlers[type(command)](writer, command) for command in commands]
+            outcomes = self._apply_groups(commands)
             writer.finish()
         except Exception as error:  # the batch's edge: whatever failed, it is rolled back and each command tried alone
             self._roll_back(error)
             return self.apply_each(commands, now)
         self._at_point("batch applied")
         return self._applied(outcomes, writer.wrote)
+
+    def _apply_groups(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
+        """Apply the commands kind by kind, and put the outcomes back into their order."""
+        if len(commands) == 1:
+            return self._handlers[type(commands[0])](self._writer, [commands[0]])
+        groups: dict[type, list[int]] = {}
+        for place, command in enumerate(commands):
+            groups.setdefault(type(command), []).append(place)
+        unknown = groups.keys() - self._handlers.keys()
+        assert not unknown, f"no store knows {unknown}"
+        outcomes: list[Any] = [None] * len(commands)
+        for kind, handler in self._handlers.items():
+            places = groups.get(kind)
+            if places is not None:
+                for place, outcome in zip(places, handler(self._writer, [commands[i] for i in places]), strict=True):
+                    outcomes[place] = outcome
+        return outcomes
 
     def commit(self) -> None:
         """See `Store.commit`."""
@@ -154,7 +178,7 @@ class SqliteStore:
         outcomes: list[Outcome] = []
         for command in commands:
             outcomes.append(self._apply_alone(command, now))
-            for key, count in self._writer.visible.items():
+            for key, count in self._writer.take_visible().items():
                 visible[key] = visible.get(key, 0) + count
         applied = self._applied(outcomes, wrote=False)
         applied.visible = visible
@@ -164,7 +188,7 @@ class SqliteStore:
         writer = self._writer
         try:
             writer.begin(now)
-            outcome = self._handlers[type(command)](writer, command)
+            (outcome,) = self._handlers[type(command)](writer, [command])
             writer.finish()
             if writer.open:
                 writer.commit()
@@ -191,7 +215,7 @@ class SqliteStore:
 
     def _applied(self, outcomes: list[Outcome], wrote: bool) -> Applied:
         writer = self._writer
-        return Applied(writer.now, outcomes, wrote, writer.visible, writer.queues.due.first())
+        return Applied(writer.now, outcomes, wrote, writer.take_visible(), writer.queues.due.first())
 
     def _check_usable(self) -> None:
         if self._broken is not None:

@@ -35,7 +35,8 @@ def sweep(writer: Writer, command: Sweep, options: Options) -> Outcome:
     if left > 0:
         left -= history.trim(writer, options.history_us_max, options.history_bytes_max, min(left, _HISTORY_ROWS_MAX))
     _give_back(writer)
-    return Swept(command.steps_max - left, more=left <= 0)
+    garbage = writer.read_one("SELECT 1 FROM garbage", ()) is not None
+    return Swept(command.steps_max - left, more=garbage or left <= 0)
 
 
 def record_polls(writer: Writer, command: RecordPolls) -> Outcome:
@@ -44,9 +45,7 @@ def record_polls(writer: Writer, command: RecordPolls) -> Outcome:
         queue = writer.queues.by_key.get(poll.queue)
         detail = {"receives": poll.receives, "empty": poll.empty, "refused": poll.refused}
         incarnation = None if queue is None else queue.incarnation
-        writer.events.append(
-            Event(Kind.POLLED, writer.now, incarnation, writer.origin(poll.origin), detail=detail)
-        )
+        writer.events.append(Event(Kind.POLLED, writer.now, incarnation, writer.origin(poll.origin), detail=detail))
     return Recorded()
 
 
@@ -132,7 +131,8 @@ def _heads(writer: Writer, queue: LiveQueue, count: int) -> list[int]:
     generation = queue.generation
     rows = writer.read(
         "SELECT sequence FROM message INDEXED BY message_expiry"
-        " WHERE generation = ? AND expires IS NOT NULL ORDER BY expires LIMIT ?",
+        " WHERE generation = ? AND expires IS NOT NULL"
+        " AND sequence NOT IN (SELECT sequence FROM quarantine) ORDER BY expires LIMIT ?",
         (generation, count),
     )
     for priority, ready in queue.ready.items():

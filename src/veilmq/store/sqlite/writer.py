@@ -23,7 +23,7 @@ ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new ones are recorded without their user agent."""
 _ID_POOL_BYTES: Final = 4096
 
-Rows = Sequence[tuple[Any, ...]]
+Row = tuple[Any, ...]
 
 
 class Mark(msgspec.Struct):
@@ -51,7 +51,6 @@ class Writer:
         self.disk_low: int | None = None
         """Free bytes when they are below the floor."""
         self.events: list[Event] = []
-        self.visible: dict[QueueKey, int] = {}
         self.wrote = False
         self.open = False
         self.history_bytes = history_end(connection)
@@ -69,6 +68,10 @@ class Writer:
         }
         self._ids = b""
         self._ids_at = 0
+        self._last_key: QueueKey | None = None
+        self._last_queue: LiveQueue | None = None
+        self._last_origin: Origin | None = None
+        self._last_origin_row = 0
 
     def begin(self, now: Instant) -> None:
         """Open a batch that is judged by `now`, or by the mark if that is later."""
@@ -77,9 +80,9 @@ class Writer:
         self.open = True
         self.wrote = False
         self.events = []
-        self.visible = {}
         self._touched = {}
         self._undo = []
+        self._last_key = self._last_origin = None
         self._saved = (self.mark.copy(), self.history_bytes)
 
     def finish(self) -> None:
@@ -122,11 +125,11 @@ class Writer:
         self._touched = {}
         self.mark, self.history_bytes = self._saved
         self.events = []
-        self.visible = {}
 
     def touch(self, queue: LiveQueue) -> None:
         """Call before changing anything of the queue in memory."""
         if queue.incarnation not in self._touched:
+            queue.woken = 0
             self._touched[queue.incarnation] = (queue, queue.save())
 
     def undo(self, action: Callable[[], None]) -> None:
@@ -138,16 +141,16 @@ class Writer:
         self.wrote = True
         self._execute(statement, values)
 
-    def write_many(self, statement: str, rows: Rows) -> None:
+    def write_many(self, statement: str, rows: Sequence[Row]) -> None:
         """Run a statement that changes something, once a row."""
         self.wrote = True
         self._executemany(statement, rows)
 
-    def read(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    def read(self, statement: str, values: tuple[Any, ...]) -> list[Row]:
         """All rows that a query gives, as the open batch sees them."""
         return self._execute(statement, values).fetchall()
 
-    def read_one(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def read_one(self, statement: str, values: tuple[Any, ...]) -> Row | None:
         """The first row that a query gives."""
         return self._execute(statement, values).fetchone()
 
@@ -170,26 +173,40 @@ class Writer:
         self._ids_at = at + 16
         return self._ids[at : at + 16]
 
+    def queue(self, key: QueueKey) -> LiveQueue | None:
+        """The queue of that name. A wire batch names one queue many times: the last one found is at hand."""
+        if key is self._last_key:
+            return self._last_queue
+        queue = self.queues.by_key.get(key)
+        self._last_key, self._last_queue = key, queue
+        return queue
+
+    def forget_queue(self) -> None:
+        """A queue was created or deleted: look names up again."""
+        self._last_key = None
+
     def origin(self, origin: Origin) -> int:
         """The number of an origin, given at its first use."""
-        known = self._origins.get(origin)
-        if known is not None:
-            return known
-        if len(self._origins) >= ORIGINS_MAX and origin.client:
-            return self.origin(Origin(origin.protocol, origin.principal))
-        row = len(self._origins) + 1
-        self.write("INSERT INTO origin VALUES (?, ?, ?, ?)", (row, origin.protocol, origin.principal, origin.client))
-        self._origins[origin] = row
-        self.undo(lambda: self._forget_origin(origin))
+        if origin is self._last_origin:
+            return self._last_origin_row
+        row = self._origins.get(origin)
+        if row is None:
+            if len(self._origins) >= ORIGINS_MAX and origin.client:
+                return self.origin(Origin(origin.protocol, origin.principal))
+            row = len(self._origins) + 1
+            values = (row, origin.protocol, origin.principal, origin.client)
+            self.write("INSERT INTO origin VALUES (?, ?, ?, ?)", values)
+            self._origins[origin] = row
+            self.undo(lambda: self._forget_origin(origin))
+        self._last_origin, self._last_origin_row = origin, row
         return row
 
     def _forget_origin(self, origin: Origin) -> None:
         del self._origins[origin]
 
-    def note_visible(self, queue: LiveQueue, count: int = 1) -> None:
-        """Hint that messages of the queue became visible."""
-        key = queue.key
-        self.visible[key] = self.visible.get(key, 0) + count
+    def take_visible(self) -> dict[QueueKey, int]:
+        """How many messages became visible in the batch, by queue. Every queue that has some was touched."""
+        return {queue.key: queue.woken for queue, _ in self._touched.values() if queue.woken}
 
 
 def history_end(connection: apsw.Connection) -> int:

@@ -1,0 +1,169 @@
+"""Who may come in: Host, Origin and credentials, before any route sees the request.
+
+Strategy: pure ASGI, so that a streamed answer is not held up. A request gets a `Caller` in its scope: the bearer
+token is everything, an access key (Basic, KEY_ID:SECRET) what it was granted on the queues of its own account. Health
+needs neither, nor does /metrics on a loopback peer without a proxy's headers. No answer has CORS headers, and a
+request that bears a foreign Origin is refused, so that no web page drives a developer's queues.
+"""
+
+import base64
+import binascii
+import logging
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from hmac import compare_digest
+from ipaddress import ip_address
+from typing import Final, NamedTuple
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from veilmq.admin.errors import Refused
+from veilmq.model.access import AccessKey, Action, Keyring
+from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
+
+logger = logging.getLogger("veilmq.admin")
+
+_HOST: Final = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+))(?::\d{1,5})?$")
+_FORWARDED: Final = (b"forwarded", b"x-forwarded-for")
+_CREDENTIALS_BYTES_MAX: Final = 4_096
+
+
+class Caller(NamedTuple):
+    """Who was let in. Without a key: the holder of the bearer token, or a peer that needs none."""
+
+    key: AccessKey | None = None
+    client: str = ""
+
+    def may(self, action: Action, account: str | None = None, queue: str | None = None) -> bool:
+        """Whether the caller may do that with that account's queue (None: with no queue in particular)."""
+        if self.key is None:
+            return True
+        return account in (None, self.key.account) and self.key.allows(action, queue)
+
+    def check(self, action: Action, account: str | None = None, queue: str | None = None) -> None:
+        """Raises Refused (403) for what the caller may not."""
+        if not self.may(action, account, queue):
+            what = action if queue is None else f"{action} on {account}/{queue}"
+            raise Refused(403, "not_granted", f"the key was not granted {what}")
+
+    @property
+    def origin(self) -> Origin:
+        """Who asks, for the history."""
+        return Origin("admin", "admin" if self.key is None else self.key.id, self.client)
+
+
+class Access:
+    """ASGI middleware. `keyring` is asked at each request: credentials are reloaded."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str,
+        keyring: Callable[[], Keyring],
+        base_domain: str | None = None,
+        origins: Sequence[str] = (),
+    ) -> None:
+        if len(token) < 16:
+            raise ValueError("the admin token has less than 16 characters")
+        self._app = app
+        self._token = token.encode()
+        self._keyring = keyring
+        self._base_domain = base_domain
+        self._origins = {origin.encode() for origin in origins if origin != "*"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = secrets.token_hex(8)
+        try:
+            scope["veilmq.caller"] = self._caller(scope)
+        except Refused as refused:
+            logger.info("refused request %s %s: %s", request_id, scope["path"], refused.message)
+            await _refuse(send, refused, request_id)
+            return
+        scope["veilmq.request_id"] = request_id
+        await self._app(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Caller:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        keyring = self._keyring()
+        self._check_host(headers, keyring)
+        client = headers.get(b"user-agent", b"").decode("latin-1")[:CLIENT_NAME_CHARACTERS_MAX]
+        if self._needs_nothing(scope, headers):
+            return Caller(client=client)
+        scheme, _, given = headers.get(b"authorization", b"").strip().partition(b" ")
+        given = given.strip()
+        if scheme.lower() == b"bearer":
+            if compare_digest(given, self._token):
+                return Caller(client=client)
+            raise Refused(401, "not_authenticated", "the bearer token is not this server's")
+        if scheme.lower() == b"basic":
+            return Caller(_key_of(given, keyring), client)
+        raise Refused(
+            401, "not_authenticated", "send `Authorization: Bearer TOKEN`; the token is in the server's data directory"
+        )
+
+    def _check_host(self, headers: dict[bytes, bytes], keyring: Keyring) -> None:
+        """Development mode takes loopback names alone (DNS rebinding); a foreign Origin is refused in any mode."""
+        given = headers.get(b"host", b"")
+        if not keyring.checks and not _is_ours(given.decode("latin-1"), self._base_domain):
+            raise Refused(403, "host_refused", "this Host is not one of this server's: use 127.0.0.1 or localhost")
+        origin = headers.get(b"origin")
+        if origin is not None and origin not in self._origins and origin.partition(b"://")[2] != given:
+            raise Refused(403, "origin_refused", "pages of this Origin may not call this server")
+
+    @staticmethod
+    def _needs_nothing(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        path = scope["path"]
+        if path.startswith("/health/"):
+            return True
+        proxied = any(each in headers for each in _FORWARDED)
+        return path == "/metrics" and not proxied and _is_loopback(scope.get("client"))
+
+
+def _key_of(given: bytes, keyring: Keyring) -> AccessKey:
+    """The access key of Basic credentials (RFC 7617). In development mode nobody has a secret to show."""
+    if not keyring.checks:
+        raise Refused(401, "not_authenticated", "development mode has no keys: use the bearer token")
+    try:
+        if len(given) > _CREDENTIALS_BYTES_MAX:
+            raise ValueError
+        key_id, _, secret = base64.b64decode(given, validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        raise Refused(401, "not_authenticated", "Basic credentials are KEY_ID:SECRET in base64") from None
+    key = keyring.find(key_id)
+    expected = b"\0" if key is None else key.secret.encode()
+    if not compare_digest(secret.encode(), expected) or key is None or key.session_token is not None:
+        raise Refused(401, "not_authenticated", "the access key is unknown, or its secret is another")
+    return key
+
+
+def _is_ours(host: str, base_domain: str | None) -> bool:
+    found = _HOST.match(host)
+    if found is None:
+        return False
+    name = (found[1] or found[2]).lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost") or _is_loopback((name, 0)):
+        return True
+    return base_domain is not None and (name == base_domain.lower() or name.endswith("." + base_domain.lower()))
+
+
+def _is_loopback(peer: tuple[str, int] | None) -> bool:
+    try:
+        return peer is not None and ip_address(peer[0]).is_loopback
+    except ValueError:
+        return False
+
+
+async def _refuse(send: Send, refused: Refused, request_id: str) -> None:
+    body = msgspec.json.encode(
+        {"error": refused.error, "field": None, "message": refused.message, "request_id": request_id}
+    )
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refused.status == 401:
+        headers.append((b"www-authenticate", b'Bearer realm="veilmq"'))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,117 @@
+"""How requests are read and answers written on the admin port.
+
+Strategy: JSON in and out by msgspec, a body within its limit while it arrives, errors in one form. A long answer is
+made in pieces in threads, each piece in a read transaction of its own, so that a slow reader holds no old state of
+the store.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from veilmq.admin.access import Caller
+from veilmq.admin.errors import STATUS, Refused, described
+from veilmq.model.errors import VeilError
+from veilmq.model.events import HistoryTrimmed
+
+BODY_BYTES_MAX: Final = 8 * 1024 * 1024
+JSON_LINES: Final = "application/x-ndjson"
+_JSON: Final = msgspec.json.Encoder()
+
+logger = logging.getLogger("veilmq.admin")
+
+
+def caller_of(request: Request) -> Caller:
+    """Who was let in (access.py)."""
+    caller = request.scope["veilmq.caller"]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+async def body_of(request: Request) -> bytes:
+    """The whole body. Raises Refused (413) beyond `BODY_BYTES_MAX`."""
+    parts: list[bytes] = []
+    left = BODY_BYTES_MAX
+    async for part in request.stream():
+        left -= len(part)
+        if left < 0:
+            raise Refused(413, "body_too_large", f"a body has at most {BODY_BYTES_MAX} bytes", limit=BODY_BYTES_MAX)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def members_of(request: Request) -> dict[str, str]:
+    """The query string. Raises Refused (400) for a member that is there twice."""
+    pairs = request.query_params.multi_items()
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise Refused(400, "repeated_member", "each member of the query may be there once")
+    return members
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """The value as JSON."""
+    return Response(_JSON.encode(value), status, media_type="application/json", headers=_PRIVATE)
+
+
+_PRIVATE: Final = {"cache-control": "no-store"}
+
+
+def stream(parts: AsyncIterator[bytes], media_type: str, headers: dict[str, str] | None = None) -> Response:
+    """A body that is made while it is sent."""
+    return StreamingResponse(parts, media_type=media_type, headers=_PRIVATE | (headers or {}))
+
+
+async def in_thread(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The same parts, each made in a thread."""
+    while (part := await run_in_threadpool(next, parts, None)) is not None:
+        yield part
+
+
+def _error_answer(request: Request, status: int, body: dict[str, Any]) -> Response:
+    request_id = request.scope.get("veilmq.request_id")
+    logger.info("request %s: %d %s: %s", request_id, status, body["error"], body["message"])
+    return answer(body | {"request_id": request_id}, status)
+
+
+async def veil_error(request: Request, error: Exception) -> Response:
+    """A command's error."""
+    assert isinstance(error, VeilError)
+    return _error_answer(request, STATUS[type(error)], described(error))
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """What HTTP or access control forbids."""
+    assert isinstance(error, Refused)
+    body = {"error": error.error, "field": None, "message": error.message, "data": error.data}
+    return _error_answer(request, error.status, body)
+
+
+async def trimmed(request: Request, error: Exception) -> Response:
+    """The history no longer goes back so far: 410 with `first_offset`."""
+    assert isinstance(error, HistoryTrimmed)
+    body = {"error": "history_trimmed", "field": "from", "message": str(error), "first_offset": error.first_offset}
+    return _error_answer(request, 410, body)
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """A path or method that is not there."""
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
+    response = _error_answer(request, error.status_code, {"error": code, "field": None, "message": error.detail})
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    """A bug: the log has it, the caller a request id to name."""
+    request_id = request.scope.get("veilmq.request_id")
+    logger.error("request %s failed", request_id, exc_info=error)
+    body = {"error": "internal", "field": None, "message": "internal error", "request_id": request_id}
+    return answer(body, 500)

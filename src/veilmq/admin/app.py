@@ -1,0 +1,108 @@
+"""The admin application: all routes, behind access control.
+
+Strategy: each noun's routes are in its own file; here they meet with the middleware and the table of errors. The caller
+runs the application on uvicorn (`proxy_headers=False`: who is a loopback peer is for the socket to say).
+"""
+
+from typing import Any, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from veilmq.admin import answers
+from veilmq.admin.access import Access
+from veilmq.admin.errors import Refused
+from veilmq.admin.feed import Feed
+from veilmq.admin.metrics import Metrics
+from veilmq.admin.queues import Queues
+from veilmq.admin.service import Service
+from veilmq.model.access import Action
+from veilmq.model.errors import VeilError
+from veilmq.model.events import HistoryTrimmed
+from veilmq.server.settings import FIELDS, Address, Settings
+
+_SECRET: Final = frozenset({"credentials", "tls_key"})
+"""Settings whose value is not shown: where the secrets are is no caller's business."""
+
+
+def create_app(service: Service, settings: Settings, token: str) -> Starlette:
+    """The application over a running server. `token` (at least 16 characters) may do everything."""
+    queues = Queues(service)
+    metrics = Metrics(service, queues.commands)
+
+    async def live(request: Request) -> Response:
+        """200 as long as the loop turns."""
+        return answers.answer({"live": True})
+
+    async def ready(request: Request) -> Response:
+        """200, or 503 with what is wrong by its name. A warning alone does not take the server out of service."""
+        reasons, warnings = _reasons(service), _warnings(service)
+        return answers.answer({"ready": not reasons, "reasons": reasons, "warnings": warnings}, 503 if reasons else 200)
+
+    async def settings_of(request: Request) -> Response:
+        """All settings but those that point to secrets."""
+        answers.caller_of(request).check(Action.SETTINGS)
+        return answers.answer({"settings": shown_settings(settings)})
+
+    return Starlette(
+        routes=[
+            Route("/health/live", live, methods=["GET"]),
+            Route("/health/ready", ready, methods=["GET"]),
+            Route("/metrics", metrics.endpoint, methods=["GET"]),
+            Route("/api/v1/settings", settings_of, methods=["GET"]),
+            *queues.routes(),
+            *Feed(service).routes(),
+        ],
+        middleware=[
+            Middleware(
+                Access,
+                token=token,
+                keyring=lambda: service.keyring,
+                base_domain=settings.base_domain,
+                origins=settings.cors_origins,
+            )
+        ],
+        exception_handlers={
+            VeilError: answers.veil_error,
+            Refused: answers.refused,
+            HistoryTrimmed: answers.trimmed,
+            HTTPException: answers.http_error,
+            Exception: answers.failed,
+        },
+    )
+
+
+def _reasons(service: Service) -> dict[str, str]:
+    """What keeps the server from doing its work."""
+    broken = service.shell.broken
+    if broken is not None:
+        return {"store": str(broken)}
+    if service.store.disk_low:
+        free_bytes = service.store.directory.free_bytes()
+        return {"disk": f"{free_bytes} bytes are free: sends and creates are refused until there is space"}
+    return {}
+
+
+def _warnings(service: Service) -> dict[str, str]:
+    """What an operator should mend."""
+    if not service.clock.ahead:
+        return {}
+    ahead_s = service.clock.ahead_us // 1_000_000
+    return {"clock": f"the data is {ahead_s} s ahead of this machine's clock: set the clock"}
+
+
+def shown_settings(settings: Settings) -> dict[str, Any]:
+    """Every setting as a plain value."""
+    return {
+        name: "set" if name in _SECRET and getattr(settings, name) is not None else _plain(getattr(settings, name))
+        for name in FIELDS
+    }
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Address) else msgspec.to_builtins(value, enc_hook=str)

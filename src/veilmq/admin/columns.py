@@ -1,0 +1,187 @@
+"""The history as Arrow: packed rows straight to columns, without an object for each event.
+
+Strategy: a commit's events are unpacked as plain tuples, gathered to batches of some thousand rows and transposed;
+numbers of queues and origins become dictionaries in C++ and only their few distinct values are looked up. The columns
+have the names and values of the JSON form; `detail` is JSON text. pyarrow is the optional extra `arrow`.
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from veilmq.admin.reading import Scope, check_offset
+from veilmq.model.commands import LeaseSource
+from veilmq.model.events import Event, Kind
+
+if TYPE_CHECKING:
+    import apsw
+
+MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
+_TUPLES: Final = msgspec.msgpack.Decoder(list[tuple[Any, ...]])
+_FIELDS: Final = len(Event.__struct_fields__)
+_PLACE: Final = {name: place for place, name in enumerate(Event.__struct_fields__)}
+_KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
+_SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
+_JSON: Final = msgspec.json.Encoder()
+
+
+def available() -> bool:
+    """Whether pyarrow is installed."""
+    from importlib.util import find_spec
+
+    return find_spec("pyarrow") is not None
+
+
+class ArrowStream:
+    """One answer: `start`, then `batch` for each range of offsets, then `end`; each gives bytes to send."""
+
+    def __init__(self) -> None:
+        import pyarrow as pa
+
+        self._pa = pa
+        name = pa.dictionary(pa.int32(), pa.string())
+        number, text = pa.int64(), pa.string()
+        self.schema = pa.schema(
+            [
+                pa.field("offset", number, nullable=False),
+                pa.field("kind", name, nullable=False),
+                pa.field("at", number, nullable=False),
+                *((column, name) for column in ("account", "region", "queue")),
+                ("incarnation", number),
+                *((column, name) for column in ("protocol", "principal", "client")),
+                ("message", text),
+                *((column, number) for column in ("sequence", "attempt", "rotation", "lease_us")),
+                ("source", name),
+                *((column, number) for column in ("sent", "visible_since", "held_us", "body_bytes")),
+                ("group", text),
+                ("type", text),
+                ("detail", text),
+            ]
+        )
+        self._sink = _Sink()
+        self._writer = pa.ipc.new_stream(self._sink, self.schema)
+
+    def batch(self, connection: "apsw.Connection", start: int, stop: int, scope: Scope) -> bytes:
+        """The events of these offsets. Raises HistoryTrimmed."""
+        check_offset(connection, start)
+        offsets, rows = _rows(connection, start, stop)
+        permitted = scope.incarnations(connection)
+        if permitted is not None:
+            kept = [place for place, row in enumerate(rows) if row[_PLACE["queue"]] in permitted]
+            offsets, rows = [offsets[place] for place in kept], [rows[place] for place in kept]
+        if rows:
+            self._writer.write_batch(self._columns(connection, offsets, rows))
+        return self._sink.take()
+
+    def end(self) -> bytes:
+        """The end-of-stream mark."""
+        self._writer.close()
+        return self._sink.take()
+
+    def _columns(self, connection: "apsw.Connection", offsets: list[int], rows: list[tuple[Any, ...]]) -> Any:
+        pa = self._pa
+        column = dict(zip(Event.__struct_fields__, zip(*rows, strict=True), strict=True))
+        queues = pa.array(column["queue"], pa.int64())
+        names = _names_of(connection, "SELECT account, region, name FROM queue WHERE incarnation = ?")
+        origins = _names_of(connection, "SELECT protocol, principal, client FROM origin WHERE id = ?")
+        arrays = {
+            "offset": pa.array(offsets, pa.int64()),
+            "kind": self._named(pa.array(column["kind"], pa.int64()), [lambda kind: _KINDS.get(kind, str(kind))])[0],
+            "incarnation": queues,
+            "message": pa.array([None if each is None else each.hex() for each in column["message"]], pa.string()),
+            "source": self._named(pa.array(column["source"], pa.int64()), [_SOURCES.get])[0],
+            "detail": pa.array(
+                [None if each is None else _JSON.encode(each).decode() for each in column["detail"]], pa.string()
+            ),
+        }
+        arrays |= zip(("account", "region", "queue"), self._named(queues, names), strict=True)
+        numbers = pa.array(column["origin"], pa.int64())
+        arrays |= zip(("protocol", "principal", "client"), self._named(numbers, origins), strict=True)
+        for field in self.schema:
+            if field.name not in arrays:
+                arrays[field.name] = pa.array(column[field.name], field.type)
+        return pa.RecordBatch.from_arrays([arrays[field.name] for field in self.schema], schema=self.schema)
+
+    def _named(self, numbers: Any, names: list[Callable[[int], str | None]]) -> list[Any]:
+        """For each way of naming a number, a column of dictionary type whose dictionary holds every name once."""
+        pa = self._pa
+        encoded = numbers.dictionary_encode()
+        distinct = encoded.dictionary.to_pylist()
+        columns = []
+        for name in names:
+            places: dict[str, int] = {}
+            mapped = [None if found is None else places.setdefault(found, len(places)) for found in map(name, distinct)]
+            indices = pa.array(mapped, pa.int32()).take(encoded.indices)
+            columns.append(pa.DictionaryArray.from_arrays(indices, pa.array(list(places), pa.string())))
+        return columns
+
+
+def _rows(connection: "apsw.Connection", start: int, stop: int) -> tuple[list[int], list[tuple[Any, ...]]]:
+    """Offsets and fields of the events in [start, stop)."""
+    offsets: list[range] = []
+    parts: list[list[tuple[Any, ...]]] = []
+    for first, packed in connection.cursor().execute(
+        "SELECT offset, events FROM history WHERE offset >="
+        " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) AND offset < ? ORDER BY offset",
+        (start, stop),
+    ):
+        events = _TUPLES.decode(packed)
+        if events and len(events[0]) < _FIELDS:  # of an earlier schema
+            events = [event + (None,) * (_FIELDS - len(event)) for event in events]
+        last = first + len(events)
+        if first < start or last > stop:
+            events = events[max(0, start - first) : stop - first]
+            first, last = max(first, start), min(last, stop)
+        offsets.append(range(first, last))
+        parts.append(events)
+    return list(chain.from_iterable(offsets)), list(chain.from_iterable(parts))
+
+
+def _names_of(connection: "apsw.Connection", statement: str) -> list[Callable[[int], str | None]]:
+    """Three functions from a number to the three names in its row; None for a number that is not there."""
+    known: dict[int, tuple[Any, ...]] = {}
+
+    def row(number: int) -> tuple[Any, ...]:
+        found = known.get(number)
+        if found is None:
+            found = known[number] = connection.execute(statement, (number,)).fetchone() or (None, None, None)
+        return found
+
+    def place(number: int) -> Callable[[int], str | None]:
+        return lambda key: row(key)[number]
+
+    return [place(0), place(1), place(2)]
+
+
+class _Sink(io.RawIOBase):
+    """Collects what the writer of the stream writes; its position only grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+        self._written = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self._parts.append(part)
+        self._written += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self._written
+
+    def take(self) -> bytes:
+        """Everything since the last call."""
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+def batches(start: int, stop: int, rows_max: int) -> Iterator[tuple[int, int]]:
+    """[start, stop) in ranges of at most `rows_max` offsets."""
+    return ((at, min(at + rows_max, stop)) for at in range(start, stop, rows_max))

@@ -1,0 +1,179 @@
+"""Routes of the history: events by offset, the trace of one message, a snapshot, a backup.
+
+Strategy: offsets order the log, so an answer's headers say before its first byte where it begins and where to go on:
+it covers `from` up to `VeilMQ-Next-Offset`, both fixed when the request came. `from=next` with `follow` waits for
+what is not there yet. The snapshot is written to a nameless file first: its read transaction ends before a slow
+client's download.
+"""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import IO, Final
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from veilmq.admin import columns, inputs
+from veilmq.admin.answers import JSON_LINES, answer, caller_of, in_thread, members_of, stream
+from veilmq.admin.errors import Refused
+from veilmq.admin.reading import Scope, check_offset, event_lines, snapshot_lines, trace
+from veilmq.admin.service import Service
+from veilmq.model.access import Action
+from veilmq.model.errors import DiskLow, ParameterInvalid
+from veilmq.store.sqlite.backup import backup
+from veilmq.store.sqlite.history import bounds
+
+ROWS_A_PIECE: Final = 8_192
+_PIECE_BYTES: Final = 256 * 1024
+_FOLLOW_LOOK_S: Final = 0.05
+FIRST_HEADER: Final = "veilmq-first-offset"
+START_HEADER: Final = "veilmq-start-offset"
+NEXT_HEADER: Final = "veilmq-next-offset"
+
+
+class Feed:
+    """Reads the service's store."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        """All routes of this file."""
+        return [
+            Route("/api/v1/events", self.events, methods=["GET"]),
+            Route("/api/v1/trace/{message}", self.trace, methods=["GET"]),
+            Route("/api/v1/snapshot", self.snapshot, methods=["GET"]),
+            Route("/api/v1/backup", self.backup, methods=["POST"]),
+        ]
+
+    def _scope(self, request: Request) -> Scope:
+        caller = caller_of(request)
+        caller.check(Action.EVENTS)
+        return Scope(caller.key)
+
+    async def events(self, request: Request) -> Response:
+        """Events from an offset on, as JSON lines or as an Arrow stream."""
+        scope = self._scope(request)
+        wanted = inputs.convert(members_of(request), inputs.EventsInput)
+        arrow = columns.MEDIA_TYPE in request.headers.get("accept", "")
+        if arrow and not columns.available():
+            raise Refused(406, "not_acceptable", "Arrow needs the extra `arrow`: pip install 'veilmq[arrow]'")
+        start, first, following = await run_in_threadpool(self._bounds, wanted.start)
+        if start >= following and wanted.follow:
+            first, following = await self._wait(start, wanted.follow)
+        stop = max(start, min(start + wanted.limit, following))
+        headers = {FIRST_HEADER: str(first), START_HEADER: str(start), NEXT_HEADER: str(stop)}
+        if arrow:
+            return stream(in_thread(self._arrow(start, stop, scope)), columns.MEDIA_TYPE, headers)
+        return stream(in_thread(self._lines(start, stop, scope)), JSON_LINES, headers)
+
+    def _bounds(self, wanted: str) -> tuple[int, int, int]:
+        """(where to start, first offset, next offset). Raises HistoryTrimmed."""
+        with self._service.store.readers.lend() as connection:
+            first, following = bounds(connection)
+            if wanted in {"first", "next"}:
+                return (first if wanted == "first" else following), first, following
+            start = int(wanted)
+            check_offset(connection, start)
+            if start > following:
+                raise ParameterInvalid(parameter="from", reason=f"the history ends at offset {following}")
+            return start, first, following
+
+    async def _wait(self, start: int, follow_s: float) -> tuple[int, int]:
+        """Wait until there is an event at `start`, or the time is over: (first offset, next offset)."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + follow_s
+        stats = self._service.shell.stats
+        seen = -1
+        bounds_now = (0, 0)
+        while True:
+            if stats.commits != seen:
+                seen = stats.commits
+                _, *found = await run_in_threadpool(self._bounds, "next")
+                bounds_now = (found[0], found[1])
+                if bounds_now[1] > start:
+                    return bounds_now
+            if loop.time() >= deadline or self._service.shell.broken is not None:
+                return bounds_now
+            await asyncio.sleep(_FOLLOW_LOOK_S)
+
+    def _lines(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
+        for at, end in columns.batches(start, stop, ROWS_A_PIECE):
+            with self._service.store.readers.lend() as connection:
+                piece = event_lines(connection, at, end, scope)
+            yield piece
+
+    def _arrow(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
+        written = columns.ArrowStream()
+        for at, end in columns.batches(start, stop, ROWS_A_PIECE):
+            with self._service.store.readers.lend() as connection:
+                piece = written.batch(connection, at, end, scope)
+            yield piece
+        yield written.end()
+
+    async def trace(self, request: Request) -> Response:
+        """All events of one message."""
+        scope = self._scope(request)
+        message = inputs.message_id(request.path_params["message"])
+        wanted = inputs.convert(members_of(request), inputs.TraceInput)
+        found = await run_in_threadpool(self._trace, message, wanted.scan, scope)
+        return answer(found)
+
+    def _trace(self, message: bytes, scan_max: int, scope: Scope) -> dict[str, object]:
+        with self._service.store.readers.lend() as connection:
+            found = trace(connection, message, scan_max, scope)
+        return {"message": message.hex(), "complete": found.complete, "scanned": found.scanned, "events": found.events}
+
+    async def snapshot(self, request: Request) -> Response:
+        """Queues and messages as they are at one offset, as JSON lines."""
+        scope = self._scope(request)
+        store = self._service.store
+        if store.disk_low:
+            raise DiskLow(free_bytes=store.directory.free_bytes())
+        file = await run_in_threadpool(self._snapshot_file, scope)
+        return stream(_download(file), JSON_LINES)
+
+    def _snapshot_file(self, scope: Scope) -> IO[bytes]:
+        store = self._service.store
+        with ExitStack() as opened:
+            file = opened.enter_context(tempfile.TemporaryFile(dir=store.directory.path, buffering=_PIECE_BYTES))
+            with store.readers.lend() as connection:
+                file.writelines(snapshot_lines(connection, scope))
+            file.seek(0)
+            opened.pop_all()
+        return file
+
+    async def backup(self, request: Request) -> Response:
+        """The whole database as a file, with a fresh receipt key and epoch (veilmq.store.sqlite.backup)."""
+        caller_of(request).check(Action.BACKUP)
+        store = self._service.store
+        size_bytes = store.directory.database.stat().st_size + store.checkpointer.wal_bytes
+        if store.directory.free_bytes() < size_bytes + store.directory.floor_bytes():
+            raise DiskLow(free_bytes=store.directory.free_bytes())
+        file = await run_in_threadpool(self._backup_file)
+        headers = {"content-length": str(os.fstat(file.fileno()).st_size)}
+        return stream(_download(file), "application/vnd.sqlite3", headers)
+
+    def _backup_file(self) -> IO[bytes]:
+        """The copy, opened and already without a name."""
+        store = self._service.store
+        with tempfile.TemporaryDirectory(prefix="backup-", dir=store.directory.path) as directory:
+            copy = Path(directory, "veilmq.db")
+            backup(store.directory.database, copy)
+            return copy.open("rb")
+
+
+async def _download(file: IO[bytes]) -> AsyncIterator[bytes]:
+    """The file's bytes; it is closed at the end, or when the client leaves."""
+    try:
+        async for part in in_thread(iter(partial(file.read, _PIECE_BYTES), b"")):
+            yield part
+    finally:
+        file.close()

@@ -1,0 +1,215 @@
+"""What callers of `/api/v1` may ask, as typed structs with their ranges.
+
+Strategy: msgspec checks types and ranges; what it finds becomes ParameterInvalid with the path of the value in it.
+Unknown members are refused: a misspelt setting must not pass in silence. The ranges are the widest that any protocol
+allows, because a queue is everybody's.
+"""
+
+import re
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from veilmq.model.errors import ParameterInvalid
+from veilmq.model.instant import DAY_US, MINUTE_US, SECOND_US
+from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
+
+ENTRIES_MAX: Final = 100
+WAIT_US_MAX: Final = 30 * SECOND_US
+PAGE_MAX: Final = 1_000
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,80}(\.fifo)?$")]
+Lease = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
+Delay = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
+Count = Annotated[int, Meta(ge=1, le=ENTRIES_MAX)]
+Handle = Annotated[str, Meta(min_length=1, max_length=2_048)]
+Account = Annotated[str, Meta(pattern=r"^[0-9]{12}$")]
+Region = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")]
+
+
+class _Input(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """Members of a JSON object, or of a query string."""
+
+
+class Nothing(_Input):
+    """No member at all."""
+
+
+class KeyInput(_Input):
+    """The three parts of a queue's path."""
+
+    account: Account
+    region: Region
+    name: Name
+
+
+class RedriveInput(_Input):
+    """The dead-letter queue, by its name in the same account and region."""
+
+    target: Name
+    receive_count_max: Annotated[int, Meta(ge=1, le=65_535)]
+
+
+class RedriveAllowInput(_Input):
+    """Which queues of the same account and region may name this one."""
+
+    permission: RedrivePermission
+    sources: Annotated[list[Name], Meta(max_length=10)] = []
+
+
+class ChangeInput(_Input):
+    """Settings to change; null takes away a redrive policy."""
+
+    visibility_timeout_us: Lease | UnsetType = UNSET
+    delay_us: Delay | UnsetType = UNSET
+    retention_us: Annotated[int, Meta(ge=MINUTE_US, le=15 * DAY_US)] | UnsetType = UNSET
+    wait_us: Annotated[int, Meta(ge=0, le=WAIT_US_MAX)] | UnsetType = UNSET
+    message_bytes_max: Annotated[int, Meta(ge=1_024, le=1_048_576)] | UnsetType = UNSET
+    redrive: RedriveInput | UnsetType | None = UNSET
+    redrive_allow: RedriveAllowInput | UnsetType | None = UNSET
+    content_deduplication: bool | UnsetType = UNSET
+    deduplication_scope: DeduplicationScope | UnsetType = UNSET
+    throughput_per_group: bool | UnsetType = UNSET
+    xml_body: XmlBody | UnsetType = UNSET
+    tags: Annotated[dict[str, str], Meta(max_length=50)] | UnsetType = UNSET
+
+
+class CreateInput(ChangeInput):
+    """Settings of a new queue; the others get their defaults."""
+
+    fifo: bool | UnsetType = UNSET
+
+
+class AttributeInput(_Input):
+    """A message attribute; the value of a Binary one is base64."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    value: str
+    type: Annotated[str, Meta(pattern=r"^(String|Number|Binary)(\..{1,240})?$")] = "String"
+
+
+class MessageInput(_Input):
+    """A message to send. Durations are in microseconds; null means the queue's own."""
+
+    body: str
+    delay_us: Delay | None = None
+    ttl_us: Annotated[int, Meta(ge=SECOND_US)] | None = None
+    priority: Annotated[int, Meta(ge=1, le=16)] | None = None
+    group: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    deduplication_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    type: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    attributes: Annotated[list[AttributeInput], Meta(max_length=10)] = []
+
+
+class SendInput(_Input):
+    """Messages to send, independent of each other."""
+
+    messages: Annotated[list[MessageInput], Meta(min_length=1, max_length=ENTRIES_MAX)]
+
+
+class ReceiveInput(_Input):
+    """How many to lease, for how long, and how long to wait for the first."""
+
+    count: Count = 1
+    lease_us: Lease | None = None
+    wait_us: Annotated[int, Meta(ge=0, le=WAIT_US_MAX)] | None = None
+
+
+class DeleteInput(_Input):
+    """Handles of messages to delete."""
+
+    handles: Annotated[list[Handle], Meta(min_length=1, max_length=ENTRIES_MAX)]
+
+
+class ExtendInput(_Input):
+    """Handles of leases that shall end `lease_us` from now; 0 releases."""
+
+    handles: Annotated[list[Handle], Meta(min_length=1, max_length=ENTRIES_MAX)]
+    lease_us: Lease
+
+
+class PeekInput(_Input):
+    """How many to look at."""
+
+    count: Count = 10
+
+
+class ListInput(_Input):
+    """Which queues, and after which name. `*` for the account means all accounts and regions, in one page."""
+
+    account: Annotated[str, Meta(pattern=r"^([0-9]{12}|\*)$")] | None = None
+    region: Region | None = None
+    prefix: Annotated[str, Meta(max_length=80)] = ""
+    after: Annotated[str, Meta(max_length=85)] = ""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
+
+
+class PageInput(_Input):
+    """A page of a queue's messages: those a receive could take, or those that are delayed or in flight."""
+
+    state: Annotated[str, Meta(pattern=r"^(visible|hidden)$")] = "visible"
+    after: Annotated[str, Meta(pattern=r"^([0-9]{1,19}(-[0-9]{1,19})?)?$")] = ""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
+
+
+class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
+    """Events of `limit` offsets from `from` on (an offset, `first` or `next`); wait up to `follow` s for one."""
+
+    start: Annotated[str, Meta(pattern=r"^([0-9]{1,18}|first|next)$")] = "first"
+    limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    follow: Annotated[float, Meta(ge=0, le=60)] = 0.0
+
+
+class TraceInput(_Input):
+    """How many events to look through, newest first."""
+
+    scan: Annotated[int, Meta(ge=1, le=20_000_000)] = 2_000_000
+
+
+T = TypeVar("T")
+_WHERE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MEMBER: Final = re.compile(r"field `(?P<name>[^`]*)`")
+
+
+def decode(raw: bytes, shape: type[T]) -> T:
+    """The JSON object in a body; an empty body is an empty object. Raises ParameterInvalid."""
+    try:
+        return msgspec.json.decode(raw or b"{}", type=shape)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ParameterInvalid(parameter="body", reason=f"not JSON: {error}") from None
+
+
+def convert(members: Any, shape: type[T]) -> T:
+    """The members of a query string, whose values are all text. Raises ParameterInvalid."""
+    try:
+        return msgspec.convert(members, type=shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+
+
+def queue_key(account: str, region: str, name: str) -> QueueKey:
+    """The queue that a path names. Raises ParameterInvalid for what no queue can be called."""
+    checked = convert({"account": account, "region": region, "name": name}, KeyInput)
+    return QueueKey(checked.account, checked.region, checked.name)
+
+
+def message_id(text: str) -> bytes:
+    """The id in 32 hexadecimal digits, with or without the hyphens of a UUID. Raises ParameterInvalid."""
+    digits = text.replace("-", "")
+    if not re.fullmatch(r"[0-9a-fA-F]{32}", digits):
+        raise ParameterInvalid(parameter="message_id", reason="32 hexadecimal digits, or a UUID, are needed")
+    return bytes.fromhex(digits)
+
+
+def _invalid(text: str) -> ParameterInvalid:
+    """msgspec's sentence, split into the value's path and what is wrong with it."""
+    found = _WHERE.match(text)
+    assert found is not None
+    what, path = found["what"], found["path"] or ""
+    member = _MEMBER.search(what)
+    if member is not None:
+        path = f"{path}.{member['name']}" if path else member["name"]
+    return ParameterInvalid(parameter=path or "body", reason=what)

@@ -1,0 +1,184 @@
+"""/metrics: what an operator watches, read from memory when it is asked for.
+
+Strategy: nothing is counted here that is not counted anyway; a collector turns the numbers of shell, store, listeners
+and ports into Prometheus' families at each scrape. Labels are bounded: the queues with the most messages have their
+own, the rest is one sum with empty labels. The ages of the oldest messages alone need the store: a few index seeks in
+a thread.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from veilmq.admin.reading import oldest_sent
+from veilmq.admin.service import Service
+from veilmq.model.instant import SECOND_US
+from veilmq.server.shell import COMMIT_BUCKETS_US
+from veilmq.store.sqlite.queues import LiveQueue
+
+LABELLED_QUEUES_MAX: Final = 200
+_QUEUE_LABELS: Final = ("account", "region", "queue")
+
+
+class Gathered(NamedTuple):
+    """What one scrape reads before it is turned into families."""
+
+    labelled: list[LiveQueue]
+    rest: list[LiveQueue]
+    oldest_us: dict[int, int]
+    """Age of the oldest message, by incarnation."""
+
+
+class _Families:
+    """A registry's collector of one scrape."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+class Metrics:
+    """Route /metrics. `admin_commands` are those that came through /api/v1, by type."""
+
+    def __init__(self, service: Service, admin_commands: Counter[type]) -> None:
+        self._service = service
+        self._admin_commands = admin_commands
+
+    async def endpoint(self, request: Request) -> Response:
+        """All metrics in Prometheus' text format."""
+        queues = sorted(
+            self._service.store.queues.by_key.values(),
+            key=lambda queue: (-(queue.visible + queue.delayed + queue.in_flight), queue.key),
+        )
+        labelled, rest = queues[:LABELLED_QUEUES_MAX], queues[LABELLED_QUEUES_MAX:]
+        oldest_us = await run_in_threadpool(self._oldest_us, [(queue, list(queue.ready)) for queue in labelled])
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Families(list(self._families(Gathered(labelled, rest, oldest_us)))))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _oldest_us(self, queues: list[tuple[LiveQueue, list[int]]]) -> dict[int, int]:
+        now = self._service.shell.now()
+        ages = {}
+        with self._service.store.readers.lend() as connection:
+            for queue, lines in queues:
+                sent = oldest_sent(connection, queue.generation, lines)
+                if sent is not None:
+                    ages[queue.incarnation] = max(0, now - sent)
+        return ages
+
+    def _families(self, gathered: Gathered) -> Iterator[Metric]:
+        yield from _queue_families(gathered)
+        yield from self._shell_families()
+        yield from self._store_families()
+        yield from self._port_families()
+
+    def _shell_families(self) -> Iterator[Metric]:
+        shell = self._service.shell
+        stats = shell.stats
+        yield CounterMetricFamily("veilmq_batches", "Batches applied.", stats.batches)
+        yield CounterMetricFamily("veilmq_batched_commands", "Commands applied, the server's own too.", stats.commands)
+        yield _histogram("veilmq_commit_seconds", "Commit with its fsync.", stats.commit_us, stats.commit_us_total)
+        yield GaugeMetricFamily("veilmq_waiters", "Receives that are parked.", len(shell.engine.waiting))
+        outcomes: Mapping[str, int] = getattr(stats, "outcomes", {})
+        yield _counters("veilmq_lease_outcomes", "How leases began, went on and ended.", ("outcome",), outcomes.items())
+
+    def _store_families(self) -> Iterator[Metric]:
+        store = self._service.store
+        yield GaugeMetricFamily("veilmq_wal_bytes", "Size of the write-ahead log.", store.checkpointer.wal_bytes)
+        yield GaugeMetricFamily("veilmq_disk_free_bytes", "Free space for the data.", store.directory.free_bytes())
+        yield GaugeMetricFamily(
+            "veilmq_disk_low", "1 while sends and creates are refused for want of space.", float(store.disk_low)
+        )
+        yield GaugeMetricFamily(
+            "veilmq_clock_ahead_seconds", "Lease clock ahead of wall time.", self._service.clock.ahead_us / SECOND_US
+        )
+
+    def _port_families(self) -> Iterator[Metric]:
+        by_kind = {
+            (port, kind.__name__): count
+            for port, commands in self._commands().items()
+            for kind, count in commands.items()
+        }
+        yield _counters("veilmq_commands", "Commands that clients asked for.", ("protocol", "command"), by_kind.items())
+        listeners = self._service.listeners
+        open_now = GaugeMetricFamily("veilmq_connections", "Open connections.", labels=("listener",))
+        held = GaugeMetricFamily("veilmq_held_bytes", "Input of unfinished requests.", labels=("listener",))
+        for name, listener in listeners.items():
+            open_now.add_metric((name,), len(listener.connections))
+            held.add_metric((name,), listener.held_bytes)
+        yield open_now
+        yield held
+        for attribute, text in _LISTENER_COUNTERS.items():
+            counts = {name: getattr(listener, attribute) for name, listener in listeners.items()}
+            yield _counters(f"veilmq_{attribute}", text, ("listener",), counts.items())
+
+    def _commands(self) -> dict[str, Counter[type]]:
+        found = {name: port.commands for name, port in self._service.ports.items()}
+        return found | {"admin": self._admin_commands}
+
+
+_LISTENER_COUNTERS: Final = {
+    "requests": "Complete requests.",
+    "refusals": "Requests refused by HTTP's rules or by a limit.",
+    "failures": "Requests that failed inside.",
+    "bytes_received": "Bytes from clients.",
+    "bytes_sent": "Bytes to clients.",
+}
+
+
+def _queue_families(gathered: Gathered) -> Iterator[Metric]:
+    depth = GaugeMetricFamily(
+        "veilmq_queue_messages",
+        "Messages of a queue; empty labels: all further queues.",
+        labels=(*_QUEUE_LABELS, "state"),
+    )
+    for queue in gathered.labelled:
+        labels = (queue.key.account, queue.key.region, queue.key.name)
+        depth.add_metric((*labels, "visible"), queue.visible)
+        depth.add_metric((*labels, "in_flight"), queue.in_flight)
+        depth.add_metric((*labels, "delayed"), queue.delayed)
+    if gathered.rest:
+        for state in ("visible", "in_flight", "delayed"):
+            depth.add_metric(("", "", "", state), sum(getattr(queue, state) for queue in gathered.rest))
+    yield depth
+    age = GaugeMetricFamily(
+        "veilmq_queue_oldest_age_seconds",
+        "Age of the oldest message that is visible or in flight.",
+        labels=_QUEUE_LABELS,
+    )
+    for queue in gathered.labelled:
+        oldest_us = gathered.oldest_us.get(queue.incarnation, 0)
+        age.add_metric((queue.key.account, queue.key.region, queue.key.name), oldest_us / SECOND_US)
+    yield age
+    yield GaugeMetricFamily("veilmq_queues", "Queues that exist.", len(gathered.labelled) + len(gathered.rest))
+
+
+def _counters(
+    name: str, text: str, labels: tuple[str, ...], counts: Iterable[tuple[str | tuple[str, ...], int]]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, count in counts:
+        family.add_metric((values,) if isinstance(values, str) else values, count)
+    return family
+
+
+def _histogram(name: str, text: str, counts: list[int], total_us: int) -> HistogramMetricFamily:
+    """A histogram in seconds from counts per bucket of microseconds, the last one open."""
+    buckets: list[tuple[str, float]] = []
+    below = 0
+    bounds = [repr(bound / SECOND_US) for bound in COMMIT_BUCKETS_US]
+    for bound, count in zip([*bounds, "+Inf"], counts, strict=True):
+        below += count
+        buckets.append((bound, below))
+    family = HistogramMetricFamily(name, text)
+    family.add_metric((), buckets, total_us / SECOND_US)
+    return family

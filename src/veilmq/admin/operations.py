@@ -1,0 +1,262 @@
+"""What can be asked about one queue: from members of a request to commands, and from their outcomes to JSON.
+
+Strategy: one row of `OPERATIONS` each, with the method and path under which the admin port offers it, the action that
+a key must be granted, and two pure functions. The server's routes, the command line's HTTP calls and its calls
+straight on a directory all read this table.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from hashlib import md5
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from veilmq.admin import inputs, views
+from veilmq.admin.errors import described
+from veilmq.model.access import Action
+from veilmq.model.commands import (
+    AfterExpiry,
+    AnyCommand,
+    ChangeQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    Extend,
+    Origin,
+    Peek,
+    PurgeQueue,
+    Receive,
+    Send,
+)
+from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.instant import Instant
+from veilmq.model.message import NO_EXTRAS, Attribute, Extras, first_forbidden_character
+from veilmq.model.outcomes import (
+    Deleted,
+    Extended,
+    Outcome,
+    Purged,
+    QueueChanged,
+    QueueCreated,
+    QueueDeleted,
+    QueueDescribed,
+    Received,
+    Sent,
+)
+from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey, RedriveAllowPolicy, RedrivePolicy, SettingsChange
+
+
+class Asked(NamedTuple):
+    """On which queue, by whom, and when the request arrived."""
+
+    queue: QueueKey
+    origin: Origin
+    arrived: Instant
+
+
+class Operation(NamedTuple):
+    """One thing to do with one queue, at `method` /api/v1/queues/ACCOUNT/REGION/NAME + `suffix`."""
+
+    name: str
+    method: str
+    suffix: str
+    action: Action
+    shape: type[Any]
+    plan: Callable[[Asked, Any], Sequence[AnyCommand]]
+    """Raises ParameterInvalid."""
+    show: Callable[[Sequence[Outcome]], dict[str, Any]]
+    """Raises the outcome if it is an error; of several, the first if none succeeded."""
+
+
+def _describe(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
+    return (DescribeQueue(queue=asked.queue, origin=asked.origin),)
+
+
+def _create(asked: Asked, wanted: inputs.CreateInput) -> Sequence[AnyCommand]:
+    return (CreateQueue(queue=asked.queue, origin=asked.origin, change=_change_of(asked.queue, wanted)),)
+
+
+def _change(asked: Asked, wanted: inputs.ChangeInput) -> Sequence[AnyCommand]:
+    return (ChangeQueue(queue=asked.queue, origin=asked.origin, change=_change_of(asked.queue, wanted)),)
+
+
+def _change_of(queue: QueueKey, wanted: inputs.ChangeInput) -> SettingsChange:
+    change: SettingsChange = {
+        name: value for name in wanted.__struct_fields__ if (value := getattr(wanted, name)) is not UNSET
+    }
+    redrive = change.get("redrive")
+    if isinstance(redrive, inputs.RedriveInput):
+        change["redrive"] = RedrivePolicy(_sibling(queue, redrive.target), redrive.receive_count_max)
+    allow = change.get("redrive_allow")
+    if isinstance(allow, inputs.RedriveAllowInput):
+        change["redrive_allow"] = RedriveAllowPolicy(
+            allow.permission, tuple(_sibling(queue, name) for name in allow.sources)
+        )
+    return change
+
+
+def _sibling(queue: QueueKey, name: str) -> QueueKey:
+    return QueueKey(queue.account, queue.region, name)
+
+
+def _remove(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
+    return (DeleteQueue(queue=asked.queue, origin=asked.origin),)
+
+
+def _purge(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
+    return (PurgeQueue(queue=asked.queue, origin=asked.origin),)
+
+
+def _send(asked: Asked, wanted: inputs.SendInput) -> Sequence[AnyCommand]:
+    return [_send_of(asked, place, message) for place, message in enumerate(wanted.messages)]
+
+
+def _send_of(asked: Asked, place: int, message: inputs.MessageInput) -> Send:
+    forbidden = first_forbidden_character(message.body)
+    if forbidden is not None:
+        reason = f"character {forbidden} (U+{ord(message.body[forbidden]):04X}) is not allowed in a body"
+        raise ParameterInvalid(parameter=f"messages[{place}].body", reason=reason)
+    attributes = tuple(
+        _attribute_of(f"messages[{place}].attributes[{number}]", each) for number, each in enumerate(message.attributes)
+    )
+    extras = NO_EXTRAS
+    if attributes or message.group or message.deduplication_id or message.type:
+        extras = Extras(attributes, message.group, message.deduplication_id, type=message.type)
+    body = message.body.encode()
+    return Send(
+        queue=asked.queue,
+        origin=asked.origin,
+        body=message.body,
+        md5=md5(body, usedforsecurity=False).digest(),
+        size_bytes=len(body) + sum(_attribute_bytes(each) for each in attributes),
+        priority=PRIORITY_DEFAULT if message.priority is None else message.priority,
+        delay_us=message.delay_us,
+        ttl_us=message.ttl_us,
+        extras=extras,
+    )
+
+
+def _attribute_of(path: str, given: inputs.AttributeInput) -> Attribute:
+    if not given.type.startswith("Binary"):
+        if first_forbidden_character(given.value) is not None:
+            raise ParameterInvalid(parameter=f"{path}.value", reason="a character of it is not allowed")
+        return Attribute(given.name, given.type, given.value)
+    try:
+        return Attribute(given.name, given.type, base64.b64decode(given.value, validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise ParameterInvalid(parameter=f"{path}.value", reason=f"not base64: {error}") from None
+
+
+def _attribute_bytes(attribute: Attribute) -> int:
+    value = attribute.value if isinstance(attribute.value, bytes) else attribute.value.encode()
+    return len(attribute.name.encode()) + len(attribute.type.encode()) + len(value)
+
+
+def _receive(asked: Asked, wanted: inputs.ReceiveInput) -> Sequence[AnyCommand]:
+    return (
+        Receive(
+            queue=asked.queue,
+            origin=asked.origin,
+            count_max=wanted.count,
+            lease_us=wanted.lease_us,
+            wait_us=wanted.wait_us or 0,
+        ),
+    )
+
+
+def _extend(asked: Asked, wanted: inputs.ExtendInput) -> Sequence[AnyCommand]:
+    return [
+        Extend(
+            queue=asked.queue,
+            origin=asked.origin,
+            handle=handle,
+            lease_us=wanted.lease_us,
+            arrived=asked.arrived,
+            after_expiry=AfterExpiry.ALLOW,
+        )
+        for handle in wanted.handles
+    ]
+
+
+def _delete(asked: Asked, wanted: inputs.DeleteInput) -> Sequence[AnyCommand]:
+    return [
+        Delete(queue=asked.queue, origin=asked.origin, handle=handle, arrived=asked.arrived)
+        for handle in wanted.handles
+    ]
+
+
+def _peek(asked: Asked, wanted: inputs.PeekInput) -> Sequence[AnyCommand]:
+    return (Peek(queue=asked.queue, origin=asked.origin, count_max=wanted.count),)
+
+
+def _first(outcomes: Sequence[Outcome]) -> Outcome:
+    (outcome,) = outcomes
+    if isinstance(outcome, VeilError):
+        raise outcome
+    return outcome
+
+
+def _show_queue(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    outcome = _first(outcomes)
+    assert isinstance(outcome, QueueDescribed | QueueChanged | QueueCreated)
+    shown = views.shown_queue(outcome.info)
+    return shown | {"new": outcome.created} if isinstance(outcome, QueueCreated) else shown
+
+
+def _show_count(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    outcome = _first(outcomes)
+    assert isinstance(outcome, Purged | QueueDeleted)
+    return {"count": outcome.count}
+
+
+def _show_messages(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    outcome = _first(outcomes)
+    assert isinstance(outcome, Received)
+    return {"messages": [views.shown_delivery(message) for message in outcome.messages]}
+
+
+def _show_each(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    if all(isinstance(outcome, VeilError) for outcome in outcomes):
+        _first(outcomes[:1])
+    return [_show_one(outcome) for outcome in outcomes]
+
+
+def _show_one(outcome: Outcome) -> dict[str, Any]:
+    if isinstance(outcome, VeilError):
+        return described(outcome)
+    if isinstance(outcome, Sent):
+        return views.shown_sent(outcome)
+    if isinstance(outcome, Extended):
+        return {"handle": outcome.handle, "due": outcome.due}
+    assert isinstance(outcome, Deleted)
+    return {}
+
+
+def _show_sent(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {"messages": _show_each(outcomes)}
+
+
+def _show_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {"results": _show_each(outcomes)}
+
+
+_TABLE: Final = (
+    Operation("describe", "GET", "", Action.DESCRIBE_QUEUE, inputs.Nothing, _describe, _show_queue),
+    Operation("create", "PUT", "", Action.CREATE_QUEUE, inputs.CreateInput, _create, _show_queue),
+    Operation("change", "PATCH", "", Action.CHANGE_QUEUE, inputs.ChangeInput, _change, _show_queue),
+    Operation("remove", "DELETE", "", Action.DELETE_QUEUE, inputs.Nothing, _remove, _show_count),
+    Operation("purge", "POST", "/purge", Action.PURGE, inputs.Nothing, _purge, _show_count),
+    Operation("send", "POST", "/messages", Action.SEND, inputs.SendInput, _send, _show_sent),
+    Operation("receive", "POST", "/receive", Action.RECEIVE, inputs.ReceiveInput, _receive, _show_messages),
+    Operation("extend", "POST", "/extend", Action.EXTEND, inputs.ExtendInput, _extend, _show_results),
+    Operation("delete", "POST", "/delete", Action.DELETE, inputs.DeleteInput, _delete, _show_results),
+    Operation("peek", "GET", "/peek", Action.PEEK, inputs.PeekInput, _peek, _show_messages),
+)
+OPERATIONS: Final = {operation.name: operation for operation in _TABLE}
+
+encode: Final = msgspec.json.Encoder().encode
+"""JSON of what `show` gives."""

@@ -1,0 +1,129 @@
+"""Routes of one queue and of the list of queues."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from veilmq.admin import inputs, views
+from veilmq.admin.answers import answer, body_of, caller_of, members_of
+from veilmq.admin.operations import OPERATIONS, Asked, Operation
+from veilmq.admin.reading import message_page
+from veilmq.admin.service import Service
+from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT, Action
+from veilmq.model.commands import AnyCommand, ListQueues, Peek, Receive
+from veilmq.model.errors import VeilError
+from veilmq.model.outcomes import Outcome, QueuesListed, Received
+from veilmq.model.queue import QueueKey
+
+_PATH = "/api/v1/queues/{account}/{region}/{name}"
+
+
+class Queues:
+    """Runs operations on the service's shell. `commands` counts them by type, for the metrics."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.commands: Counter[type] = Counter()
+
+    def routes(self) -> list[Route]:
+        """All routes below /api/v1/queues."""
+        operations = [
+            Route(_PATH + operation.suffix, self._endpoint(operation), methods=[operation.method])
+            for operation in OPERATIONS.values()
+        ]
+        return [
+            Route("/api/v1/queues", self.listed, methods=["GET"]),
+            Route(_PATH + "/messages", self.page, methods=["GET"]),
+            *operations,
+        ]
+
+    async def listed(self, request: Request) -> Response:
+        """A page of queues by name: those of one account and region that the caller may see, or all there are."""
+        caller = caller_of(request)
+        wanted = inputs.convert(members_of(request), inputs.ListInput)
+        account = wanted.account or (DEVELOPMENT_ACCOUNT if caller.key is None else caller.key.account)
+        region = wanted.region or (HOME_REGION_DEFAULT if caller.key is None else caller.key.home_region)
+        everything = account == "*"
+        caller.check(Action.LIST_QUEUES, account)
+        command = ListQueues(
+            origin=caller.origin,
+            account=None if everything else account,
+            region=None if everything and wanted.region is None else region,
+            prefix=wanted.prefix,
+            after=wanted.after,
+            count_max=wanted.limit,
+        )
+        (outcome,) = await self._run(request, [command])
+        if isinstance(outcome, VeilError):
+            raise outcome
+        assert isinstance(outcome, QueuesListed)
+        shown = [
+            views.shown_queue(info)
+            for info in outcome.queues
+            if caller.may(Action.LIST_QUEUES, info.key.account, info.key.name)
+        ]
+        after = outcome.queues[-1].key.name if outcome.more else None
+        return answer({"queues": shown, "more": outcome.more, "after": after})
+
+    async def page(self, request: Request) -> Response:
+        """A page of one queue's messages, without their bodies."""
+        key = self._key(request, Action.PEEK)
+        wanted = inputs.convert(members_of(request), inputs.PageInput)
+        return answer(
+            await run_in_threadpool(message_page, self._service.store, key, wanted.state, wanted.after, wanted.limit)
+        )
+
+    def _endpoint(self, operation: Operation) -> Any:
+        async def endpoint(request: Request) -> Response:
+            key = self._key(request, operation.action)
+            if operation.method == "GET":
+                wanted = inputs.convert(members_of(request), operation.shape)
+            else:
+                wanted = inputs.decode(await body_of(request), operation.shape)
+            asked = Asked(key, caller_of(request).origin, self._service.shell.arrived())
+            shown = operation.show(await self._run(request, list(operation.plan(asked, wanted))))
+            return answer(shown, 201 if shown.get("new") else 200)
+
+        return endpoint
+
+    def _key(self, request: Request, action: Action) -> QueueKey:
+        """The queue that the path names, if the caller may do that with it."""
+        parts = request.path_params
+        key = inputs.queue_key(parts["account"], parts["region"], parts["name"])
+        caller_of(request).check(action, key.account, key.name)
+        return key
+
+    async def _run(self, request: Request, commands: list[AnyCommand]) -> list[Outcome]:
+        """The commands' outcomes. A receive ends, and gives back what it got, when its client hangs up."""
+        shell = self._service.shell
+        first = commands[0]
+        self.commands[type(first)] += len(commands)
+        if isinstance(first, Peek):
+            return [await shell.query(first)]
+        if not isinstance(first, Receive) or not first.wait_us:
+            return await shell.call(*commands)
+        call = asyncio.ensure_future(shell.call(first))
+        gone = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait([call, gone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not call.done():
+                call.cancel()
+        if call.done() and not call.cancelled():
+            outcomes = call.result()
+            if isinstance(outcomes[0], Received) and gone.done() and not gone.cancelled():
+                shell.undeliver(first, outcomes[0])
+            return outcomes
+        return [Received([])]
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has hung up. The body was read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

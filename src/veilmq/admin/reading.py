@@ -1,0 +1,273 @@
+"""What is read in bulk: pages of a queue's messages, the trace of one message, a snapshot, the packed history.
+
+Strategy: functions of a reading connection (`Readers.lend`), each seeing one committed state; they block and belong
+in a thread. Pages seek by index and never count. What scans the history looks for the packed id in the packed rows
+before it decodes any, and stops at a bound. `Scope` cuts every one of them down to what a key may see.
+"""
+
+from collections.abc import Iterator
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from veilmq.admin.views import shown_extras, shown_instant, shown_key, shown_settings
+from veilmq.model.access import AccessKey, Action
+from veilmq.model.errors import QueueMissing
+from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
+from veilmq.model.queue import QueueKey
+from veilmq.store.sqlite.endings import extras_of
+from veilmq.store.sqlite.history import Names, bounds, events_from
+from veilmq.store.sqlite.queues import SETTINGS_DECODER, LiveQueue
+from veilmq.store.sqlite.store import SqliteStore
+
+if TYPE_CHECKING:
+    import apsw
+
+_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_PACKED: Final = msgspec.msgpack.Encoder()
+PRIORITIES: Final = range(1, 17)
+
+_COLUMNS: Final = (
+    "m.sequence, m.id, m.priority, m.sent, m.expires, m.sender, m.extras, length(m.body),"
+    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first"
+)
+_READY: Final = (
+    f"SELECT {_COLUMNS} FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? AND l.sequence IS NULL ORDER BY m.sequence LIMIT ?"
+)
+_RETURNED: Final = (
+    f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 AND l.priority = ? AND l.sequence > ? ORDER BY l.sequence LIMIT ?"
+)
+_HIDDEN: Final = (
+    f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
+)
+_LIVE: Final = (
+    "SELECT q.incarnation, m.sequence, m.id, m.priority, m.sent, m.expires, m.group_id, m.type, length(m.body),"
+    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first, d.at"
+    " FROM message m JOIN queue q ON q.generation = m.generation AND q.deleted IS NULL"
+    " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
+    " WHERE m.sequence > ? ORDER BY m.sequence"
+)
+
+
+_OLDEST_IN_LINE: Final = (
+    "SELECT sent FROM message INDEXED BY message_line WHERE generation = ? AND line = ? ORDER BY sequence LIMIT 1"
+)
+_OLDEST_RETURNED: Final = (
+    "SELECT m.sent FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 AND l.priority = ? ORDER BY l.sequence LIMIT 1"
+)
+
+
+class Scope(NamedTuple):
+    """What a caller may see of all queues: everything without a key, else what the key is granted in its account."""
+
+    key: AccessKey | None = None
+    action: Action = Action.EVENTS
+
+    def covers(self, account: str, name: str) -> bool:
+        """Whether that account's queue is in it."""
+        return self.key is None or (account == self.key.account and self.key.allows(self.action, name))
+
+    def incarnations(self, connection: "apsw.Connection") -> frozenset[int] | None:
+        """All queues in it that the history can name, deleted ones too; None: whatever there is."""
+        if self.key is None:
+            return None
+        rows = connection.execute("SELECT incarnation, name FROM queue WHERE account = ?", (self.key.account,))
+        return frozenset(incarnation for incarnation, name in rows if self.covers(self.key.account, name))
+
+
+def message_page(store: SqliteStore, key: QueueKey, state: str, after: str, limit: int) -> dict[str, Any]:
+    """Up to `limit` messages, visible ones by sequence, hidden ones by due instant, behind the page that ended at
+    `after`. {messages, after}: `after` names the next page and is null at the end. Raises QueueMissing."""
+    queue = store.queues.by_key.get(key)
+    if queue is None:
+        raise QueueMissing(queue=str(key))
+    with store.readers.lend() as connection:
+        rows = (_visible if state == "visible" else _hidden)(connection, queue, after, limit)
+    following = None
+    if len(rows) >= limit:
+        last = rows[-1]
+        following = str(last[0]) if state == "visible" else f"{last[11]}-{last[0]}"
+    retention_us = queue.settings.retention_us
+    return {"messages": [_message(row, retention_us) for row in rows], "after": following}
+
+
+def _visible(connection: "apsw.Connection", queue: LiveQueue, after: str, limit: int) -> list[tuple[Any, ...]]:
+    behind = int(after.partition("-")[0] or 0)
+    rows: list[tuple[Any, ...]] = []
+    for line in list(queue.ready):
+        start = max(behind, queue.cursors.get(line, 0))
+        rows += connection.execute(_READY, (queue.generation, line, start, limit)).fetchall()
+    for priority in PRIORITIES:
+        rows += connection.execute(_RETURNED, (queue.generation, priority, behind, limit)).fetchall()
+    rows.sort()
+    return rows[:limit]
+
+
+def _hidden(connection: "apsw.Connection", queue: LiveQueue, after: str, limit: int) -> list[tuple[Any, ...]]:
+    due, _, sequence = after.partition("-")
+    return connection.execute(_HIDDEN, (queue.generation, int(due or -1), int(sequence or 0), limit)).fetchall()
+
+
+def _message(row: tuple[Any, ...], retention_us: int) -> dict[str, Any]:
+    sequence, message, priority, sent, expires, sender, extras, body_bytes, *lease = row
+    return (
+        {
+            "id": message.hex(),
+            "sequence": sequence,
+            "priority": priority,
+            "sent": sent,
+            "expires": shown_instant(sent + retention_us if expires is None else expires),
+            "sender": sender,
+            "body_bytes": body_bytes,
+        }
+        | _lease(*lease)
+        | shown_extras(extras_of(extras))
+    )
+
+
+def _lease(
+    attempt: int | None,
+    rotation: int | None,
+    hidden: int | None,
+    due: int | None,
+    granted: int | None,
+    first: int | None,
+) -> dict[str, Any]:
+    """Where a message is, from its row in `lease` or for want of one."""
+    if attempt is None:
+        return {"state": "visible", "receive_count": 0}
+    state = "visible" if not hidden else ("in flight" if attempt else "delayed")
+    shown = {"state": state, "receive_count": attempt, "rotation": rotation, "due": due, "first_received": first}
+    return shown | {"granted": granted} if attempt else shown
+
+
+class Trace(NamedTuple):
+    """The events of one message, oldest first; `complete` if they go back to its send."""
+
+    events: list[EventRecord]
+    complete: bool
+    scanned: int
+
+
+def trace(connection: "apsw.Connection", message: bytes, scan_max: int, scope: Scope) -> Trace:
+    """Look through up to `scan_max` events, newest first, for the message; then forward for refusals that came after it
+    was gone, which name its sequence alone."""
+    permitted = scope.incarnations(connection)
+    start, sequences, complete, scanned = _find_first(connection, message, scan_max)
+    if start is None:
+        return Trace([], complete, scanned)
+    needles = [message, *(_PACKED.encode(sequence) for sequence in sequences)]
+    names = Names(connection)
+    found: list[EventRecord] = []
+    rows = connection.cursor().execute("SELECT offset, events FROM history WHERE offset >= ? ORDER BY offset", (start,))
+    for first, packed in rows:
+        if not any(needle in packed for needle in needles):
+            continue
+        for place, event in enumerate(_EVENTS.decode(packed)):
+            mine = event.message == message or (event.message is None and event.sequence in sequences)
+            if mine and (permitted is None or event.queue in permitted):
+                found.append(names.record(first + place, event))
+    return Trace(found, complete, scanned)
+
+
+def _find_first(connection: "apsw.Connection", message: bytes, scan_max: int) -> tuple[int | None, set[int], bool, int]:
+    """The earliest row that has the message, the sequences it had, whether its send is there, and events looked at."""
+    start: int | None = None
+    sequences: set[int] = set()
+    scanned = 0
+    rows = connection.cursor().execute("SELECT offset, count, events FROM history ORDER BY offset DESC")
+    for offset, count, packed in rows:
+        scanned += count
+        if message in packed:
+            start = offset
+            for event in _EVENTS.decode(packed):
+                if event.message != message:
+                    continue
+                sequences |= {number for number in (event.sequence, _target(event)) if number is not None}
+                if event.kind == Kind.SENT:
+                    return start, sequences, True, scanned
+        if scanned >= scan_max:
+            break
+    return start, sequences, False, scanned
+
+
+def _target(event: Event) -> int | None:
+    """The sequence that a dead-lettered message has in its new queue."""
+    return None if event.detail is None else event.detail.get("target_sequence")
+
+
+def event_lines(connection: "apsw.Connection", start: int, stop: int, scope: Scope) -> bytes:
+    """The events of these offsets as JSON lines. Raises HistoryTrimmed."""
+    check_offset(connection, start)
+    permitted = scope.incarnations(connection)
+    names = Names(connection)
+    stored = takewhile(lambda pair: pair[0] < stop, events_from(connection, start))
+    records = [names.record(offset, event) for offset, event in stored if permitted is None or event.queue in permitted]
+    return _JSON.encode_lines(records)
+
+
+def check_offset(connection: "apsw.Connection", start: int) -> tuple[int, int]:
+    """First and next offset. Raises HistoryTrimmed if `start` is before the first."""
+    first, following = bounds(connection)
+    if start < first:
+        raise HistoryTrimmed(first)
+    return first, following
+
+
+_JSON: Final = msgspec.json.Encoder()
+
+
+def snapshot_lines(connection: "apsw.Connection", scope: Scope) -> Iterator[bytes]:
+    """A line with the next offset and the clock's mark, one for each queue, one for each message that a queue holds.
+
+    All of one read transaction: the events from that offset on, applied to it, give every later state.
+    """
+    rows = connection.execute("SELECT clock, offset, lower(hex(epoch)) FROM mark, secret")
+    ((clock, offset, epoch),) = rows.fetchall()
+    yield _line({"snapshot": {"offset": offset, "at": clock, "epoch": epoch}})
+    retention: dict[int, int] = {}
+    for incarnation, account, region, name, created, modified, settings in connection.execute(
+        "SELECT incarnation, account, region, name, created, modified, settings FROM queue WHERE deleted IS NULL"
+        " ORDER BY incarnation"
+    ):
+        if not scope.covers(account, name):
+            continue
+        decoded = SETTINGS_DECODER.decode(settings)
+        retention[incarnation] = decoded.retention_us
+        queue = shown_key(QueueKey(account, region, name)) | {"incarnation": incarnation, "created": created}
+        yield _line({"queue": queue | {"modified": modified, "settings": shown_settings(decoded)}})
+    for row in connection.cursor().execute(_LIVE, (0,)):
+        if row[0] in retention:
+            yield _line({"message": _live(row, retention[row[0]])})
+
+
+def _live(row: tuple[Any, ...], retention_us: int) -> dict[str, Any]:
+    incarnation, sequence, message, priority, sent, expires, group, kind, body_bytes, *lease, quarantined = row
+    shown = {
+        "incarnation": incarnation,
+        "sequence": sequence,
+        "id": message.hex(),
+        "priority": priority,
+        "sent": sent,
+        "expires": shown_instant(sent + retention_us if expires is None else expires),
+        "group": group,
+        "type": kind,
+        "body_bytes": body_bytes,
+    } | _lease(*lease)
+    return shown if quarantined is None else shown | {"state": "quarantined"}
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return _JSON.encode(value) + b"\n"
+
+
+def oldest_sent(connection: "apsw.Connection", generation: int, lines: list[int]) -> int | None:
+    """When the oldest message of a queue was sent that is visible or in flight; None without one. A few index seeks."""
+    found = [row for line in lines for row in connection.execute(_OLDEST_IN_LINE, (generation, line))]
+    found += [row for each in PRIORITIES for row in connection.execute(_OLDEST_RETURNED, (generation, each))]
+    return min((sent for (sent,) in found), default=None)

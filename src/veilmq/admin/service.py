@@ -1,0 +1,49 @@
+"""What the admin port needs of the server that it runs in.
+
+Strategy: the parts are named by what is read of them, so that the application can be put over any shell and store, and
+so that it runs without data ports too.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from veilmq.model.access import Keyring
+from veilmq.server.clock import LeaseClock
+from veilmq.server.listener import Listener
+from veilmq.server.port import Port
+from veilmq.server.shell import Shell
+from veilmq.store.sqlite.store import SqliteStore
+
+
+class Service(Protocol):
+    """A running server."""
+
+    @property
+    def shell(self) -> Shell:
+        """Runs commands."""
+        ...
+
+    @property
+    def store(self) -> SqliteStore:
+        """The shell's store."""
+        ...
+
+    @property
+    def clock(self) -> LeaseClock:
+        """The shell's clock."""
+        ...
+
+    @property
+    def listeners(self) -> Mapping[str, Listener]:
+        """The data ports' sockets, by protocol."""
+        ...
+
+    @property
+    def ports(self) -> Mapping[str, Port]:
+        """The data ports' codecs, by protocol."""
+        ...
+
+    @property
+    def keyring(self) -> Keyring:
+        """The keys of the moment."""
+        ...

@@ -1,0 +1,101 @@
+"""Queues and messages as the admin port shows them: dictionaries of plain values.
+
+Strategy: the engine's own units under the engine's own names (`_us`, `_bytes`; instants are microseconds since 1970),
+so that nothing is lost. What never comes is null. Ids of messages are 32 hexadecimal digits, as in the history.
+"""
+
+from typing import Any
+
+import msgspec
+
+from veilmq.model.instant import FOREVER
+from veilmq.model.message import Delivery, Extras
+from veilmq.model.outcomes import Sent
+from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+
+
+def shown_key(key: QueueKey) -> dict[str, str]:
+    """Account, region and name."""
+    return {"account": key.account, "region": key.region, "name": key.name}
+
+
+def shown_settings(settings: QueueSettings) -> dict[str, Any]:
+    """All settings, by their names."""
+    return msgspec.to_builtins(settings)  # type: ignore[no-any-return]
+
+
+def shown_counts(counts: QueueCounts) -> dict[str, int]:
+    """Messages by place, and all of them."""
+    return {
+        "visible": counts.visible,
+        "delayed": counts.delayed,
+        "in_flight": counts.in_flight,
+        "total": counts.total,
+    }
+
+
+def shown_queue(info: QueueInfo) -> dict[str, Any]:
+    """A queue with settings and counts."""
+    return shown_key(info.key) | {
+        "incarnation": info.incarnation,
+        "created": info.created,
+        "modified": info.modified,
+        "settings": shown_settings(info.settings),
+        "counts": shown_counts(info.counts),
+    }
+
+
+def shown_instant(instant: int | None) -> int | None:
+    """The instant, or None for one that never comes."""
+    return None if instant is None or instant >= FOREVER else instant
+
+
+def shown_extras(extras: Extras) -> dict[str, Any]:
+    """Group, type, attributes: what the message has of them. The value of a Binary attribute is base64."""
+    shown: dict[str, Any] = {
+        "group": extras.group,
+        "deduplication_id": extras.deduplication_id,
+        "type": extras.type,
+        "trace": extras.trace,
+        "tag": extras.tag,
+    }
+    shown = {name: value for name, value in shown.items() if value is not None}
+    if extras.attributes:
+        shown["attributes"] = [
+            msgspec.to_builtins({"name": each.name, "type": each.type, "value": each.value})
+            for each in extras.attributes
+        ]
+    if extras.dead_letter_source is not None:
+        shown["dead_letter_source"] = shown_key(extras.dead_letter_source)
+    return shown
+
+
+def shown_delivery(message: Delivery) -> dict[str, Any]:
+    """A message as a receive hands it out, or a peek: then without `handle` and `due`."""
+    shown: dict[str, Any] = {
+        "id": message.id.hex(),
+        "sequence": message.sequence,
+        "body": message.body,
+        "md5": message.md5.hex(),
+        "sender": message.sender,
+        "priority": message.priority,
+        "sent": message.sent,
+        "expires": shown_instant(message.expires),
+        "receive_count": message.receive_count,
+        "first_received": message.first_received,
+    } | shown_extras(message.extras)
+    if message.handle:
+        shown |= {"handle": message.handle, "due": message.due}
+    return shown
+
+
+def shown_sent(sent: Sent) -> dict[str, Any]:
+    """What a sender gets to know."""
+    return {
+        "id": sent.id.hex(),
+        "sequence": sent.sequence,
+        "sent": sent.sent,
+        "visible": sent.visible,
+        "expires": shown_instant(sent.expires),
+        "duplicate": sent.duplicate,
+    }

@@ -1,0 +1,118 @@
+"""The command line, and the composition root: the one reader of arguments and environment.
+
+Strategy: this module declares the commands and imports next to nothing; what a command needs is imported when it runs,
+so that `--help` and the first answer of a server come quickly. `serve` is in serve.py, the commands on a directory in
+directory.py, and those that go through the admin port in remote.py.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+import veilmq
+from veilmq.cli.exits import Exit, Failure, end
+from veilmq.cli.remote import register
+
+_EPILOG: Final = (
+    "Exit codes: 0 done; 1 found something wrong or was refused; 2 a flag, variable or file is wrong; 3 the data "
+    "directory is held, open to others, newer or not ours; 4 a port cannot be had; 5 the store failed."
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+Data = Annotated[
+    Path, typer.Option("--data", metavar="DIR", envvar="VEILMQ_DATA", help="The data directory.", show_default=True)
+]
+
+
+def application() -> typer.Typer:
+    """All commands."""
+    from veilmq.cli.sources import takes_settings
+
+    app = typer.Typer(
+        name="veilmq",
+        help="A durable message queue built around the visibility timeout.",
+        epilog=_EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_options)
+    app.command("serve", help=_serve.__doc__, epilog=_EPILOG)(takes_settings(_serve))
+    keys = typer.Typer(help="Access keys.", no_args_is_help=True, rich_markup_mode=None)
+    keys.command("new")(_new_key)
+    app.add_typer(keys, name="keys")
+    app.command("backup")(_backup)
+    app.command("check")(_check)
+    register(app)
+    return app
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    try:
+        application()()
+    except Failure as failure:
+        end(failure)
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain while it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(int(Exit.WRONG)) from None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"veilmq {veilmq.__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    del version
+
+
+def _serve(flags: dict[str, Any]) -> None:
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the credentials file again.
+
+    Every flag can also be given as VEILMQ_NAME in the environment, or as name in the TOML file of --config.
+    """
+    from veilmq.cli.serve import serve
+    from veilmq.cli.sources import resolve
+
+    raise typer.Exit(int(serve(resolve(flags, os.environ))))
+
+
+def _new_key(
+    account: Annotated[
+        str | None, typer.Option("--account", metavar="ID", help="Of this account, 12 digits; else of a new one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make up an access key and print it as a part of a credentials file. Nothing else knows the secret."""
+    from veilmq.cli.keys import new_key
+
+    print(new_key(account, as_json=as_json))
+
+
+def _backup(
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="A directory that does not exist yet.")],
+    data: Data = Path("veilmq-data"),
+    as_json: Json = False,
+) -> None:
+    """Copy the data directory, a running server's too. In the copy, receipt handles of before are void."""
+    from veilmq.cli.directory import backup
+
+    backup(data, destination, as_json=as_json)
+
+
+def _check(data: Data = Path("veilmq-data"), as_json: Json = False) -> None:
+    """Check the files, every body's MD5, the leases and the conservation law. Exits 1 if something is wrong."""
+    from veilmq.cli.directory import check
+
+    raise typer.Exit(int(check(data, as_json=as_json)))

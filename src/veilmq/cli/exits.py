@@ -1,0 +1,38 @@
+"""How a command ends: its exit code, and what it says when it fails."""
+
+import sys
+from enum import IntEnum
+from typing import NoReturn
+
+
+class Exit(IntEnum):
+    """Exit codes of `veilmq`; the help text lists them."""
+
+    DONE = 0
+    WRONG = 1
+    """The command ran and what it looked at is not in order, or what it asked for was refused."""
+    USAGE = 2
+    """A flag, a variable or a file is wrong: nothing was started."""
+    DIRECTORY = 3
+    """The data directory is held by another process, open to other users, of a newer release, or not ours."""
+    ADDRESS = 4
+    """A port is in use or cannot be had."""
+    STORE = 5
+    """The store failed, and what it holds must be looked at; nothing acknowledged is lost."""
+
+
+class Failure(Exception):
+    """Ends the command with that code; `advice` says what to do next."""
+
+    def __init__(self, code: Exit, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.advice = advice
+
+
+def end(failure: Failure) -> NoReturn:
+    """Say on stderr what went wrong and what to do next, and exit."""
+    print(f"veilmq: {failure}", file=sys.stderr)
+    if failure.advice:
+        print(f"  {failure.advice}", file=sys.stderr)
+    raise SystemExit(int(failure.code))

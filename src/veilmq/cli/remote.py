@@ -1,0 +1,466 @@
+"""Commands on queues, messages and the history: through the admin port, or straight on a directory (remote_door.py).
+
+Strategy: each command is a function of what was asked (`_Asked`: a door, the account and region, JSON or not) and of
+its own arguments; `_command` adds the options that all of them have. Nothing but typer is imported until one of them
+runs.
+"""
+
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import typer
+
+from veilmq.cli.exits import Exit, Failure
+
+if TYPE_CHECKING:
+    from veilmq.cli.remote_door import Door
+    from veilmq.model.queue import QueueKey
+
+_ACCOUNT: Final = "000000000000"
+_REGION: Final = "us-east-1"
+_BATCH: Final = 100
+_FOLLOW_S: Final = 20.0
+_PIECE: Final = 10_000
+_UNITS_US: Final = {"ms": 1_000, "s": 10**6, "": 10**6, "m": 60 * 10**6, "h": 3_600 * 10**6, "d": 86_400 * 10**6}
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)")
+
+
+class _Asked(NamedTuple):
+    """What every command gets."""
+
+    door: "Door"
+    account: str
+    region: str
+    as_json: bool
+
+    def queue(self, name: str) -> "QueueKey":
+        """The queue of that name."""
+        from veilmq.model.queue import QueueKey
+
+        return QueueKey(self.account, self.region, name)
+
+    def run(self, operation: str, queue: str, **members: Any) -> dict[str, Any]:
+        """One operation on one queue; what was not given is left out."""
+        given = {name: value for name, value in members.items() if value is not None}
+        return self.door.run(operation, self.queue(queue), given)
+
+
+_OPTIONS: Final = {
+    "account": Annotated[str, typer.Option("--account", metavar="ID", help="Account of 12 digits.")],
+    "region": Annotated[str, typer.Option("--region", metavar="NAME", help="Region.")],
+    "admin": Annotated[
+        str | None,
+        typer.Option("--admin", metavar="HOST:PORT", help="The server's admin port, or VEILMQ_ADMIN [127.0.0.1:9325]."),
+    ],
+    "token_file": Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="Its bearer token [admin-token in the data directory]."),
+    ],
+    "data": Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Straight on this directory, if no server holds it.")
+    ],
+    "as_json": Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")],
+}
+_DEFAULTS: Final = {"account": _ACCOUNT, "region": _REGION, "as_json": False}
+
+Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Timeout = Annotated[
+    str | None, typer.Option("--visibility-timeout", metavar="TIME", help="Length of a lease, say 30s.")
+]
+Delay = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Before a message becomes visible.")]
+Retention = Annotated[str | None, typer.Option("--retention", metavar="TIME", help="How long a message lives, say 4d.")]
+Wait = Annotated[str | None, typer.Option("--wait", metavar="TIME", help="How long a receive waits, at most 30s.")]
+BytesMax = Annotated[int | None, typer.Option("--message-bytes-max", metavar="N", help="Size of a message.")]
+DeadLetters = Annotated[
+    str | None, typer.Option("--dead-letters", metavar="QUEUE", help="Where messages go that fail; '' for nowhere.")
+]
+Receives = Annotated[int | None, typer.Option("--max-receives", metavar="N", help="Receives before that [5].")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="A tag; may be repeated.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    queues = typer.Typer(help="Queues.", no_args_is_help=True, rich_markup_mode=None)
+    below: dict[str, Callable[..., None]] = {"list": _list, "create": _create, "set": _set, "delete": _remove}
+    for name, body in below.items():
+        queues.command(name)(_command(body))
+    app.add_typer(queues, name="queues")
+    for name, body in _COMMANDS.items():
+        app.command(name)(_command(body))
+
+
+def _command(body: Callable[..., None]) -> Callable[..., None]:
+    """A typer command of `body`'s own parameters and of the options that all have."""
+
+    def command(**given: Any) -> None:
+        from veilmq.cli.remote_door import Target, open_door
+
+        taken = {name: given.pop(name) for name in _OPTIONS}
+        target = Target(taken["admin"], taken["token_file"], taken["data"])
+        with open_door(target, os.environ) as door:
+            body(_Asked(door, taken["account"], taken["region"], taken["as_json"]), **given)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
+    shared = [
+        inspect.Parameter(name, kind, default=_DEFAULTS.get(name), annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+    command.__doc__ = body.__doc__
+    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in [*own, *shared]}
+    return command
+
+
+def _list(
+    asked: _Asked,
+    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")] = False,
+) -> None:
+    """List queues."""
+    account, region = ("*", None) if everything else (asked.account, asked.region)
+    queues = asked.door.queues(account, region, prefix)
+    if asked.as_json:
+        for queue in queues:
+            _print_json(queue)
+        return
+    from veilmq.cli.remote_tables import queue_table
+
+    found = list(queues)
+    if not found:
+        print("no queues" if everything else f"no queues in account {account}, region {region}", file=sys.stderr)
+        return
+    queue_table(found, whose=everything)
+
+
+def _create(
+    asked: _Asked,
+    queue: Queue,
+    visibility_timeout: Timeout = None,
+    delay: Delay = None,
+    retention: Retention = None,
+    wait: Wait = None,
+    message_bytes_max: BytesMax = None,
+    dead_letters: DeadLetters = None,
+    max_receives: Receives = None,
+    tags: Tags = None,
+    fifo: Annotated[bool, typer.Option("--fifo", help="First in, first out; the name ends in .fifo.")] = False,
+) -> None:
+    """Create a queue, or find that it is there with these settings."""
+    change = _change(visibility_timeout, delay, retention, wait, message_bytes_max, dead_letters, max_receives, tags)
+    shown = asked.run("create", queue, **change, fifo=True if fifo else None)
+    _show_queue(asked, shown, f"created {queue}" if shown["new"] else f"{queue} is there with these settings")
+
+
+def _set(
+    asked: _Asked,
+    queue: Queue,
+    visibility_timeout: Timeout = None,
+    delay: Delay = None,
+    retention: Retention = None,
+    wait: Wait = None,
+    message_bytes_max: BytesMax = None,
+    dead_letters: DeadLetters = None,
+    max_receives: Receives = None,
+    tags: Tags = None,
+) -> None:
+    """Change settings of a queue; what is not named stays."""
+    change = _change(visibility_timeout, delay, retention, wait, message_bytes_max, dead_letters, max_receives, tags)
+    if not change:
+        raise Failure(Exit.USAGE, "nothing to change", "Name a setting, such as --visibility-timeout 60s.")
+    _show_queue(asked, asked.door.run("change", asked.queue(queue), change), f"changed {queue}")
+
+
+def _change(
+    visibility_timeout: str | None,
+    delay: str | None,
+    retention: str | None,
+    wait: str | None,
+    message_bytes_max: int | None,
+    dead_letters: str | None,
+    max_receives: int | None,
+    tags: list[str] | None,
+) -> dict[str, Any]:
+    """Settings by their names in the admin port, as far as they were given."""
+    change: dict[str, Any] = {
+        name: _duration_us(option, text)
+        for name, option, text in (
+            ("visibility_timeout_us", "--visibility-timeout", visibility_timeout),
+            ("delay_us", "--delay", delay),
+            ("retention_us", "--retention", retention),
+            ("wait_us", "--wait", wait),
+        )
+        if text is not None
+    }
+    if message_bytes_max is not None:
+        change["message_bytes_max"] = message_bytes_max
+    if dead_letters is not None:
+        change["redrive"] = {"target": dead_letters, "receive_count_max": max_receives or 5} if dead_letters else None
+    elif max_receives is not None:
+        raise Failure(Exit.USAGE, "--max-receives needs --dead-letters QUEUE")
+    if tags:
+        change["tags"] = dict(_pairs("--tag", tags))
+    return change
+
+
+def _remove(asked: _Asked, queue: Queue, yes: Yes = False) -> None:
+    """Delete a queue with all its messages."""
+    _confirm(f"Delete {queue} with all its messages?", yes)
+    _show_count(asked, asked.run("remove", queue), f"deleted {queue}")
+
+
+def _purge(asked: _Asked, queue: Queue, yes: Yes = False) -> None:
+    """Delete all messages of a queue, those in flight too."""
+    _confirm(f"Delete all messages of {queue}?", yes)
+    _show_count(asked, asked.run("purge", queue), f"purged {queue}")
+
+
+def _send(
+    asked: _Asked,
+    queue: Queue,
+    body: Annotated[
+        str | None, typer.Argument(metavar="[BODY]", help="Its text; left out or -: from stdin.", show_default=False)
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of stdin is a message.")] = False,
+    delay: Delay = None,
+    ttl: Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Its own time to live.")] = None,
+    priority: Annotated[int | None, typer.Option("--priority", metavar="N", help="1 (first) to 16.")] = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="ID", help="Its group.")] = None,
+    deduplication_id: Annotated[str | None, typer.Option("--deduplication-id", metavar="ID")] = None,
+    message_type: Annotated[str | None, typer.Option("--type", metavar="NAME", help="What kind of message.")] = None,
+    attributes: Annotated[
+        list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute; may be repeated.")
+    ] = None,
+) -> None:
+    """Send a message, or one for each line of stdin."""
+    shared = {
+        "delay_us": None if delay is None else _duration_us("--delay", delay),
+        "ttl_us": None if ttl is None else _duration_us("--ttl", ttl),
+        "priority": priority,
+        "group": group,
+        "deduplication_id": deduplication_id,
+        "type": message_type,
+        "attributes": [{"name": name, "value": value} for name, value in _pairs("--attribute", attributes or [])],
+    }
+    if lines:
+        if body is not None:
+            raise Failure(Exit.USAGE, "--lines reads stdin: leave BODY out")
+        bodies: Iterable[str] = (line.removesuffix("\n") for line in sys.stdin)
+    else:
+        bodies = [sys.stdin.read() if body in (None, "-") else str(body)]
+    count = refused = 0
+    for batch in _batches(_watched(bodies, lines), _BATCH):
+        shown = asked.run("send", queue, messages=[shared | {"body": each} for each in batch])["messages"]
+        refused += _report(asked, shown, None if lines else "sent {id}")
+        count += len(batch)
+    if lines and not asked.as_json:
+        print(f"sent {count - refused} messages")
+    if refused:
+        raise Failure(Exit.WRONG, f"{refused} of {count} messages were refused")
+
+
+def _receive(
+    asked: _Asked,
+    queue: Queue,
+    count: Annotated[int, typer.Option("--count", metavar="N", help="At most so many messages.")] = 1,
+    lease: Annotated[str | None, typer.Option("--lease", metavar="TIME", help="Length of the lease.")] = None,
+    wait: Wait = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them as soon as they are printed.")] = False,
+) -> None:
+    """Receive messages: lease them, and print them with their handles."""
+    lease_us = None if lease is None else _duration_us("--lease", lease)
+    wait_us = None if wait is None else _duration_us("--wait", wait)
+    messages = asked.run("receive", queue, count=count, lease_us=lease_us, wait_us=wait_us)["messages"]
+    _show_messages(asked, messages)
+    if delete and messages:
+        sys.stdout.flush()
+        results = asked.run("delete", queue, handles=[message["handle"] for message in messages])["results"]
+        if any("error" in each for each in results):
+            raise Failure(Exit.WRONG, "some of them could not be deleted and will come back")
+
+
+def _peek(
+    asked: _Asked,
+    queue: Queue,
+    count: Annotated[int, typer.Option("--count", metavar="N", help="At most so many messages.")] = 10,
+) -> None:
+    """Look at visible messages without a lease."""
+    _show_messages(asked, asked.run("peek", queue, count=count)["messages"])
+
+
+def _delete(
+    asked: _Asked, queue: Queue, handles: Annotated[list[str], typer.Argument(metavar="HANDLE...", show_default=False)]
+) -> None:
+    """Delete received messages by their handles."""
+    results = asked.run("delete", queue, handles=handles)["results"]
+    if _report(asked, results, "deleted"):
+        raise Failure(Exit.WRONG, "not all of them were deleted")
+
+
+def _extend(
+    asked: _Asked,
+    queue: Queue,
+    handles: Annotated[list[str], typer.Argument(metavar="HANDLE...", show_default=False)],
+    lease: Annotated[str, typer.Option("--lease", metavar="TIME", help="From now on; 0 releases.", show_default=False)],
+) -> None:
+    """Set the end of leases, or release them."""
+    results = asked.run("extend", queue, handles=handles, lease_us=_duration_us("--lease", lease))["results"]
+    if _report(asked, results, "extended"):
+        raise Failure(Exit.WRONG, "not all of them were extended")
+
+
+def _trace(
+    asked: _Asked, message: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.", show_default=False)]
+) -> None:
+    """Show everything that happened to one message."""
+    found = asked.door.trace(message)
+    if asked.as_json:
+        _print_json(found)
+    elif found["events"]:
+        from veilmq.cli.remote_tables import event_table
+
+        event_table(found["events"])
+    if not found["events"]:
+        raise Failure(Exit.WRONG, f"no event of {message} among the last {found['scanned']}")
+    if not found["complete"]:
+        print("its send is no longer in the history, or too far back", file=sys.stderr)
+
+
+def _events(
+    asked: _Asked,
+    start: Annotated[
+        str, typer.Option("--from", metavar="OFFSET", help="An offset, `first`, or `next`: only what comes.")
+    ] = "first",
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="At most so many offsets.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
+) -> None:
+    """Print the history, oldest first."""
+    if not re.fullmatch(r"\d{1,18}|first|next", start):
+        raise Failure(Exit.USAGE, f"--from: expected an offset, first or next, not {start!r}")
+    left = sys.maxsize if limit is None else limit
+    at = start
+    try:
+        while left > 0:
+            piece = asked.door.events(at, min(left, _PIECE), _FOLLOW_S if follow else 0.0)
+            _print_events(asked, piece.lines)
+            left -= piece.following - piece.start
+            if piece.following == piece.start and not follow:
+                return
+            at = str(piece.following)
+    except KeyboardInterrupt:
+        return
+
+
+_COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "send": _send,
+    "receive": _receive,
+    "delete": _delete,
+    "extend": _extend,
+    "peek": _peek,
+    "purge": _purge,
+    "trace": _trace,
+    "events": _events,
+}
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def _print_events(asked: _Asked, lines: bytes) -> None:
+    if not lines:
+        return
+    if asked.as_json:
+        sys.stdout.write(lines.decode())
+    else:
+        from veilmq.cli.remote_tables import event_table
+
+        event_table([json.loads(line) for line in lines.splitlines()])
+    sys.stdout.flush()
+
+
+def _show_queue(asked: _Asked, shown: dict[str, Any], said: str) -> None:
+    if asked.as_json:
+        _print_json(shown)
+    else:
+        print(said)
+
+
+def _show_count(asked: _Asked, shown: dict[str, Any], said: str) -> None:
+    if asked.as_json:
+        _print_json(shown)
+    else:
+        print(f"{said}: {shown['count']} messages")
+
+
+def _show_messages(asked: _Asked, messages: list[dict[str, Any]]) -> None:
+    if asked.as_json:
+        for message in messages:
+            _print_json(message)
+    elif messages:
+        from veilmq.cli.remote_tables import message_blocks
+
+        message_blocks(messages)
+    else:
+        print("nothing visible", file=sys.stderr)
+
+
+def _report(asked: _Asked, shown: list[dict[str, Any]], said: str | None) -> int:
+    """Print what became of each; returns how many were refused."""
+    for each in shown:
+        if asked.as_json:
+            _print_json(each)
+        elif "error" in each:
+            print(f"refused: {each['message']}", file=sys.stderr)
+        elif said is not None:
+            print(said.format(**each))
+    return sum("error" in each for each in shown)
+
+
+def _confirm(question: str, yes: bool) -> None:
+    """Ask a person at a terminal; a program that pipes must say --yes. Raises Failure."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Failure(Exit.USAGE, "this cannot be undone", "Say --yes to do it without being asked.")
+    typer.confirm(question, abort=True)
+
+
+def _duration_us(option: str, text: str) -> int:
+    """30, 30s, 500ms, 5m, 2h, 4d in microseconds. Raises Failure."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise Failure(Exit.USAGE, f"{option}: expected a time such as 30s, 500ms, 5m, 2h or 4d, not {text!r}")
+    return round(float(found[1]) * _UNITS_US[found[2]])
+
+
+def _pairs(option: str, given: list[str]) -> Iterator[tuple[str, str]]:
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not name or not sign:
+            raise Failure(Exit.USAGE, f"{option}: expected NAME=VALUE, not {text!r}")
+        yield name, value
+
+
+def _batches(bodies: Iterable[str], count_max: int) -> Iterator[list[str]]:
+    left = iter(bodies)
+    while batch := list(islice(left, count_max)):
+        yield batch
+
+
+def _watched(bodies: Iterable[str], lines: bool) -> Iterable[str]:
+    """The same bodies, with a progress bar for a person who watches."""
+    if not lines or not sys.stderr.isatty():
+        return bodies
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(bodies, "sending", console=Console(stderr=True))

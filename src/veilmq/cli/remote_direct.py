@@ -1,0 +1,141 @@
+"""The door straight to a data directory: engine and store in this process, one call at a time.
+
+Strategy: the loop of the server's shell without threads: submit, take a batch, apply, commit, deliver. A receive that
+may wait sleeps until the engine has something due: nobody else can send meanwhile, but leases and delays end.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import veilmq
+from veilmq.admin import inputs, views
+from veilmq.admin.errors import described
+from veilmq.admin.operations import OPERATIONS, Asked
+from veilmq.admin.reading import Scope, check_offset, event_lines, trace
+from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.remote_door import Piece
+from veilmq.cli.remote_http import failure_of
+from veilmq.engine import Engine, open_directory
+from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
+from veilmq.model.errors import StoreError, VeilError
+from veilmq.model.events import HistoryTrimmed
+from veilmq.model.outcomes import Outcome, QueuesListed
+from veilmq.model.queue import QueueKey
+from veilmq.server.clock import LeaseClock
+from veilmq.store.sqlite.connections import SqliteTooOld
+from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
+from veilmq.store.sqlite.history import bounds
+from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
+from veilmq.store.sqlite.store import SqliteStore
+
+_SLEEP_S_MAX: Final = 1.0
+_SCAN_MAX: Final = 20_000_000
+_ORIGIN: Final = Origin("admin", "admin", f"veilmq/{veilmq.__version__} (command line)")
+
+
+@contextmanager
+def open_direct(directory: Path) -> Iterator["DirectDoor"]:
+    """The door to a directory, which is held meanwhile. Raises Failure."""
+    try:
+        engine, store = open_directory(directory)
+    except DirectoryHeld as error:
+        raise Failure(Exit.DIRECTORY, str(error), "Go through its owner's admin port: --admin HOST:PORT.") from None
+    except (DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld) as error:
+        raise Failure(Exit.DIRECTORY, str(error)) from None
+    try:
+        yield DirectDoor(engine, store)
+    finally:
+        store.close()
+
+
+class DirectDoor:
+    """See `Door`."""
+
+    def __init__(self, engine: Engine, store: SqliteStore) -> None:
+        self._engine = engine
+        self._store = store
+        self._clock = LeaseClock()
+        self._clock.start(store.mark)
+
+    def run(self, operation: str, queue: QueueKey, members: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Door.run`."""
+        row = OPERATIONS[operation]
+        with _failures():
+            checked = inputs.queue_key(queue.account, queue.region, queue.name)
+            asked = Asked(checked, _ORIGIN, self._clock.now())
+            return row.show(self._call(row.plan(asked, inputs.convert(dict(members), row.shape))))
+
+    def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+        """See `Door.queues`."""
+        command = ListQueues(
+            origin=_ORIGIN,
+            account=None if account == "*" else account,
+            region=region,
+            prefix=prefix,
+            count_max=len(self._store.queues.by_key) + 1,
+        )
+        (outcome,) = self._call([command])
+        assert isinstance(outcome, QueuesListed)
+        for info in outcome.queues:
+            yield views.shown_queue(info)
+
+    def trace(self, message: str) -> dict[str, Any]:
+        """See `Door.trace`."""
+        from msgspec import to_builtins
+
+        with _failures(), self._store.readers.lend() as connection:
+            found = trace(connection, inputs.message_id(message), _SCAN_MAX, Scope())
+        shown = {"complete": found.complete, "scanned": found.scanned, "events": to_builtins(found.events)}
+        return {"message": message.replace("-", "").lower()} | shown
+
+    def events(self, start: str, limit: int, follow_s: float) -> Piece:
+        """See `Door.events`; nothing can come while nobody serves, so there is no wait."""
+        with _failures(), self._store.readers.lend() as connection:
+            first, following = bounds(connection)
+            at = {"first": first, "next": following}.get(start)
+            at = int(start) if at is None else at
+            check_offset(connection, at)
+            stop = max(at, min(at + limit, following))
+            return Piece(event_lines(connection, at, stop, Scope()), at, stop)
+
+    def _call(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
+        """Run one call to its end. Raises Failure if the store fails."""
+        first = commands[0]
+        if isinstance(first, Peek):
+            return [self._store.query(first, self._clock.now())]
+        engine = self._engine
+        ticket = object()
+        engine.submit(ticket, list(commands), self._clock.now())
+        while True:
+            answers = engine.expire_waiters(self._clock.now())
+            batch = engine.take_batch(self._clock.now())
+            if batch is not None:
+                applied = self._store.apply(batch.commands, self._clock.now())
+                if applied.wrote:
+                    self._store.commit()
+                answers += engine.committed(batch, applied)
+            for answer in answers:
+                if answer.ticket is ticket:
+                    return answer.outcomes
+            if batch is None:
+                now = self._clock.now()
+                due = engine.next_due(now)
+                time.sleep(_SLEEP_S_MAX if due is None else min(max(due - now, 0) / 1e6, _SLEEP_S_MAX))
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Errors of a command as the command line's."""
+    try:
+        yield
+    except StoreError as error:
+        raise Failure(Exit.STORE, str(error), "Look at the directory with `veilmq check`.") from None
+    except VeilError as error:
+        said = described(error)
+        message = f"{said['field']}: {said['message']}" if said["field"] else said["message"]
+        raise failure_of(said["error"], message, said) from None
+    except HistoryTrimmed as error:
+        raise failure_of("history_trimmed", str(error), {"first_offset": error.first_offset}) from None

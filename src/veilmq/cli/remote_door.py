@@ -1,0 +1,117 @@
+"""Where the commands of remote.py go: through a server's admin port, or straight to a directory that no server holds.
+
+Strategy: one small interface, `Door`, with two implementations (remote_http.py, remote_direct.py); both read the same
+table of operations (admin/operations.py), so that a command is written once and shows the same either way. `open_door`
+picks: a flag goes before a variable, and a directory that a server holds is reached through that server.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from veilmq.cli.exits import Exit, Failure
+from veilmq.model.queue import QueueKey
+
+ADMIN_DEFAULT: Final = "127.0.0.1:9325"
+DATA_DEFAULT: Final = Path("veilmq-data")
+TOKEN_FILE: Final = "admin-token"
+
+
+class Piece(NamedTuple):
+    """Some events as JSON lines, which cover the offsets from `start` to before `following`."""
+
+    lines: bytes
+    start: int
+    following: int
+
+
+class Door(Protocol):
+    """What can be asked. All raise Failure."""
+
+    def run(self, operation: str, queue: QueueKey, members: Mapping[str, Any]) -> dict[str, Any]:
+        """One row of `OPERATIONS` on one queue; what its `show` gives."""
+        ...
+
+    def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+        """Queues by name; account `*` means all."""
+        ...
+
+    def trace(self, message: str) -> dict[str, Any]:
+        """The history of one message: {message, complete, scanned, events}."""
+        ...
+
+    def events(self, start: str, limit: int, follow_s: float) -> Piece:
+        """Events of up to `limit` offsets from `start` (an offset, `first`, `next`), after waiting up to `follow_s`."""
+        ...
+
+
+class Target(NamedTuple):
+    """Which server or directory, as flags or variables say."""
+
+    admin: str | None
+    token_file: Path | None
+    data: Path | None
+
+
+@contextmanager
+def open_door(target: Target, environment: Mapping[str, str]) -> Iterator[Door]:
+    """The door that the target means. Raises Failure."""
+    named = environment.get("VEILMQ_DATA")
+    home = target.data or (Path(named) if named else DATA_DEFAULT)
+    admin = target.admin or (None if target.data else environment.get("VEILMQ_ADMIN"))
+    if admin is None and (target.data or named):
+        admin = _admin_of_holder(home)
+        if admin is None:
+            from veilmq.cli.remote_direct import open_direct
+
+            with open_direct(home) as direct:
+                yield direct
+            return
+    token_file = target.token_file or _path(environment.get("VEILMQ_TOKEN_FILE")) or home / TOKEN_FILE
+    from veilmq.cli.remote_http import HttpDoor
+
+    door = HttpDoor(admin or ADMIN_DEFAULT, _token(token_file))
+    try:
+        yield door
+    finally:
+        door.close()
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+def _admin_of_holder(directory: Path) -> str | None:
+    """The admin URL that the directory's owner announced, if it has one. Raises Failure if it is no data directory."""
+    import fcntl
+
+    from veilmq.store.sqlite.directory import DATABASE, read_holder
+
+    if not (directory / DATABASE).is_file():
+        raise Failure(
+            Exit.DIRECTORY,
+            f"{directory} is not a data directory",
+            "Name one with --data DIR, or make one with: veilmq serve --data DIR",
+        )
+    try:
+        with (directory / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = read_holder(directory)
+        return holder.listeners.get("admin") if holder else None
+    except OSError:
+        return None
+    return None
+
+
+def _token(path: Path) -> str | None:
+    """The bearer token, or None if the default file is not there: the server will say that one is missing."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Failure(
+            Exit.USAGE, f"{path}: {error.strerror}", "Name a file that you may read with --token-file."
+        ) from None

@@ -1,0 +1,109 @@
+"""What a person sees of queues, messages and events.
+
+Strategy: rich is imported when something is printed for a person and not before. Whatever came from outside is shown
+with its control characters escaped: a body must not drive a terminal.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+_WIDTH_PIPED: Final = 200
+_BODY_SHOWN: Final = 400
+_UNITS: Final = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms"))
+
+
+def queue_table(queues: Iterable[Mapping[str, Any]], *, whose: bool) -> None:
+    """Queues with counts and main settings; `whose` shows account and region too."""
+    heads = ["queue", "visible", "in flight", "delayed", "timeout", "retention", "dead letters to"]
+    rows = []
+    for queue in queues:
+        counts, settings = queue["counts"], queue["settings"]
+        redrive = settings["redrive"]
+        row = [
+            queue["name"],
+            counts["visible"],
+            counts["in_flight"],
+            counts["delayed"],
+            duration(settings["visibility_timeout_us"]),
+            duration(settings["retention_us"]),
+            f"{redrive['target']['name']} after {redrive['receive_count_max']}" if redrive else "",
+        ]
+        rows.append([queue["account"], queue["region"], *row] if whose else row)
+    table(["account", "region", *heads] if whose else heads, rows)
+
+
+def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
+    """Each message with its handle, to be pasted into the next command."""
+    for message in messages:
+        times = f"received {message['receive_count']} times"
+        print(f"message {message['id']}  sent {instant(message['sent'])}  {times}")
+        if "handle" in message:
+            print(f"  handle  {message['handle']}")
+            print(f"  until   {instant(message['due'])}")
+        for name in ("group", "type", "deduplication_id"):
+            if name in message:
+                print(f"  {name}  {printable(message[name])}")
+        for attribute in message.get("attributes", ()):
+            name, value = printable(attribute["name"]), printable(attribute["value"])
+            print(f"  attribute  {name} = {value} ({attribute['type']})")
+        body = message["body"]
+        print(f"  body    {printable(body[:_BODY_SHOWN])}{' ...' if len(body) > _BODY_SHOWN else ''}")
+
+
+def event_table(events: Iterable[Mapping[str, Any]]) -> None:
+    """Events, one a line."""
+    rows = [
+        [
+            event["offset"],
+            instant(event["at"]),
+            event["kind"].replace("_", " "),
+            event["queue"] or "",
+            "" if event["attempt"] is None else event["attempt"],
+            duration(event["lease_us"]) if event["lease_us"] is not None else "",
+            duration(event["held_us"]) if event["held_us"] is not None else "",
+            f"{event['protocol'] or ''} {event['principal'] or ''}",
+            (event["detail"] or {}).get("reason", ""),
+        ]
+        for event in events
+    ]
+    table(["offset", "at (UTC)", "event", "queue", "attempt", "lease", "held", "by", "why"], rows)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns for a person."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        cells = [Text(printable(str(cell)), justify="right" if isinstance(cell, int) else "left") for cell in row]
+        shown.add_row(*cells)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_PIPED)
+    console.print(shown)
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that is not to be seen, but for blanks."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def instant(instant_us: int | None) -> str:
+    """UTC to the millisecond; `never` for None."""
+    if instant_us is None:
+        return "never"
+    try:
+        return datetime.fromtimestamp(instant_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    except (ValueError, OverflowError, OSError):
+        return "never"
+
+
+def duration(duration_us: int) -> str:
+    """In the largest unit that keeps it readable: 30 s, 4 d, 1.5 h."""
+    for unit_us, name in _UNITS:
+        if abs(duration_us) >= unit_us:
+            return f"{duration_us / unit_us:.3g} {name}"
+    return f"{duration_us} us" if duration_us else "0 s"

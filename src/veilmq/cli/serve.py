@@ -1,0 +1,159 @@
+"""`veilmq serve`: puts clock, keys, service and admin port together, and ends them in order.
+
+Strategy: everything that can be wrong with flags and files is found before the loop starts; each failure of the start
+has its exit code and its advice. A signal only sets an event; the second SIGINT or SIGTERM finds Python's own handler
+and ends the process at once, which loses nothing that was acknowledged.
+"""
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import veilmq
+from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.sources import Resolved, flag
+from veilmq.server.clock import LeaseClock
+from veilmq.server.credentials import Credentials, DevelopmentKeyring, Keys
+from veilmq.server.logs import set_up
+from veilmq.server.service import Service
+from veilmq.server.settings import Settings
+from veilmq.server.toml_file import FileInvalid
+from veilmq.store.sqlite.connections import SqliteTooOld
+from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
+from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
+
+_NOT_BUILT = {"azure": "Azure Queue Storage", "mns": "Alibaba Cloud MNS"}
+
+log = logging.getLogger("veilmq.serve")
+
+
+def serve(resolved: Resolved) -> Exit:
+    """Serve until a signal or a failed store ends it. Raises Failure if it cannot start."""
+    settings = resolved.settings
+    set_up(settings.log_format, settings.log_level)
+    log.info("VeilMQ %s, pid %d, data in %s", veilmq.__version__, os.getpid(), settings.data.absolute())
+    log.info("settings that differ from the defaults: %s", json.dumps(settings.shown()))
+    for name in sorted(_NOT_BUILT.keys() & resolved.given):
+        log.warning("%s: %s is not built yet, nothing listens there", flag(name), _NOT_BUILT[name])
+    keys = _keys(settings)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_run(settings, keys))
+
+
+def _keys(settings: Settings) -> Keys:
+    if settings.credentials is None:
+        log.warning("development mode: any credentials are taken; give --credentials FILE to check them")
+        return DevelopmentKeyring()
+    try:
+        return Credentials(settings.credentials)
+    except FileInvalid as error:
+        raise Failure(Exit.USAGE, str(error), "Make a key with: veilmq keys new") from None
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not to be had on this platform: asyncio's own is slower, and does the same
+        return None
+    return uvloop.Loop
+
+
+async def _run(settings: Settings, keys: Keys) -> Exit:
+    ended = asyncio.Event()
+    _on_signals(ended, keys)
+    service = Service(settings, keys, LeaseClock())
+    await _start(service, settings)
+    try:
+        async with _admin(service, settings):
+            for name, listener in service.listeners.items():
+                log.info("%s listens on %s", name, " and ".join(listener.urls))
+            waiting = asyncio.ensure_future(ended.wait())
+            await asyncio.wait([waiting, service.failed], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            log.info("shutting down")
+    finally:
+        failed = service.failed.done()
+        await service.stop()
+    if failed:
+        log.critical("stopped because the store failed; start again, and run `veilmq check` if it happens twice")
+        return Exit.STORE
+    log.info("stopped")
+    return Exit.DONE
+
+
+def _on_signals(ended: asyncio.Event, keys: Keys) -> None:
+    loop = asyncio.get_running_loop()
+
+    def end(number: signal.Signals) -> None:
+        log.info("%s: ending", number.name)
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGINT)
+        ended.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, number)
+    loop.add_signal_handler(signal.SIGHUP, keys.reload)
+
+
+async def _start(service: Service, settings: Settings) -> None:
+    """Start it, or say what is in the way. Raises Failure."""
+    try:
+        await service.start()
+    except DirectoryHeld as error:
+        advice = "One process owns a data directory: use that server, or give this one its own with --data DIR."
+        raise Failure(Exit.DIRECTORY, str(error), advice) from None
+    except (DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld) as error:
+        raise Failure(Exit.DIRECTORY, str(error)) from None
+    except FileInvalid as error:
+        raise Failure(Exit.USAGE, str(error)) from None
+    except ssl.SSLError as error:
+        advice = "--tls-cert takes a PEM chain, the server's own certificate first; --tls-key its key, unencrypted."
+        raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None
+    except OSError as error:
+        raise _in_the_way(error, settings) from None
+
+
+def _in_the_way(error: OSError, settings: Settings) -> Failure:
+    """What an error of the system says about a port, or else about the directory."""
+    if error.errno == errno.EADDRINUSE:
+        return Failure(
+            Exit.ADDRESS,
+            f"a port is in use: {error.strerror}",
+            "Choose another, such as --sqs 127.0.0.1:9334, or 0 for a free one.",
+        )
+    if isinstance(error, socket.gaierror) or error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
+        return Failure(
+            Exit.ADDRESS,
+            f"no such address here: {error.strerror}",
+            "Use an address of this machine, such as 127.0.0.1.",
+        )
+    if error.filename in {str(settings.tls_cert), str(settings.tls_key)}:
+        return Failure(Exit.USAGE, f"{error.filename}: {error.strerror}")
+    if error.filename is None and error.errno in {errno.EACCES, errno.EPERM}:
+        return Failure(Exit.ADDRESS, f"a port is not allowed: {error.strerror}", "Ports below 1024 need privileges.")
+    where = error.filename or settings.data
+    return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", "Choose another directory with --data DIR.")
+
+
+@asynccontextmanager
+async def _admin(service: Service, settings: Settings) -> AsyncIterator[None]:
+    """The admin port, while the body runs."""
+    from veilmq.cli.admin_port import AdminPort, token
+
+    try:
+        port = AdminPort(service, settings, token(settings.data))
+    except DirectoryUnsafe as error:
+        raise Failure(Exit.DIRECTORY, str(error)) from None
+    except OSError as error:
+        raise _in_the_way(error, settings) from None
+    log.info("admin listens on %s", port.url)
+    service.announce({"admin": port.url})
+    async with port:
+        yield

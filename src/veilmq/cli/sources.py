@@ -1,0 +1,127 @@
+"""Where settings come from: flags, then `VEILMQ_*` variables, then the `--config` file, then the defaults.
+
+Strategy: each source gives text or TOML values by the names of `Settings`' fields; the first source that has a name
+wins, and only what wins is read. Errors name the source as the user wrote it: `--sqs`, `VEILMQ_SQS`, or file and key.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+
+from veilmq.cli.exits import Exit, Failure
+from veilmq.server.settings import FIELDS, Address, Field, SettingInvalid, Settings, parse
+from veilmq.server.toml_file import FileInvalid, read_toml
+
+PREFIX: Final = "VEILMQ_"
+CONFIG: Final = "config"
+
+
+class Resolved(NamedTuple):
+    """The settings, and the names of those that somebody gave."""
+
+    settings: Settings
+    given: frozenset[str]
+
+
+class _Given(NamedTuple):
+    source: str
+    value: object
+    from_text: bool
+
+
+def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Resolved:
+    """The settings that the sources add up to. A flag of None was not given. Raises Failure.
+
+    flags: by field name, and `config`.
+    """
+    given = _from_file(flags.get(CONFIG) or environment.get(variable(CONFIG)))
+    for name in FIELDS:
+        if environment.get(variable(name)):
+            given[name] = _Given(variable(name), environment[variable(name)], from_text=True)
+        if flags.get(name) is not None:
+            given[name] = _Given(flag(name), flags[name], from_text=True)
+    values = {}
+    for name, (source, value, from_text) in given.items():
+        try:
+            values[name] = parse(name, value, from_text=from_text)
+        except SettingInvalid as error:
+            raise Failure(Exit.USAGE, f"{source}: {error.allowed}") from None
+    try:
+        return Resolved(Settings(**values), frozenset(given))
+    except SettingInvalid as error:
+        source = given[error.name].source if error.name in given else flag(error.name)
+        raise Failure(Exit.USAGE, f"{source}: {error.allowed}") from None
+
+
+def _from_file(path: str | Path | None) -> dict[str, _Given]:
+    if not path:
+        return {}
+    try:
+        tables, lines = read_toml(Path(path))
+    except FileInvalid as error:
+        raise Failure(Exit.USAGE, str(error)) from None
+    given = {}
+    for name, value in tables.items():
+        line = lines.of(name)
+        where = f"{path}: {name}" if line is None else f"{path}: line {line}: {name}"
+        if name not in FIELDS:
+            near = get_close_matches(name.replace("-", "_"), FIELDS, 1)
+            raise Failure(
+                Exit.USAGE,
+                f"{where}: no such setting" + (f", did you mean {near[0]}?" if near else ""),
+                f"The settings are: {', '.join(FIELDS)}.",
+            )
+        given[name] = _Given(where, value, from_text=False)
+    return given
+
+
+def flag(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return PREFIX + name.upper()
+
+
+def takes_settings(command: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
+    """A typer command with a flag for each setting, which hands what was given to `command` by name."""
+
+    def with_flags(**flags: Any) -> None:
+        command(flags)
+
+    parameters = [_config_flag(), *map(_parameter, FIELDS.values())]
+    with_flags.__doc__ = command.__doc__
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_flags
+
+
+def _parameter(field: Field) -> inspect.Parameter:
+    default = _shown_default(field.default)
+    text = field.help + (f" [default: {default}]" if default else "")
+    annotation: Any
+    if field.type is bool:
+        both = f"{flag(field.name)}/--no-{field.name.replace('_', '-')}"
+        annotation = Annotated[bool | None, typer.Option(both, help=text, show_default=False)]
+    else:
+        option = typer.Option(flag(field.name), metavar=field.metavar, help=text, show_default=False)
+        annotation = Annotated[str | None, option]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _config_flag() -> inspect.Parameter:
+    text = "Settings by their names with _ for -, as TOML. Flags and VEILMQ_* variables go before it."
+    annotation = Annotated[str | None, typer.Option("--config", metavar="FILE", help=text, show_default=False)]
+    return inspect.Parameter(CONFIG, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _shown_default(default: object) -> str:
+    if isinstance(default, bool):
+        return ""
+    return str(default) if isinstance(default, Path | Address | str | int | float) else ""

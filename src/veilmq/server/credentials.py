@@ -1,0 +1,257 @@
+"""Accounts, keys and grants from a file; or, in development mode, a key for whatever id comes.
+
+    [[account]]
+    id = "111111111111"
+    home_region = "us-east-1"          # where Azure and MNS see queues; the default
+    azure_name = "examplename"         # with two keys, base64
+    azure_keys = ["...", "..."]
+
+    [[account.key]]
+    id = "AKEXAMPLE"
+    secret = "..."
+    session_token = "..."              # only for temporary credentials
+    grants = [{ actions = ["send", "receive"], queues = ["orders-*"] }]   # default: everything
+
+Strategy: the whole file is read and checked, then takes the place of the old one in one step; a bad file changes
+nothing. The same `AccessKey` object comes out for an id until that step, so that a codec that keeps what it derived
+from a key notices the change by identity. Errors name line, account and field, never a value.
+"""
+
+import base64
+import binascii
+import logging
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from veilmq.model.access import (
+    DEVELOPMENT_ACCOUNT,
+    EVERYTHING,
+    HOME_REGION_DEFAULT,
+    AccessKey,
+    Action,
+    Grant,
+)
+from veilmq.server.toml_file import FileInvalid, Lines, read_toml
+
+DEVELOPMENT_KEYS_MAX: Final = 4_096
+"""Ids that development mode remembers; the oldest goes first."""
+
+ACCOUNT_ID: Final = re.compile(r"[0-9]{12}")
+
+log = logging.getLogger("veilmq.credentials")
+
+
+class Account(msgspec.Struct, frozen=True):
+    """One account of the file. Its repr shows no secret."""
+
+    id: str
+    home_region: str = HOME_REGION_DEFAULT
+    azure_name: str | None = None
+    azure_keys: tuple[bytes, ...] = ()
+    keys: tuple[AccessKey, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Account(id={self.id!r}, azure_name={self.azure_name!r}, keys={self.keys!r})"
+
+
+class Credentials:
+    """The keys of a file, checked (model.access.Keyring)."""
+
+    checks: Final = True
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileInvalid: unreadable, open to others, or not as this module describes."""
+        self._path = path
+        self._accounts, self._keys = _read(path)
+
+    @property
+    def accounts(self) -> tuple[Account, ...]:
+        """All accounts, in the file's order."""
+        return self._accounts
+
+    @property
+    def sole_account(self) -> Account | None:
+        """The account, if there is one only: whose a declared queue is that names none."""
+        return self._accounts[0] if len(self._accounts) == 1 else None
+
+    def find(self, key_id: str) -> AccessKey | None:
+        """The key of that id, the same object until a reload; None if unknown."""
+        return self._keys.get(key_id)
+
+    def reload(self) -> bool:
+        """Read the file again; a bad one changes nothing and is logged. Returns whether it was taken."""
+        try:
+            self._accounts, self._keys = _read(self._path)
+        except FileInvalid as error:
+            log.error("the credentials stay as they were: %s", error)
+            return False
+        log.info("read %d accounts with %d keys from %s", len(self._accounts), len(self._keys), self._path)
+        return True
+
+
+class DevelopmentKeyring:
+    """Any credentials will do: an id of 12 digits is its own account, every other id is account 000000000000."""
+
+    checks: Final = False
+
+    def __init__(self) -> None:
+        self._keys: dict[str, AccessKey] = {}
+
+    @property
+    def sole_account(self) -> Account:
+        """The account of everybody who names no other."""
+        return Account(DEVELOPMENT_ACCOUNT)
+
+    def find(self, key_id: str) -> AccessKey:
+        """A key that stands for that id, the same object as long as it is remembered."""
+        found = self._keys.get(key_id)
+        if found is None:
+            account = key_id if ACCOUNT_ID.fullmatch(key_id) else DEVELOPMENT_ACCOUNT
+            if len(self._keys) >= DEVELOPMENT_KEYS_MAX:
+                del self._keys[next(iter(self._keys))]
+            found = self._keys[key_id] = AccessKey(key_id, "", account, grants=EVERYTHING)
+        return found
+
+    def reload(self) -> bool:
+        """Nothing to read."""
+        return True
+
+
+Keys = Credentials | DevelopmentKeyring
+"""What a server checks by."""
+
+
+class _GrantTable(msgspec.Struct, forbid_unknown_fields=True):
+    actions: list[str]
+    queues: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(min_length=1)] = msgspec.field(
+        default_factory=lambda: ["*"]
+    )
+
+
+_KeyId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.+=@-]{1,128}\Z")]
+_Secret = Annotated[str, Meta(min_length=1, max_length=1_024)]
+
+
+class _KeyTable(msgspec.Struct, forbid_unknown_fields=True):
+    id: _KeyId
+    secret: _Secret
+    session_token: Annotated[str, Meta(min_length=1, max_length=8_192)] | None = None
+    grants: list[_GrantTable] | None = None
+
+
+class _AccountTable(msgspec.Struct, forbid_unknown_fields=True):
+    id: Annotated[str, Meta(pattern=r"^[0-9]{12}\Z")]
+    home_region: Annotated[str, Meta(pattern=r"^[a-z]{2,4}(-[a-z0-9]{1,16}){1,4}\Z")] = HOME_REGION_DEFAULT
+    azure_name: Annotated[str, Meta(pattern=r"^[a-z0-9]{3,24}\Z")] | None = None
+    azure_keys: Annotated[list[str], Meta(min_length=2, max_length=2)] | None = None
+    key: list[Any] = []
+
+
+_WORDS: Final[dict[tuple[Any, str], str]] = {
+    (_AccountTable, "id"): "expected 12 digits",
+    (_AccountTable, "home_region"): "expected a region such as us-east-1",
+    (_AccountTable, "azure_name"): "expected 3 to 24 of a-z 0-9",
+    (_KeyTable, "id"): "expected 1 to 128 of A-Z a-z 0-9 _ . + = @ -",
+}
+"""What a pattern allows."""
+_FIELD: Final = re.compile(r" - at `\$\.?([^`]*)`")
+_UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
+
+
+class _Reader:
+    """Checks one file and remembers what must be unique."""
+
+    def __init__(self, path: Path, lines: Lines) -> None:
+        self._path = path
+        self._lines = lines
+        self._seen: dict[tuple[str, str], str] = {}
+        self.keys: dict[str, AccessKey] = {}
+
+    def account(self, place: int, table: object) -> Account:
+        where = ("account", place)
+        who = f"account {place + 1}"
+        read = self._convert(table, _AccountTable, who, where)
+        who = f"account {read.id}"
+        self._unique("account id", read.id, who, (*where, "id"))
+        if (read.azure_name is None) != (read.azure_keys is None):
+            raise self._error(f"{who}: azure_name and azure_keys belong together", where)
+        if read.azure_name is not None:
+            self._unique("azure_name", read.azure_name, who, (*where, "azure_name"))
+        azure_keys = tuple(self._azure_key(text, who, (*where, "azure_keys")) for text in read.azure_keys or ())
+        keys = tuple(self._key(read, index, each, who, (*where, "key", index)) for index, each in enumerate(read.key))
+        return Account(read.id, read.home_region, read.azure_name, azure_keys, keys)
+
+    def _key(self, account: _AccountTable, place: int, table: object, who: str, where: tuple[Any, ...]) -> AccessKey:
+        who = f"{who}, key {place + 1}"
+        read = self._convert(table, _KeyTable, who, where)
+        self._unique("key id", read.id, who, (*where, "id"))
+        grants: tuple[Grant, ...] = EVERYTHING
+        if read.grants is not None:
+            grants = tuple(self._grant(grant, who, (*where, "grants")) for grant in read.grants)
+        key = AccessKey(read.id, read.secret, account.id, account.home_region, grants, read.session_token)
+        self.keys[key.id] = key
+        return key
+
+    def _grant(self, read: _GrantTable, who: str, where: tuple[Any, ...]) -> Grant:
+        known = {action.value for action in Action}
+        if not read.actions or not set(read.actions) <= known | {"*"}:
+            raise self._error(f"{who}: field grants: actions are * or some of {', '.join(sorted(known))}", where)
+        actions = frozenset(Action) if "*" in read.actions else frozenset(map(Action, read.actions))
+        return Grant(actions, tuple(read.queues))
+
+    def _azure_key(self, text: str, who: str, where: tuple[Any, ...]) -> bytes:
+        try:
+            raw = base64.b64decode(text, validate=True)
+        except binascii.Error:
+            raw = b""
+        if not raw:
+            raise self._error(f"{who}: field azure_keys: expected two keys in base64", where)
+        return raw
+
+    def _unique(self, what: str, value: str, who: str, where: tuple[Any, ...]) -> None:
+        if (what, value) in self._seen:
+            raise self._error(f"{who}: this {what} is given twice, first to {self._seen[what, value]}", where)
+        self._seen[what, value] = who
+
+    def _convert(self, table: object, kind: type[Any], who: str, where: tuple[Any, ...]) -> Any:
+        try:
+            return msgspec.convert(table, kind)
+        except msgspec.ValidationError as error:
+            reason, field = _explain(str(error), kind)
+            raise self._error(f"{who}: {reason}", (*where, *([field] if field else []))) from None
+
+    def _error(self, reason: str, where: tuple[Any, ...]) -> FileInvalid:
+        return FileInvalid(self._path, reason, self._lines.of(*where))
+
+
+def _explain(text: str, kind: type[Any]) -> tuple[str, str | None]:
+    """msgspec's message in our words, and the field that it is about. It holds no value of the file."""
+    unknown = _UNKNOWN.search(text)
+    if unknown is not None:
+        return f"unknown field {unknown[1]}", unknown[1]
+    at = _FIELD.search(text)
+    plain = _FIELD.sub("", text).replace("`", "")
+    plain = plain[0].lower() + plain[1:]
+    if at is None:
+        return plain, None
+    if "regex" in plain:
+        plain = _WORDS[kind, at[1]]
+    return f"field {at[1]}: {plain}", re.split(r"[.\[]", at[1])[0]
+
+
+def _read(path: Path) -> tuple[tuple[Account, ...], dict[str, AccessKey]]:
+    tables, lines = read_toml(path, private=True)
+    for name in tables:
+        if name != "account":
+            raise FileInvalid(
+                path, f"unknown table {name}: a credentials file holds [[account]] tables", lines.of(name)
+            )
+    listed = tables.get("account")
+    if not isinstance(listed, list) or not listed:
+        raise FileInvalid(path, "holds no [[account]] table, so nobody could sign in")
+    reader = _Reader(path, lines)
+    return tuple(reader.account(place, table) for place, table in enumerate(listed)), reader.keys

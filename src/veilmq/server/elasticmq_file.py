@@ -1,0 +1,270 @@
+"""ElasticMQ's configuration, as far as it declares queues: `queues { orders { delay = 5 seconds ... } }`.
+
+Strategy: a small reader of the part of HOCON that such files use: objects, `=` and `:`, dotted and quoted keys, values
+that end with the line, `#` and `//` comments. Substitutions, lists and multi-line strings are refused by line. Other
+top-level objects (ports, storage) are not about queues and are left out with a warning, but for `aws`, which says the
+account and region.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from veilmq.server.toml_file import FileInvalid
+
+DEPTH_MAX: Final = 16
+
+_TOKEN: Final = re.compile(
+    r"""(?P<skip>[ \t\r]+|(?:\#|//)[^\n]*)
+    |(?P<end>[\n,])
+    |(?P<open>\{)|(?P<close>\})
+    |(?P<equals>[=:])
+    |(?P<quoted>"(?:[^"\\\n]|\\["\\/])*")
+    |(?P<bare>(?:(?!//)[^\s{}\[\]"=:,\#$+`^?!@*&\\])+)""",
+    re.VERBOSE,
+)
+_DURATION: Final = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([a-zA-Z]*)")
+_MS: Final = {
+    **dict.fromkeys(("ns", "nano", "nanos", "nanosecond", "nanoseconds"), 1e-6),
+    **dict.fromkeys(("us", "micro", "micros", "microsecond", "microseconds"), 1e-3),
+    # A number alone counts milliseconds (HOCON, Units format).
+    **dict.fromkeys(("", "ms", "milli", "millis", "millisecond", "milliseconds"), 1),
+    **dict.fromkeys(("s", "second", "seconds"), 1_000),
+    **dict.fromkeys(("m", "minute", "minutes"), 60_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000),
+}
+_DURATIONS: Final = {
+    "defaultVisibilityTimeout": "visibility_timeout",
+    "delay": "delay",
+    "receiveMessageWait": "wait",
+}
+_BOOLEANS: Final = {"fifo": "fifo", "contentBasedDeduplication": "content_deduplication"}
+_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_NOT_DONE: Final = ("copyTo", "moveTo")
+_KEYS: Final = (*_DURATIONS, *_BOOLEANS, *_NOT_DONE, "deadLettersQueue", "tags")
+
+
+class Found(NamedTuple):
+    """Tables as a `[[queue]]` of queues_file.py has them, the line of each, and what was left out."""
+
+    tables: list[dict[str, Any]]
+    lines: list[int]
+    warnings: list[str]
+
+
+class _Value(NamedTuple):
+    text: str
+    line: int
+
+
+class _Object(NamedTuple):
+    members: dict[str, "_Value | _Object"]
+    line: int
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    line: int
+
+
+def read(path: Path, text: str) -> Found:
+    """The queues of the text of such a file. Raises FileInvalid, naming the line."""
+    whole = _Parser(path, text).whole()
+    reader = _Queues(path)
+    aws = whole.members.get("aws")
+    place = reader.place(aws) if isinstance(aws, _Object) else {}
+    reader.warnings += [
+        f"{path}: line {value.line}: {name} is not about queues and is left out"
+        for name, value in whole.members.items()
+        if name not in {"aws", "queues"}
+    ]
+    queues = whole.members.get("queues", _Object({}, 1))
+    if isinstance(queues, _Value):
+        raise FileInvalid(path, "queues: expected { ... }", queues.line)
+    tables = [place | reader.queue(name, value) for name, value in queues.members.items()]
+    _suffix(tables)
+    return Found(tables, [value.line for value in queues.members.values()], reader.warnings)
+
+
+def _suffix(tables: list[dict[str, Any]]) -> None:
+    """ElasticMQ appends .fifo to the name of a FIFO queue that lacks it; who names it for dead letters follows."""
+    plain = {table["name"] for table in tables if table.get("fifo") and not table["name"].endswith(".fifo")}
+    for table in tables:
+        for named, key in ((table, "name"), (table.get("dead_letter", {}), "queue")):
+            if named.get(key) in plain:
+                named[key] += ".fifo"
+
+
+class _Queues:
+    """From the file's keys to ours."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.warnings: list[str] = []
+
+    def place(self, aws: _Object) -> dict[str, str]:
+        names = {"region": "region", "accountId": "account"}
+        return {
+            names[key]: value.text for key, value in aws.members.items() if key in names and isinstance(value, _Value)
+        }
+
+    def queue(self, name: str, given: "_Value | _Object") -> dict[str, Any]:
+        if isinstance(given, _Value):
+            raise FileInvalid(self._path, f"queue {name}: expected {{ ... }}", given.line)
+        table: dict[str, Any] = {"name": name}
+        for key, value in given.members.items():
+            who = f"queue {name}: {key}"
+            if key in _DURATIONS:
+                table[_DURATIONS[key]] = self._seconds(who, value)
+            elif key in _BOOLEANS:
+                table[_BOOLEANS[key]] = self._boolean(who, value)
+            elif key == "deadLettersQueue":
+                table["dead_letter"] = self._dead_letter(who, value)
+            elif key == "tags":
+                table["tags"] = {
+                    tag: self._text(f"{who}.{tag}", text) for tag, text in self._object(who, value).items()
+                }
+            elif key in _NOT_DONE:
+                self._text(who, value)
+                self.warnings.append(
+                    f"{self._path}: line {value.line}: {who}: VeilMQ forwards no messages between queues; left out"
+                )
+            else:
+                raise FileInvalid(self._path, f"{who}: unknown key; the keys are {', '.join(_KEYS)}", value.line)
+        return table
+
+    def _dead_letter(self, who: str, value: "_Value | _Object") -> dict[str, Any]:
+        members = self._object(who, value)
+        for key in members:
+            if key not in {"name", "maxReceiveCount"}:
+                raise FileInvalid(self._path, f"{who}: unknown key {key}", members[key].line)
+        if set(members) != {"name", "maxReceiveCount"}:
+            raise FileInvalid(self._path, f"{who}: expected name and maxReceiveCount", value.line)
+        count = self._text(who, members["maxReceiveCount"])
+        if not count.isdecimal() or len(count) > 9:
+            raise FileInvalid(self._path, f"{who}: maxReceiveCount: expected a number", members["maxReceiveCount"].line)
+        return {"queue": self._text(who, members["name"]), "receive_count_max": int(count)}
+
+    def _seconds(self, who: str, value: "_Value | _Object") -> float:
+        text = self._text(who, value)
+        found = _DURATION.fullmatch(text)
+        if found is None or found[2] not in _MS:
+            raise FileInvalid(self._path, f"{who}: expected a duration such as 10 seconds, not {text}", value.line)
+        return float(found[1]) * _MS[found[2]] / 1_000
+
+    def _boolean(self, who: str, value: "_Value | _Object") -> bool:
+        text = self._text(who, value)
+        if text not in _WORDS:
+            raise FileInvalid(self._path, f"{who}: expected true or false, not {text}", value.line)
+        return _WORDS[text]
+
+    def _text(self, who: str, value: "_Value | _Object") -> str:
+        if isinstance(value, _Object):
+            raise FileInvalid(self._path, f"{who}: expected a value, not {{ ... }}", value.line)
+        return value.text
+
+    def _object(self, who: str, value: "_Value | _Object") -> dict[str, "_Value | _Object"]:
+        if isinstance(value, _Value):
+            raise FileInvalid(self._path, f"{who}: expected {{ ... }}", value.line)
+        return value.members
+
+
+class _Parser:
+    """Recursive descent over the tokens of a text."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._tokens = self._split(text)
+        self._at = 0
+
+    def _split(self, text: str) -> list[_Token]:
+        tokens = []
+        at, line = 0, 1
+        while at < len(text):
+            found = _TOKEN.match(text, at)
+            if found is None:
+                raise FileInvalid(self._path, f"cannot read {text[at]!r} here", line)
+            kind = found.lastgroup
+            assert kind is not None
+            if kind != "skip":
+                tokens.append(_Token(kind, found[0], line))
+            line += found[0].count("\n")
+            at = found.end()
+        tokens.append(_Token("stop", "", line))
+        return tokens
+
+    def _next(self) -> _Token:
+        token = self._tokens[self._at]
+        self._at += token.kind != "stop"
+        return token
+
+    def _skip_ends(self) -> None:
+        while self._tokens[self._at].kind == "end":
+            self._at += 1
+
+    def whole(self) -> _Object:
+        self._skip_ends()
+        braced = self._tokens[self._at].kind == "open"
+        self._at += braced
+        members = self._members("close" if braced else "stop", 0)
+        self._skip_ends()
+        rest = self._next()
+        if rest.kind != "stop":
+            raise FileInvalid(self._path, f"cannot read {rest.text!r} after the end", rest.line)
+        return _Object(members, 1)
+
+    def _members(self, until: str, depth: int) -> dict[str, _Value | _Object]:
+        members: dict[str, _Value | _Object] = {}
+        while True:
+            self._skip_ends()
+            token = self._next()
+            if token.kind == until:
+                return members
+            if token.kind == "bare" and token.text == "include":
+                while self._tokens[self._at].kind not in {"end", "stop"}:
+                    self._at += 1
+                continue
+            if token.kind not in {"bare", "quoted"}:
+                what = "the end of the file" if token.kind == "stop" else repr(token.text)
+                raise FileInvalid(self._path, f"expected a key, not {what}", token.line)
+            path = [_unquoted(token)] if token.kind == "quoted" else token.text.split(".")
+            self._put(members, path, self._member(token, depth), token)
+
+    def _put(self, members: dict[str, _Value | _Object], path: list[str], value: _Value | _Object, key: _Token) -> None:
+        for name in path[:-1]:
+            inner = members.setdefault(name, _Object({}, key.line))
+            if isinstance(inner, _Value):
+                raise FileInvalid(self._path, f"{name} is a value above", key.line)
+            members = inner.members
+        before = members.get(path[-1])
+        if isinstance(before, _Object) and isinstance(value, _Object):
+            before.members.update(value.members)  # HOCON: objects of one name are joined
+        else:
+            members[path[-1]] = value
+
+    def _member(self, key: _Token, depth: int) -> _Value | _Object:
+        if self._tokens[self._at].kind == "equals":
+            self._at += 1
+            if self._tokens[self._at].kind != "open":
+                return self._value(key)
+        opened = self._next()
+        if opened.kind != "open":
+            raise FileInvalid(self._path, f"expected = or {{ after {key.text}", key.line)
+        if depth >= DEPTH_MAX:
+            raise FileInvalid(self._path, "too deep", opened.line)
+        return _Object(self._members("close", depth + 1), key.line)
+
+    def _value(self, key: _Token) -> _Value:
+        parts = []
+        while self._tokens[self._at].kind in {"bare", "quoted"}:
+            parts.append(_unquoted(self._next()))
+        following = self._tokens[self._at]
+        if not parts or following.kind not in {"end", "close", "stop"}:
+            raise FileInvalid(self._path, f"cannot read the value of {key.text}", key.line)
+        return _Value(" ".join(parts), key.line)
+
+
+def _unquoted(token: _Token) -> str:
+    return re.sub(r"\\(.)", r"\1", token.text[1:-1]) if token.kind == "quoted" else token.text

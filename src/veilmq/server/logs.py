@@ -1,0 +1,67 @@
+"""Log lines on stderr, for people or for programs.
+
+Strategy: the standard library's logging, one handler on the root. What clients can put into a message (a name, a user
+agent) must not make a line of its own, so control characters are written as escapes; JSON does that by itself. A caller
+may pass `extra={"request": id}`.
+"""
+
+import json
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TextIO
+
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def set_up(form: Literal["human", "json"], level: str, stream: TextIO | None = None) -> None:
+    """Send everything that is logged in this process to `stream`, by default stderr."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(Json() if form == "json" else Human())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(_LEVELS[level])
+    # What others log of each step is not ours to tell.
+    for chatty in ("asyncio", "uvicorn", "uvicorn.error"):
+        logging.getLogger(chatty).setLevel(max(_LEVELS[level], logging.WARNING))
+
+
+class Human(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z WARNING veilmq.shell: text`, and a traceback's lines indented below."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, or several for a traceback."""
+        text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", record.getMessage())
+        request = getattr(record, "request", None)
+        line = f"{_instant(record)} {record.levelname:<7} {record.name}: {text}"
+        if request is not None:
+            line += f" (request {request})"
+        if record.exc_info:
+            line += "\n" + "\n".join("    " + each for each in self.formatException(record.exc_info).splitlines())
+        return line
+
+
+class Json(logging.Formatter):
+    """One object a line: at, level, logger, message; request and traceback if there are any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        line: dict[str, Any] = {
+            "at": _instant(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        request = getattr(record, "request", None)
+        if request is not None:
+            line["request"] = request
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _instant(record: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(record.created, UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1_000:03}Z"

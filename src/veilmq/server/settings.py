@@ -1,0 +1,285 @@
+"""Every setting of the server, as one frozen value.
+
+Strategy: the fields of `Settings` are the whole table: name, type, bounds, default and what it means. Flags, `VEILMQ_*`
+variables and the keys of `--config` are read off it (cli/sources.py), so that a new field has all three. `parse` turns
+what one of those says into a field's value; the rules that join several fields hold for every `Settings` that exists.
+"""
+
+import re
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from veilmq.engine.limits import Limits as EngineLimits
+from veilmq.model.instant import SECOND_US
+from veilmq.server.limits import Limits as ListenerLimits
+from veilmq.store.sqlite.options import MIB, Options
+
+_ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
+_DOMAIN: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}))*")
+_URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?(?:/[^\s?#@]*)?")
+_ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
+
+
+class SettingInvalid(Exception):
+    """A setting that cannot be: its name, and what is allowed."""
+
+    def __init__(self, name: str, allowed: str) -> None:
+        super().__init__(f"{name}: {allowed}")
+        self.name = name
+        self.allowed = allowed
+
+
+class Address(NamedTuple):
+    """Where a port listens. Port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it. A name other than `localhost` may stand for anything: no."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"
+
+
+AtLeast1 = Annotated[int, Meta(ge=1)]
+Bytes = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Raises SettingInvalid if the values do not go together. The text of each field is its help."""
+
+    data: Annotated[Path, Meta(description="The data directory; made if it is missing.")] = Path("veilmq-data")
+    sqs: Annotated[Address, Meta(description="Where Amazon SQS is spoken.")] = Address("127.0.0.1", 9324)
+    azure: Annotated[Address, Meta(description="Where Azure Queue Storage is spoken (not built yet).")] = Address(
+        "127.0.0.1", 10001
+    )
+    mns: Annotated[Address, Meta(description="Where Alibaba Cloud MNS is spoken (not built yet).")] = Address(
+        "127.0.0.1", 9326
+    )
+    admin: Annotated[Address, Meta(description="Where health, metrics and /api/v1 are served.")] = Address(
+        "127.0.0.1", 9325
+    )
+    credentials: Annotated[
+        Path | None, Meta(description="Accounts, keys and grants (TOML, mode 0600). Without: development mode.")
+    ] = None
+    queues: Annotated[
+        Path | None, Meta(description="Queues to create at start: TOML, or ElasticMQ's queues {} in a .conf file.")
+    ] = None
+    external_url: Annotated[
+        str | None, Meta(description="What queue URLs begin with, instead of how the client addressed us.")
+    ] = None
+    base_domain: Annotated[
+        str | None, Meta(description="sqs.<region>.<this name> in the Host header names the region.")
+    ] = None
+    tls_cert: Annotated[Path | None, Meta(description="PEM certificate chain; TLS on every port.")] = None
+    tls_key: Annotated[Path | None, Meta(description="PEM key of the certificate, without a passphrase.")] = None
+    insecure: Annotated[bool, Meta(description="Allow addresses beyond loopback without TLS.")] = False
+    cors_origins: Annotated[
+        tuple[str, ...], Meta(description="Origins of web pages that may call SQS, with commas between; * for all.")
+    ] = ()
+    trusted_proxy: Annotated[
+        bool, Meta(description="Believe X-Forwarded-Proto and -Host: only behind a proxy that sets them.")
+    ] = False
+    cooldowns: Annotated[
+        bool, Meta(description="Refuse for 60 s to create a deleted queue or to purge again, as SQS does.")
+    ] = True
+    log_format: Annotated[Literal["human", "json"], Meta(description="How log lines are written to stderr.")] = "human"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="The least level that is logged.")
+    ] = "info"
+    parked_max: Annotated[AtLeast1, Meta(description="Receives that may wait at a time.")] = 20_000
+    parked_per_account_max: Annotated[AtLeast1, Meta(description="Receives of one account that may wait.")] = 10_000
+    parked_per_queue_max: Annotated[AtLeast1, Meta(description="Receives of one queue that may wait.")] = 5_000
+    connections_max: Annotated[AtLeast1, Meta(description="Connections to one data port.")] = 10_000
+    body_bytes_max: Annotated[AtLeast1, Meta(description="Body of one request.")] = 2 * MIB
+    held_bytes_max: Annotated[AtLeast1, Meta(description="Unfinished requests of one data port together.")] = 128 * MIB
+    header_deadline_s: Annotated[Seconds, Meta(description="For the headers of a request to arrive.")] = 10.0
+    body_deadline_s: Annotated[Seconds, Meta(description="For its body, and more for a long one.")] = 60.0
+    answer_deadline_s: Annotated[Seconds, Meta(description="For a client to read an answer.")] = 30.0
+    idle_s: Annotated[Seconds, Meta(description="How long a connection without a request stays open.")] = 75.0
+    history_s_max: Annotated[AtLeast1, Meta(description="Events older than this are trimmed.")] = 7 * 86_400
+    history_bytes_max: Annotated[Bytes, Meta(description="The oldest events beyond this size are trimmed.")] = (
+        1024 * MIB
+    )
+    reserve_bytes: Annotated[
+        Bytes, Meta(description="Kept back on disk, so that receives and deletes go on when it is full.")
+    ] = 64 * MIB
+    floor_bytes: Annotated[
+        Bytes, Meta(description="Sends are refused below this much free disk (or below 2 % of it, if less).")
+    ] = 256 * MIB
+    cache_bytes: Annotated[Bytes, Meta(description="Memory for database pages.")] = 64 * MIB
+    shutdown_deadline_s: Annotated[Seconds, Meta(description="For requests under way to end at shutdown.")] = 10.0
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise SettingInvalid("tls_cert", "give the certificate and its key, or neither")
+        taken: dict[Address, str] = {}
+        for name, address in self.addresses().items():
+            if address.port and taken.setdefault(address, name) != name:
+                raise SettingInvalid(name, f"{address} is taken by {taken[address]}: give each its own port")
+            if address.loopback:
+                continue
+            if self.credentials is None:
+                raise SettingInvalid(
+                    name, f"{address} can be reached from other machines: give a credentials file, or use 127.0.0.1"
+                )
+            if self.tls_cert is None and not self.insecure:
+                raise SettingInvalid(
+                    name, f"{address} can be reached from other machines: give tls_cert and tls_key, or say insecure"
+                )
+
+    def addresses(self) -> dict[str, Address]:
+        """All ports by name, those that are not built yet too."""
+        return {"sqs": self.sqs, "azure": self.azure, "mns": self.mns, "admin": self.admin}
+
+    def engine_limits(self) -> EngineLimits:
+        """Bounds of the engine."""
+        return EngineLimits(
+            parked_max=self.parked_max,
+            parked_per_account_max=self.parked_per_account_max,
+            parked_per_queue_max=self.parked_per_queue_max,
+        )
+
+    def listener_limits(self) -> ListenerLimits:
+        """Bounds of each data port."""
+        return ListenerLimits(
+            body_bytes_max=self.body_bytes_max,
+            header_deadline_s=self.header_deadline_s,
+            body_deadline_s=self.body_deadline_s,
+            answer_deadline_s=self.answer_deadline_s,
+            idle_s=self.idle_s,
+            connections_max=self.connections_max,
+            held_bytes_max=self.held_bytes_max,
+        )
+
+    def store_options(self) -> Options:
+        """Bounds of the store."""
+        return Options(
+            history_us_max=self.history_s_max * SECOND_US,
+            history_bytes_max=self.history_bytes_max,
+            reserve_bytes=self.reserve_bytes,
+            floor_bytes=self.floor_bytes,
+            cache_bytes=self.cache_bytes,
+        )
+
+    def shown(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, as plain values for the log. None of them is a secret."""
+        plain = {name: getattr(self, name) for name in FIELDS if getattr(self, name) != FIELDS[name].default}
+        return {name: str(value) if isinstance(value, Path | Address) else value for name, value in plain.items()}
+
+
+class Field(NamedTuple):
+    """One setting, as flags and files need to know it."""
+
+    name: str
+    type: Any
+    """Without `| None`."""
+    default: Any
+    help: str
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in a usage text."""
+        if get_origin(self.type) is Literal:
+            return "|".join(get_args(self.type))
+        return _METAVARS.get(self.name) or _METAVARS_BY_TYPE.get(self.type, "TEXT")
+
+
+_METAVARS: Final = {
+    "data": "DIR",
+    "base_domain": "NAME",
+    "external_url": "URL",
+    "cors_origins": "ORIGINS",
+}
+_METAVARS_BY_TYPE: Final[dict[Any, str]] = {Path: "FILE", Address: "HOST:PORT", int: "N", float: "SECONDS"}
+
+
+def _fields() -> dict[str, Field]:
+    hints = get_type_hints(Settings, include_extras=True)
+    fields = {}
+    for info in msgspec.structs.fields(Settings):
+        kind, *metas = get_args(hints[info.name])
+        (text,) = [meta.description for meta in metas if meta.description]
+        if get_origin(kind) is UnionType:
+            (kind,) = [part for part in get_args(kind) if part is not NoneType]
+        fields[info.name] = Field(info.name, kind, info.default, text)
+    return fields
+
+
+FIELDS: Final[Mapping[str, Field]] = _fields()
+_HINTS: Final = get_type_hints(Settings, include_extras=True)
+
+
+def parse(name: str, given: object, *, from_text: bool) -> Any:
+    """The value of the setting of that name. Raises SettingInvalid; the name must be one of `FIELDS`.
+
+    given: what a TOML file has, or (from_text) the text of a flag or an environment variable.
+    """
+    kind = FIELDS[name].type
+    if kind is Address:
+        return _address(name, given)
+    if kind is Path:
+        return Path(_text(name, given, "a path"))
+    if kind == tuple[str, ...]:
+        return _origins(name, given)
+    if get_origin(kind) is Literal:
+        if given not in get_args(kind):
+            raise SettingInvalid(name, f"expected one of {', '.join(get_args(kind))}, not {given!r}")
+        return given
+    if kind is str:
+        pattern, allowed = _TEXTS[name]
+        text = _text(name, given, allowed)
+        if not pattern.fullmatch(text):
+            raise SettingInvalid(name, f"expected {allowed}")  # what was given may hold a password
+        return text
+    try:
+        return msgspec.convert(given, _HINTS[name], strict=not from_text)
+    except msgspec.ValidationError as error:
+        raise SettingInvalid(
+            name, f"{str(error).replace('`', '').replace('Expected', 'expected')}: {given!r}"
+        ) from None
+
+
+_TEXTS: Final = {
+    "external_url": (_URL, "http://HOST[:PORT][/PATH] or https://..., without user, query or fragment"),
+    "base_domain": (_DOMAIN, "a domain name such as queues.example"),
+}
+
+
+def _text(name: str, given: object, allowed: str) -> str:
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise SettingInvalid(name, f"expected {allowed}, not {given!r}")
+    return given
+
+
+def _address(name: str, given: object) -> Address:
+    found = _ADDRESS.fullmatch(given) if isinstance(given, str) else None
+    if found is None or int(found[3]) > 65_535:
+        raise SettingInvalid(name, f"expected HOST:PORT such as 127.0.0.1:9324 or [::1]:9324, not {given!r}")
+    host = found[1] or found[2]
+    if found[1]:
+        try:
+            ip_address(host)
+        except ValueError:
+            raise SettingInvalid(name, f"expected an IPv6 address in the brackets of {given!r}") from None
+    return Address(host, int(found[3]))
+
+
+def _origins(name: str, given: object) -> tuple[str, ...]:
+    listed = [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+    if not isinstance(listed, list) or not all(isinstance(each, str) and _ORIGIN.fullmatch(each) for each in listed):
+        raise SettingInvalid(name, f"expected origins such as https://app.example, or *, not {given!r}")
+    return tuple(listed)

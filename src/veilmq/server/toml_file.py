@@ -1,0 +1,91 @@
+"""TOML files that people write for us: read whole, within a bound, and able to say on which line something stands.
+
+Strategy: tomllib gives values without positions; a look over the lines finds the tables' headers and the keys below
+them, well enough for an error message. Nothing here ever repeats a value: it may be a secret.
+"""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+
+_HEADER: Final = re.compile(r"\s*\[\[?\s*([A-Za-z0-9_.\s-]+?)\s*\]\]?\s*(?:#.*)?$")
+_KEY: Final = re.compile(r"\s*\"?([A-Za-z0-9_-]+)\"?\s*=")
+_AT: Final = re.compile(r"\(at (line \d+, column \d+|end of document)\)")
+
+
+class FileInvalid(Exception):
+    """A file that cannot be used: which, where in it, and why. `str` tells all three."""
+
+    def __init__(self, path: Path, reason: str, line: int | None = None) -> None:
+        super().__init__(f"{path}: {reason}" if line is None else f"{path}: line {line}: {reason}")
+        self.path = path
+        self.line = line
+        self.reason = reason
+
+
+def read_text(path: Path, *, private: bool = False) -> str:
+    """The text of a file. private: refused if anybody but its owner may read or write it. Raises FileInvalid."""
+    try:
+        # The open file is what is checked, so that nobody swaps it between the look and the read.
+        with open(path, "rb") as file:
+            if private and os.fstat(file.fileno()).st_mode & 0o077:
+                raise FileInvalid(path, f"it holds secrets and is open to other users: chmod 600 {path}")
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise FileInvalid(path, f"cannot be read: {error.strerror}") from None
+    if len(raw) > FILE_BYTES_MAX:
+        raise FileInvalid(path, f"is longer than {FILE_BYTES_MAX} bytes")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise FileInvalid(path, "is not UTF-8", raw[: error.start].count(b"\n") + 1) from None
+
+
+def read_toml(path: Path, *, private: bool = False) -> tuple[dict[str, Any], "Lines"]:
+    """What a TOML file holds, and where. Raises FileInvalid."""
+    text = read_text(path, private=private)
+    try:
+        return tomllib.loads(text), Lines(text)
+    except tomllib.TOMLDecodeError as error:
+        # The rest of tomllib's message may quote the file.
+        found = _AT.search(str(error))
+        raise FileInvalid(path, "is not TOML" + (f" at {found[1]}" if found else "")) from None
+
+
+class Lines:
+    """Where tables and keys stand: ("account", 1, "key", 0) is the first `[[account.key]]` of the second account."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[tuple[Any, ...], int] = {}
+        counts: dict[str, int] = {}
+        here: tuple[Any, ...] = ()
+        for number, line in enumerate(text.splitlines(), 1):
+            header = _HEADER.match(line)
+            if header is not None:
+                name = re.sub(r"\s*\.\s*", ".", header[1])
+                for below in [each for each in counts if each.startswith(name + ".")]:
+                    del counts[below]
+                counts[name] = counts.get(name, -1) + 1
+                parts = name.split(".")
+                here = tuple(
+                    each
+                    for depth in range(1, len(parts) + 1)
+                    for each in (parts[depth - 1], counts.get(".".join(parts[:depth]), 0))
+                )
+                self._lines[here] = number
+                self._lines.setdefault(here[:-1], number)
+                continue
+            key = _KEY.match(line)
+            if key is not None:
+                self._lines.setdefault((*here, key[1]), number)
+
+    def of(self, *where: Any) -> int | None:
+        """The line of what `where` names, say ("account", 0, "key", 2, "secret"), or of the nearest thing around it."""
+        for length in range(len(where), 0, -1):
+            if where[:length] in self._lines:
+                return self._lines[where[:length]]
+        return None

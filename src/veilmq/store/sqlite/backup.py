@@ -1,0 +1,118 @@
+"""A copy of the database while it is in use, that honours no old receipt handle.
+
+Strategy: SQLite's backup API over a reading connection that holds one snapshot open, so that the copy is one committed
+state and never starts over, however much is written meanwhile (the WAL cannot shrink before it ends). The copy is made
+beside its place and renamed when it is whole and synced; before that it gets a fresh receipt key and epoch, because
+what happens in the copy and in the original from now on are two histories.
+"""
+
+import glob
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from veilmq.model.receipt import KEY_BYTES
+from veilmq.store.sqlite.connections import check_version, open_reader
+from veilmq.store.sqlite.directory import DATABASE
+from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.schema import APPLICATION_ID, VERSION, NotOurs, SchemaNewer
+
+_PAGES_STEP: Final = 1_024
+
+Progress = Callable[[int, int], None]
+"""Called with what is done and what there is in all."""
+
+
+class DestinationTaken(Exception):
+    """There is something at the destination."""
+
+
+def _unseen(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def backup(database: Path, copy: Path, progress: Progress = _unseen) -> None:
+    """Copy the database to the file `copy`, mode 0600, synced. Blocks; any thread, and any process beside the owner's.
+
+    Raises DestinationTaken (it exists), NotOurs, SchemaNewer, OSError, apsw.Error; then there is no `copy`.
+    """
+    check_version()
+    part = copy.with_name(copy.name + ".part")
+    if copy.exists():
+        raise DestinationTaken(f"{copy} exists already")
+    part.unlink(missing_ok=True)
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        _copy(database, part, progress)
+        _renew(part)
+        os.rename(part, copy)
+    except BaseException:
+        for left in copy.parent.glob(glob.escape(part.name) + "*"):
+            left.unlink()
+        raise
+    _sync(copy.parent)
+
+
+def backup_directory(database: Path, destination: Path, progress: Progress = _unseen) -> int:
+    """Copy the database into a new data directory, ready to be served; returns its bytes.
+
+    Raises as `backup` does; DestinationTaken also for a directory that is not empty.
+    """
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise DestinationTaken(f"{destination} exists already")
+    destination.mkdir(mode=0o700, parents=True, exist_ok=True)
+    destination.chmod(0o700)
+    backup(database, destination / DATABASE, progress)
+    _sync(destination.parent)
+    return (destination / DATABASE).stat().st_size
+
+
+def check_ours(connection: apsw.Connection) -> None:
+    """Raises NotOurs or SchemaNewer, if this release cannot read the database."""
+    if connection.pragma("application_id") != APPLICATION_ID:
+        raise NotOurs("veilmq.db is not a VeilMQ database")
+    found = int(connection.pragma("user_version"))
+    if found > VERSION:
+        raise SchemaNewer(found)
+
+
+def _copy(database: Path, part: Path, progress: Progress) -> None:
+    source = open_reader(database, Options())
+    target = apsw.Connection(str(part))
+    try:
+        check_ours(source)
+        source.execute("BEGIN")
+        source.execute("SELECT count(*) FROM mark").fetchall()  # from here on the snapshot is fixed
+        with target.backup("main", source, "main") as copying:
+            while not copying.done:
+                copying.step(_PAGES_STEP)
+                progress(copying.page_count - copying.remaining, copying.page_count)
+    finally:
+        target.close()
+        source.close()
+
+
+def _renew(part: Path) -> None:
+    """Give the copy its own secret, and leave it in one file."""
+    connection = apsw.Connection(str(part))
+    try:
+        connection.pragma("journal_mode", "DELETE")  # the copy says WAL, and its -wal would carry the part's name
+        connection.pragma("synchronous", "EXTRA")
+        connection.pragma("secure_delete", True)
+        (epoch,) = connection.execute("SELECT epoch FROM secret").fetchall()[0]
+        assert isinstance(epoch, bytes)
+        fresh = (os.urandom(KEY_BYTES), os.urandom(len(epoch)))
+        connection.execute("UPDATE secret SET receipts = ?, epoch = ?", fresh)
+    finally:
+        connection.close()
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

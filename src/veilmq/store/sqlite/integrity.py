@@ -1,0 +1,248 @@
+"""Is what the directory holds in order: the file, every body, every lease, and the books of every queue.
+
+Strategy: one read transaction, so that a running server's database is judged as one committed state. The books: by the
+history, what was sent to a queue or moved into it is what lives there now and what was deleted, expired, purged, moved
+or set apart. They can only be checked while the history still begins at offset 0; else the report says where it begins.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from hashlib import md5
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from veilmq.model.events import Kind
+from veilmq.store.sqlite.backup import check_ours
+from veilmq.store.sqlite.connections import check_version, open_reader
+from veilmq.store.sqlite.history import bounds, events_from
+from veilmq.store.sqlite.options import Options
+
+PROBLEMS_MAX: Final = 1_000
+"""Problems listed; more are only counted."""
+_ROWS_STEP: Final = 500
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage, what is done of it, and what there is in all."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is not in order."""
+
+    kind: str
+    """`file`, `body`, `quarantine`, `lease`, `message`, `queue`, `history` or `books`."""
+    text: str
+
+
+class Report(msgspec.Struct):
+    """What was looked at, and what was found."""
+
+    queues: int = 0
+    messages: int = 0
+    leases: int = 0
+    body_bytes: int = 0
+    events: int = 0
+    history_first_offset: int = 0
+    books: str = ""
+    """`balanced`, `not balanced`, or why they could not be checked."""
+    problems: list[Problem] = []
+    problems_count: int = 0
+
+    def add(self, kind: str, text: str) -> None:
+        """Note a problem."""
+        self.problems_count += 1
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(Problem(kind, text))
+
+
+def _unseen(_stage: str, _done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def check(database: Path, progress: Progress = _unseen) -> Report:
+    """Look at everything. Blocks; any process. Raises NotOurs, SchemaNewer, OSError, apsw.Error (cannot be opened)."""
+    check_version()
+    report = Report(problems=[])
+    connection = open_reader(database, Options())
+    try:
+        check_ours(connection)
+        connection.execute("BEGIN")
+        if _check_file(connection, report, progress):
+            _check_bodies(connection, report, progress)
+            _check_rows(connection, report, progress)
+            _check_history(connection, report, progress)
+    except apsw.CorruptError as error:
+        report.add("file", f"the database is damaged: {error}")
+    finally:
+        connection.close()
+    return report
+
+
+def _check_file(connection: apsw.Connection, report: Report, progress: Progress) -> bool:
+    """SQLite's own look at pages, indexes and constraints. Returns whether the tables can be read."""
+    progress("file", 0, 1)
+    found = [row[0] for row in connection.execute("PRAGMA integrity_check(100)")]
+    progress("file", 1, 1)
+    for text in found:
+        if text != "ok":
+            report.add("file", str(text))
+    return not report.problems
+
+
+def _check_bodies(connection: apsw.Connection, report: Report, progress: Progress) -> None:
+    total = _count(connection, "SELECT count(*) FROM message")
+    apart = {row[0] for row in connection.execute("SELECT sequence FROM quarantine")}
+    for sequence in sorted(apart):
+        report.add("quarantine", f"message {sequence} is set apart: its body did not match its MD5 when it was read")
+    rows = connection.cursor().execute("SELECT sequence, md5, body FROM message ORDER BY sequence")
+    for sequence, expected, body in rows:
+        report.messages += 1
+        report.body_bytes += len(body)
+        if sequence not in apart and md5(body, usedforsecurity=False).digest() != expected:
+            report.add("body", f"message {sequence}: its body does not match its MD5")
+        if report.messages % _ROWS_STEP == 0:
+            progress("bodies", report.messages, total)
+    progress("bodies", report.messages, total)
+
+
+# Each: kind, the message for a row, and a query whose rows are not in order.
+_ROWS: Final = (
+    ("lease", "lease of {}: there is no such message", "SELECT sequence FROM lease WHERE sequence NOT IN message_of"),
+    (
+        "lease",
+        "lease of message {}: its queue, line or priority is not the message's",
+        "SELECT l.sequence FROM lease l JOIN message m USING (sequence)"
+        " WHERE l.generation <> m.generation OR l.line IS NOT m.line OR l.priority <> m.priority",
+    ),
+    (
+        "lease",
+        "lease of message {}: impossible values",
+        "SELECT sequence FROM lease WHERE hidden NOT IN (0, 1) OR attempt < 0 OR rotation < 0 OR (attempt > 0) <>"
+        " (first IS NOT NULL)",
+    ),
+    (
+        "lease",
+        "lease of message {}: held by an origin that is not known",
+        "SELECT sequence FROM lease WHERE origin NOT IN (SELECT id FROM origin)",
+    ),
+    (
+        "message",
+        "message {}: in no line, not leased, not set apart: nobody can receive it",
+        "SELECT m.sequence FROM message m WHERE m.line IS NULL AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.sequence ="
+        " m.sequence) AND m.sequence NOT IN (SELECT sequence FROM quarantine)",
+    ),
+    (
+        "message",
+        "message {}: passed over in its line: nobody can receive it",
+        "WITH cursor AS (SELECT generation, line, max(sequence) AS at FROM lease WHERE line IS NOT NULL GROUP BY 1, 2)"
+        " SELECT m.sequence FROM message m INDEXED BY message_line JOIN cursor c ON m.generation = c.generation"
+        " AND m.line = c.line AND m.sequence < c.at WHERE m.line IS NOT NULL"
+        " AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.sequence = m.sequence)",
+    ),
+    (
+        "message",
+        "message {}: of no queue and not on its way out",
+        "SELECT sequence FROM message WHERE generation NOT IN (SELECT generation FROM queue WHERE deleted IS NULL)"
+        " AND generation NOT IN (SELECT generation FROM garbage)",
+    ),
+    (
+        "message",
+        "message {}: impossible values",
+        "SELECT sequence FROM message WHERE length(md5) <> 16 OR length(id) <> 16 OR line <> priority"
+        " OR sequence > (SELECT sequence FROM mark)",
+    ),
+    (
+        "queue",
+        "queue {}: its generation was never given",
+        "SELECT name FROM queue WHERE generation > (SELECT generation FROM mark)",
+    ),
+    (
+        "queue",
+        "queue {}: its messages are on their way out, though it exists",
+        "SELECT name FROM queue WHERE deleted IS NULL AND generation IN (SELECT generation FROM garbage)",
+    ),
+    (
+        "history",
+        "history row {}: does not follow the one before",
+        "SELECT offset FROM (SELECT offset, lag(offset + count) OVER (ORDER BY offset) AS expected FROM history)"
+        " WHERE offset <> expected",
+    ),
+)
+
+
+def _check_rows(connection: apsw.Connection, report: Report, progress: Progress) -> None:
+    report.leases = _count(connection, "SELECT count(*) FROM lease")
+    report.queues = _count(connection, "SELECT count(*) FROM queue WHERE deleted IS NULL")
+    for place, (kind, text, query) in enumerate(_ROWS):
+        progress("leases", place, len(_ROWS))
+        for (found,) in connection.execute(query.replace("message_of", "(SELECT sequence FROM message)")):
+            report.add(kind, text.format(found))
+    progress("leases", len(_ROWS), len(_ROWS))
+
+
+def _check_history(connection: apsw.Connection, report: Report, progress: Progress) -> None:
+    first, following = bounds(connection)
+    report.history_first_offset = first
+    books = _Books()
+    last = first - 1
+    try:
+        for offset, event in events_from(connection, first):
+            last = offset
+            report.events += 1
+            books.add(event.kind, event.queue, event.detail)
+            if report.events % _ROWS_STEP == 0:
+                progress("history", report.events, following - first)
+    except msgspec.DecodeError as error:
+        report.add("history", f"the row after offset {last} cannot be read: {error}")
+        report.books = "not checked: the history is damaged"
+        return
+    progress("history", report.events, following - first)
+    if last != following - 1:
+        report.add("history", f"it ends at offset {last}, and the next to be given is {following}")
+    if first > 0:
+        report.books = f"not checked: the history begins at offset {first}"
+        return
+    problems = list(books.differences(connection))
+    for text in problems:
+        report.add("books", text)
+    report.books = "not balanced" if problems else "balanced"
+
+
+class _Books:
+    """By queue (incarnation): what the history says must be there."""
+
+    def __init__(self) -> None:
+        self._balance: Counter[int] = Counter()
+
+    def add(self, kind: int, queue: int | None, detail: dict[str, Any] | None) -> None:
+        if queue is None:
+            return
+        if kind == Kind.SENT:
+            self._balance[queue] += 1
+        elif kind in {Kind.DELETED, Kind.EXPIRED, Kind.QUARANTINED}:
+            self._balance[queue] -= 1
+        elif kind in {Kind.DEAD_LETTERED, Kind.MOVED}:
+            self._balance[queue] -= 1
+            self._balance[(detail or {})["target"]] += 1
+        elif kind in {Kind.PURGED, Kind.QUEUE_DELETED}:
+            self._balance[queue] -= (detail or {})["count"]
+
+    def differences(self, connection: apsw.Connection) -> Iterator[str]:
+        """One text for each queue that holds more or less than it must."""
+        rows: list[tuple[Any, ...]] = connection.execute(
+            "SELECT q.incarnation, count(*) FROM queue q JOIN message m ON m.generation = q.generation"
+            " WHERE q.deleted IS NULL AND m.sequence NOT IN (SELECT sequence FROM quarantine) GROUP BY 1"
+        ).fetchall()
+        live: dict[int, int] = dict(rows)
+        names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
+        for queue in sorted(self._balance.keys() | live.keys()):
+            if self._balance[queue] != live.get(queue, 0):
+                name = names.get(queue, f"number {queue}")
+                yield f"queue {name}: holds {live.get(queue, 0)} messages, by its history {self._balance[queue]}"
+
+
+def _count(connection: apsw.Connection, query: str) -> int:
+    rows: list[tuple[Any, ...]] = connection.execute(query).fetchall()
+    return int(rows[0][0])

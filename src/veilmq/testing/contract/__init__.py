@@ -1,0 +1,52 @@
+"""The store contract: a store is what passes these cases.
+
+Strategy: one file a noun, one class a file, every case on a `Stage` with a manual clock. A store's tests import `SUITE`
+and `stage`, and bring a fixture `store_factory` (`StoreFactory`):
+
+    from veilmq.testing import contract
+    from veilmq.testing.contract import stage
+
+    for cases in contract.SUITE:
+        globals()[cases.__name__] = cases
+
+A fix to one store starts as a new case here.
+"""
+
+from veilmq.testing.contract.accounts import TestAccounts
+from veilmq.testing.contract.batches import TestBatches
+from veilmq.testing.contract.claims import TestClaims
+from veilmq.testing.contract.damage import TestDamage
+from veilmq.testing.contract.dead_letters import TestDeadLetters
+from veilmq.testing.contract.delays import TestDelays
+from veilmq.testing.contract.expiry import TestExpiry
+from veilmq.testing.contract.handles import TestHandles
+from veilmq.testing.contract.history import TestHistory
+from veilmq.testing.contract.leases import TestLeases
+from veilmq.testing.contract.peek import TestPeek
+from veilmq.testing.contract.priority import TestPriority
+from veilmq.testing.contract.purge import TestPurge
+from veilmq.testing.contract.queues import TestQueues
+from veilmq.testing.contract.recovery import TestRecovery
+from veilmq.testing.contract.sends import TestSends
+from veilmq.testing.contract.stage import Stage, StoreFactory, stage
+
+SUITE = (
+    TestAccounts,
+    TestBatches,
+    TestClaims,
+    TestDamage,
+    TestDeadLetters,
+    TestDelays,
+    TestExpiry,
+    TestHandles,
+    TestHistory,
+    TestLeases,
+    TestPeek,
+    TestPriority,
+    TestPurge,
+    TestQueues,
+    TestRecovery,
+    TestSends,
+)
+
+__all__ = ["SUITE", "Stage", "StoreFactory", "stage"]

@@ -1,0 +1,112 @@
+"""Expiry: own time to live, or the queue's retention of today; it beats visibility in every state."""
+
+import pytest
+
+from veilmq.model.errors import MessageGone
+from veilmq.model.instant import DAY_US, FOREVER, HOUR_US, MINUTE_US, SECOND_US
+from veilmq.model.queue import QueueKey
+from veilmq.testing.contract.stage import Stage, bodies, refused
+
+STATES = ("ready", "delayed", "in flight", "returned", "returned and seen", "delay ended")
+
+
+def _put(stage: Stage, queue: QueueKey, state: str, ttl_us: int | None) -> str:
+    """A message in that state; returns its handle."""
+    delay_us = {"delayed": DAY_US, "delay ended": SECOND_US}.get(state, 0)
+    handle = stage.send(queue, state, ttl_us=ttl_us, delay_us=delay_us, wants_handle=True).handle
+    if state in {"in flight", "returned", "returned and seen"}:
+        handle = stage.take(queue, lease_us=DAY_US if state == "in flight" else SECOND_US).handle
+    if state == "returned and seen":
+        stage.later(SECOND_US)
+        stage.sweep()
+    return handle
+
+
+class TestExpiry:
+    """Expiry."""
+
+    @pytest.mark.parametrize("own", [False, True])
+    @pytest.mark.parametrize("swept", [False, True])
+    @pytest.mark.parametrize("state", STATES)
+    def test_a_message_is_never_met_after_its_expiry(self, stage: Stage, state: str, swept: bool, own: bool) -> None:
+        queue = stage.create(retention_us=4 * DAY_US if own else HOUR_US)
+        start = stage.now
+        handle = _put(stage, queue, state, HOUR_US if own else None)
+        stage.later(start + HOUR_US - stage.now)
+        if swept:
+            stage.sweep()
+        assert stage.receive(queue, 10) == []
+        assert stage.peek(queue) == []
+        refused(stage.extend(queue, handle, DAY_US), MessageGone)
+        refused(stage.delete(queue, handle), MessageGone)
+        assert stage.counts(queue) == (0, 0, 0)
+        assert stage.kinds().count("expired") == 1
+        (event,) = [event for event in stage.events() if event.kind == "expired"]
+        assert event.at == start + HOUR_US
+
+    @pytest.mark.parametrize("state", STATES)
+    def test_a_message_is_there_until_its_expiry(self, stage: Stage, state: str) -> None:
+        queue = stage.create()
+        start = stage.now
+        handle = _put(stage, queue, state, HOUR_US)
+        stage.later(start + HOUR_US - 1 - stage.now)
+        stage.sweep()
+        assert sum(stage.counts(queue)) == 1
+        stage.extend(queue, handle, 0)
+        assert bodies(stage.receive(queue)) == [state]
+
+    @pytest.mark.parametrize("kill", [None, True])
+    def test_the_queues_retention_of_today_counts(self, stage: Stage, kill: bool | None) -> None:
+        queue = stage.create(retention_us=DAY_US)
+        stage.send(queue, "plain")
+        stage.send(queue, "own", ttl_us=2 * DAY_US)
+        stage.later(2 * HOUR_US)
+        stage.change(queue, retention_us=HOUR_US)
+        if kill is not None:
+            stage.reopen(kill=kill)
+        assert bodies(stage.peek(queue)) == ["own"]
+        stage.sweep()
+        assert stage.counts(queue) == (1, 0, 0)
+        stage.send(queue, "young")
+        stage.later(HOUR_US)
+        stage.change(queue, retention_us=DAY_US)
+        assert bodies(stage.receive(queue, 10)) == ["own", "young"], "nobody had met its death"
+
+    def test_time_to_live_without_end(self, stage: Stage) -> None:
+        queue = stage.create(retention_us=MINUTE_US)
+        stage.send(queue, "for ever", ttl_us=FOREVER)
+        stage.later(1000 * DAY_US)
+        stage.sweep()
+        assert stage.take(queue).expires == FOREVER
+
+    def test_the_dead_at_the_head_do_not_hide_the_living(self, stage: Stage) -> None:
+        queue = stage.create()
+        for number in range(150):
+            stage.send(queue, str(number), ttl_us=SECOND_US)
+        stage.send(queue, "alive")
+        stage.later(SECOND_US)
+        got: list[str] = []
+        for _ in range(4):
+            got += bodies(stage.receive(queue, 1))
+        assert got == ["alive"]
+
+    def test_the_sweeper_finds_the_dead_in_every_line_and_among_the_returned(self, stage: Stage) -> None:
+        queue = stage.create(retention_us=HOUR_US)
+        for number in range(400):
+            stage.send(queue, str(number), priority=1 + number % 16)
+        for message in stage.receive(queue, 40):
+            stage.extend(queue, message.handle, 0)
+        stage.later(HOUR_US)
+        stage.sweep_expired()
+        assert stage.counts(queue) == (0, 0, 0)
+        assert stage.kinds().count("expired") == 400
+        assert stage.factory.rows(stage.store) == 0
+
+    def test_a_lease_does_not_keep_a_dead_message_for_ever(self, stage: Stage) -> None:
+        queue = stage.create(retention_us=MINUTE_US)
+        stage.send(queue)
+        stage.take(queue, lease_us=HOUR_US)
+        stage.later(HOUR_US)
+        stage.sweep_expired()
+        assert stage.counts(queue) == (0, 0, 0)
+        assert stage.factory.rows(stage.store) == 0

@@ -1,0 +1,366 @@
+"""The reference model: what a store must answer, small and obviously right, slow and in memory.
+
+Strategy: every message is one object in one list; whatever a command needs is found by looking at all of them. States
+and steps are those of model/states.py: a step that the table does not have is an error here. Ids, sequences and handles
+are the store's to choose; the model learns them from each answer that it has found right and knows
+messages by the sequence and handles by their text. Expiry is applied where a message is met, as the store may: the
+events of what a sweep expired are handed to `buried`.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from veilmq.model.commands import (
+    AfterExpiry,
+    AnyCommand,
+    ChangeQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    Extend,
+    PurgeQueue,
+    Receive,
+    Send,
+    Undeliver,
+)
+from veilmq.model.errors import (
+    InFlightFull,
+    LeaseExpired,
+    LeaseTaken,
+    MessageGone,
+    MessageTooLarge,
+    ParameterInvalid,
+    QueueExists,
+    QueueMissing,
+    ReceiptInvalid,
+    VeilError,
+)
+from veilmq.model.instant import FOREVER
+from veilmq.model.outcomes import Deleted, Extended, Outcome, Purged, QueueChanged, QueueCreated, QueueDeleted
+from veilmq.model.outcomes import Received, Sent, Undelivered
+from veilmq.model.queue import QueueKey, QueueSettings
+from veilmq.model.states import STEPS, State, Step
+
+_LATE_STEPS: Final = (
+    Step(State.READY, "release (attempt 0)", State.RETURNED, raises_rotation=True),
+    Step(State.RETURNED, "extend (attempt 0)", State.DELAYED, raises_rotation=True),
+    Step(State.RETURNED, "release (attempt 0)", State.RETURNED, raises_rotation=True),
+    Step(State.RETURNED, "release after expiry", State.RETURNED, raises_rotation=True),
+)
+_STEPS: Final = {(step.source, step.event): step for step in (*STEPS, *_LATE_STEPS)}
+VISIBLE: Final = frozenset({State.READY, State.RETURNED})
+
+
+class Message(msgspec.Struct, eq=False):
+    """One message, for ever: the dead ones stay and are GONE."""
+
+    queue: "Queue"
+    body: str
+    priority: int
+    sent: int
+    own_expiry: int | None
+    state: State
+    due: int
+    """End of the lease or delay; where there is none, since when it is visible."""
+    sequence: int = 0
+    """Learnt from the store."""
+    attempt: int = 0
+    rotation: int = 0
+    granted: int = 0
+    first: int | None = None
+
+    def expires(self) -> int:
+        """The instant from which the message is dead."""
+        return self.sent + self.queue.settings.retention_us if self.own_expiry is None else self.own_expiry
+
+    def step(self, event: str, *, rotate: bool = False) -> None:
+        """Take a step of the table."""
+        step: Step = _STEPS[self.state, event]
+        self.state = step.target
+        self.attempt += step.raises_attempt
+        self.rotation += step.raises_rotation and rotate
+
+
+class Queue(msgspec.Struct, eq=False):
+    """One incarnation of a queue."""
+
+    key: QueueKey
+    settings: QueueSettings
+    messages: list[Message] = msgspec.field(default_factory=list)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Visible, delayed, in flight, the dead that nobody met included."""
+        states = [message.state for message in self.messages]
+        visible = sum(state in VISIBLE for state in states)
+        return visible, states.count(State.DELAYED), states.count(State.IN_FLIGHT)
+
+
+class Ticket(msgspec.Struct, frozen=True, eq=False):
+    """What a handle stands for."""
+
+    message: Message
+    queue: Queue
+    attempt: int
+    rotation: int
+
+
+class Reference:
+    """All queues and messages, and what the handles given so far stand for."""
+
+    def __init__(self) -> None:
+        self.queues: dict[QueueKey, Queue] = {}
+        self.tickets: dict[str, Ticket] = {}
+        self.now = 0
+        self.top = 0
+        """The greatest sequence given so far."""
+        self.moves: dict[int, int] = {}
+        """Dead-lettered since the last look: the sequence here, and in the dead-letter queue."""
+
+    def settle(self, now: int) -> None:
+        """Time has come to `now`: leases and delays end."""
+        self.now = now
+        for queue in self.queues.values():
+            for message in queue.messages:
+                if message.due <= now and message.state is State.IN_FLIGHT:
+                    message.step("lease expires")
+                elif message.due <= now and message.state is State.DELAYED:
+                    message.step("delay ends")
+
+    def visible(self, queue: Queue) -> list[Message]:
+        """What a claim would meet, in order; the dead that nobody met are among it."""
+        return sorted(
+            (message for message in queue.messages if message.state in VISIBLE),
+            key=lambda message: (message.priority, message.sequence),
+        )
+
+    def peek(self, key: QueueKey) -> list[Message]:
+        """What a peek shows, in order."""
+        return [message for message in self.visible(self.queues[key]) if message.expires() > self.now]
+
+    def buried(self, sequences: Iterable[int]) -> None:
+        """The store says that it expired these: each must be dead."""
+        everyone = {message.sequence: message for queue in self.queues.values() for message in queue.messages}
+        for sequence in sequences:
+            message = everyone.get(sequence)
+            if message is not None and message.state is not State.GONE:
+                assert message.expires() <= self.now, f"{sequence} was expired before its time"
+                message.step("expire")
+
+    def judge(self, command: AnyCommand, outcome: Outcome) -> None:
+        """Run the command here and hold the store's outcome against what it must be. Raises AssertionError."""
+        match command:
+            case Send():
+                self._send(command, outcome)
+            case Receive():
+                self._receive(command, outcome)
+            case Extend():
+                self._extend(command, outcome)
+            case Delete():
+                self._delete(command, outcome)
+            case CreateQueue():
+                self._create(command, outcome)
+            case ChangeQueue():
+                queue = self._named(command.queue, outcome)
+                if queue is not None:
+                    queue.settings = msgspec.structs.replace(queue.settings, **command.change)
+                    assert isinstance(outcome, QueueChanged)
+                    assert outcome.info.settings == queue.settings
+            case Undeliver():
+                self._undeliver(command, outcome)
+            case PurgeQueue() | DeleteQueue():
+                self._empty(command, outcome)
+            case other:
+                raise AssertionError(f"the reference does not know {other}")
+
+    def _named(self, key: QueueKey, outcome: Outcome) -> Queue | None:
+        queue = self.queues.get(key)
+        assert (queue is None) == (type(outcome) is QueueMissing), outcome
+        return queue
+
+    def _create(self, command: CreateQueue, outcome: Outcome) -> None:
+        settings = QueueSettings(**command.change)
+        present = self.queues.get(command.queue)
+        if present is None:
+            assert isinstance(outcome, QueueCreated)
+            assert outcome.created
+            self.queues[command.queue] = Queue(command.queue, settings)
+        elif all(getattr(present.settings, name) == value for name, value in command.change.items()):
+            assert isinstance(outcome, QueueCreated)
+            assert not outcome.created
+        else:
+            assert type(outcome) is QueueExists, outcome
+
+    def _empty(self, command: PurgeQueue | DeleteQueue, outcome: Outcome) -> None:
+        queue = self._named(command.queue, outcome)
+        if queue is None:
+            return
+        assert isinstance(outcome, Purged | QueueDeleted)
+        assert outcome.count == sum(queue.counts())
+        for message in queue.messages:
+            if message.state is not State.GONE:
+                message.step("purge")
+        if isinstance(command, DeleteQueue):
+            del self.queues[command.queue]
+
+    def _send(self, command: Send, outcome: Outcome) -> None:
+        queue = self._named(command.queue, outcome)
+        if queue is None:
+            return
+        settings = queue.settings
+        if command.size_bytes > settings.message_bytes_max:
+            assert type(outcome) is MessageTooLarge, outcome
+            return
+        delay_us = settings.delay_us if command.delay_us is None else command.delay_us
+        state = State.DELAYED if delay_us else State.READY
+        own = None if command.ttl_us is None else min(self.now + command.ttl_us, FOREVER)
+        message = Message(queue, command.body, command.priority, self.now, own, state, self.now + delay_us)
+        assert isinstance(outcome, Sent)
+        assert outcome.sequence > self.top
+        assert (outcome.sent, outcome.visible, outcome.expires) == (self.now, message.due, message.expires())
+        message.sequence = self.top = outcome.sequence
+        queue.messages.append(message)
+        assert bool(outcome.handle) is command.wants_handle
+        if outcome.handle:
+            self._learn(outcome.handle, message)
+
+    def _receive(self, command: Receive, outcome: Outcome) -> None:
+        queue = self._named(command.queue, outcome)
+        if queue is None:
+            return
+        wanted = command.count_max
+        if command.in_flight_max is not None:
+            wanted = min(wanted, command.in_flight_max - queue.counts()[2])
+            if wanted <= 0:
+                assert type(outcome) is InFlightFull, outcome
+                return
+        assert isinstance(outcome, Received), outcome
+        granted: list[Message] = []
+        for message in self.visible(queue):
+            if len(granted) == wanted:
+                break
+            if message.expires() <= self.now:
+                message.step("expire")
+            elif self._moves(message):
+                continue
+            else:
+                self._grant(message, command)
+                granted.append(message)
+        seen = [
+            (got.sequence, got.body, got.priority, got.sent, got.expires, got.receive_count, got.first_received, got.due)
+            for got in outcome.messages
+        ]
+        assert seen == [
+            (one.sequence, one.body, one.priority, one.sent, one.expires(), one.attempt, one.first, one.due)
+            for one in granted
+        ]
+        for got, message in zip(outcome.messages, granted, strict=True):
+            self._learn(got.handle, message)
+
+    def _grant(self, message: Message, command: Receive) -> None:
+        settings = message.queue.settings
+        lease_us = settings.visibility_timeout_us if command.lease_us is None else command.lease_us
+        message.step("receive")
+        message.granted = self.now
+        message.due = self.now + lease_us
+        message.first = self.now if message.first is None else message.first
+        if lease_us == 0:
+            message.step("lease expires")
+
+    def _moves(self, message: Message) -> bool:
+        """Dead-letter the message if it was received too often."""
+        redrive = message.queue.settings.redrive
+        target = None if redrive is None else self.queues.get(redrive.target)
+        if redrive is None or target is None or message.attempt < redrive.receive_count_max:
+            return False
+        message.step("dead-letter")
+        # No answer tells its new sequence: the next one is assumed here, and the event must agree.
+        self.top += 1
+        self.moves[message.sequence] = self.top
+        moved = Message(target, message.body, message.priority, message.sent, message.own_expiry, State.READY, self.now)
+        moved.sequence = self.top
+        target.messages.append(moved)
+        return True
+
+    def _judged(self, command: Extend | Delete) -> Message | type[VeilError]:
+        """The message that a handle may act on, or the error."""
+        queue = self.queues.get(command.queue)
+        ticket = self.tickets.get(command.handle)
+        if queue is None:
+            return QueueMissing
+        if ticket is None or ticket.queue is not queue:
+            return ReceiptInvalid
+        message = ticket.message
+        if message.state is State.GONE:
+            return MessageGone
+        if message.expires() <= self.now:
+            message.step("expire")
+            return MessageGone
+        if (message.attempt, message.rotation) != (ticket.attempt, ticket.rotation):
+            return LeaseTaken
+        late = message.attempt > 0 and message.state is State.RETURNED and command.arrived > message.due
+        if late and command.after_expiry is AfterExpiry.REFUSE:
+            return LeaseExpired
+        return message
+
+    def _delete(self, command: Delete, outcome: Outcome) -> None:
+        found = self._judged(command)
+        if isinstance(found, Message):
+            assert type(outcome) is Deleted, outcome
+            found.step("delete")
+        else:
+            assert type(outcome) is found, outcome
+
+    def _extend(self, command: Extend, outcome: Outcome) -> None:
+        found = self._judged(command)
+        if not isinstance(found, Message):
+            assert type(outcome) is found, outcome
+            return
+        cap_us = command.lease_total_us_max
+        due = self.now + command.lease_us
+        if cap_us is not None and command.lease_us and found.attempt and due > found.granted + cap_us:
+            assert type(outcome) is ParameterInvalid, outcome
+            return
+        assert isinstance(outcome, Extended), outcome
+        assert outcome.due == due
+        _move(found, command.lease_us, command.rotate)
+        found.due = due
+        if command.body is not None:
+            found.body = command.body
+        assert (outcome.handle == command.handle) is not command.rotate
+        self._learn(outcome.handle, found)
+
+    def current(self, handle: str, state: State) -> bool:
+        """Whether the handle is of the latest lease of a message in that state, in a queue that exists."""
+        ticket = self.tickets[handle]
+        message = ticket.message
+        known = self.queues.get(ticket.queue.key) is ticket.queue and message.queue is ticket.queue
+        return known and message.state is state and (message.attempt, message.rotation) == (ticket.attempt, ticket.rotation)
+
+    def _undeliver(self, command: Undeliver, outcome: Outcome) -> None:
+        """Only for handles that are in flight, or stale: what an ended lease counts depends on who looked before."""
+        held = [handle for handle in command.handles if self.current(handle, State.IN_FLIGHT)]
+        assert isinstance(outcome, Undelivered)
+        assert outcome.released == len(held)
+        for handle in held:
+            message = self.tickets[handle].message
+            message.step("undelivered")
+            message.due = self.now
+
+    def _learn(self, handle: str, message: Message) -> None:
+        known = self.tickets.get(handle)
+        if known is None:
+            self.tickets[handle] = Ticket(message, message.queue, message.attempt, message.rotation)
+        else:
+            assert (known.message, known.attempt, known.rotation) == (message, message.attempt, message.rotation)
+
+
+def _move(message: Message, lease_us: int, rotate: bool) -> None:
+    """The step that an extend takes, by where the message is and what the handle is worth."""
+    if message.attempt == 0:
+        message.step("extend (attempt 0)" if lease_us else "release (attempt 0)", rotate=rotate)
+    elif message.state is State.IN_FLIGHT:
+        message.step("extend" if lease_us else "release", rotate=rotate)
+    else:
+        message.step("extend after expiry" if lease_us else "release after expiry", rotate=rotate)

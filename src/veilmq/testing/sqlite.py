@@ -1,0 +1,73 @@
+"""The SQLite store as the contract and the fault tests open it: small, and with hands inside it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import apsw
+import msgspec
+
+from veilmq.model.commands import AnyCommand
+from veilmq.model.events import EventRecord
+from veilmq.store import Store
+from veilmq.store.sqlite import history
+from veilmq.store.sqlite.options import MIB, Options
+from veilmq.store.sqlite.store import SqliteStore
+
+SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB)
+"""Nothing kept back on disk: tests open hundreds of stores."""
+
+
+class SqliteFactory:
+    """Opens one directory again and again (`veilmq.testing.contract.StoreFactory`)."""
+
+    def __init__(self, path: Path, options: Options = SMALL) -> None:
+        self.path = path
+        self.options = options
+
+    def open(self, *, history_us_max: int | None = None, history_bytes_max: int | None = None) -> SqliteStore:
+        """See `StoreFactory.open`."""
+        options = self.options
+        if history_us_max is not None:
+            options = msgspec.structs.replace(options, history_us_max=history_us_max)
+        if history_bytes_max is not None:
+            options = msgspec.structs.replace(options, history_bytes_max=history_bytes_max)
+        return SqliteStore(self.path, options)
+
+    def kill(self, store: Store) -> None:
+        """The files as they are now, opened by somebody else: the store's own later writes go nowhere."""
+        assert isinstance(store, SqliteStore)
+        left = {name: (self.path / name).read_bytes() for name in ("veilmq.db", "veilmq.db-wal")}
+        store.close()
+        for name, content in left.items():
+            (self.path / name).write_bytes(content)
+
+    def abandon(self, store: Store) -> None:
+        """See `StoreFactory.abandon`."""
+        assert isinstance(store, SqliteStore)
+        store._writer.rollback()
+
+    def history(self, store: Store, start: int, count_max: int) -> list[EventRecord]:
+        """See `StoreFactory.history`."""
+        assert isinstance(store, SqliteStore)
+        with store.readers.lend() as connection:
+            return history.read(connection, start, count_max)
+
+    def damage(self, sequence: int) -> None:
+        """See `StoreFactory.damage`. The first byte stays valid UTF-8 or not, as the bit falls."""
+        connection = apsw.Connection(str(self.path / "veilmq.db"))
+        body = bytearray(connection.execute("SELECT body FROM message WHERE sequence = ?", (sequence,)).get)
+        body[len(body) // 2] ^= 0x80
+        connection.execute("UPDATE message SET body = ? WHERE sequence = ?", (bytes(body), sequence))
+        connection.close()
+
+    def rows(self, store: Store) -> int:
+        """See `StoreFactory.rows`."""
+        assert isinstance(store, SqliteStore)
+        with store.readers.lend() as connection:
+            return int(connection.execute("SELECT count(*) FROM message").get)
+
+    def order(self, store: Store, commands: Sequence[AnyCommand]) -> list[int]:
+        """The serial order that the store gives the commands of one batch, as places in it."""
+        assert isinstance(store, SqliteStore)
+        kinds = list(store._handlers)
+        return sorted(range(len(commands)), key=lambda place: kinds.index(type(commands[place])))

@@ -1,0 +1,130 @@
+"""The admin application on a real port, over a real engine and store, in a thread of its own.
+
+Strategy: what the application reads of a server and nothing else: shell, store, clock, keyring, one data listener. A
+test is an ordinary HTTP client; `on_loop` runs what must be done where the shell lives.
+"""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from veilmq.admin.app import create_app
+from veilmq.engine import open_directory
+from veilmq.model.access import AccessKey
+from veilmq.protocols.http import Request, Response
+from veilmq.server.clock import LeaseClock
+from veilmq.server.credentials import DevelopmentKeyring
+from veilmq.server.listener import Exchange, Listener, listen
+from veilmq.server.settings import Settings
+from veilmq.server.shell import Shell
+from veilmq.store.sqlite.options import Options
+
+TOKEN = "a-token-of-the-tests-0123456789"
+WAIT_S = 30
+OPTIONS = Options(reserve_bytes=4096, floor_bytes=0, history_bytes_max=1 << 40)
+
+
+class Keys:
+    """A keyring of a few keys, all checked."""
+
+    checks = True
+
+    def __init__(self, *keys: AccessKey) -> None:
+        self._keys = {key.id: key for key in keys}
+
+    def find(self, key_id: str) -> AccessKey | None:
+        return self._keys.get(key_id)
+
+
+class Running:
+    """The server as the application sees it, and as a test reaches it."""
+
+    listeners: dict[str, Listener]
+    shell: Shell
+
+    def __init__(self, directory: Path, keyring: Any, settings: Settings, options: Options) -> None:
+        self.keyring = keyring or DevelopmentKeyring()
+        self.settings = settings
+        self.ports: dict[str, Any] = {}
+        self.clock = LeaseClock()
+        engine, self.store = open_directory(directory, None, options)
+        self.clock.start(self.store.mark)
+        self._engine = engine
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="admin-under-test")
+
+    async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.shell = Shell(self._engine, self.store, self.clock)
+        self.shell.start()
+        listener = await listen("127.0.0.1", 0, _hello, name="sqs")
+        self.listeners = {"sqs": listener}
+        config = uvicorn.Config(
+            create_app(self, self.settings, TOKEN),
+            log_config=None,
+            lifespan="off",
+            proxy_headers=False,
+            access_log=False,
+        )
+        self._server = _Server(config)
+        self._server.ready = self._ready
+        await self._server.serve([self.socket])
+        await listener.close_gracefully(1)
+        await self.shell.stop(5)
+
+    def on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(WAIT_S)
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(WAIT_S)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        self.socket.close()
+        self.store.close()
+
+
+class _Server(uvicorn.Server):
+    ready: threading.Event
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+def _hello(request: Request, exchange: Exchange) -> None:
+    exchange.respond(Response(200, b"text/plain", b"hello"))
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path,
+    keyring: Any = None,
+    settings: Settings | None = None,
+    options: Options = OPTIONS,
+    prepare: Callable[[Running], None] = lambda server: None,
+) -> Iterator[Running]:
+    """A server on that directory; without a keyring in development mode. `prepare` acts before the port is open."""
+    server = Running(directory, keyring, settings or Settings(), options)
+    prepare(server)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,244 @@
+"""Events, trace, snapshot and backup over HTTP, against what the store holds."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pyarrow as pa
+import pytest
+from admin_under_test import OPTIONS, TOKEN
+
+from veilmq.admin import columns
+from veilmq.admin.reading import Scope
+from veilmq.store.sqlite import history
+from veilmq.store.sqlite.store import SqliteStore
+
+QUEUES = "/api/v1/queues/000000000000/us-east-1"
+ORDERS = f"{QUEUES}/orders"
+ARROW = {"Accept": columns.MEDIA_TYPE}
+
+
+@pytest.fixture
+def lively(http: httpx.Client) -> httpx.Client:
+    """A queue with a history of most kinds, in commits of one and of several events."""
+    http.put(QUEUES + "/failed")
+    http.put(ORDERS, json={"redrive": {"target": "failed", "receive_count_max": 1}})
+    bodies = [{"body": f"{number}", "group": "g" if number % 2 else None, "priority": 3} for number in range(20)]
+    http.post(ORDERS + "/messages", json={"messages": bodies})
+    for round_ in range(3):
+        messages = http.post(ORDERS + "/receive", json={"count": 5}).json()["messages"]
+        handles = [message["handle"] for message in messages]
+        http.post(ORDERS + "/extend", json={"handles": handles, "lease_us": 0 if round_ else 60_000_000})
+        http.post(ORDERS + "/delete", json={"handles": handles[:2]})
+        http.post(ORDERS + "/delete", json={"handles": handles[:1]})
+    http.post(ORDERS + "/receive", json={"count": 5})
+    http.post(ORDERS + "/purge")
+    return http
+
+
+def lines(answer: httpx.Response) -> list[dict[str, Any]]:
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def stored(server: Any, start: int = 0, count_max: int = 10_000) -> list[dict[str, Any]]:
+    with server.store.readers.lend() as connection:
+        found = history.read(connection, start, count_max)
+    return [msgspec.to_builtins(record) for record in found]
+
+
+def test_json_lines_are_the_stored_events(lively: httpx.Client, server: Any) -> None:
+    answer = lively.get("/api/v1/events")
+    found = lines(answer)
+    assert found == stored(server)
+    assert {"dead_lettered", "delete_refused", "released", "purged", "extended"} <= {event["kind"] for event in found}
+    assert [event["offset"] for event in found] == list(range(len(found)))
+    headers = answer.headers
+    assert (headers["veilmq-first-offset"], headers["veilmq-start-offset"]) == ("0", "0")
+    assert headers["veilmq-next-offset"] == str(len(found))
+
+
+@pytest.mark.parametrize("rows_a_piece", [1, 3, 7, 8_192])
+def test_arrow_says_what_json_says(lively: httpx.Client, server: Any, rows_a_piece: int) -> None:
+    from veilmq.admin import feed
+
+    before = feed.ROWS_A_PIECE
+    feed.ROWS_A_PIECE = rows_a_piece  # type: ignore[misc]
+    try:
+        for start, limit in ((0, 10_000), (3, 1), (5, 17)):
+            members = {"from": start, "limit": limit}
+            table = pa.ipc.open_stream(lively.get("/api/v1/events", params=members, headers=ARROW).content).read_all()
+            rows = table.to_pylist()
+            for row in rows:
+                row["detail"] = None if row["detail"] is None else json.loads(row["detail"])
+            assert rows == stored(server, start, limit)
+    finally:
+        feed.ROWS_A_PIECE = before  # type: ignore[misc]
+
+
+def test_dictionaries_hold_each_name_once(lively: httpx.Client) -> None:
+    reader = pa.ipc.open_stream(lively.get("/api/v1/events", headers=ARROW).content)
+    for batch in reader:
+        for column in batch.columns:
+            if pa.types.is_dictionary(column.type):
+                names = column.dictionary.to_pylist()
+                assert len(names) == len(set(names))
+
+
+def test_an_empty_range_is_a_whole_arrow_stream(http: httpx.Client) -> None:
+    table = pa.ipc.open_stream(http.get("/api/v1/events", headers=ARROW).content).read_all()
+    assert table.num_rows == 0
+    assert "held_us" in table.column_names
+
+
+def test_a_range_ends_where_the_header_says(lively: httpx.Client, server: Any) -> None:
+    answer = lively.get("/api/v1/events", params={"from": 4, "limit": 6})
+    assert lines(answer) == stored(server, 4, 6)
+    assert (answer.headers["veilmq-start-offset"], answer.headers["veilmq-next-offset"]) == ("4", "10")
+    end = lively.get("/api/v1/events", params={"from": "next"})
+    assert (end.text, end.headers["veilmq-next-offset"]) == ("", str(len(stored(server))))
+
+
+def test_an_offset_beyond_the_end_is_refused(lively: httpx.Client, server: Any) -> None:
+    answer = lively.get("/api/v1/events", params={"from": len(stored(server)) + 1})
+    assert (answer.status_code, answer.json()["field"]) == (400, "from")
+
+
+def test_a_follower_gets_what_comes(lively: httpx.Client, server: Any) -> None:
+    found: list[dict[str, Any]] = []
+    asked = threading.Event()
+
+    def follow() -> None:
+        with httpx.Client(base_url=server.url, headers=lively.headers, timeout=60) as other:
+            other.event_hooks["request"] = [lambda request: asked.set()]
+            found.extend(lines(other.get("/api/v1/events", params={"from": "next", "follow": 30})))
+
+    start = len(stored(server))
+    follower = threading.Thread(target=follow)
+    follower.start()
+    assert asked.wait(20)
+    # Until its `next` is taken, what we send is before it: so send until it got something.
+    while follower.is_alive():
+        lively.post(ORDERS + "/messages", json={"messages": [{"body": "new"}]})
+        follower.join(0.05)
+    assert found[0]["kind"] == "sent"
+    assert found[0]["offset"] >= start
+
+
+def test_follow_ends_empty_when_its_time_is_over(lively: httpx.Client, server: Any) -> None:
+    answer = lively.get("/api/v1/events", params={"from": "next", "follow": 0.1})
+    assert (answer.status_code, answer.text) == (200, "")
+    assert int(answer.headers["veilmq-next-offset"]) == len(stored(server))
+
+
+def test_a_trimmed_offset_is_gone(running: Any, tmp_path: Path) -> None:
+    options = msgspec.structs.replace(OPTIONS, history_bytes_max=1)
+    with running(tmp_path / "data", options=options) as server, _client(server) as http:
+        http.put(ORDERS)
+        for _ in range(200):
+            http.post(ORDERS + "/messages", json={"messages": [{"body": "a"}]})
+            answer = http.get("/api/v1/events?from=0")
+            if answer.status_code == 410:
+                break
+            server.on_loop(_sweep(server))
+        first = answer.json()["first_offset"]
+        assert first > 0
+        assert http.get("/api/v1/events?from=0", headers=ARROW).status_code == 410
+        assert lines(http.get("/api/v1/events?from=first"))[0]["offset"] >= first
+
+
+async def _sweep(server: Any) -> None:
+    from veilmq.model.commands import Sweep
+
+    await server.shell.call(Sweep())
+
+
+def test_a_trace_has_everything_of_one_message(lively: httpx.Client, server: Any) -> None:
+    events = stored(server)
+    for message in {event["message"] for event in events if event["message"]}:
+        mine = [event for event in events if event["message"] == message]
+        sequences = {event["sequence"] for event in mine}
+        sequences |= {(event["detail"] or {}).get("target_sequence") for event in mine} - {None}
+        # A refusal after the message was gone has its sequence alone.
+        wanted = [
+            event
+            for event in events
+            if event["message"] == message or (event["message"] is None and event["sequence"] in sequences)
+        ]
+        shown = lively.get(f"/api/v1/trace/{message}").json()
+        assert shown["events"] == wanted
+        assert shown["complete"]
+    assert any(event["kind"] == "delete_refused" and event["message"] is None for event in events)
+
+
+def test_a_trace_takes_the_form_of_a_uuid_and_tells_when_it_stopped(lively: httpx.Client) -> None:
+    import uuid
+
+    sent = lively.post(ORDERS + "/messages", json={"messages": [{"body": "a"}]}).json()["messages"][0]["id"]
+    for _ in range(3):
+        lively.post(ORDERS + "/messages", json={"messages": [{"body": "b"}]})
+    whole = lively.get(f"/api/v1/trace/{uuid.UUID(sent)}").json()
+    assert [event["kind"] for event in whole["events"]] == ["sent"]
+    cut = lively.get(f"/api/v1/trace/{sent}", params={"scan": 1}).json()
+    assert (cut["complete"], cut["events"]) == (False, [])
+
+
+def test_a_snapshot_is_the_state_at_its_offset(lively: httpx.Client, server: Any) -> None:
+    messages = [{"body": "a" * size} for size in range(1, 8)]
+    lively.post(ORDERS + "/messages", json={"messages": messages})
+    lively.post(ORDERS + "/receive", json={"count": 2})
+    lively.post(ORDERS + "/messages", json={"messages": [{"body": "later", "delay_us": 60_000_000}]})
+    head, *rest = lines(lively.get("/api/v1/snapshot"))
+    assert head["snapshot"]["offset"] == len(stored(server))
+    queues = {line["queue"]["name"]: line["queue"] for line in rest if "queue" in line}
+    assert set(queues) == {"orders", "failed"}
+    held = [line["message"] for line in rest if "message" in line]
+    mine = [each for each in held if each["incarnation"] == queues["orders"]["incarnation"]]
+    states = [each["state"] for each in mine]
+    counts = lively.get(ORDERS).json()["counts"]
+    shown = {state: states.count(state) for state in ("visible", "in flight", "delayed")}
+    assert shown == {"visible": 5, "in flight": 2, "delayed": 1}
+    assert list(shown.values()) == [counts["visible"], counts["in_flight"], counts["delayed"]]
+    assert [each["body_bytes"] for each in mine] == [1, 2, 3, 4, 5, 6, 7, 5]
+    failed = [each for each in held if each["incarnation"] == queues["failed"]["incarnation"]]
+    assert len(failed) == lively.get(QUEUES + "/failed").json()["counts"]["total"] > 0
+
+
+def test_a_backup_can_be_served_and_honours_no_old_handle(
+    lively: httpx.Client, server: Any, running: Any, tmp_path: Path
+) -> None:
+    lively.post(ORDERS + "/messages", json={"messages": [{"body": "kept"}, {"body": "leased"}]})
+    handle = lively.post(ORDERS + "/receive").json()["messages"][0]["handle"]
+    answer = lively.post("/api/v1/backup")
+    assert answer.status_code == 200
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    copy = tmp_path / "copy"
+    copy.mkdir(mode=0o700)
+    (copy / "veilmq.db").write_bytes(answer.content)
+    assert not [path for path in (tmp_path / "data").iterdir() if path.name.startswith("backup")]
+    with running(copy) as other, _client(other) as http:
+        refused = http.post(ORDERS + "/delete", json={"handles": [handle]})
+        assert (refused.status_code, refused.json()["error"]) == (400, "ReceiptInvalid")
+        assert [each["body"] for each in http.post(ORDERS + "/receive", json={"count": 5}).json()["messages"]] == [
+            "leased"
+        ]
+        assert http.get(ORDERS).json()["counts"]["in_flight"] == 2
+
+
+def test_pages_of_arrow_pass_over_the_bounds_of_commits(lively: httpx.Client, server: Any) -> None:
+    store: SqliteStore = server.store
+    total = len(stored(server))
+    with store.readers.lend() as connection:
+        for start in range(total):
+            for stop in range(start + 1, min(start + 9, total + 1)):
+                written = columns.ArrowStream()
+                data = written.batch(connection, start, stop, Scope()) + written.end()
+                table = pa.ipc.open_stream(data).read_all()
+                assert table["offset"].to_pylist() == list(range(start, stop))
+
+
+def _client(server: Any) -> httpx.Client:
+    return httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30)

@@ -1,0 +1,115 @@
+"""/metrics and /health, read as Prometheus and an orchestrator read them."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from veilmq.admin import metrics
+from veilmq.model.errors import StoreUnknown
+
+QUEUES = "/api/v1/queues/000000000000/us-east-1"
+
+
+def samples(http: httpx.Client) -> dict[tuple[str, ...], float]:
+    """(sample's name, label values sorted by label) -> value."""
+    answer = http.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_depths_and_ages_are_the_queues(http: httpx.Client) -> None:
+    orders = f"{QUEUES}/orders"
+    http.put(orders)
+    messages = [{"body": "a"}, {"body": "b"}, {"body": "c"}, {"body": "d", "delay_us": 60_000_000}]
+    http.post(orders + "/messages", json={"messages": messages})
+    http.post(orders + "/receive")
+    found = samples(http)
+    where = ("000000000000", "orders", "us-east-1")
+    depths = {state: found["veilmq_queue_messages", *where, state] for state in ("visible", "in_flight", "delayed")}
+    assert depths == {"visible": 2, "in_flight": 1, "delayed": 1}
+    assert 0 < found["veilmq_queue_oldest_age_seconds", *where] < 60
+    assert found["veilmq_queues",] == 1
+
+
+def test_queues_beyond_the_bound_are_one_sum(http: httpx.Client, monkeypatch: Any) -> None:
+    monkeypatch.setattr(metrics, "LABELLED_QUEUES_MAX", 2)
+    for number in range(5):
+        http.put(f"{QUEUES}/q{number}")
+        bodies = [{"body": "a"}] * (number + 1)
+        http.post(f"{QUEUES}/q{number}/messages", json={"messages": bodies})
+    found = samples(http)
+    visible = {
+        key[2]: value for key, value in found.items() if key[0] == "veilmq_queue_messages" and key[4] == "visible"
+    }
+    assert visible == {"q4": 5, "q3": 4, "": 6}
+    assert found["veilmq_queues",] == 5
+
+
+def test_commits_and_commands_are_counted(http: httpx.Client, server: Any) -> None:
+    http.put(f"{QUEUES}/orders")
+    before = samples(http)
+    for _ in range(3):
+        http.post(f"{QUEUES}/orders/messages", json={"messages": [{"body": "a"}, {"body": "b"}]})
+    found = samples(http)
+    assert found["veilmq_commands_total", "Send", "admin"] == 6
+    assert found["veilmq_commit_seconds_count",] >= before["veilmq_commit_seconds_count",] + 3
+    buckets = [value for key, value in found.items() if key[0] == "veilmq_commit_seconds_bucket"]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == found["veilmq_commit_seconds_count",]
+    assert found["veilmq_commit_seconds_sum",] > 0
+    assert found["veilmq_wal_bytes",] > 0
+    assert found["veilmq_disk_free_bytes",] > 0
+    assert found["veilmq_disk_low",] == 0
+
+
+def test_listeners_are_counted(http: httpx.Client, server: Any) -> None:
+    host, port = server.listeners["sqs"].address
+    with httpx.Client(base_url=f"http://{host}:{port}") as data:
+        for _ in range(3):
+            assert data.get("/").text == "hello"
+        found = samples(http)
+    assert found["veilmq_requests_total", "sqs"] == 3
+    assert found["veilmq_connections", "sqs"] == 1
+    assert found["veilmq_bytes_sent_total", "sqs"] > 0
+
+
+def test_ready_says_what_is_wrong(http: httpx.Client, server: Any) -> None:
+    assert http.get("/health/ready").status_code == 200
+    server.shell.broken = StoreUnknown(reason="fsync failed")
+    answer = http.get("/health/ready")
+    server.shell.broken = None
+    assert answer.status_code == 503
+    assert answer.json() == {
+        "ready": False,
+        "reasons": {"store": "outcome unknown: fsync failed"},
+        "warnings": {},
+    }
+    assert http.get("/health/live").status_code == 200
+
+
+def test_a_mark_far_ahead_is_a_warning(running: Any, tmp_path: Path) -> None:
+    def ahead(server: Any) -> None:
+        server.clock.start(server.clock.now() + 3_600_000_000)
+
+    with running(tmp_path / "data", prepare=ahead) as server:
+        answer = httpx.get(server.url + "/health/ready")
+        assert answer.status_code == 200
+        assert "ahead" in answer.json()["warnings"]["clock"]
+
+
+def test_a_full_disk_is_a_reason(running: Any, tmp_path: Path) -> None:
+    def low(server: Any) -> None:
+        server.store._writer.disk_low = 5
+
+    with running(tmp_path / "data", prepare=low) as server:
+        server.store._look_at_disk = lambda now: None
+        server.store._writer.disk_low = 5
+        answer = httpx.get(server.url + "/health/ready")
+        assert (answer.status_code, list(answer.json()["reasons"])) == (503, ["disk"])

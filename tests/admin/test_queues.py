@@ -1,0 +1,225 @@
+"""/api/v1/queues against a real engine and store, over HTTP."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+QUEUES = "/api/v1/queues/000000000000/us-east-1"
+ORDERS = f"{QUEUES}/orders"
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def orders(http: httpx.Client) -> httpx.Client:
+    assert http.put(ORDERS).status_code == 201
+    return http
+
+
+def send(http: httpx.Client, *bodies: str, **members: Any) -> list[dict[str, Any]]:
+    answer = http.post(ORDERS + "/messages", json={"messages": [{"body": body} | members for body in bodies]})
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["messages"]
+    return found
+
+
+def receive(http: httpx.Client, **members: Any) -> list[dict[str, Any]]:
+    answer = http.post(ORDERS + "/receive", json=members)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["messages"]
+    return found
+
+
+def test_a_queue_is_created_changed_and_deleted(http: httpx.Client) -> None:
+    assert http.put(QUEUES + "/failed").status_code == 201
+    settings = {"visibility_timeout_us": 5 * SECOND, "redrive": {"target": "failed", "receive_count_max": 3}}
+    created = http.put(ORDERS, json=settings)
+    assert created.status_code == 201
+    assert created.json()["settings"]["redrive"]["target"]["name"] == "failed"
+    assert http.put(ORDERS, json=settings).status_code == 200
+    conflict = http.put(ORDERS, json={"delay_us": 1})
+    assert (conflict.status_code, conflict.json()["data"]["setting"]) == (409, "delay_us")
+    changed = http.patch(ORDERS, json={"redrive": None, "tags": {"team": "billing"}}).json()["settings"]
+    assert (changed["redrive"], changed["tags"]) == (None, {"team": "billing"})
+    assert changed["visibility_timeout_us"] == 5 * SECOND
+    send(http, "a", "b")
+    assert http.delete(ORDERS).json() == {"count": 2}
+    assert http.get(ORDERS).status_code == 404
+
+
+def test_a_message_lives_its_life(orders: httpx.Client) -> None:
+    (sent,) = send(
+        orders, "body \u00e9\r\n", attributes=[{"name": "n", "type": "Binary", "value": "AAE="}], type="order"
+    )
+    (message,) = receive(orders, count=10, lease_us=60 * SECOND)
+    assert (message["id"], message["body"], message["type"]) == (sent["id"], "body \u00e9\r\n", "order")
+    assert message["attributes"] == [{"name": "n", "type": "Binary", "value": "AAE="}]
+    assert receive(orders) == []
+    extended = orders.post(ORDERS + "/extend", json={"handles": [message["handle"]], "lease_us": 120 * SECOND})
+    assert extended.json()["results"][0]["due"] > message["due"]
+    orders.post(ORDERS + "/extend", json={"handles": [message["handle"]], "lease_us": 0})
+    (again,) = receive(orders)
+    assert again["receive_count"] == 2
+    stale = orders.post(ORDERS + "/delete", json={"handles": [message["handle"]]})
+    assert (stale.status_code, stale.json()["error"]) == (409, "LeaseTaken")
+    both = orders.post(ORDERS + "/delete", json={"handles": [message["handle"], again["handle"]]})
+    assert both.status_code == 200
+    assert [each.get("error") for each in both.json()["results"]] == ["LeaseTaken", None]
+    assert orders.get(ORDERS).json()["counts"]["total"] == 0
+
+
+def test_one_entry_that_is_refused_takes_no_other_with_it(orders: httpx.Client) -> None:
+    orders.patch(ORDERS, json={"message_bytes_max": 1_024})
+    shown = send(orders, "a", "x" * 1_025, "b")
+    assert [each.get("error") for each in shown] == [None, "MessageTooLarge", None]
+    assert orders.post(ORDERS + "/messages", json={"messages": [{"body": "x" * 1_025}]}).status_code == 413
+
+
+def test_a_peek_grants_nothing(orders: httpx.Client) -> None:
+    send(orders, "a", "b")
+    for _ in range(2):
+        shown = orders.get(ORDERS + "/peek?count=5").json()["messages"]
+        assert [(each["body"], each["receive_count"], "handle" in each) for each in shown] == [
+            ("a", 0, False),
+            ("b", 0, False),
+        ]
+
+
+def test_a_purge_leaves_nothing(orders: httpx.Client) -> None:
+    send(orders, "a", "b", "c")
+    receive(orders)
+    send(orders, "d", delay_us=SECOND * 60)
+    assert orders.post(ORDERS + "/purge").json() == {"count": 4}
+    assert orders.get(ORDERS).json()["counts"] == {"visible": 0, "delayed": 0, "in_flight": 0, "total": 0}
+
+
+@pytest.mark.parametrize("state", ["visible", "hidden"])
+def test_pages_show_every_message_once(orders: httpx.Client, state: str) -> None:
+    # Visible ones of two priorities, some of them come back; hidden ones in flight and delayed.
+    for priority in (8, 3):
+        send(orders, *(f"{priority}-{number}" for number in range(7)), priority=priority)
+    for message in receive(orders, count=3):
+        orders.post(ORDERS + "/extend", json={"handles": [message["handle"]], "lease_us": 0})
+    leased = {message["id"] for message in receive(orders, count=4)}
+    delayed = {message["id"] for message in send(orders, "x", "y", "z", delay_us=60 * SECOND)}
+    seen: list[dict[str, Any]] = []
+    after: str | None = ""
+    pages = 0
+    while after is not None:
+        page = orders.get(ORDERS + "/messages", params={"state": state, "limit": 3, "after": after}).json()
+        seen += page["messages"]
+        after = page["after"]
+        pages += 1
+        assert pages < 20
+    ids = {message["id"] for message in seen}
+    assert len(ids) == len(seen)
+    if state == "hidden":
+        assert ids == leased | delayed
+        assert {each["state"] for each in seen if each["id"] in leased} == {"in flight"}
+        assert {each["state"] for each in seen if each["id"] in delayed} == {"delayed"}
+    else:
+        assert len(ids) == 10
+        assert not ids & (leased | delayed)
+        assert {each["state"] for each in seen} == {"visible"}
+    assert all("body" not in each for each in seen)
+
+
+def test_a_receive_waits_and_is_woken(orders: httpx.Client, server: Any) -> None:
+    import threading
+
+    found: list[dict[str, Any]] = []
+    waiter = threading.Thread(target=lambda: found.extend(receive(orders, wait_us=25 * SECOND)))
+    waiter.start()
+    _until(lambda: len(server.shell.engine.waiting) == 1)
+    with httpx.Client(base_url=server.url, headers=orders.headers) as other:
+        send(other, "a")
+    waiter.join(20)
+    assert [message["body"] for message in found] == ["a"]
+
+
+def test_a_client_that_hangs_up_while_it_waits_takes_no_message(orders: httpx.Client, server: Any) -> None:
+    import json
+    import socket
+
+    body = json.dumps({"wait_us": 30 * SECOND})
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        head = f"POST {ORDERS}/receive HTTP/1.1\r\nHost: localhost\r\nAuthorization: {orders.headers['authorization']}"
+        connection.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        _until(lambda: len(server.shell.engine.waiting) == 1)
+    _until(lambda: len(server.shell.engine.waiting) == 0)
+    send(orders, "a")
+    assert [message["receive_count"] for message in receive(orders)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field"),
+    [
+        ("PUT", ORDERS, '{"visibility_timeout_us": -1}', "visibility_timeout_us"),
+        ("PUT", ORDERS, '{"visibility_timeout_us": "30"}', "visibility_timeout_us"),
+        ("PUT", ORDERS, '{"visibilty": 1}', "visibilty"),
+        ("PATCH", ORDERS, '{"fifo": true}', "fifo"),
+        ("PATCH", ORDERS, '{"redrive": {"target": "a b", "receive_count_max": 1}}', "redrive.target"),
+        ("PATCH", ORDERS, '{"redrive": {"target": "a"}}', "redrive.receive_count_max"),
+        ("PUT", ORDERS, "[]", "body"),
+        ("PUT", ORDERS, "{", "body"),
+        ("PUT", ORDERS, "\udcff", "body"),
+        ("PUT", QUEUES + "/not%20a%20name", "", "name"),
+        ("PUT", "/api/v1/queues/1/us-east-1/orders", "", "account"),
+        ("PUT", "/api/v1/queues/000000000000/US/orders", "", "region"),
+        ("POST", ORDERS + "/messages", "{}", "messages"),
+        ("POST", ORDERS + "/messages", '{"messages": []}', "messages"),
+        ("POST", ORDERS + "/messages", '{"messages": [{"body": 1}]}', "messages[0].body"),
+        ("POST", ORDERS + "/messages", '{"messages": [{"body": "a"}, {"body": "b\\u0000"}]}', "messages[1].body"),
+        ("POST", ORDERS + "/messages", '{"messages": [{"body": "\\ud800"}]}', "body"),
+        ("POST", ORDERS + "/messages", '{"messages": [{"body": "a", "priority": 17}]}', "messages[0].priority"),
+        (
+            "POST",
+            ORDERS + "/messages",
+            '{"messages": [{"body": "a", "attributes": [{"name": "n", "type": "Binary", "value": "?"}]}]}',
+            "messages[0].attributes[0].value",
+        ),
+        ("POST", ORDERS + "/receive", '{"count": 101}', "count"),
+        ("POST", ORDERS + "/receive", '{"wait_us": 30000001}', "wait_us"),
+        ("POST", ORDERS + "/extend", '{"handles": ["x"]}', "lease_us"),
+        ("POST", ORDERS + "/delete", '{"handles": []}', "handles"),
+        ("GET", ORDERS + "/peek?count=x", "", "count"),
+        ("GET", ORDERS + "/messages?state=all", "", "state"),
+        ("GET", ORDERS + "/messages?after=-1", "", "after"),
+        ("GET", "/api/v1/queues?limit=0", "", "limit"),
+        ("GET", "/api/v1/events?from=-1", "", "from"),
+        ("GET", "/api/v1/events?follow=61", "", "follow"),
+        ("GET", "/api/v1/trace/xyz", "", "message_id"),
+    ],
+)
+def test_a_bad_request_names_its_field(shared: httpx.Client, method: str, path: str, body: str, field: str) -> None:
+    answer = shared.request(method, path, content=body.encode("utf-8", "surrogateescape"))
+    assert answer.status_code == 400, answer.text
+    shown = answer.json()
+    assert (shown["error"], shown["field"]) == ("ParameterInvalid", field)
+    assert shown["message"]
+
+
+def test_a_forged_handle_is_told(orders: httpx.Client) -> None:
+    answer = orders.post(ORDERS + "/delete", json={"handles": ["x" * 66]})
+    assert (answer.status_code, answer.json()["error"]) == (400, "ReceiptInvalid")
+
+
+def test_a_body_beyond_the_limit_is_refused_while_it_comes(orders: httpx.Client) -> None:
+    pieces = (b" " * 1_000_000 for _ in range(9))
+    answer = orders.put(ORDERS, content=pieces)
+    assert (answer.status_code, answer.json()["error"]) == (413, "body_too_large")
+
+
+def test_a_member_given_twice_is_refused(orders: httpx.Client) -> None:
+    assert orders.get(ORDERS + "/peek?count=1&count=2").status_code == 400
+
+
+def _until(condition: Any) -> None:
+    """Wait for what another thread does, in steps too short to matter, for at most 20 s."""
+    import threading
+    import time
+
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.002)

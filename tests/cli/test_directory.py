@@ -1,0 +1,270 @@
+"""Backups of a store in use, and what `check` finds in good and in damaged directories."""
+
+import json
+from hashlib import md5
+from pathlib import Path
+
+import apsw
+import pytest
+
+from veilmq.cli.directory import backup, check
+from veilmq.cli.exits import Exit, Failure
+from veilmq.model.commands import (
+    AnyCommand,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    Extend,
+    Origin,
+    PurgeQueue,
+    Receive,
+    Send,
+    Sweep,
+)
+from veilmq.model.errors import ReceiptInvalid
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.message import Delivery
+from veilmq.model.outcomes import Outcome, Received
+from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.store.sqlite.backup import DestinationTaken, backup_directory
+from veilmq.store.sqlite.backup import backup as backup_file
+from veilmq.store.sqlite.directory import DATABASE
+from veilmq.store.sqlite.integrity import check as check_database
+from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.store import SqliteStore
+
+OPTIONS = Options(reserve_bytes=0, floor_bytes=0)
+ORIGIN = Origin("sqs", "111111111111")
+START = Instant(1_700_000_000 * SECOND_US)
+
+
+def queue(name: str) -> QueueKey:
+    return QueueKey("111111111111", "us-east-1", name)
+
+
+class Used:
+    """A store that is being used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now = START
+        self.store = SqliteStore(path, OPTIONS)
+
+    @property
+    def database(self) -> Path:
+        return self.path / DATABASE
+
+    def run(self, *commands: AnyCommand) -> list[Outcome]:
+        applied = self.store.apply(commands, self.now)
+        if applied.wrote:
+            self.store.commit()
+        return applied.outcomes
+
+    def create(self, name: str, **change: object) -> None:
+        self.run(CreateQueue(queue=queue(name), origin=ORIGIN, change=change))
+
+    def send(self, name: str, *bodies: str, **fields: int) -> None:
+        for body in bodies:
+            digest = md5(body.encode()).digest()
+            self.run(
+                Send(queue=queue(name), origin=ORIGIN, body=body, md5=digest, size_bytes=len(body.encode()), **fields)
+            )
+
+    def receive(self, name: str, count: int = 1) -> list[Delivery]:
+        (outcome,) = self.run(Receive(queue=queue(name), origin=ORIGIN, count_max=count, lease_us=30 * SECOND_US))
+        assert isinstance(outcome, Received)
+        return outcome.messages
+
+    def delete(self, name: str, handle: str) -> Outcome:
+        return self.run(Delete(queue=queue(name), origin=ORIGIN, handle=handle, arrived=self.now))[0]
+
+    def later(self, seconds: float) -> None:
+        self.now = Instant(self.now + int(seconds * SECOND_US))
+        self.run(Sweep(steps_max=1_000))
+
+    def live_a_little(self) -> None:
+        """Something of every kind that the books must account for."""
+        self.create("dead")
+        self.create("work", redrive=RedrivePolicy(queue("dead"), 1))
+        self.create("gone")
+        self.create("purged")
+        self.send("work", *(f"body {number}" for number in range(10)))
+        self.send("work", "late", delay_us=3_600 * SECOND_US)
+        self.send("work", "short", ttl_us=40 * SECOND_US)
+        self.send("gone", "x", "y")
+        self.send("purged", "x", "y", "z")
+        first, second, third, *_ = self.receive("work", 5)
+        self.delete("work", first.handle)
+        self.run(Extend(queue=queue("work"), origin=ORIGIN, handle=second.handle, lease_us=0, arrived=self.now))
+        self.run(Extend(queue=queue("work"), origin=ORIGIN, handle=third.handle, lease_us=10**9, arrived=self.now))
+        self.run(DeleteQueue(queue=queue("gone"), origin=ORIGIN), PurgeQueue(queue=queue("purged"), origin=ORIGIN))
+        self.send("purged", "after")
+        self.later(41)
+        self.receive("work", 10)
+        for _ in range(5):
+            self.later(1)
+
+
+@pytest.fixture
+def used(tmp_path: Path) -> Used:
+    used = Used(tmp_path / "data")
+    used.live_a_little()
+    return used
+
+
+def test_a_directory_in_use_is_in_order(used: Used, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(used.path, as_json=False) is Exit.DONE
+    printed = capsys.readouterr().out
+    assert "everything is in order" in printed
+    assert "moved: balanced" in printed
+    assert check(used.path, as_json=True) is Exit.DONE
+    report = json.loads(capsys.readouterr().out)
+    assert report["problems"] == []
+    assert report["queues"] == 3
+    assert report["messages"] == sum(each.info().counts.total for each in used.store.queues.by_key.values()) > 10
+    used.store.close()
+    assert check(used.path, as_json=True) is Exit.DONE
+
+
+DAMAGE = [
+    ("body", "UPDATE message SET body = x'00' WHERE sequence = (SELECT max(sequence) FROM message)", "its body"),
+    ("lease", "DELETE FROM message WHERE sequence = (SELECT min(sequence) FROM lease)", "there is no such message"),
+    ("lease", "UPDATE lease SET priority = 3", "priority"),
+    ("lease", "UPDATE lease SET origin = 99", "origin"),
+    ("lease", "UPDATE lease SET attempt = 0 WHERE first IS NOT NULL", "impossible"),
+    ("message", "UPDATE message SET line = NULL WHERE sequence NOT IN (SELECT sequence FROM lease)", "in no line"),
+    ("message", "DELETE FROM lease WHERE sequence = (SELECT min(sequence) FROM lease)", "passed over"),
+    ("message", "UPDATE message SET generation = 77 WHERE sequence NOT IN (SELECT sequence FROM lease)", "of no queue"),
+    ("message", "UPDATE mark SET sequence = 1", "impossible"),
+    ("queue", "UPDATE mark SET generation = 1", "never given"),
+    ("queue", "INSERT INTO garbage SELECT generation FROM queue WHERE deleted IS NULL", "on their way out"),
+    ("quarantine", "INSERT INTO quarantine SELECT sequence, generation, 1 FROM message LIMIT 1", "set apart"),
+    ("history", "DELETE FROM history WHERE offset = (SELECT offset FROM history LIMIT 1 OFFSET 5)", "does not follow"),
+    ("history", "DELETE FROM history WHERE offset = (SELECT max(offset) FROM history)", "ends at"),
+    ("history", "UPDATE history SET events = x'ff' WHERE offset = (SELECT max(offset) FROM history)", "cannot be read"),
+    ("books", "DELETE FROM message WHERE sequence = (SELECT max(sequence) FROM message)", "by its history"),
+]
+
+
+@pytest.mark.parametrize(("kind", "statement", "told"), DAMAGE)
+def test_damage_is_found(used: Used, kind: str, statement: str, told: str) -> None:
+    used.store.close()
+    connection = apsw.Connection(str(used.database))
+    connection.execute(statement)
+    assert connection.changes()
+    connection.close()
+    report = check_database(used.database)
+    assert any(problem.kind == kind and told in problem.text for problem in report.problems)
+    assert check(used.path, as_json=True) is Exit.WRONG
+
+
+def test_a_damaged_page_is_found(used: Used) -> None:
+    used.store.close()
+    connection = apsw.Connection(str(used.database))
+    root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'message_line'").get
+    page_bytes = connection.pragma("page_size")
+    connection.pragma("journal_mode", "DELETE")
+    connection.close()
+    with open(used.database, "r+b") as file:
+        file.seek((root - 1) * page_bytes)
+        file.write(b"\xff" * page_bytes)
+    report = check_database(used.database)
+    assert [problem.kind for problem in report.problems][:1] == ["file"]
+
+
+def test_a_trimmed_history_says_from_where(used: Used) -> None:
+    used.store.close()
+    connection = apsw.Connection(str(used.database))
+    connection.execute("DELETE FROM history WHERE offset < 4")
+    connection.close()
+    report = check_database(used.database)
+    assert report.problems == []
+    assert report.books == f"not checked: the history begins at offset {report.history_first_offset}"
+    assert report.history_first_offset >= 4
+
+
+def test_a_backup_of_a_store_in_use_is_whole_and_honours_no_old_handle(used: Used, tmp_path: Path) -> None:
+    (leased,) = used.receive("purged")
+    copy = tmp_path / "copy"
+    seen: list[tuple[int, int]] = []
+
+    def meanwhile(done: int, total: int) -> None:
+        used.send("purged", "meanwhile")
+        seen.append((done, total))
+
+    size_bytes = backup_directory(used.database, copy, meanwhile)
+    assert seen[-1][0] == seen[-1][1]
+    assert sorted(path.name for path in copy.iterdir()) == [DATABASE]
+    assert (copy.stat().st_mode & 0o777, (copy / DATABASE).stat().st_mode & 0o777) == (0o700, 0o600)
+    assert size_bytes == (copy / DATABASE).stat().st_size
+    report = check_database(copy / DATABASE)
+    assert (report.problems, report.books) == ([], "balanced")
+    bodies = [row[0] for row in apsw.Connection(str(copy / DATABASE)).execute("SELECT body FROM message")]
+    assert b"after" in bodies
+    assert b"meanwhile" not in bodies
+    restored = Used(copy)
+    restored.now = used.now
+    assert isinstance(restored.delete("purged", leased.handle), ReceiptInvalid)
+    restored.later(31)
+    (again,) = restored.receive("purged")
+    assert again.body == "after"
+    assert not isinstance(restored.delete("purged", again.handle), Exception)
+    assert not isinstance(used.delete("purged", leased.handle), Exception)
+    used.store.close()
+    restored.store.close()
+
+
+def test_the_copy_has_a_fresh_secret(used: Used, tmp_path: Path) -> None:
+    backup_file(used.database, tmp_path / "copy.db")
+    secrets = [
+        apsw.Connection(str(path)).execute("SELECT receipts, epoch FROM secret").fetchall()[0]
+        for path in (used.database, tmp_path / "copy.db")
+    ]
+    assert [len(part) for part in secrets[0]] == [len(part) for part in secrets[1]]
+    assert not set(secrets[0]) & set(secrets[1])
+    assert secrets[0][0] not in (tmp_path / "copy.db").read_bytes()
+
+
+def test_a_backup_overwrites_nothing(used: Used, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "file").touch()
+    for taken in ("full", "file"):
+        with pytest.raises(DestinationTaken):
+            backup_directory(used.database, tmp_path / taken)
+        with pytest.raises(Failure, match="exists already") as failed:
+            backup(used.path, tmp_path / taken, as_json=False)
+        assert failed.value.code is Exit.USAGE
+    with pytest.raises(DestinationTaken):
+        backup_file(used.database, tmp_path / "file")
+
+
+def test_a_failed_backup_leaves_nothing(used: Used, tmp_path: Path) -> None:
+    def fail(done: int, total: int) -> None:
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        backup_directory(used.database, tmp_path / "copy", fail)
+    assert list((tmp_path / "copy").iterdir()) == []
+
+
+def test_what_is_no_data_directory_is_told(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    connection = apsw.Connection(str(other / DATABASE))
+    connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / DATABASE).touch()
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / DATABASE).write_text("text" * 1000)
+    for data, code in (
+        ("none", Exit.DIRECTORY),
+        ("other", Exit.DIRECTORY),
+        ("empty", Exit.DIRECTORY),
+        ("text", Exit.STORE),
+    ):
+        for run in (check, lambda path, as_json: backup(path, tmp_path / "copy", as_json=as_json)):
+            with pytest.raises(Failure) as failed:
+                run(tmp_path / data, as_json=False)
+            assert failed.value.code is code

@@ -1,0 +1,270 @@
+"""`veilmq serve` as a process: starting, what stands in its way, signals, and what is there after a restart."""
+
+import os
+import signal
+import socket
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from botocore.exceptions import ClientError
+from tests.cli.conftest import Serve
+
+from veilmq.store.sqlite import history
+from veilmq.store.sqlite.connections import open_reader
+from veilmq.store.sqlite.directory import DATABASE, read_holder
+from veilmq.store.sqlite.options import Options
+
+KEYS = '[[account]]\nid = "111111111111"\n[[account.key]]\nid = "AK1"\nsecret = "hush-one"\n'
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    path.write_text(KEYS)
+    path.chmod(0o600)
+    return path
+
+
+def status_of(url: str) -> int:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return int(answer.status)
+
+
+def kinds(data: Path) -> list[str]:
+    connection = open_reader(data / DATABASE, Options())
+    try:
+        return [event.kind for event in history.read(connection, 0, 10_000)]
+    finally:
+        connection.close()
+
+
+def test_a_message_outlives_a_restart(serve: Serve) -> None:
+    server = serve().ready()
+    url = server.sqs().create_queue(QueueName="orders")["QueueUrl"]
+    server.sqs().send_message(QueueUrl=url, MessageBody="order 1")
+    assert status_of(server.admin + "/health/live") == 200
+    assert server.stop() == 0
+    again = serve().ready()
+    url = again.sqs().get_queue_url(QueueName="orders")["QueueUrl"]
+    (message,) = again.sqs().receive_message(QueueUrl=url)["Messages"]
+    assert message["Body"] == "order 1"
+    again.send_signal(signal.SIGINT)
+    assert again.ended() == 0
+
+
+def test_the_start_log_tells_mode_settings_and_listeners(serve: Serve) -> None:
+    server = serve("--parked-max", "77", VEILMQ_IDLE_S="12.5").ready()
+    assert server.stop() == 0
+    told = server.told()
+    assert '"parked_max": 77' in told
+    assert '"idle_s": 12.5' in told
+    assert "development mode" in told
+    assert told.count("not built yet") == 0
+    assert all(set(line) >= {"at", "level", "logger", "message"} for line in server.logs)
+
+
+def test_a_port_that_is_not_built_is_told_once_and_not_opened(serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = serve("--mns", f"127.0.0.1:{taken.getsockname()[1]}").ready()
+    assert server.stop() == 0
+    assert server.told().count("not built yet") == 1
+    assert "--mns" in server.told()
+
+
+def test_others_learn_who_holds_the_directory(serve: Serve) -> None:
+    first = serve().ready()
+    holder = read_holder(first.data)
+    assert holder is not None
+    assert holder.pid == first.process.pid
+    assert holder.listeners == {"sqs": first.url, "admin": first.admin}
+    second = serve()
+    assert second.ended() == 3
+    assert f"held by pid {first.process.pid}" in second.told()
+    assert "--data" in second.told()
+    assert first.sqs().list_queues()["ResponseMetadata"]["HTTPStatusCode"] == 200
+
+
+@pytest.mark.parametrize("name", ["sqs", "admin"])
+def test_a_port_in_use(serve: Serve, name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = serve(f"--{name}", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert server.ended() == 4
+        assert "in use" in server.told()
+        assert "Choose another" in server.told()
+        assert str(taken.getsockname()[1]) in server.told()
+
+
+def test_wrong_flags_and_files(serve: Serve, tmp_path: Path, keys: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[[account]]\nid = 'hush'\n")
+    bad.chmod(0o600)
+    keys.chmod(0o644)
+    config = tmp_path / "config.toml"
+    config.write_text("\nsqqs = 1")
+    text = tmp_path / "text.pem"
+    text.write_text("text")
+    for arguments, told in (
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--idle-s", "soon"], "--idle-s"),
+        (["--sqs", "0.0.0.0:0"], "credentials"),
+        (["--credentials", str(bad)], "12 digits"),
+        (["--credentials", str(keys)], "chmod 600"),
+        (["--config", str(config)], "line 2: sqqs"),
+        (["--queues", str(tmp_path / "none.toml")], "none.toml"),
+        (["--tls-cert", str(text), "--tls-key", str(text)], "TLS"),
+        (["--tls-cert", str(tmp_path / "none.pem"), "--tls-key", str(text)], "none.pem"),
+    ):
+        server = serve(*arguments)
+        assert server.ended() == 2, (arguments, server.told())
+        assert told in server.told()
+        assert "hush" not in server.told()
+        assert "Traceback" not in server.told()
+
+
+def test_a_directory_that_cannot_be_served(serve: Serve, tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+    opened.mkdir()
+    opened.chmod(0o755)
+    file = tmp_path / "file"
+    file.touch()
+    serve(data=tmp_path / "newer").ready().stop()
+    connection = apsw.Connection(str(tmp_path / "newer" / DATABASE))
+    connection.pragma("user_version", 99)
+    connection.close()
+    serve(data=tmp_path / "shown").ready().stop()
+    (tmp_path / "shown" / "admin-token").chmod(0o644)
+    for data, told in (
+        (opened, "chmod 700"),
+        (file, "file"),
+        (tmp_path / "newer", "upgrade"),
+        (tmp_path / "shown", "600"),
+    ):
+        server = serve(data=data)
+        assert server.ended() == 3, server.told()
+        assert told in server.told()
+        assert "Traceback" not in server.told()
+
+
+def test_the_admin_token_stays(serve: Serve) -> None:
+    server = serve().ready()
+    path = server.data / "admin-token"
+    token = path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(token) > 40
+    assert token.strip() not in server.told()
+    server.stop()
+    serve().ready().stop()
+    assert path.read_text() == token
+
+
+def test_keys_are_checked_and_read_again_on_sighup(serve: Serve, keys: Path) -> None:
+    server = serve("--credentials", str(keys)).ready()
+    assert "development" not in server.told()
+    server.sqs("AK1", "hush-one").list_queues()
+    for key, secret, code in (("AK1", "wrong", "SignatureDoesNotMatch"), ("AK2", "hush-two", "InvalidClientTokenId")):
+        with pytest.raises(ClientError) as refused:
+            server.sqs(key, secret).list_queues()
+        assert refused.value.response["Error"]["Code"] == code
+    keys.write_text("[[account]]\nid = 'x'")
+    server.send_signal(signal.SIGHUP)
+    server.wait_for("stay as they were")
+    server.sqs("AK1", "hush-one").list_queues()
+    keys.write_text(KEYS.replace("AK1", "AK2").replace("hush-one", "hush-two"))
+    server.send_signal(signal.SIGHUP)
+    server.wait_for("1 accounts with 1 keys")
+    server.sqs("AK2", "hush-two").list_queues()
+    with pytest.raises(ClientError):
+        server.sqs("AK1", "hush-one").list_queues()
+    assert server.stop() == 0
+    assert "hush" not in server.told()
+
+
+def test_declared_queues_are_there_and_stay_as_they_are(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "queues.toml"
+    path.write_text(
+        '[[queue]]\nname = "orders"\nvisibility_timeout = "45s"\n'
+        'dead_letter = { queue = "dead", receive_count_max = 3 }\n[[queue]]\nname = "dead"\n'
+    )
+    for _ in range(2):
+        server = serve("--queues", str(path)).ready()
+        url = server.sqs().get_queue_url(QueueName="orders")["QueueUrl"]
+        got = server.sqs().get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        assert got["VisibilityTimeout"] == "45"
+        assert "dead" in got["RedrivePolicy"]
+        server.stop()
+    assert kinds(server.data) == ["queue_created", "queue_created"]
+    path.write_text('[[queue]]\nname = "orders"\nvisibility_timeout = "50s"\n')
+    serve("--queues", str(path)).ready().stop()
+    assert kinds(server.data)[2:] == ["queue_changed"]
+
+
+def test_a_declared_queue_that_the_store_refuses_ends_the_start(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "queues.toml"
+    path.write_text('[[queue]]\nname = "orders"\ndead_letter = { queue = "none", receive_count_max = 3 }\n')
+    server = serve("--queues", str(path))
+    assert server.ended() == 2
+    assert "none" in server.told()
+    assert "Traceback" not in server.told()
+
+
+def test_a_parked_receive_is_answered_at_shutdown(serve: Serve) -> None:
+    server = serve().ready()
+    url = server.sqs().create_queue(QueueName="orders")["QueueUrl"]
+    answers: list[dict[str, Any]] = []
+    polling = server.sqs()
+    began = threading.Event()
+    polling.meta.events.register("before-send.sqs.ReceiveMessage", lambda **_: began.set())
+    poll = threading.Thread(
+        target=lambda: answers.append(polling.receive_message(QueueUrl=url, WaitTimeSeconds=20, MaxNumberOfMessages=1))
+    )
+    poll.start()
+    assert began.wait(10)
+    # What is sent after the poll is answered after it has been read, on one loop: the poll is parked by then.
+    server.sqs().list_queues()
+    assert server.stop() == 0
+    poll.join(10)
+    assert [answer.get("Messages", []) for answer in answers] == [[]]
+
+
+def test_a_kill_loses_nothing_acknowledged(serve: Serve) -> None:
+    server = serve().ready()
+    url = server.sqs().create_queue(QueueName="orders")["QueueUrl"]
+    sent = {server.sqs().send_message(QueueUrl=url, MessageBody=f"{n}")["MessageId"] for n in range(5)}
+    os.kill(server.process.pid, signal.SIGKILL)
+    assert server.ended() == -signal.SIGKILL
+    again = serve().ready()
+    url = again.sqs().get_queue_url(QueueName="orders")["QueueUrl"]
+    got = again.sqs().receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
+    assert {message["MessageId"] for message in got} == sent
+
+
+def test_backup_and_check_beside_a_running_server(serve: Serve, veilmq: Any, tmp_path: Path) -> None:
+    server = serve().ready()
+    url = server.sqs().create_queue(QueueName="orders")["QueueUrl"]
+    server.sqs().send_message(QueueUrl=url, MessageBody="order 1")
+    done = veilmq("backup", str(tmp_path / "copy"), "--data", str(server.data))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "veilmq serve --data" in done.stdout
+    checked = veilmq("check", VEILMQ_DATA=str(server.data))
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "balanced" in checked.stdout
+    copy = serve(data=tmp_path / "copy").ready()
+    url = copy.sqs().get_queue_url(QueueName="orders")["QueueUrl"]
+    assert copy.sqs().receive_message(QueueUrl=url)["Messages"][0]["Body"] == "order 1"
+
+
+def test_help_and_version(veilmq: Any) -> None:
+    for arguments, told in (
+        (["--help"], "Exit codes"),
+        (["serve", "--help"], "--tls-cert"),
+        (["--version"], "veilmq "),
+    ):
+        done = veilmq(*arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert told in done.stdout
+    assert veilmq("keys", "new", "--account", "1").returncode == 2
+    assert veilmq("check", "--data", "/nonexistent").returncode == 3

@@ -1,0 +1,115 @@
+"""Flag before variable before file before default, for every setting; and errors that name where a value came from."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.sources import flag, resolve, variable
+from veilmq.server.settings import FIELDS, Address, Settings
+
+# For each setting three values that differ from each other and from the default: file, variable, flag.
+VALUES: dict[str, tuple[Any, str, str]] = {
+    "data": ("a", "b", "c"),
+    "sqs": ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"),
+    "azure": ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"),
+    "mns": ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"),
+    "admin": ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"),
+    "credentials": ("a", "b", "c"),
+    "queues": ("a", "b", "c"),
+    "external_url": ("http://a", "http://b", "http://c"),
+    "base_domain": ("a", "b", "c"),
+    "tls_cert": ("a", "b", "c"),
+    "tls_key": ("a", "b", "c"),
+    "cors_origins": (["http://a"], "http://b", "http://c"),
+    "log_format": ("json", "json", "json"),
+    "log_level": ("debug", "warning", "error"),
+}
+NEEDS = {"tls_cert": {"tls_key": "k"}, "tls_key": {"tls_cert": "c"}}
+
+
+def values(name: str) -> tuple[Any, str, str]:
+    default = FIELDS[name].default
+    if isinstance(default, bool):
+        return not default, str(not default).lower(), str(not default).lower()
+    if isinstance(default, int):
+        return 1, "2", "3"
+    if isinstance(default, float):
+        return 1.5, "2.5", "3.5"
+    return VALUES[name]
+
+
+def toml(name: str, value: Any) -> str:
+    return f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n"
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_nearest_source_wins(tmp_path: Path, name: str) -> None:
+    in_file, in_environment, in_flag = values(name)
+    path = tmp_path / "veilmq.toml"
+    path.write_text(toml(name, in_file) + "".join(toml(*each) for each in NEEDS.get(name, {}).items()))
+    config = {"config": str(path)}
+    environment = {variable(name): in_environment}
+
+    def got(flags: dict[str, Any], environment: dict[str, str]) -> str:
+        resolved = resolve(flags, environment)
+        assert name in resolved.given
+        value = getattr(resolved.settings, name)
+        return ",".join(value) if isinstance(value, tuple) and not isinstance(value, Address) else str(value)
+
+    def shown(value: object) -> str:
+        return ",".join(value) if isinstance(value, list) else str(value)
+
+    assert got(config, {}).lower() == shown(in_file).lower()
+    assert got({}, {variable("config"): str(path)}).lower() == shown(in_file).lower()
+    assert got(config, environment).lower() == in_environment
+    assert got(config | {name: in_flag}, environment).lower() == in_flag
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert resolve(dict.fromkeys((*FIELDS, "config")), {"VEILMQ_SQS": ""}) == (Settings(), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sqs = 5", ["line 1: sqs", "HOST:PORT"]),
+        ('\nsqss = "x"', ["line 2: sqss", "did you mean sqs"]),
+        ('log-format = "json"', ["line 1: log-format", "did you mean log_format"]),
+        ("[server]\n", ["line 1: server", "no such setting"]),
+        ("idle_s = '5'", ["line 1: idle_s", "float"]),
+        ("sqs = \nadmin = ''", ["not TOML", "line 1"]),
+        ("sqs = '0.0.0.0:1'", ["line 1: sqs", "credentials"]),
+        ("tls_cert = 'c'", ["line 1: tls_cert", "its key"]),
+    ],
+)
+def test_a_bad_file_is_told_by_file_line_and_key(tmp_path: Path, text: str, told: list[str]) -> None:
+    path = tmp_path / "veilmq.toml"
+    path.write_text(text)
+    with pytest.raises(Failure) as failed:
+        resolve({"config": str(path)}, {})
+    assert failed.value.code is Exit.USAGE
+    for part in [str(path), *told]:
+        assert part in str(failed.value)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="cannot be read"):
+        resolve({}, {"VEILMQ_CONFIG": str(tmp_path / "none")})
+
+
+def test_an_error_names_the_flag_or_the_variable() -> None:
+    for flags, environment, name in (
+        ({"parked_max": "x"}, {}, "--parked-max"),
+        ({}, {"VEILMQ_PARKED_MAX": "x"}, "VEILMQ_PARKED_MAX"),
+        ({"sqs": "0.0.0.0:1"}, {}, "--sqs"),
+        ({"admin": "127.0.0.1:9324"}, {}, "--admin"),
+    ):
+        with pytest.raises(Failure, match=f"^{name}: "):
+            resolve(flags, environment)
+
+
+def test_names() -> None:
+    assert flag("tls_cert") == "--tls-cert"
+    assert variable("tls_cert") == "VEILMQ_TLS_CERT"

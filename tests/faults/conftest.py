@@ -1,0 +1,26 @@
+"""A disk that can fail, and small stores on it."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import msgspec
+import pytest
+
+from veilmq.store.sqlite.options import MIB, Options
+from veilmq.testing.faults import FaultDisk
+from veilmq.testing.sqlite import SMALL
+
+_NAMES = count()
+
+
+@pytest.fixture
+def disk() -> Iterator[FaultDisk]:
+    disk = FaultDisk(f"fault-{next(_NAMES)}")
+    yield disk
+    disk.unregister()
+
+
+@pytest.fixture
+def options(disk: FaultDisk) -> Options:
+    """Small checkpoints, so that they happen; a reserve, so that it can be given up."""
+    return msgspec.structs.replace(SMALL, vfs=disk.name, checkpoint_bytes=64 * 1024, reserve_bytes=MIB)

@@ -1,0 +1,83 @@
+"""Power cuts: whatever the disk made of the unsynced writes, what was acknowledged is there.
+
+Strategy: after each commit of a random workload, and amid each batch, directories are built as a cut at that instant
+could leave them, opened on the ordinary file layer, and held against the log.
+"""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from veilmq.model.commands import CreateQueue
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.queue import QueueKey
+from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing.acknowledged import Workload
+from veilmq.testing.clock import EPOCH
+from veilmq.testing.contract.stage import TESTER
+from veilmq.testing.faults import FaultDisk
+from veilmq.testing.sqlite import SMALL
+
+QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
+
+
+def losses_after_cuts(disk: FaultDisk, options: Options, path: Path, seed: int, batches: int, body_bytes: int = 40) -> list[str]:
+    """Run a workload with a cut at each commit and amid each batch; everything that was lost."""
+    found: list[str] = []
+    store = SqliteStore(path / "data", options)
+    now = EPOCH
+    store.apply([CreateQueue(queue=QUEUE, origin=TESTER)], now)
+    store.commit()
+    work = Workload(QUEUE, seed, body_bytes)
+
+    def cut(number: int) -> None:
+        left = path / "left"
+        disk.power_cut(path / "data", left, seed * 1_000 + number)
+        reopened = SqliteStore(left, SMALL)
+        try:
+            found.extend(work.log.losses(reopened, QUEUE, now))
+        finally:
+            reopened.close()
+            shutil.rmtree(left)
+
+    for number in range(batches):
+        now = Instant(now + (number % 7) * SECOND_US)
+        commands = work.batch(now)
+        applied = store.apply(commands, now)
+        if number % 3 == 0:
+            cut(2 * number)
+        if applied.wrote:
+            store.commit()
+        work.acknowledge(commands, applied.outcomes)
+        cut(2 * number + 1)
+    store.close()
+    cut(2 * batches)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_acknowledged_is_lost(disk: FaultDisk, options: Options, tmp_path: Path, seed: int) -> None:
+    assert losses_after_cuts(disk, options, tmp_path, seed, batches=25) == []
+
+
+def test_nothing_acknowledged_is_lost_across_checkpoints(disk: FaultDisk, options: Options, tmp_path: Path) -> None:
+    assert losses_after_cuts(disk, options, tmp_path, 77, batches=40, body_bytes=20_000) == []
+    assert disk.calls["xSync"] > 45, "the checkpoints sync too"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_nothing_acknowledged_is_lost_at_many_seeds(
+    disk: FaultDisk, options: Options, tmp_path: Path, seed: int
+) -> None:
+    assert losses_after_cuts(disk, options, tmp_path, seed, batches=40, body_bytes=4_000 if seed % 2 else 40) == []
+
+
+def test_the_check_finds_what_a_store_without_fsync_loses(disk: FaultDisk, options: Options, tmp_path: Path) -> None:
+    careless = msgspec.structs.replace(options, synchronous="OFF")
+    found = losses_after_cuts(disk, careless, tmp_path, 1, batches=25)
+    assert any("lost" in loss or "gone" in loss for loss in found)

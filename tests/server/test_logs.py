@@ -1,0 +1,61 @@
+"""Log lines: one a record, readable or JSON, whatever a client put into them."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+
+from veilmq.server.logs import set_up
+
+
+@pytest.fixture(autouse=True)
+def _root_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def logged(form: Literal["human", "json"], level: str = "info") -> list[str]:
+    stream = io.StringIO()
+    set_up(form, level, stream)
+    log = logging.getLogger("veilmq.test")
+    log.debug("quiet")
+    log.info("refused %s", "a\nb\r\x1b[31m\u2028c", extra={"request": "r-1"})
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        log.exception("failed")
+    return stream.getvalue().split("\n")
+
+
+def test_human_lines() -> None:
+    first, second, *traceback, last = logged("human")
+    assert first.endswith("Z INFO    veilmq.test: refused a\\x0ab\\x0d\\x1b[31m\\x2028c (request r-1)")
+    assert second.endswith("ERROR   veilmq.test: failed")
+    assert traceback
+    assert all(line.startswith("    ") for line in traceback)
+    assert last == ""
+
+
+def test_json_lines() -> None:
+    first, second, last = logged("json")
+    read = json.loads(first)
+    assert read.pop("at").endswith("Z")
+    assert read == {
+        "level": "info",
+        "logger": "veilmq.test",
+        "message": "refused a\nb\r\x1b[31m\u2028c",
+        "request": "r-1",
+    }
+    assert "ValueError: two" in json.loads(second)["traceback"]
+    assert last == ""
+
+
+def test_the_level_is_kept() -> None:
+    assert "quiet" in logged("human", "debug")[0]
+    assert len(logged("json", "error")) == 2

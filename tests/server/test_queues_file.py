@@ -1,0 +1,233 @@
+"""Declared queues, from our TOML and from ElasticMQ's configuration."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veilmq.model.commands import SERVER
+from veilmq.model.queue import QueueKey, QueueSettings, RedrivePolicy, XmlBody
+from veilmq.server.credentials import Account
+from veilmq.server.elasticmq_file import read as read_elasticmq
+from veilmq.server.queues_file import Declared, duration_us, read
+from veilmq.server.toml_file import FileInvalid
+
+HOME = Account("111111111111", home_region="eu-west-1")
+
+
+def declared(tmp_path: Path, text: str, name: str = "queues.toml", account: Account | None = HOME) -> Declared:
+    path = tmp_path / name
+    path.write_text(text)
+    return read(path, account)
+
+
+def key(name: str, region: str = "eu-west-1", account: str = "111111111111") -> QueueKey:
+    return QueueKey(account, region, name)
+
+
+TOML = """\
+[[queue]]
+name = "orders"
+visibility_timeout = "45s"
+delay = 1.5
+retention = "4d"
+wait = "20 s"
+message_bytes_max = 2048
+dead_letter = { queue = "orders-dead", receive_count_max = 3 }
+xml_body = "base64"
+tags = { team = "shop" }
+
+[[queue]]
+name = "orders-dead"
+
+[[queue]]
+name = "far.fifo"
+account = "222222222222"
+region = "us-west-2"
+content_deduplication = true
+"""
+
+
+def test_toml(tmp_path: Path) -> None:
+    found = declared(tmp_path, TOML)
+    dead, orders, far = found.queues
+    assert found.warnings == []
+    assert dead.create.queue == key("orders-dead")
+    assert dead.create.change == {}
+    assert orders.create.queue == key("orders")
+    assert orders.create.origin == SERVER
+    assert orders.create.change == {
+        "visibility_timeout_us": 45_000_000,
+        "delay_us": 1_500_000,
+        "retention_us": 345_600_000_000,
+        "wait_us": 20_000_000,
+        "message_bytes_max": 2048,
+        "redrive": RedrivePolicy(key("orders-dead"), 3),
+        "xml_body": XmlBody.BASE64,
+        "tags": {"team": "shop"},
+    }
+    assert orders.change.queue == orders.create.queue
+    assert orders.change.change == orders.create.change
+    QueueSettings(**orders.create.change)
+    assert far.create.queue == key("far.fifo", "us-west-2", "222222222222")
+    assert far.create.change == {"fifo": True, "content_deduplication": True}
+
+
+def test_dead_letter_queues_come_first_along_a_chain(tmp_path: Path) -> None:
+    text = "".join(
+        f'[[queue]]\nname = "q{number}"\ndead_letter = {{ queue = "q{number + 1}", receive_count_max = 1 }}\n'
+        for number in range(5)
+    )
+    names = [each.create.queue.name for each in declared(tmp_path, text).queues]
+    assert names == ["q4", "q3", "q2", "q1", "q0"]
+
+
+def test_without_a_sole_account_each_queue_names_one(tmp_path: Path) -> None:
+    assert declared(tmp_path, '[[queue]]\nname="a"\naccount="222222222222"', account=None).queues[
+        0
+    ].create.queue == key("a", "us-east-1", "222222222222")
+    with pytest.raises(FileInvalid, match="several"):
+        declared(tmp_path, '[[queue]]\nname="a"', account=None)
+
+
+BAD = [
+    ('name = "a"\nvisibility = 3', ["line 3", "queue a", "unknown key visibility", "visibility_timeout"]),
+    ('name = "a"\nvisibility_timeout = "30 parsecs"', ["line 3", "queue a", "visibility_timeout", "12h"]),
+    ('name = "a"\nvisibility_timeout = "13h"', ["line 3", "0 to 12h"]),
+    ('name = "a"\ndelay = -1', ["line 3", "delay"]),
+    ('name = "a"\ndelay = nan', ["line 3", "delay"]),
+    ('name = "a"\ndelay = inf', ["line 3", "delay"]),
+    ('name = "a"\ndelay = true', ["line 3", "delay"]),
+    ('name = "a"\nretention = 10', ["retention", "1m to 14d"]),
+    ('name = "a"\nmessage_bytes_max = 1', ["line 3", "1024"]),
+    ('name = "a b"', ["line 1", "name"]),
+    ("delay = 1", ["queue 1", "name"]),
+    ('name = "a"\naccount = "1"', ["line 3", "12 digits"]),
+    ('name = "a"\nregion = "A"', ["line 3", "region"]),
+    ('name = "a"\nfifo = true', ["line 3", ".fifo"]),
+    ('name = "a.fifo"\nfifo = false', ["line 3", ".fifo"]),
+    ('name = "a"\ncontent_deduplication = true', ["line 3", "FIFO"]),
+    ('name = "a"\ndead_letter = { queue = "b" }', ["line 3", "dead_letter", "receive_count_max"]),
+    ('name = "a"\ndead_letter = { queue = "b", receive_count_max = 0 }', ["line 3", "1 to 1000"]),
+    ('name = "a"\ndead_letter = { queue = "a", receive_count_max = 1 }', ["line 3", "another queue"]),
+    ('name = "a"\n[[queue]]\nname = "a"', ["line 3", "twice"]),
+    (
+        'name = "a"\ndead_letter = { queue = "b", receive_count_max = 1 }\n'
+        '[[queue]]\nname = "b"\ndead_letter = { queue = "a", receive_count_max = 1 }',
+        ["line 1", "circle"],
+    ),
+    ('name = "a', ["not TOML"]),
+    ('name = "a"\n[queues]', ["line 3", "unknown table queues"]),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), BAD)
+def test_bad_toml_is_refused_by_line_and_queue(tmp_path: Path, text: str, told: list[str]) -> None:
+    with pytest.raises(FileInvalid) as refused:
+        declared(tmp_path, "[[queue]]\n" + text)
+    for part in told:
+        assert part in str(refused.value)
+
+
+def test_single_brackets_are_told(tmp_path: Path) -> None:
+    with pytest.raises(FileInvalid, match="two brackets"):
+        declared(tmp_path, '[queue]\nname = "a"')
+
+
+ELASTICMQ = """\
+include classpath("application.conf")
+
+// ports
+node-address {
+  protocol = http
+  host = "*"
+}
+aws {
+  region = us-west-2
+  accountId = 222222222222
+}
+queues {
+  orders {  # one
+    defaultVisibilityTimeout = 10 seconds
+    delay = 500 ms
+    receiveMessageWait: 0
+    deadLettersQueue {
+      name = "orders-dead"
+      maxReceiveCount = 3 // from 1 to 1000
+    }
+    fifo = false
+    contentBasedDeduplication = false
+    copyTo = "audit"
+    tags { team = "the shop", tier = 1 }
+  }
+  orders-dead { }
+  "odd_name" { fifo = true, contentBasedDeduplication = true }
+}
+queues.late.delay = 1 minute
+"""
+
+
+def test_elasticmq(tmp_path: Path) -> None:
+    found = declared(tmp_path, ELASTICMQ, "elasticmq.conf")
+    assert [each.create.queue for each in found.queues] == [
+        key(name, "us-west-2", "222222222222") for name in ("orders-dead", "orders", "odd_name.fifo", "late")
+    ]
+    dead, orders, odd, late = (each.create for each in found.queues)
+    assert dead.change == {}
+    assert orders.change == {
+        "visibility_timeout_us": 10_000_000,
+        "delay_us": 500_000,
+        "wait_us": 0,
+        "redrive": RedrivePolicy(dead.queue, 3),
+        "tags": {"team": "the shop", "tier": "1"},
+    }
+    assert odd.change == {"fifo": True, "content_deduplication": True}
+    assert late.change == {"delay_us": 60_000_000}
+    assert ["line 4: node-address" in found.warnings[0], "line 23: queue orders: copyTo" in found.warnings[1]] == [
+        True
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("queues {\n a {\n colour = red\n }\n}", ["line 3", "queue a: colour", "unknown key", "deadLettersQueue"]),
+        ("queues { a { delay = soon } }", ["line 1", "queue a: delay", "duration"]),
+        ("queues {\n a { delay = ${x} } }", ["line 2", "'$'"]),
+        ("queues { a { fifo = maybe } }", ["true or false"]),
+        ("queues { a { tags = x } }", ["expected {"]),
+        ("queues { a { delay { } } }", ["expected a value"]),
+        ("queues { a = 5 }", ["queue a: expected {"]),
+        ("queues = 5", ["queues: expected {"]),
+        ("queues { a { deadLettersQueue { name = b } } }", ["maxReceiveCount"]),
+        ("queues { a { deadLettersQueue { name = b, maxReceiveCount = x } } }", ["maxReceiveCount", "number"]),
+        ("queues { a { delay = 5 s\n", ["line 2", "end of the file"]),
+        ("queues { a { } } }", ["line 1", "'}'"]),
+        ("queues { a b { } }", ["expected = or {"]),
+        ("queues { a { delay = 99 days } }", ["line 1", "delay", "7d"]),
+        ("q {" * 50, ["too deep"]),
+    ],
+)
+def test_bad_elasticmq_is_refused_by_line(tmp_path: Path, text: str, told: list[str]) -> None:
+    with pytest.raises(FileInvalid) as refused:
+        declared(tmp_path, text, "elasticmq.conf")
+    for part in told:
+        assert part in str(refused.value)
+
+
+@given(st.text(alphabet='queus{}[]=:"#/\\ \n,.$a1\t\r-', max_size=200) | st.text(max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    lines = text.count("\n") + 1
+    try:
+        read = read_elasticmq(Path("x.conf"), text)
+    except FileInvalid as error:
+        told = [error.line]
+    else:
+        told = list(read.lines)
+    assert all(line is not None and 1 <= line <= lines for line in told)
+
+
+@given(st.text(max_size=30) | st.integers() | st.floats())
+def test_any_duration_is_read_or_refused(given: str | float) -> None:
+    assert isinstance(duration_us(given), int | None)

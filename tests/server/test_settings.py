@@ -1,0 +1,118 @@
+"""Settings: what each field takes, what its error says, and the rules that join fields."""
+
+from pathlib import Path
+
+import pytest
+
+from veilmq.server.settings import FIELDS, Address, SettingInvalid, Settings, parse
+
+GOOD = [
+    ("sqs", "127.0.0.1:0", Address("127.0.0.1", 0)),
+    ("sqs", "[::1]:9324", Address("::1", 9324)),
+    ("sqs", "queue.example:65535", Address("queue.example", 65535)),
+    ("data", "there", Path("there")),
+    ("parked_max", "7", 7),
+    ("idle_s", "1.5", 1.5),
+    ("idle_s", "2", 2.0),
+    ("cooldowns", "false", False),
+    ("insecure", "1", True),
+    ("log_format", "json", "json"),
+    ("external_url", "https://queue.example:8443/a", "https://queue.example:8443/a"),
+    ("base_domain", "queues.example", "queues.example"),
+    ("cors_origins", "https://a.example, http://b.example:81", ("https://a.example", "http://b.example:81")),
+    ("cors_origins", "*", ("*",)),
+]
+BAD = [
+    ("sqs", "9324", "HOST:PORT"),
+    ("sqs", ":9324", "HOST:PORT"),
+    ("sqs", "127.0.0.1:65536", "HOST:PORT"),
+    ("sqs", "::1:9324", "HOST:PORT"),
+    ("sqs", "[x]:9324", "HOST:PORT"),
+    ("sqs", "[1]:9324", "IPv6"),
+    ("data", "", "a path"),
+    ("credentials", "a\0b", "a path"),
+    ("parked_max", "0", ">= 1"),
+    ("parked_max", "many", "int"),
+    ("idle_s", "0", "> 0"),
+    ("idle_s", "nan", "0"),
+    ("insecure", "perhaps", "bool"),
+    ("log_format", "xml", "human, json"),
+    ("external_url", "queue.example", "http://HOST"),
+    ("external_url", "http://me:hush@queue.example", "http://HOST"),
+    ("base_domain", "a b", "domain name"),
+    ("cors_origins", "https://a.example/path", "origins"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value"), GOOD)
+def test_text_becomes_a_value(name: str, text: str, value: object) -> None:
+    assert parse(name, text, from_text=True) == value
+
+
+@pytest.mark.parametrize(("name", "text", "allowed"), BAD)
+def test_bad_text_is_refused_with_what_is_allowed(name: str, text: str, allowed: str) -> None:
+    with pytest.raises(SettingInvalid) as refused:
+        parse(name, text, from_text=True)
+    assert refused.value.name == name
+    assert allowed in refused.value.allowed
+    assert "hush" not in str(refused.value)
+
+
+def test_a_file_gives_types_not_text() -> None:
+    assert parse("parked_max", 7, from_text=False) == 7
+    assert parse("idle_s", 2, from_text=False) == 2.0
+    assert parse("cors_origins", ["https://a.example"], from_text=False) == ("https://a.example",)
+    for name, given in (("parked_max", "7"), ("parked_max", True), ("insecure", 1), ("data", 5), ("sqs", 9324)):
+        with pytest.raises(SettingInvalid):
+            parse(name, given, from_text=False)
+
+
+def test_every_field_has_help_and_a_default_that_parses() -> None:
+    for field in FIELDS.values():
+        assert field.help
+        if isinstance(field.default, Path | Address):
+            assert parse(field.name, str(field.default), from_text=True) == field.default
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST"])
+def test_loopback(host: str) -> None:
+    assert Address(host, 1).loopback
+    assert Settings(sqs=Address(host, 1)).sqs.host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "queue.example"])
+@pytest.mark.parametrize("name", ["sqs", "azure", "mns", "admin"])
+def test_beyond_loopback_needs_credentials_and_tls_or_insecure(name: str, host: str) -> None:
+    where = {name: Address(host, 7000)}
+    keys, tls = Path("keys.toml"), {"tls_cert": Path("c.pem"), "tls_key": Path("k.pem")}
+    for lacking, allowed in (({}, "credentials"), (tls, "credentials"), ({"credentials": keys}, "tls_cert")):
+        with pytest.raises(SettingInvalid, match=allowed) as refused:
+            Settings(**where, **lacking)
+        assert refused.value.name == name
+    Settings(**where, credentials=keys, **tls)
+    Settings(**where, credentials=keys, insecure=True)
+
+
+def test_two_ports_cannot_share_an_address() -> None:
+    with pytest.raises(SettingInvalid, match="taken by sqs"):
+        Settings(sqs=Address("127.0.0.1", 7000), admin=Address("127.0.0.1", 7000))
+    Settings(sqs=Address("127.0.0.1", 0), admin=Address("127.0.0.1", 0))
+
+
+def test_certificate_and_key_belong_together() -> None:
+    with pytest.raises(SettingInvalid, match="neither"):
+        Settings(tls_cert=Path("c.pem"))
+
+
+def test_what_is_shown_is_what_differs_as_plain_values() -> None:
+    assert Settings().shown() == {}
+    shown = Settings(sqs=Address("::1", 7000), data=Path("d"), parked_max=5).shown()
+    assert shown == {"data": "d", "sqs": "[::1]:7000", "parked_max": 5}
+
+
+def test_limits_reach_their_rooms() -> None:
+    settings = Settings(parked_max=11, idle_s=12.0, history_s_max=13, floor_bytes=14)
+    assert settings.engine_limits().parked_max == 11
+    assert settings.listener_limits().idle_s == 12.0
+    assert settings.store_options().history_us_max == 13_000_000
+    assert settings.store_options().floor_bytes == 14

@@ -1,0 +1,18 @@
+"""SQLite passes the store contract."""
+
+from pathlib import Path
+
+import pytest
+
+from veilmq.testing import contract
+from veilmq.testing.contract import stage  # noqa: F401 - a fixture
+from veilmq.testing.sqlite import SqliteFactory
+
+
+@pytest.fixture
+def store_factory(tmp_path: Path) -> SqliteFactory:
+    return SqliteFactory(tmp_path / "data")
+
+
+for cases in contract.SUITE:
+    globals()[cases.__name__] = cases
