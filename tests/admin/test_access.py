@@ -13,6 +13,8 @@ from veilmq.model.access import EVERYTHING, AccessKey, Action, Grant
 from veilmq.server.credentials import DevelopmentKeyring
 from veilmq.server.settings import Settings
 
+# One for all: to make a client takes longer than to ask.
+HTTP = httpx.Client(timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
 QUEUES = "/api/v1/queues"
 ORDERS = f"{QUEUES}/111111111111/us-east-1/orders"
 OTHERS = f"{QUEUES}/222222222222/us-east-1/orders"
@@ -33,7 +35,7 @@ def checked(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         tmp_path_factory.mktemp("checked") / "data", KEYS, Settings(cors_origins=("https://console.example",))
     ) as server:
         for queue in (ORDERS, OTHERS, ORDERS + "-2"):
-            assert httpx.put(server.url + queue, headers=BEARER).status_code == 201
+            assert HTTP.put(server.url + queue, headers=BEARER).status_code == 201
         yield server.url
 
 
@@ -70,32 +72,32 @@ def basic(key_id: str, secret: str | None = None) -> dict[str, str]:
 )
 @pytest.mark.parametrize("path", [QUEUES, "/api/v1/settings", "/api/v1/events", "/nowhere", ORDERS])
 def test_without_credentials_nothing_is_told(checked: str, path: str, headers: dict[str, str]) -> None:
-    answer = httpx.get(checked + path, headers=headers)
+    answer = HTTP.get(checked + path, headers=headers)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"].startswith("Bearer")
     assert answer.json()["error"] == "not_authenticated"
 
 
 def test_health_needs_no_credentials(checked: str) -> None:
-    assert httpx.get(checked + "/health/live").json() == {"live": True}
-    assert httpx.get(checked + "/health/ready").json() == {"ready": True, "reasons": {}, "warnings": {}}
+    assert HTTP.get(checked + "/health/live").json() == {"live": True}
+    assert HTTP.get(checked + "/health/ready").json() == {"ready": True, "reasons": {}, "warnings": {}}
 
 
 def test_metrics_need_none_on_loopback_but_behind_a_proxy(checked: str) -> None:
-    assert httpx.get(checked + "/metrics").status_code == 200
+    assert HTTP.get(checked + "/metrics").status_code == 200
     for header in ("X-Forwarded-For", "Forwarded"):
-        assert httpx.get(checked + "/metrics", headers={header: "192.0.2.1"}).status_code == 401
-    assert httpx.get(checked + "/metrics", headers=BEARER | {"Forwarded": "for=192.0.2.1"}).status_code == 200
+        assert HTTP.get(checked + "/metrics", headers={header: "192.0.2.1"}).status_code == 401
+    assert HTTP.get(checked + "/metrics", headers=BEARER | {"Forwarded": "for=192.0.2.1"}).status_code == 200
 
 
 def test_a_key_does_what_it_was_granted(checked: str) -> None:
     message = {"messages": [{"body": "a"}]}
-    post = httpx.post(checked + ORDERS + "/messages", json=message, headers=basic("sender"))
+    post = HTTP.post(checked + ORDERS + "/messages", json=message, headers=basic("sender"))
     assert post.status_code == 200
-    refused = httpx.post(checked + ORDERS + "/receive", headers=basic("sender"))
+    refused = HTTP.post(checked + ORDERS + "/receive", headers=basic("sender"))
     assert (refused.status_code, refused.json()["error"]) == (403, "not_granted")
     elsewhere = f"{QUEUES}/111111111111/us-east-1/invoices/messages"
-    assert httpx.post(checked + elsewhere, json=message, headers=basic("sender")).status_code == 403
+    assert HTTP.post(checked + elsewhere, json=message, headers=basic("sender")).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -116,27 +118,27 @@ def test_a_key_does_what_it_was_granted(checked: str) -> None:
     ],
 )
 def test_a_key_of_one_account_never_meets_anothers_queues(checked: str, method: str, path: str) -> None:
-    assert httpx.request(method, checked + path, headers=basic("all")).status_code == 403
+    assert HTTP.request(method, checked + path, headers=basic("all")).status_code == 403
 
 
 def test_a_list_has_the_keys_own_queues(checked: str) -> None:
-    shown = httpx.get(checked + QUEUES, headers=basic("all")).json()["queues"]
+    shown = HTTP.get(checked + QUEUES, headers=basic("all")).json()["queues"]
     assert [(queue["account"], queue["name"]) for queue in shown] == [
         ("111111111111", "orders"),
         ("111111111111", "orders-2"),
     ]
-    everything = httpx.get(checked + QUEUES + "?account=*", headers=BEARER).json()["queues"]
+    everything = HTTP.get(checked + QUEUES + "?account=*", headers=BEARER).json()["queues"]
     assert len(everything) == 3
 
 
 @pytest.mark.parametrize("path", ["/api/v1/events", "/api/v1/snapshot"])
 def test_the_feed_shows_a_key_its_own_queues_alone(checked: str, path: str) -> None:
     for queue in (ORDERS, OTHERS, ORDERS + "-2"):
-        httpx.post(checked + queue + "/messages", json={"messages": [{"body": "a"}]}, headers=BEARER)
-    whole = httpx.get(checked + path, headers=BEARER)
+        HTTP.post(checked + queue + "/messages", json={"messages": [{"body": "a"}]}, headers=BEARER)
+    whole = HTTP.get(checked + path, headers=BEARER)
     assert "222222222222" in whole.text
     assert "orders-2" in whole.text
-    cut = httpx.get(checked + path, headers=basic("reader"))
+    cut = HTTP.get(checked + path, headers=basic("reader"))
     assert '"queue":"orders"' in cut.text or '"name":"orders"' in cut.text
     assert "222222222222" not in cut.text
     assert "orders-2" not in cut.text
@@ -147,23 +149,23 @@ def test_the_arrow_feed_is_cut_too(checked: str) -> None:
     import pyarrow as pa
 
     headers = basic("reader") | {"Accept": "application/vnd.apache.arrow.stream"}
-    table = pa.ipc.open_stream(httpx.get(checked + "/api/v1/events", headers=headers).content).read_all()
+    table = pa.ipc.open_stream(HTTP.get(checked + "/api/v1/events", headers=headers).content).read_all()
     assert {(row["account"], row["queue"]) for row in table.to_pylist()} == {("111111111111", "orders")}
 
 
 def test_a_message_of_another_account_has_no_trace(checked: str) -> None:
-    sent = httpx.post(checked + OTHERS + "/messages", json={"messages": [{"body": "a"}]}, headers=BEARER)
+    sent = HTTP.post(checked + OTHERS + "/messages", json={"messages": [{"body": "a"}]}, headers=BEARER)
     path = "/api/v1/trace/" + sent.json()["messages"][0]["id"]
-    assert len(httpx.get(checked + path, headers=BEARER).json()["events"]) == 1
-    assert httpx.get(checked + path, headers=basic("reader")).json()["events"] == []
+    assert len(HTTP.get(checked + path, headers=BEARER).json()["events"]) == 1
+    assert HTTP.get(checked + path, headers=basic("reader")).json()["events"] == []
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "/api/v1/backup"), ("GET", "/api/v1/settings"), ("GET", "/api/v1/events")]
 )
 def test_what_is_of_no_queue_needs_its_own_grant(checked: str, method: str, path: str) -> None:
-    assert httpx.request(method, checked + path, headers=basic("sender")).status_code == 403
-    assert httpx.request(method, checked + path, headers=basic("all")).status_code == 200
+    assert HTTP.request(method, checked + path, headers=basic("sender")).status_code == 403
+    assert HTTP.request(method, checked + path, headers=basic("all")).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -188,11 +190,11 @@ def test_what_is_of_no_queue_needs_its_own_grant(checked: str, method: str, path
 )
 def test_development_mode_takes_hosts_that_are_this_machine(development: str, host: str, status: int) -> None:
     for path in ("/health/live", "/metrics", QUEUES):
-        assert httpx.get(development + path, headers=BEARER | {"Host": host}).status_code == status
+        assert HTTP.get(development + path, headers=BEARER | {"Host": host}).status_code == status
 
 
 def test_with_credentials_any_host_is_taken(checked: str) -> None:
-    assert httpx.get(checked + QUEUES, headers=BEARER | {"Host": "queues.example"}).status_code == 200
+    assert HTTP.get(checked + QUEUES, headers=BEARER | {"Host": "queues.example"}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -207,14 +209,14 @@ def test_with_credentials_any_host_is_taken(checked: str) -> None:
 )
 def test_pages_of_a_foreign_origin_are_refused(checked: str, origin: str, status: int) -> None:
     for path in (QUEUES, "/health/live"):
-        answer = httpx.get(checked + path, headers=BEARER | {"Origin": origin, "Host": "localhost:1"})
+        answer = HTTP.get(checked + path, headers=BEARER | {"Origin": origin, "Host": "localhost:1"})
         assert answer.status_code == status
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 def test_development_mode_has_no_keys(server: Any) -> None:
-    assert httpx.get(server.url + QUEUES, headers=basic("000000000000", "")).status_code == 401
-    assert httpx.get(server.url + QUEUES, headers=BEARER).status_code == 200
+    assert HTTP.get(server.url + QUEUES, headers=basic("000000000000", "")).status_code == 401
+    assert HTTP.get(server.url + QUEUES, headers=BEARER).status_code == 200
 
 
 def test_a_token_that_can_be_guessed_is_refused() -> None:

@@ -6,12 +6,11 @@ Strategy: both read one committed state through a connection that can only read;
 import json
 from pathlib import Path
 
-import apsw
 import msgspec
 
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.progress import bar
-from veilmq.store.sqlite.backup import DestinationTaken, backup_directory
+from veilmq.store.sqlite.backup import DestinationTaken, SqliteFailed, backup_directory
 from veilmq.store.sqlite.connections import SqliteTooOld
 from veilmq.store.sqlite.directory import DATABASE
 from veilmq.store.sqlite.integrity import Report
@@ -29,7 +28,7 @@ def backup(data: Path, destination: Path, *, as_json: bool) -> None:
         raise Failure(Exit.USAGE, str(error), "Name a directory that does not exist yet.") from None
     except (NotOurs, SchemaNewer, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
-    except (OSError, apsw.Error) as error:
+    except (OSError, SqliteFailed) as error:
         raise Failure(
             Exit.STORE, f"the copy failed and was removed: {error}", "Is there space at the destination?"
         ) from None
@@ -47,7 +46,7 @@ def check(data: Path, *, as_json: bool) -> Exit:
             report = check_database(database, advance)
     except (NotOurs, SchemaNewer, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
-    except (OSError, apsw.Error) as error:
+    except (OSError, SqliteFailed) as error:
         raise Failure(Exit.STORE, f"{database} cannot be read: {error}", "Restore a backup, or ask for help.") from None
     print(msgspec.json.encode(report).decode() if as_json else _shown(report))
     return Exit.WRONG if report.problems_count else Exit.DONE

@@ -227,7 +227,7 @@ def _send(
     asked: _Asked,
     queue: Queue,
     body: Annotated[
-        str | None, typer.Argument(metavar="[BODY]", help="Its text; left out or -: from stdin.", show_default=False)
+        str | None, typer.Argument(metavar="BODY", help="Its text; left out or -: from stdin.", show_default=False)
     ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Each line of stdin is a message.")] = False,
     delay: Delay = None,
@@ -297,7 +297,7 @@ def _peek(
 
 
 def _delete(
-    asked: _Asked, queue: Queue, handles: Annotated[list[str], typer.Argument(metavar="HANDLE...", show_default=False)]
+    asked: _Asked, queue: Queue, handles: Annotated[list[str], typer.Argument(metavar="HANDLE", show_default=False)]
 ) -> None:
     """Delete received messages by their handles."""
     results = asked.run("delete", queue, handles=handles)["results"]
@@ -308,7 +308,7 @@ def _delete(
 def _extend(
     asked: _Asked,
     queue: Queue,
-    handles: Annotated[list[str], typer.Argument(metavar="HANDLE...", show_default=False)],
+    handles: Annotated[list[str], typer.Argument(metavar="HANDLE", show_default=False)],
     lease: Annotated[str, typer.Option("--lease", metavar="TIME", help="From now on; 0 releases.", show_default=False)],
 ) -> None:
     """Set the end of leases, or release them."""

@@ -15,6 +15,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import veilmq
 from veilmq.cli.exits import Exit, Failure
@@ -24,6 +25,7 @@ from veilmq.server.credentials import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.logs import set_up
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
+from veilmq.server.tls import server_context
 from veilmq.server.toml_file import FileInvalid
 from veilmq.store.sqlite.connections import SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
@@ -42,6 +44,7 @@ def serve(resolved: Resolved) -> Exit:
     log.info("settings that differ from the defaults: %s", json.dumps(settings.shown()))
     for name in sorted(_NOT_BUILT.keys() & resolved.given):
         log.warning("%s: %s is not built yet, nothing listens there", flag(name), _NOT_BUILT[name])
+    _check_tls(settings)
     keys = _keys(settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(settings, keys))
@@ -55,6 +58,21 @@ def _keys(settings: Settings) -> Keys:
         return Credentials(settings.credentials)
     except FileInvalid as error:
         raise Failure(Exit.USAGE, str(error), "Make a key with: veilmq keys new") from None
+
+
+def _check_tls(settings: Settings) -> None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return
+    for path in (settings.tls_cert, settings.tls_key):
+        try:
+            path.open().close()  # what loads them does not say which of the two is missing
+        except OSError as error:
+            raise Failure(Exit.USAGE, f"TLS: {path}: {error.strerror}") from None
+    try:
+        server_context(settings.tls_cert, settings.tls_key)
+    except ssl.SSLError as error:
+        advice = "--tls-cert takes a PEM chain, the server's own certificate first; --tls-key its key, unencrypted."
+        raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -75,7 +93,8 @@ async def _run(settings: Settings, keys: Keys) -> Exit:
             for name, listener in service.listeners.items():
                 log.info("%s listens on %s", name, " and ".join(listener.urls))
             waiting = asyncio.ensure_future(ended.wait())
-            await asyncio.wait([waiting, service.failed], return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [waiting, service.failed]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
             log.info("shutting down")
     finally:
@@ -113,9 +132,6 @@ async def _start(service: Service, settings: Settings) -> None:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except FileInvalid as error:
         raise Failure(Exit.USAGE, str(error)) from None
-    except ssl.SSLError as error:
-        advice = "--tls-cert takes a PEM chain, the server's own certificate first; --tls-key its key, unencrypted."
-        raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None
     except OSError as error:
         raise _in_the_way(error, settings) from None
 
@@ -134,8 +150,6 @@ def _in_the_way(error: OSError, settings: Settings) -> Failure:
             f"no such address here: {error.strerror}",
             "Use an address of this machine, such as 127.0.0.1.",
         )
-    if error.filename in {str(settings.tls_cert), str(settings.tls_key)}:
-        return Failure(Exit.USAGE, f"{error.filename}: {error.strerror}")
     if error.filename is None and error.errno in {errno.EACCES, errno.EPERM}:
         return Failure(Exit.ADDRESS, f"a port is not allowed: {error.strerror}", "Ports below 1024 need privileges.")
     where = error.filename or settings.data

@@ -74,6 +74,7 @@ class Engine:
         self._polled: Instant | None = None
         self._store_due: Instant | None = Instant(0)
         self._sweep_more = True
+        self._draining = False
 
     @property
     def busy(self) -> bool:
@@ -87,7 +88,7 @@ class Engine:
             self._ready.append(Answer(ticket, refused))
             return
         first = commands[0]
-        if type(first) is Receive and first.wait_us and self.waiting.waits_for(first.queue):
+        if type(first) is Receive and first.wait_us and self.waiting and self.waiting.waits_for(first.queue):
             self._park(ticket, first, Instant(now + first.wait_us))
             return
         self._pending.append(Call(ticket, commands, now))
@@ -169,7 +170,8 @@ class Engine:
         return answers
 
     def drain_waiters(self) -> list[Answer]:
-        """Shut-down: everybody who is parked is answered empty."""
+        """Shut-down: everybody who is parked is answered empty, and nobody parks any more."""
+        self._draining = True
         answers = self._take_ready()
         for waiter in self.waiting.take_all():
             answers.append(Answer(waiter.ticket, [Received([])]))
@@ -217,13 +219,13 @@ class Engine:
                 self.undeliver(command, outcome, at)
                 return
             if not outcome.messages:
-                if call.waiter is not None:
+                if call.waiter is not None and not self._draining:
                     self.waiting.park(call.waiter)
                     return
-                if outcome.wait_us:
+                if outcome.wait_us and not self._draining:
                     self._park(call.ticket, command, Instant(call.submitted + outcome.wait_us))
                     return
-            elif len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
+            elif self.waiting and len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
                 self._credits[command.queue] = self._credits.get(command.queue, 0) + 1
             self.polls.count(command, empty=not outcome.messages)
         if not gone:

@@ -17,26 +17,37 @@ class Polls:
     def __init__(self) -> None:
         self._counts: dict[tuple[QueueKey, str], list[int]] = {}
         self._origins: dict[tuple[QueueKey, str], Origin] = {}
+        # Whoever polls in a loop comes with the same two values each time.
+        self._queue: QueueKey | None = None
+        self._origin: Origin | None = None
+        self._last = [0, 0, 0]
 
     def __bool__(self) -> bool:
         return bool(self._counts)
 
     def count(self, command: Receive, *, empty: bool, refused: bool = False) -> None:
         """A receive was answered."""
+        if command.queue is not self._queue or command.origin is not self._origin:
+            counts = self._find(command)
+            if counts is None:
+                return
+            self._queue, self._origin, self._last = command.queue, command.origin, counts
+        self._last[0] += 1
+        self._last[1] += empty
+        self._last[2] += refused
+
+    def _find(self, command: Receive) -> list[int] | None:
         key = (command.queue, command.origin.principal)
         counts = self._counts.get(key)
-        if counts is None:
-            if len(self._counts) >= POLLERS_MAX:
-                return
+        if counts is None and len(self._counts) < POLLERS_MAX:
             counts = self._counts[key] = [0, 0, 0]
             self._origins[key] = command.origin
-        counts[0] += 1
-        counts[1] += empty
-        counts[2] += refused
+        return counts
 
     def take(self) -> tuple[PollCount, ...]:
         """All counts; the next minute begins."""
         taken = tuple(PollCount(key[0], self._origins[key], *counts) for key, counts in self._counts.items())
         self._counts = {}
         self._origins = {}
+        self._queue = self._origin = None
         return taken

@@ -65,7 +65,10 @@ class Stats:
 class Ticket(Protocol):
     """One call under way: what it asks, and who takes the answer."""
 
-    commands: Sequence[AnyCommand]
+    @property
+    def commands(self) -> Sequence[AnyCommand]:
+        """At least one; of several, all are applied in one batch."""
+        ...
 
     def answer(self, outcomes: list[Outcome]) -> None:
         """Take one outcome a command, on the loop, once they are durable. Must not raise."""
@@ -157,12 +160,16 @@ class Shell:
         """Answer from committed state, in a thread."""
         return await self._loop.run_in_executor(self._queries, self.store.query, command, self._clock.now())
 
+    def answer_parked(self) -> None:
+        """Shut-down begins: answer the parked receives, and park none from now on."""
+        self._deliver(self.engine.drain_waiters())
+
     async def stop(self, deadline_s: float) -> None:
         """Answer the parked receives, finish the batch under way and what was submitted, and stop.
 
         The store stays open: whoever opened it closes it. Returns after `deadline_s` even if a commit hangs.
         """
-        self._deliver(self.engine.drain_waiters())
+        self.answer_parked()
         self.engine.flush_polls(self._clock.now())
         self._soon()
         try:

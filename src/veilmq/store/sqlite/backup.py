@@ -30,6 +30,10 @@ class DestinationTaken(Exception):
     """There is something at the destination."""
 
 
+class SqliteFailed(Exception):
+    """SQLite could not read the database or write the copy."""
+
+
 def _unseen(_done: int, _total: int) -> None:
     """Nobody watches."""
 
@@ -37,7 +41,7 @@ def _unseen(_done: int, _total: int) -> None:
 def backup(database: Path, copy: Path, progress: Progress = _unseen) -> None:
     """Copy the database to the file `copy`, mode 0600, synced. Blocks; any thread, and any process beside the owner's.
 
-    Raises DestinationTaken (it exists), NotOurs, SchemaNewer, OSError, apsw.Error; then there is no `copy`.
+    Raises DestinationTaken (it exists), NotOurs, SchemaNewer, SqliteFailed, OSError; then there is no `copy`.
     """
     check_version()
     part = copy.with_name(copy.name + ".part")
@@ -49,9 +53,11 @@ def backup(database: Path, copy: Path, progress: Progress = _unseen) -> None:
         _copy(database, part, progress)
         _renew(part)
         os.rename(part, copy)
-    except BaseException:
+    except BaseException as error:
         for left in copy.parent.glob(glob.escape(part.name) + "*"):
             left.unlink()
+        if isinstance(error, apsw.Error):
+            raise SqliteFailed(str(error)) from error
         raise
     _sync(copy.parent)
 

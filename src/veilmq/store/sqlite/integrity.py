@@ -15,7 +15,7 @@ import apsw
 import msgspec
 
 from veilmq.model.events import Kind
-from veilmq.store.sqlite.backup import check_ours
+from veilmq.store.sqlite.backup import SqliteFailed, check_ours
 from veilmq.store.sqlite.connections import check_version, open_reader
 from veilmq.store.sqlite.history import bounds, events_from
 from veilmq.store.sqlite.options import Options
@@ -62,22 +62,35 @@ def _unseen(_stage: str, _done: int, _total: int) -> None:
 
 
 def check(database: Path, progress: Progress = _unseen) -> Report:
-    """Look at everything. Blocks; any process. Raises NotOurs, SchemaNewer, OSError, apsw.Error (cannot be opened)."""
+    """Look at everything. Blocks; any process. Raises NotOurs, SchemaNewer, SqliteFailed (cannot be opened)."""
     check_version()
     report = Report(problems=[])
-    connection = open_reader(database, Options())
+    connection = _open(database)
     try:
-        check_ours(connection)
-        connection.execute("BEGIN")
         if _check_file(connection, report, progress):
             _check_bodies(connection, report, progress)
             _check_rows(connection, report, progress)
             _check_history(connection, report, progress)
-    except apsw.CorruptError as error:
-        report.add("file", f"the database is damaged: {error}")
+    except (apsw.CorruptError, apsw.IOError, apsw.NotADBError) as error:
+        report.add("file", f"the database cannot be read to the end: {error}")
     finally:
         connection.close()
     return report
+
+
+def _open(database: Path) -> apsw.Connection:
+    """A connection in a read transaction on a database of ours."""
+    try:
+        connection = open_reader(database, Options())
+        try:
+            check_ours(connection)
+            connection.execute("BEGIN")
+        except BaseException:
+            connection.close()
+            raise
+    except apsw.Error as error:
+        raise SqliteFailed(str(error)) from error
+    return connection
 
 
 def _check_file(connection: apsw.Connection, report: Report, progress: Progress) -> bool:

@@ -165,15 +165,27 @@ class SqliteStore:
         self._at_point("before commit")
         try:
             self._writer.commit()
-            self._at_point("after commit")
-            self.checkpointer.committed(self._wal_pages)
-            self._at_point("after checkpoint")
         except apsw.Error as error:
             self._roll_back(error)
             raise StoreFailed(reason=str(error)) from error
+        self._at_point("after commit")
+        self._checkpoint()
+        self._at_point("after checkpoint")
+
+    def _checkpoint(self) -> None:
+        """The batch is durable, whatever becomes of this; but after an I/O error nothing more is promised."""
+        try:
+            self.checkpointer.committed(self._wal_pages)
+        except apsw.Error as error:
+            judged = verdict(error)
+            if isinstance(judged, StoreUnknown):
+                self._broken = judged.reason
+                raise judged from error
+            logger.warning("checkpoint: %s; the WAL keeps growing", judged.reason)
 
     def apply_each(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
         """See `Store.apply_each`."""
+        self._check_usable()
         visible: dict[Any, int] = {}
         outcomes: list[Outcome] = []
         for command in commands:
@@ -206,7 +218,10 @@ class SqliteStore:
 
     def close(self) -> None:
         """See `Store.close`."""
-        if self._writer.open:
+        if self._broken is not None:
+            # The last connection would checkpoint a WAL that nobody can vouch for.
+            self._writer.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        elif self._writer.open:
             self._writer.rollback()
         self.checkpointer.close()
         self.readers.close()

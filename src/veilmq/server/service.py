@@ -1,0 +1,111 @@
+"""A running server: one engine on one data directory, and the data ports in front of it.
+
+Strategy: start goes from the inside out (directory, shell, declared queues, ports), stop from the outside in (accept no
+more, answer who waits, finish the batch, close the files), so that nobody ever meets a half-built house. Whatever fails
+on the way in undoes what stood already.
+"""
+
+import asyncio
+import ssl
+from contextlib import AsyncExitStack
+
+from veilmq.engine import open_directory
+from veilmq.protocols.sqs.codec import Codec, Endpoint
+from veilmq.server import queues_file
+from veilmq.server.clock import LeaseClock
+from veilmq.server.credentials import Keys
+from veilmq.server.listener import Listener, listen
+from veilmq.server.port import Port
+from veilmq.server.settings import Settings
+from veilmq.server.shell import Shell
+from veilmq.server.tls import server_context
+from veilmq.store.sqlite.store import SqliteStore
+
+
+class Service:
+    """Serves from `start` to `stop`."""
+
+    shell: Shell
+    store: SqliteStore
+
+    def __init__(self, settings: Settings, keys: Keys, clock: LeaseClock) -> None:
+        self.settings = settings
+        self.keyring = keys
+        self.clock = clock
+        self.listeners: dict[str, Listener] = {}
+        self.ports: dict[str, Port] = {}
+        self._urls: dict[str, str] = {}
+        self._undo = AsyncExitStack()
+
+    @property
+    def failed(self) -> "asyncio.Future[None]":
+        """Done when the store's state is unknown: stop and exit non-zero."""
+        return self.shell.failed
+
+    async def start(self) -> None:
+        """Open everything and serve.
+
+        Raises DirectoryHeld, DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld, FileInvalid (queues), ssl.SSLError,
+        OSError (a port, a file); nothing stays open then.
+        """
+        async with AsyncExitStack() as undo:
+            await self._start(undo)
+            self._undo = undo.pop_all()
+
+    async def _start(self, undo: AsyncExitStack) -> None:
+        settings = self.settings
+        declared = None
+        if settings.queues is not None:
+            declared = queues_file.read(settings.queues, self.keyring.sole_account)
+        context = None
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            context = server_context(settings.tls_cert, settings.tls_key)
+        engine, self.store = open_directory(settings.data, settings.engine_limits(), settings.store_options())
+        undo.callback(self.store.close)
+        self.clock.start(self.store.mark)
+        self.shell = Shell(engine, self.store, self.clock)
+        self.shell.start()
+        undo.push_async_callback(self.shell.stop, settings.shutdown_deadline_s)
+        if declared is not None:
+            await queues_file.declare(declared, self.shell.call)
+        await self._listen(undo, "sqs", context)
+        self.announce({})
+
+    async def _listen(self, undo: AsyncExitStack, name: str, context: ssl.SSLContext | None) -> None:
+        settings = self.settings
+        endpoint = Endpoint(
+            external_url=settings.external_url,
+            base_domain=settings.base_domain,
+            trusted_proxy=settings.trusted_proxy,
+            cooldowns=settings.cooldowns,
+            cors_origins=settings.cors_origins,
+        )
+        codec = Codec(self.keyring, endpoint)
+        port = Port(name, codec, self.shell)
+        listener = await listen(
+            settings.sqs.host,
+            settings.sqs.port,
+            port.handle,
+            settings.listener_limits(),
+            ssl=context,
+            name=name,
+            refuse=lambda status, reason, request_id: codec.refuse(status, reason, None, request_id),
+            failure=codec.failure,
+        )
+        undo.push_async_callback(listener.close_gracefully, settings.shutdown_deadline_s)
+        self.ports[name], self.listeners[name] = port, listener
+        self._urls[name] = listener.urls[0]
+
+    def announce(self, urls: dict[str, str]) -> None:
+        """Tell those who find the directory held where to reach us."""
+        self._urls |= urls
+        self.store.directory.announce(self._urls)
+
+    async def stop(self) -> None:
+        """Accept no more, answer the parked receives, finish the batch, close the files."""
+        deadline_s = self.settings.shutdown_deadline_s
+        closing = [asyncio.ensure_future(each.close_gracefully(deadline_s)) for each in self.listeners.values()]
+        await asyncio.sleep(0)  # now they accept no more
+        self.shell.answer_parked()
+        await asyncio.gather(*closing)
+        await self._undo.aclose()

@@ -1,0 +1,292 @@
+"""The commands on queues, messages and history: each through a real admin port and straight on a directory."""
+
+import importlib.util
+import io
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from veilmq.cli import main
+from veilmq.cli.remote import _duration_us
+from veilmq.cli.remote_tables import duration, instant, printable
+
+_spec = importlib.util.spec_from_file_location(
+    "admin_under_test_by_cli", Path(__file__).parents[1] / "admin" / "server.py"
+)
+assert _spec is not None
+assert _spec.loader is not None
+admin = importlib.util.module_from_spec(_spec)
+sys.modules["admin_under_test_by_cli"] = admin
+_spec.loader.exec_module(admin)
+
+
+class Said(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Run = Callable[..., Said]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """`run("send", "orders", ..., stdin="")`: the command in this process, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("VEILMQ_ADMIN", "VEILMQ_DATA", "VEILMQ_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def command(*arguments: str, stdin: str = "") -> Said:
+        monkeypatch.setattr(sys, "argv", ["veilmq", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Said(int(ended.value.code or 0), *capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture(params=["admin port", "directory"])
+def veilmq(request: pytest.FixtureRequest, run: Run, tmp_path: Path) -> Iterator[Run]:
+    """`run` with the options that lead to one and the same empty store, through either door."""
+    directory = tmp_path / "data"
+    if request.param == "directory":
+        _, store = admin.open_directory(directory, None, admin.OPTIONS)
+        store.close()
+        yield lambda *arguments, **more: run(*arguments, "--data", str(directory), **more)
+        return
+    token = tmp_path / "token"
+    token.write_text(admin.TOKEN + "\n")
+    with admin.running(directory) as server:
+        where = ("--admin", f"127.0.0.1:{server.port}", "--token-file", str(token))
+        yield lambda *arguments, **more: run(*arguments, *where, **more)
+
+
+def test_a_message_lives_its_life(veilmq: Run) -> None:
+    assert veilmq("queues", "create", "orders", "--visibility-timeout", "45s").out == "created orders\n"
+    (sent,) = veilmq("send", "orders", "first", "--type", "order", "--attribute", "a=b=c", "--json").json
+    (message,) = veilmq("receive", "orders", "--lease", "2m", "--json").json
+    assert (message["id"], message["body"], message["type"]) == (sent["id"], "first", "order")
+    assert message["attributes"] == [{"name": "a", "type": "String", "value": "b=c"}]
+    assert message["due"] - message["first_received"] == 120_000_000
+    assert veilmq("receive", "orders").err == "nothing visible\n"
+    assert veilmq("extend", "orders", message["handle"], "--lease", "0").out == "extended\n"
+    shown = veilmq("receive", "orders")
+    assert "received 2 times" in shown.out
+    stale = veilmq("delete", "orders", message["handle"])
+    assert stale.code == 1
+    assert "another receiver" in stale.err
+    handle = shown.out.split("handle")[1].split()[0]
+    assert veilmq("delete", "orders", handle).out == "deleted\n"
+    traced = veilmq("trace", sent["id"], "--json").json[0]["events"]
+    assert [event["kind"] for event in traced] == [
+        "sent", "received", "released", "received", "delete_refused", "deleted",
+    ]  # fmt: skip
+    assert "delete refused" in veilmq("trace", sent["id"]).out
+    assert veilmq("trace", "0" * 32).code == 1
+
+
+def test_settings_are_set_and_listed(veilmq: Run) -> None:
+    veilmq("queues", "create", "failed")
+    arguments = ("--delay", "1m", "--dead-letters", "failed", "--max-receives", "3", "--tag", "team=billing")
+    assert veilmq("queues", "create", "orders", *arguments).code == 0
+    assert "is there" in veilmq("queues", "create", "orders", *arguments).out
+    other = veilmq("queues", "create", "orders", "--delay", "2m")
+    assert other.code == 1
+    assert "queues set" in other.err
+    changed = veilmq("queues", "set", "orders", "--retention", "1d", "--wait", "500ms", "--json").json[0]["settings"]
+    assert (changed["retention_us"], changed["wait_us"], changed["delay_us"]) == (86_400_000_000, 500_000, 60_000_000)
+    assert changed["redrive"]["receive_count_max"] == 3
+    listed = veilmq("queues", "list")
+    assert "failed after 3" in listed.out
+    assert [queue["name"] for queue in veilmq("queues", "list", "--json", "--prefix", "o").json] == ["orders"]
+    assert veilmq("queues", "set", "orders", "--dead-letters", "", "--json").json[0]["settings"]["redrive"] is None
+    assert "account" in veilmq("queues", "list", "--all").out
+    elsewhere = veilmq("queues", "list", "--account", "111111111111")
+    assert (elsewhere.out, elsewhere.code) == ("", 0)
+
+
+def test_lines_of_stdin_are_messages(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    bodies = [f"line {number}" for number in range(250)]
+    assert veilmq("send", "orders", "--lines", stdin="\n".join(bodies) + "\n").out == "sent 250 messages\n"
+    assert veilmq("send", "orders", stdin="two\nlines").code == 0
+    seen: list[str] = []
+    while messages := veilmq("receive", "orders", "--count", "100", "--delete", "--json").json:
+        seen += [message["body"] for message in messages]
+    assert seen == [*bodies, "two\nlines"]
+    assert veilmq("queues", "list", "--json").json[0]["counts"]["total"] == 0
+
+
+def test_what_cannot_be_undone_needs_a_yes(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    veilmq("send", "orders", "a")
+    for command in (("purge", "orders"), ("queues", "delete", "orders")):
+        refused = veilmq(*command)
+        assert refused.code == 2
+        assert "--yes" in refused.err
+    assert veilmq("peek", "orders", "--json").json[0]["body"] == "a"
+    assert veilmq("purge", "orders", "--yes").out == "purged orders: 1 messages\n"
+    assert veilmq("queues", "delete", "orders", "--yes").code == 0
+    assert veilmq("queues", "delete", "orders", "--yes").code == 1
+
+
+def test_events_are_printed_from_an_offset_on(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    for number in range(5):
+        veilmq("send", "orders", str(number))
+    events = veilmq("events", "--json").json
+    assert [event["kind"] for event in events] == ["queue_created", *["sent"] * 5]
+    assert veilmq("events", "--json", "--from", "2", "--limit", "3").json == events[2:5]
+    assert veilmq("events", "--from", "next").out == ""
+    assert "queue created" in veilmq("events", "--limit", "1").out
+    beyond = veilmq("events", "--from", "7")
+    assert beyond.code == 2
+    assert "ends at offset 6" in beyond.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("send", "none", "a"), 1, "queues create"),
+        (("send", "not a name", "a"), 2, "name:"),
+        (("send", "orders", "a", "--priority", "17"), 2, "priority"),
+        (("send", "orders", "a", "--attribute", "x"), 2, "NAME=VALUE"),
+        (("send", "orders", "a", "--lines"), 2, "leave BODY out"),
+        (("receive", "orders", "--wait", "1 week"), 2, "--wait: expected a time"),
+        (("receive", "orders", "--wait", "31s"), 2, "wait_us"),
+        (("delete", "orders", "x"), 1, "receipt handle is invalid"),
+        (("queues", "set", "orders"), 2, "nothing to change"),
+        (("queues", "set", "orders", "--max-receives", "3"), 2, "--dead-letters"),
+        (("queues", "create", "x.fifo", "--fifo"), 1, "FIFO"),
+        (("trace", "xyz"), 2, "32 hexadecimal"),
+        (("events", "--from", "-1"), 2, "--from"),
+        (("queues", "list", "--account", "1"), 2, "account"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(veilmq: Run, arguments: tuple[str, ...], code: int, says: str) -> None:
+    veilmq("queues", "create", "orders")
+    said = veilmq(*arguments)
+    assert (said.code, said.out) == (code, ""), said
+    assert says in said.err
+
+
+def test_without_a_server_the_next_step_is_named(run: Run) -> None:
+    with admin.socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    said = run("queues", "list", "--admin", f"127.0.0.1:{port}")
+    assert said.code == 4
+    assert f"no server answers on 127.0.0.1:{port}" in said.err
+    assert "veilmq serve" in said.err
+    assert "--data" in said.err
+
+
+def test_a_directory_that_is_none_is_told_and_not_made(run: Run, tmp_path: Path) -> None:
+    said = run("queues", "list", "--data", "nowhere")
+    assert said.code == 3
+    assert "not a data directory" in said.err
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("admin_option", ["nonsense", "127.0.0.1", "ftp://127.0.0.1:1", "127.0.0.1:x"])
+def test_an_address_that_is_none_is_told(run: Run, admin_option: str) -> None:
+    assert run("queues", "list", "--admin", admin_option).code == 2
+
+
+def test_a_wrong_token_is_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("another token, of another server")
+    with admin.running(tmp_path / "data") as server:
+        for options in (("--token-file", "token"), ()):
+            said = run("queues", "list", "--admin", server.url, *options)
+            assert said.code == 2
+            assert "--token-file" in said.err
+
+
+def test_a_held_directory_is_reached_through_its_owner(run: Run, tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    with admin.running(directory) as server:
+        held = run("queues", "list", "--data", str(directory))
+        assert held.code == 3
+        assert "is held by pid" in held.err
+        server.store.directory.announce({"admin": server.url})
+        (directory / "admin-token").write_text(admin.TOKEN)
+        assert run("queues", "create", "orders", "--data", str(directory)).code == 0
+        assert list(map(str, server.store.queues.by_key)) == ["000000000000/us-east-1/orders"]
+
+
+def test_variables_stand_in_for_options(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "veilmq-data").mkdir()
+    (tmp_path / "veilmq-data" / "admin-token").write_text(admin.TOKEN)
+    with admin.running(tmp_path / "data") as server:
+        monkeypatch.setenv("VEILMQ_ADMIN", f"127.0.0.1:{server.port}")
+        assert run("queues", "create", "orders").code == 0
+    monkeypatch.delenv("VEILMQ_ADMIN")
+    monkeypatch.setenv("VEILMQ_DATA", str(tmp_path / "data"))
+    assert run("queues", "list", "--json").json[0]["name"] == "orders"
+
+
+def test_follow_prints_what_comes_until_it_is_interrupted(run: Run, tmp_path: Path) -> None:
+    import subprocess
+
+    token = tmp_path / "token"
+    token.write_text(admin.TOKEN)
+    with admin.running(tmp_path / "data") as server:
+        where = ("--admin", f"127.0.0.1:{server.port}", "--token-file", str(token))
+        assert run("queues", "create", "orders", *where).code == 0
+        command = [sys.executable, "-c", "from veilmq.cli import main; main()", "events", "--follow", "--json", *where]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+            assert follower.stdout is not None
+            watchdog = threading.Timer(30, follower.kill)
+            watchdog.start()
+            assert json.loads(follower.stdout.readline())["kind"] == "queue_created"
+            assert run("send", "orders", "a", *where).code == 0
+            assert json.loads(follower.stdout.readline())["kind"] == "sent"
+            follower.send_signal(2)
+            assert follower.wait() == 0
+            watchdog.cancel()
+
+
+def test_a_receive_on_a_directory_waits_for_what_comes_back(run: Run, tmp_path: Path) -> None:
+    _, store = admin.open_directory(tmp_path / "data", None, admin.OPTIONS)
+    store.close()
+    where = ("--data", str(tmp_path / "data"))
+    run("queues", "create", "orders", *where)
+    run("send", "orders", "a", "--delay", "300ms", *where)
+    (message,) = run("receive", "orders", "--wait", "20s", "--json", *where).json
+    assert message["body"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_us"),
+    [
+        ("0", 0),
+        ("30", 30_000_000),
+        ("1.5s", 1_500_000),
+        ("500ms", 500_000),
+        ("5m", 300_000_000),
+        ("2 h", 7_200_000_000),
+    ],
+)
+def test_times_are_read(text: str, duration_us: int) -> None:
+    assert _duration_us("--wait", text) == duration_us
+
+
+def test_people_see_no_control_characters() -> None:
+    assert printable("a\x1b[31m\x9b\nb \u00e9") == "a\\x1b[31m\\x9b\\nb \u00e9"
+    assert [duration(each) for each in (0, 5, 1_500, 30_000_000, 90_000_000, 86_400_000_000)] == [
+        "0 s", "5 us", "1.5 ms", "30 s", "1.5 min", "1 d",
+    ]  # fmt: skip
+    assert instant(0) == "1970-01-01 00:00:00.000"
+    assert instant(2**62) == instant(None) == "never"
