@@ -185,6 +185,7 @@ def test_a_trimmed_history_says_from_where(used: Used) -> None:
 
 def test_a_backup_of_a_store_in_use_is_whole_and_honours_no_old_handle(used: Used, tmp_path: Path) -> None:
     (leased,) = used.receive("purged")
+    used.send("dead", *(f"{number}" * 700_000 for number in range(8)))  # more than one step of the copy
     copy = tmp_path / "copy"
     seen: list[tuple[int, int]] = []
 
@@ -193,6 +194,7 @@ def test_a_backup_of_a_store_in_use_is_whole_and_honours_no_old_handle(used: Use
         seen.append((done, total))
 
     size_bytes = backup_directory(used.database, copy, meanwhile)
+    assert len(seen) > 1
     assert seen[-1][0] == seen[-1][1]
     assert sorted(path.name for path in copy.iterdir()) == [DATABASE]
     assert (copy.stat().st_mode & 0o777, (copy / DATABASE).stat().st_mode & 0o777) == (0o700, 0o600)

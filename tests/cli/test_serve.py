@@ -1,8 +1,10 @@
 """`veilmq serve` as a process: starting, what stands in its way, signals, and what is there after a restart."""
 
 import os
+import resource
 import signal
 import socket
+import ssl
 import urllib.request
 from http.client import HTTPConnection
 from pathlib import Path
@@ -11,8 +13,9 @@ from urllib.parse import urlencode, urlsplit
 
 import apsw
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, HTTPClientError
 from tests.cli.conftest import Serve
+from tests.server.test_listener_tls import CERTIFICATE, KEY
 
 from veilmq.store.sqlite import history
 from veilmq.store.sqlite.connections import open_reader
@@ -225,6 +228,53 @@ def test_a_parked_receive_is_answered_at_shutdown(serve: Serve) -> None:
     assert answer.status == 200
     assert b"<Message>" not in answer.read()
     poll.close()
+
+
+def test_a_second_signal_does_not_wait_for_slow_clients(serve: Serve) -> None:
+    server = serve("--body-deadline-s", "600", "--shutdown-deadline-s", "600").ready()
+    server.sqs().create_queue(QueueName="orders")
+    host = urlsplit(server.url)
+    with socket.create_connection((host.hostname, host.port)) as slow:
+        slow.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
+        server.sqs().list_queues()
+        server.send_signal(signal.SIGTERM)
+        server.wait_for("shutting down")
+        server.send_signal(signal.SIGTERM)
+        assert server.ended() == -signal.SIGTERM
+    again = serve().ready()
+    assert len(again.sqs().list_queues()["QueueUrls"]) == 1
+
+
+def test_a_store_that_fails_ends_the_server_with_its_own_code(serve: Serve) -> None:
+    server = serve().ready()
+    sqs = server.sqs()
+    url = sqs.create_queue(QueueName="orders")["QueueUrl"]
+    sqs.send_message(QueueUrl=url, MessageBody="acknowledged")
+    # From now on the system refuses what the process writes into a file (EFBIG), and SQLite reports an I/O error.
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+    with pytest.raises((ClientError, HTTPClientError)) as refused:
+        sqs.send_message(QueueUrl=url, MessageBody="refused")
+    if isinstance(refused.value, ClientError):
+        assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] >= 500
+    assert server.ended() == 5
+    assert "veilmq check" in server.told()
+    again = serve().ready()
+    url = again.sqs().get_queue_url(QueueName="orders")["QueueUrl"]
+    got = again.sqs().receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
+    assert "acknowledged" in {message["Body"] for message in got}
+
+
+def test_tls_is_on_every_port(serve: Serve, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(KEY)
+    server = serve("--tls-cert", str(certificate), "--tls-key", str(key)).ready()
+    trust = ssl.create_default_context(cafile=str(certificate))
+    for url in (server.admin + "/health/live", server.url + "/?Action=ListQueues"):
+        assert url.startswith("https://127.0.0.1:")
+        with urllib.request.urlopen(url, timeout=10, context=trust) as answer:
+            assert answer.status == 200
+    assert server.stop() == 0
 
 
 def test_a_kill_loses_nothing_acknowledged(serve: Serve) -> None:

@@ -23,12 +23,11 @@ from starlette.routing import Route
 from veilmq.admin import columns, inputs
 from veilmq.admin.answers import JSON_LINES, answer, caller_of, in_thread, members_of, stream
 from veilmq.admin.errors import Refused
-from veilmq.admin.reading import Scope, check_offset, event_lines, snapshot_lines, trace
+from veilmq.admin.reading import Range, Scope, event_lines, find_start, snapshot_lines, trace
 from veilmq.admin.service import Service
 from veilmq.model.access import Action
-from veilmq.model.errors import DiskLow, ParameterInvalid
+from veilmq.model.errors import DiskLow
 from veilmq.store.sqlite.backup import backup
-from veilmq.store.sqlite.history import bounds
 
 ROWS_A_PIECE: Final = 8_192
 _PIECE_BYTES: Final = 256 * 1024
@@ -65,44 +64,32 @@ class Feed:
         arrow = columns.MEDIA_TYPE in request.headers.get("accept", "")
         if arrow and not columns.available():
             raise Refused(406, "not_acceptable", "Arrow needs the extra `arrow`: pip install 'veilmq[arrow]'")
-        start, first, following = await run_in_threadpool(self._bounds, wanted.start)
+        start, first, following = await run_in_threadpool(self._find, wanted.start)
         if start >= following and wanted.follow:
             first, following = await self._wait(start, wanted.follow)
-        stop = max(start, min(start + wanted.limit, following))
+        stop = min(start + wanted.limit, following)
         headers = {FIRST_HEADER: str(first), START_HEADER: str(start), NEXT_HEADER: str(stop)}
         if arrow:
             return stream(in_thread(self._arrow(start, stop, scope)), columns.MEDIA_TYPE, headers)
         return stream(in_thread(self._lines(start, stop, scope)), JSON_LINES, headers)
 
-    def _bounds(self, wanted: str) -> tuple[int, int, int]:
-        """(where to start, first offset, next offset). Raises HistoryTrimmed."""
+    def _find(self, wanted: str) -> Range:
         with self._service.store.readers.lend() as connection:
-            first, following = bounds(connection)
-            if wanted in {"first", "next"}:
-                return (first if wanted == "first" else following), first, following
-            start = int(wanted)
-            check_offset(connection, start)
-            if start > following:
-                raise ParameterInvalid(parameter="from", reason=f"the history ends at offset {following}")
-            return start, first, following
+            return find_start(connection, wanted)
 
     async def _wait(self, start: int, follow_s: float) -> tuple[int, int]:
         """Wait until there is an event at `start`, or the time is over: (first offset, next offset)."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + follow_s
         stats = self._service.shell.stats
-        seen = -1
-        bounds_now = (0, 0)
-        while True:
+        seen = stats.commits
+        found = await run_in_threadpool(self._find, "next")
+        while found.following <= start and loop.time() < deadline and self._service.shell.broken is None:
+            await asyncio.sleep(_FOLLOW_LOOK_S)
             if stats.commits != seen:
                 seen = stats.commits
-                _, *found = await run_in_threadpool(self._bounds, "next")
-                bounds_now = (found[0], found[1])
-                if bounds_now[1] > start:
-                    return bounds_now
-            if loop.time() >= deadline or self._service.shell.broken is not None:
-                return bounds_now
-            await asyncio.sleep(_FOLLOW_LOOK_S)
+                found = await run_in_threadpool(self._find, "next")
+        return found.first, found.following
 
     def _lines(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
         for at, end in columns.batches(start, stop, ROWS_A_PIECE):

@@ -13,7 +13,7 @@ import msgspec
 
 from veilmq.admin.views import shown_extras, shown_instant, shown_key, shown_settings
 from veilmq.model.access import AccessKey, Action
-from veilmq.model.errors import QueueMissing
+from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.endings import extras_of
@@ -209,6 +209,29 @@ def event_lines(connection: "apsw.Connection", start: int, stop: int, scope: Sco
     stored = takewhile(lambda pair: pair[0] < stop, events_from(connection, start))
     records = [names.record(offset, event) for offset, event in stored if permitted is None or event.queue in permitted]
     return _JSON.encode_lines(records)
+
+
+class Range(NamedTuple):
+    """Where a reader starts, and the bounds of the history at that moment."""
+
+    start: int
+    first: int
+    following: int
+
+
+def find_start(connection: "apsw.Connection", wanted: str) -> Range:
+    """The range behind an offset, `first` or `next`. Raises HistoryTrimmed, or ParameterInvalid beyond the end.
+
+    An offset beyond the end is another history's: to wait for it would be to wait for ever.
+    """
+    first, following = bounds(connection)
+    if wanted in {"first", "next"}:
+        return Range(first if wanted == "first" else following, first, following)
+    start = int(wanted)
+    check_offset(connection, start)
+    if start > following:
+        raise ParameterInvalid(parameter="from", reason=f"the history ends at offset {following}")
+    return Range(start, first, following)
 
 
 def check_offset(connection: "apsw.Connection", start: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import veilmq
 from veilmq.admin import inputs, views
 from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS, Asked
-from veilmq.admin.reading import Scope, check_offset, event_lines, trace
+from veilmq.admin.reading import Scope, event_lines, find_start, trace
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.remote_door import Piece
 from veilmq.cli.remote_http import failure_of
@@ -27,7 +27,6 @@ from veilmq.model.queue import QueueKey
 from veilmq.server.clock import LeaseClock
 from veilmq.store.sqlite.connections import SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
-from veilmq.store.sqlite.history import bounds
 from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
 from veilmq.store.sqlite.store import SqliteStore
 
@@ -70,11 +69,14 @@ class DirectDoor:
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `Door.queues`."""
+        given = {"account": account, "region": region, "prefix": prefix}
+        with _failures():
+            wanted = inputs.convert({name: each for name, each in given.items() if each is not None}, inputs.ListInput)
         command = ListQueues(
             origin=_ORIGIN,
             account=None if account == "*" else account,
             region=region,
-            prefix=prefix,
+            prefix=wanted.prefix,
             count_max=len(self._store.queues.by_key) + 1,
         )
         (outcome,) = self._call([command])
@@ -94,12 +96,9 @@ class DirectDoor:
     def events(self, start: str, limit: int, follow_s: float) -> Piece:
         """See `Door.events`; nothing can come while nobody serves, so there is no wait."""
         with _failures(), self._store.readers.lend() as connection:
-            first, following = bounds(connection)
-            at = {"first": first, "next": following}.get(start)
-            at = int(start) if at is None else at
-            check_offset(connection, at)
-            stop = max(at, min(at + limit, following))
-            return Piece(event_lines(connection, at, stop, Scope()), at, stop)
+            found = find_start(connection, start)
+            stop = min(found.start + limit, found.following)
+            return Piece(event_lines(connection, found.start, stop, Scope()), found.start, stop)
 
     def _call(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
         """Run one call to its end. Raises Failure if the store fails."""

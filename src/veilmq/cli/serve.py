@@ -1,7 +1,7 @@
 """`veilmq serve`: puts clock, keys, service and admin port together, and ends them in order.
 
 Strategy: everything that can be wrong with flags and files is found before the loop starts; each failure of the start
-has its exit code and its advice. A signal only sets an event; the second SIGINT or SIGTERM finds Python's own handler
+has its exit code and its advice. A signal only sets an event; the second SIGINT or SIGTERM finds the system's handler
 and ends the process at once, which loses nothing that was acknowledged.
 """
 
@@ -112,8 +112,9 @@ def _on_signals(ended: asyncio.Event, keys: Keys) -> None:
 
     def end(number: signal.Signals) -> None:
         log.info("%s: ending", number.name)
-        loop.remove_signal_handler(signal.SIGTERM)
-        loop.remove_signal_handler(signal.SIGINT)
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
         ended.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

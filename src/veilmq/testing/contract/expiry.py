@@ -55,6 +55,17 @@ class TestExpiry:
         stage.extend(queue, handle, 0)
         assert bodies(stage.receive(queue)) == [state]
 
+    def test_the_sweeper_takes_nobody_before_its_time(self, stage: Stage) -> None:
+        queue = stage.create()
+        for ttl_us in (SECOND_US, SECOND_US + 1, SECOND_US + 2):
+            stage.send(queue, str(ttl_us), ttl_us=ttl_us)
+        stage.later(SECOND_US)
+        for left in (2, 1, 0):
+            stage.reopen()
+            stage.sweep()
+            assert stage.counts(queue) == (left, 0, 0)
+            stage.later(1)
+
     @pytest.mark.parametrize("kill", [None, True])
     def test_the_queues_retention_of_today_counts(self, stage: Stage, kill: bool | None) -> None:
         queue = stage.create(retention_us=DAY_US)

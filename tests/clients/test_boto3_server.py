@@ -1,0 +1,146 @@
+"""The server around the queues: keys, kills, shut-down, hang-ups, seen through boto3 and raw sockets."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from botocore.exceptions import ClientError
+
+from veilmq.testing.server import ServerProcess
+
+
+def test_signatures_are_checked(start: Any, connect: Any, credentials: Path, key: Any) -> None:
+    server = start("--credentials", str(credentials))
+    url = connect(server, *key).create_queue(QueueName="orders")["QueueUrl"]
+    assert "/111111111111/orders" in url
+    for name, secret, code in (
+        (key[0], "another secret", "SignatureDoesNotMatch"),
+        ("AKIDNOBODY", key[1], "InvalidClientTokenId"),
+    ):
+        with pytest.raises(ClientError) as raised:
+            connect(server, name, secret).send_message(QueueUrl=url, MessageBody="x")
+        assert raised.value.response["Error"]["Code"] == code
+        assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+
+
+def test_grants_and_accounts_are_kept(start: Any, connect: Any, credentials: Path, key: Any) -> None:
+    server = start("--credentials", str(credentials))
+    owner = connect(server, *key)
+    url = owner.create_queue(QueueName="orders")["QueueUrl"]
+    hidden = owner.create_queue(QueueName="payroll")["QueueUrl"]
+    reader = connect(server, "AKIDREADER0000000001", key[1])
+    assert "Messages" not in reader.receive_message(QueueUrl=url)
+    for client, operation, given in (
+        (reader, "send_message", {"QueueUrl": url, "MessageBody": "x"}),
+        (reader, "receive_message", {"QueueUrl": hidden}),
+        (reader, "list_queues", {}),
+        (connect(server, "AKIDOTHER00000000001", key[1]), "receive_message", {"QueueUrl": url}),
+    ):
+        with pytest.raises(ClientError) as raised:
+            getattr(client, operation)(**given)
+        assert "AccessDenied" in raised.value.response["Error"]["Code"]
+
+
+def test_credentials_are_reloaded_and_a_bad_file_changes_nothing(
+    start: Any, connect: Any, credentials: Path, key: Any
+) -> None:
+    server = start("--credentials", str(credentials))
+    text = credentials.read_text()
+    credentials.write_text("this is [not TOML")
+    os.kill(server.process.pid, signal.SIGHUP)
+    connect(server, *key).list_queues()
+    credentials.write_text(text.replace(key[1], "rotated"))
+    os.kill(server.process.pid, signal.SIGHUP)
+    connect(server, key[0], "rotated").list_queues()
+    with pytest.raises(ClientError, match="signature"):
+        connect(server, *key).list_queues()
+
+
+def test_a_kill_loses_nothing_that_was_acknowledged(start: Any, connect: Any) -> None:
+    server = start()
+    sqs = connect(server)
+    url = sqs.create_queue(QueueName="q", Attributes={"VisibilityTimeout": "600"})["QueueUrl"]
+    for i in range(20):
+        sqs.send_message(QueueUrl=url, MessageBody=str(i))
+    held = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
+    for message in held[:5]:
+        sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    server.kill()
+    server.start()
+    sqs = connect(server)
+    url = sqs.get_queue_url(QueueName="q")["QueueUrl"]
+    rest = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
+    assert sorted(int(each["Body"]) for each in rest) == list(range(10, 20))
+    # The leases of before the kill stand, and their handles still delete.
+    for message in held[5:]:
+        sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    counts = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    assert counts["ApproximateNumberOfMessages"] == "0"
+    assert counts["ApproximateNumberOfMessagesNotVisible"] == "10"
+
+
+def test_shut_down_answers_the_parked_receives(start: Any, connect: Any) -> None:
+    server = start()
+    url = connect(server).create_queue(QueueName="q")["QueueUrl"]
+    answers: list[dict[str, Any]] = []
+    client = connect(server)
+    waiting = threading.Thread(target=lambda: answers.append(client.receive_message(QueueUrl=url, WaitTimeSeconds=20)))
+    waiting.start()
+    _await_parked(server)
+    assert server.stop() == 0
+    waiting.join(5)
+    assert [each["ResponseMetadata"]["HTTPStatusCode"] for each in answers] == [200]
+    assert "Messages" not in answers[0]
+
+
+def test_a_client_that_hangs_up_takes_its_parked_receive_with_it(start: Any, connect: Any) -> None:
+    server = start()
+    sqs = connect(server)
+    url = sqs.create_queue(QueueName="q", Attributes={"VisibilityTimeout": "600"})["QueueUrl"]
+    target = urlsplit(server.sqs)
+    body = json.dumps({"QueueUrl": url, "WaitTimeSeconds": 20}).encode()
+    with socket.create_connection((target.hostname, target.port)) as raw:
+        raw.sendall(
+            b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
+            b"Content-Type: application/x-amz-json-1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        _await_parked(server)
+    _await_parked(server, 0)
+    sqs.send_message(QueueUrl=url, MessageBody="for the living")
+    (message,) = sqs.receive_message(QueueUrl=url, AttributeNames=["All"])["Messages"]
+    assert message["Attributes"]["ApproximateReceiveCount"] == "1"
+
+
+def test_declared_queues_are_there_and_a_restart_changes_nothing(start: Any, connect: Any, tmp_path: Path) -> None:
+    declared = tmp_path / "queues.toml"
+    declared.write_text(
+        '[[queue]]\nname = "dead"\n[[queue]]\nname = "orders"\nvisibility_timeout = "45s"\n'
+        'dead_letter = { queue = "dead", receive_count_max = 3 }\n'
+    )
+    server = start("--queues", str(declared))
+    for _ in range(2):
+        sqs = connect(server)
+        url = sqs.get_queue_url(QueueName="orders")["QueueUrl"]
+        shown = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        assert shown["VisibilityTimeout"] == "45"
+        assert json.loads(shown["RedrivePolicy"])["deadLetterTargetArn"].endswith(":dead")
+        assert server.stop() == 0
+        server.start()
+
+
+def _await_parked(server: ServerProcess, count: int = 1) -> None:
+    """Until so many receives wait, by the server's own metrics."""
+    for _ in range(400):
+        with urllib.request.urlopen(f"{server.admin}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        (value,) = [line.split()[-1] for line in lines if line.startswith("veilmq_waiters ")]
+        if float(value) == count:
+            return
+    raise AssertionError(f"{count} parked receives were never seen")

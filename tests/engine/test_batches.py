@@ -1,0 +1,139 @@
+"""Batches: what goes together, what a failure tells whom, what is due by itself."""
+
+from typing import Any
+
+from veilmq.model.commands import Delete, Extend, Receive, RecordPolls, Sweep
+from veilmq.model.errors import LeaseTaken, Overloaded, StoreFailed
+from veilmq.model.instant import MINUTE_US, SECOND_US
+from veilmq.model.outcomes import Deleted, Received, Sent
+from veilmq.model.queue import QueueKey
+from veilmq.testing.contract.stage import TESTER, sending
+
+QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
+Shell = Any
+
+
+class TestGathering:
+    def test_commands_of_one_wire_batch_stay_together_and_in_order(self, shell: Shell) -> None:
+        shell.limit(batch_commands_max=4)
+        shell.run()
+        for start in (0, 3, 6):
+            shell.submit(*[sending(QUEUE, str(start + number)) for number in range(3)])
+        sizes = []
+        while (batch := shell.engine.take_batch(shell.clock.now)) is not None:
+            sizes.append(len(batch.commands))
+            shell.give_back(batch)
+        assert sizes == [6, 3]
+        assert all(len(shell.answers[ticket]) == 3 for ticket in shell.order[-3:])
+
+    def test_beyond_the_bound_calls_are_refused_at_once(self, shell: Shell) -> None:
+        shell.limit(pending_max=2)
+        tickets = [shell.submit(sending(QUEUE, str(number))) for number in range(4)]
+        shell.run()
+        kinds = [type(shell.answers[ticket][0]) for ticket in tickets]
+        assert kinds == [Sent, Sent, Overloaded, Overloaded]
+
+    def test_a_failed_batch_tells_everybody_in_it_and_nobody_else(self, shell: Shell) -> None:
+        shell.wait("parked", MINUTE_US)
+        one, two = shell.submit(sending(QUEUE, "1")), shell.submit(sending(QUEUE, "2"), sending(QUEUE, "3"))
+        batch = shell.engine.take_batch(shell.clock.now)
+        error = StoreFailed(reason="test")
+        shell.deliver(shell.engine.failed(batch, error))
+        assert (shell.answers[one], shell.answers[two]) == ([error], [error, error])
+        shell.send("4")
+        assert shell.got("parked") == ["4"]
+
+    def test_nothing_is_answered_before_its_batch_is_given_back(self, shell: Shell) -> None:
+        ticket = shell.submit(sending(QUEUE, "1"))
+        batch = shell.engine.take_batch(shell.clock.now)
+        shell.deliver(shell.engine.expire_waiters(shell.clock.now))
+        assert ticket not in shell.answers
+        shell.give_back(batch)
+        assert ticket in shell.answers
+
+
+class TestStalls:
+    def _held(self, shell: Shell) -> str:
+        shell.send("1")
+        shell.wait("holder", 0, lease_us=2 * SECOND_US)
+        return str(shell.answers["holder"][0].messages[0].handle)
+
+    def test_what_had_arrived_before_a_stall_comes_before_what_would_take_its_message(self, shell: Shell) -> None:
+        shell.limit(batch_commands_max=1)
+        handle = self._held(shell)
+        arrived = shell.clock.now
+        shell.submit(Receive(queue=QUEUE, origin=TESTER, wait_us=0), ticket="rival")
+        shell.submit(Delete(queue=QUEUE, origin=TESTER, handle=handle, arrived=arrived), ticket="d")
+        shell.clock.advance(5 * SECOND_US)
+        shell.run()
+        assert type(shell.answers["d"][0]) is Deleted
+        assert shell.got("rival") == []
+
+    def test_after_a_start_too(self, shell: Shell) -> None:
+        handle = self._held(shell)
+        arrived = shell.clock.now
+        shell.limit(batch_commands_max=1)
+        shell.clock.advance(5 * SECOND_US)
+        shell.submit(Receive(queue=QUEUE, origin=TESTER, wait_us=0), ticket="rival")
+        extend = Extend(queue=QUEUE, origin=TESTER, handle=handle, lease_us=SECOND_US, arrived=arrived)
+        shell.submit(extend, ticket="e")
+        shell.run()
+        assert type(shell.answers["e"][0]).__name__ == "Extended"
+        assert shell.got("rival") == []
+
+    def test_without_a_stall_it_is_first_come_first_served(self, shell: Shell) -> None:
+        shell.limit(batch_commands_max=1)
+        handle = self._held(shell)
+        shell.later(SECOND_US)
+        shell.later(SECOND_US)
+        shell.submit(Receive(queue=QUEUE, origin=TESTER, wait_us=0), ticket="rival")
+        shell.submit(Delete(queue=QUEUE, origin=TESTER, handle=handle, arrived=shell.clock.now), ticket="d")
+        shell.run()
+        assert shell.got("rival") == ["1"]
+        assert type(shell.answers["d"][0]) is LeaseTaken
+
+
+class TestHousekeeping:
+    def test_a_sweep_comes_at_least_each_second(self, shell: Shell) -> None:
+        assert shell.engine.take_batch(shell.clock.now) is None
+        due = shell.engine.next_due(shell.clock.now)
+        assert shell.clock.now < due <= shell.clock.now + SECOND_US
+        shell.clock.advance(SECOND_US)
+        batch = shell.engine.take_batch(shell.clock.now)
+        assert [type(command) for command in batch.commands] == [Sweep]
+        shell.give_back(batch)
+
+    def test_a_sweep_goes_on_while_there_is_more(self, shell: Shell) -> None:
+        shell.send(*[str(number) for number in range(2_000)], ttl_us=SECOND_US)
+        shell.later(SECOND_US)
+        assert shell.factory.rows(shell.store) == 0
+
+    def test_polls_are_counted_and_recorded_each_minute(self, shell: Shell) -> None:
+        shell.later(0)
+        shell.wait("empty", 0)
+        shell.wait("waits", SECOND_US)
+        shell.later(SECOND_US)
+        shell.send("1")
+        shell.wait("finds", 0)
+        shell.later(MINUTE_US)
+        (polled,) = [event for event in shell.factory.history(shell.store, 0, 1_000) if event.kind == "polled"]
+        assert polled.detail == {"receives": 3, "empty": 2, "refused": 0}
+        shell.later(MINUTE_US)
+        kinds = [event.kind for event in shell.factory.history(shell.store, 0, 1_000)]
+        assert kinds.count("polled") == 1, "a minute without polls has no event"
+
+    def test_refused_parkings_are_counted(self, shell: Shell) -> None:
+        shell.limit(parked_max=0)
+        shell.wait("a", SECOND_US)
+        assert shell.got("a") == []
+        shell.engine.flush_polls(shell.clock.now)
+        batch = shell.engine.take_batch(shell.clock.now)
+        assert [type(command) for command in batch.commands] == [RecordPolls]
+        (count,) = batch.commands[0].polls
+        assert (count.receives, count.empty, count.refused) == (1, 1, 1)
+
+    def test_a_quiet_engine_rests_until_something_is_due(self, shell: Shell) -> None:
+        (outcome,) = shell.call(Receive(queue=QUEUE, origin=TESTER, wait_us=0))
+        assert outcome == Received([])
+        assert not shell.engine.busy
+        assert shell.engine.next_due(shell.clock.now) > shell.clock.now

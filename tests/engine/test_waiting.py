@@ -1,0 +1,260 @@
+"""The waiting room: who is woken, in which order, and who is answered without a message."""
+
+from typing import Any
+
+import pytest
+
+from veilmq.model.commands import (
+    ChangeQueue,
+    CreateQueue,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    Extend,
+    Receive,
+)
+from veilmq.model.errors import QueueMissing
+from veilmq.model.instant import MINUTE_US, SECOND_US
+from veilmq.model.outcomes import QueueDescribed, Received
+from veilmq.model.queue import QueueKey
+from veilmq.testing.contract.stage import TESTER, sending
+
+QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
+OTHER = QueueKey("000000000000", "us-east-1", "other")
+WAIT_US = 20 * SECOND_US
+Shell = Any
+
+
+def _receive(count_max: int = 1, wait_us: int = WAIT_US, queue: QueueKey = QUEUE) -> Receive:
+    return Receive(queue=queue, origin=TESTER, count_max=count_max, wait_us=wait_us)
+
+
+class TestOrder:
+    def test_who_waited_longest_is_woken_first(self, shell: Shell) -> None:
+        for ticket in "abc":
+            shell.wait(ticket, WAIT_US)
+        assert shell.answers.keys().isdisjoint("abc")
+        shell.send("1")
+        shell.send("2")
+        assert [shell.got(ticket) for ticket in "abc"] == [["1"], ["2"], None]
+
+    def test_one_send_of_many_wakes_as_many_as_it_can_fill(self, shell: Shell) -> None:
+        shell.wait("a", WAIT_US, count_max=2)
+        shell.wait("b", WAIT_US, count_max=2)
+        shell.wait("c", WAIT_US, count_max=2)
+        shell.send("1", "2", "3")
+        assert [shell.got(ticket) for ticket in "abc"] == [["1", "2"], ["3"], None]
+
+    def test_a_newcomer_stands_behind_those_who_wait(self, shell: Shell) -> None:
+        shell.wait("old", WAIT_US)
+        shell.submit(sending(QUEUE, "1"))
+        shell.submit(_receive(), ticket="new")
+        shell.run()
+        assert (shell.got("old"), shell.got("new")) == (["1"], None)
+
+    @pytest.mark.parametrize("wait_us", [0, None])
+    def test_a_newcomer_comes_after_those_who_are_woken(self, shell: Shell, wait_us: int | None) -> None:
+        shell.wait("old", WAIT_US)
+        shell.submit(sending(QUEUE, "1"))
+        batch = shell.engine.take_batch(shell.clock.now)
+        shell.give_back(batch)
+        shell.submit(Receive(queue=QUEUE, origin=TESTER, wait_us=wait_us), ticket="new")
+        shell.run()
+        assert (shell.got("old"), shell.got("new")) == (["1"], [])
+
+    def test_a_claim_that_found_nothing_goes_back_to_its_place(self, shell: Shell) -> None:
+        for ticket in "abc":
+            shell.wait(ticket, WAIT_US)
+        shell.submit(sending(QUEUE, "1"))
+        shell.submit(_receive(wait_us=0), ticket="thief")
+        shell.run()
+        assert shell.got("thief") == ["1"]
+        shell.send("2")
+        shell.send("3")
+        assert [shell.got(ticket) for ticket in "abc"] == [["2"], ["3"], None]
+
+    def test_queues_do_not_wake_each_other(self, shell: Shell) -> None:
+        shell.call(CreateQueue(queue=OTHER, origin=TESTER))
+        shell.wait("a", WAIT_US)
+        shell.wait("b", WAIT_US, queue=OTHER)
+        shell.send("1", queue=OTHER)
+        assert (shell.got("a"), shell.got("b")) == (None, ["1"])
+
+    def test_more_messages_than_the_first_can_take_wake_the_next(self, shell: Shell) -> None:
+        for number in range(10):
+            shell.wait(f"w{number}", WAIT_US)
+        shell.send(*[str(number) for number in range(10)])
+        assert [shell.got(f"w{number}") for number in range(10)] == [[str(number)] for number in range(10)]
+
+
+class TestWakes:
+    def test_a_release_wakes(self, shell: Shell) -> None:
+        shell.send("1")
+        shell.wait("holder", 0)
+        shell.wait("a", WAIT_US)
+        handle = shell.answers["holder"][0].messages[0].handle
+        shell.call(Extend(queue=QUEUE, origin=TESTER, handle=handle, lease_us=0, arrived=shell.clock.now))
+        assert shell.got("a") == ["1"]
+
+    def test_the_end_of_a_lease_wakes(self, shell: Shell) -> None:
+        shell.send("1")
+        shell.wait("holder", 0, lease_us=5 * SECOND_US)
+        shell.wait("a", WAIT_US)
+        due = shell.engine.next_due(shell.clock.now)
+        assert due is not None
+        assert due <= shell.clock.now + 5 * SECOND_US
+        shell.later(5 * SECOND_US - 1)
+        assert shell.got("a") is None
+        assert shell.engine.next_due(shell.clock.now) <= shell.clock.now + 1
+        shell.later(1)
+        assert shell.got("a") == ["1"]
+
+    def test_the_end_of_a_delay_wakes(self, shell: Shell) -> None:
+        shell.wait("a", WAIT_US)
+        shell.send("1", delay_us=3 * SECOND_US)
+        shell.later(3 * SECOND_US - 1)
+        assert shell.got("a") is None
+        shell.later(1)
+        assert shell.got("a") == ["1"]
+
+    def test_a_deleted_queue_tells_all_who_wait(self, shell: Shell) -> None:
+        shell.wait("a", WAIT_US)
+        shell.wait("b", WAIT_US)
+        shell.call(DeleteQueue(queue=QUEUE, origin=TESTER))
+        for ticket in "ab":
+            (outcome,) = shell.answers[ticket]
+            assert type(outcome) is QueueMissing
+
+
+class TestDeadlines:
+    def test_who_waited_long_enough_is_answered_empty(self, shell: Shell) -> None:
+        shell.wait("a", 2 * SECOND_US)
+        shell.wait("b", SECOND_US)
+        assert shell.engine.next_due(shell.clock.now) <= shell.clock.now + SECOND_US
+        shell.later(SECOND_US - 1)
+        assert (shell.got("a"), shell.got("b")) == (None, None)
+        shell.later(1)
+        assert (shell.got("a"), shell.got("b")) == (None, [])
+        shell.later(SECOND_US)
+        assert shell.got("a") == []
+
+    def test_a_retry_does_not_move_the_deadline(self, shell: Shell) -> None:
+        shell.wait("a", 2 * SECOND_US)
+        for _ in range(3):
+            shell.clock.advance(SECOND_US // 2)
+            shell.submit(sending(QUEUE, "1"))
+            shell.submit(_receive(wait_us=0))
+            shell.run()
+        assert shell.got("a") is None
+        shell.later(SECOND_US // 2)
+        assert shell.got("a") == []
+
+    def test_the_queues_own_wait_counts_for_who_names_none(self, shell: Shell) -> None:
+        shell.wait("short", None)
+        assert shell.got("short") == []
+        shell.call(ChangeQueue(queue=QUEUE, origin=TESTER, change={"wait_us": 5 * SECOND_US}))
+        shell.wait("long", None)
+        assert shell.got("long") is None
+        shell.send("1")
+        assert shell.got("long") == ["1"]
+        shell.wait("again", None)
+        shell.later(5 * SECOND_US)
+        assert shell.got("again") == []
+
+    def test_a_receive_that_may_not_wait_never_does(self, shell: Shell) -> None:
+        shell.wait("a", 0)
+        assert shell.got("a") == []
+
+    def test_shut_down_answers_everybody_and_nobody_parks_any_more(self, shell: Shell) -> None:
+        shell.wait("a", WAIT_US)
+        shell.wait("b", WAIT_US)
+        shell.submit(_receive(), ticket="c")
+        shell.deliver(shell.engine.drain_waiters())
+        shell.run()
+        assert [shell.got(ticket) for ticket in "abc"] == [[], [], []]
+        shell.wait("d", WAIT_US)
+        assert shell.got("d") == []
+
+
+class TestCaps:
+    @pytest.mark.parametrize("bound", ["parked_max", "parked_per_account_max", "parked_per_queue_max"])
+    def test_beyond_a_cap_nobody_waits(self, shell: Shell, bound: str) -> None:
+        shell.limit(**{bound: 2})
+        for ticket in "abc":
+            shell.wait(ticket, WAIT_US)
+        assert [shell.got(ticket) for ticket in "abc"] == [None, None, []]
+        shell.send("1")
+        shell.wait("d", WAIT_US)
+        assert (shell.got("a"), shell.got("d")) == (["1"], None)
+
+    def test_the_caps_per_queue_and_account_leave_others_alone(self, shell: Shell) -> None:
+        foreign = QueueKey("111111111111", "us-east-1", "jobs")
+        shell.call(CreateQueue(queue=OTHER, origin=TESTER), CreateQueue(queue=foreign, origin=TESTER))
+        shell.limit(parked_per_queue_max=1, parked_per_account_max=2)
+        shell.wait("a", WAIT_US)
+        shell.wait("b", WAIT_US)
+        shell.wait("c", WAIT_US, queue=OTHER)
+        shell.wait("d", WAIT_US, queue=OTHER)
+        shell.wait("e", WAIT_US, queue=foreign)
+        assert [shell.got(ticket) for ticket in "abcde"] == [None, [], None, [], None]
+
+
+class TestHangingUp:
+    def _in_flight(self, shell: Shell) -> tuple[int, int]:
+        (outcome,) = shell.call(DescribeQueue(queue=QUEUE, origin=TESTER))
+        assert isinstance(outcome, QueueDescribed)
+        return outcome.info.counts.visible, outcome.info.counts.in_flight
+
+    def test_who_hung_up_while_parked_is_passed_over(self, shell: Shell) -> None:
+        for ticket in "ab":
+            shell.wait(ticket, WAIT_US)
+        shell.engine.cancel("a")
+        shell.send("1")
+        assert (shell.got("a"), shell.got("b")) == (None, ["1"])
+        shell.later(MINUTE_US)
+        assert shell.got("a") is None
+
+    def test_who_hung_up_while_its_claim_was_committed_gives_the_lease_back(self, shell: Shell) -> None:
+        shell.send("1")
+        shell.submit(_receive(), ticket="a")
+        batch = shell.engine.take_batch(shell.clock.now)
+        shell.engine.cancel("a")
+        shell.give_back(batch)
+        shell.run()
+        assert shell.got("a") is None
+        assert self._in_flight(shell) == (1, 0)
+
+    def test_who_hung_up_between_wake_and_claim_leaves_the_message_to_the_next(self, shell: Shell) -> None:
+        shell.call(CreateQueue(queue=OTHER, origin=TESTER))
+        shell.limit(batch_commands_max=1)
+        shell.wait("first", WAIT_US, queue=OTHER)
+        shell.wait("a", WAIT_US)
+        shell.wait("b", WAIT_US)
+        shell.submit(sending(OTHER, "0"), sending(QUEUE, "1"))
+        shell.give_back(shell.engine.take_batch(shell.clock.now))
+        batch = shell.engine.take_batch(shell.clock.now)  # wakes two; only the first one's claim is in it
+        shell.engine.cancel("a")
+        shell.give_back(batch)
+        shell.run()
+        assert [shell.got(ticket) for ticket in ("first", "a", "b")] == [["0"], None, ["1"]]
+
+    def test_an_answer_that_could_not_be_written_gives_the_lease_to_the_next(self, shell: Shell) -> None:
+        shell.send("1")
+        shell.wait("gone", 0)
+        shell.wait("a", WAIT_US)
+        (outcome,) = shell.answers["gone"]
+        assert isinstance(outcome, Received)
+        shell.engine.undeliver(_receive(), outcome, shell.clock.now)
+        shell.run()
+        assert shell.got("a") == ["1"]
+        assert self._in_flight(shell) == (0, 1)
+
+    def test_hanging_up_on_a_delete_undoes_nothing(self, shell: Shell) -> None:
+        shell.send("1")
+        shell.wait("a", 0)
+        handle = shell.answers["a"][0].messages[0].handle
+        delete = Delete(queue=QUEUE, origin=TESTER, handle=handle, arrived=shell.clock.now)
+        shell.submit(delete, ticket="d")
+        shell.engine.cancel("d")
+        shell.run()
+        assert self._in_flight(shell) == (0, 0)
