@@ -33,7 +33,6 @@ CREDENTIALS = """\
 [[account]]
 id = "111111111111"
 home_region = "us-east-1"
-azure_name = "bench"
 
 [[account.key]]
 id = "{key}"

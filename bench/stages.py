@@ -1,8 +1,10 @@
 """Where the microseconds of a request go: each stage alone, in one process, on real bytes and a real data directory.
 
 Strategy: the life cycle of bench/lifecycle.lua (send, receive, delete; 200-byte bodies; every request signed) is cut
-into the stages that the server runs on its loop thread. Each stage is timed over a store batch of `--commands` requests,
-and the fastest of many rounds counts, so that a busy machine blurs less. Run: python bench/stages.py [--batch 10]
+into the stages that the server runs on its loop thread. Each stage is timed over a store batch of `--commands`
+requests, and the fastest of many rounds counts, so that a busy machine blurs less.
+
+    python bench/stages.py [--batch 10]
 """
 
 import argparse
@@ -131,7 +133,9 @@ def main() -> None:
     finally:
         shutil.rmtree(directory)
     names = ["decode", "gather", "apply", "commit", "hand back", "encode"]
-    print(f"us a request, best of {options.rounds} rounds, {options.commands} requests a store batch of {options.batch}")
+    print(
+        f"us a request, best of {options.rounds} rounds, {options.commands} requests a store batch of {options.batch}"
+    )
     print(f"{'':10}" + "".join(f"{name:>11}" for name in names) + f"{'sum':>11}")
     for operation in ("send", "receive", "delete"):
         row = [stages.best[operation, name] for name in names]

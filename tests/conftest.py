@@ -21,6 +21,8 @@ from hypothesis import settings
 settings.register_profile("veilmq", deadline=None, print_blob=True)
 settings.load_profile("veilmq")
 
+pytest.register_assert_rewrite("veilmq.testing")
+
 _LOCKS = pytest.StashKey[str]()
 
 

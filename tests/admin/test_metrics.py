@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from admin_under_test import TOKEN
 from prometheus_client.parser import text_string_to_metric_families
 
 from veilmq.admin import metrics
@@ -67,6 +68,38 @@ def test_commits_and_commands_are_counted(http: httpx.Client, server: Any) -> No
     assert found["veilmq_wal_bytes",] > 0
     assert found["veilmq_disk_free_bytes",] > 0
     assert found["veilmq_disk_low",] == 0
+
+
+def test_outcomes_of_leases_are_counted_once(http: httpx.Client) -> None:
+    orders = f"{QUEUES}/orders"
+    http.put(orders)
+    http.post(orders + "/messages", json={"messages": [{"body": "a"}] * 5})
+    messages = http.post(orders + "/receive", json={"count": 3}).json()["messages"]
+    handles = [message["handle"] for message in messages]
+    assert samples(http)["veilmq_lease_outcomes_total", "received"] == 3
+    http.post(orders + "/receive", json={"count": 1})
+    http.post(orders + "/extend", json={"handles": handles[:1], "lease_us": 60_000_000})
+    http.post(orders + "/extend", json={"handles": handles[1:2], "lease_us": 0})
+    http.post(orders + "/delete", json={"handles": handles[:1]})
+    http.post(orders + "/delete", json={"handles": handles[:1]})
+    for _ in range(2):
+        found = samples(http)
+        counts = {key[1]: value for key, value in found.items() if key[0] == "veilmq_lease_outcomes_total"}
+        assert {name: count for name, count in counts.items() if count} == {
+            "received": 4, "extended": 1, "released": 1, "deleted": 1, "delete_refused": 1,
+        }  # fmt: skip
+
+
+def test_what_was_before_the_start_is_not_counted(running: Any, tmp_path: Path) -> None:
+    orders = f"{QUEUES}/orders"
+    for _ in range(2):
+        with running(tmp_path / "data") as server:
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            with httpx.Client(base_url=server.url, headers=headers) as http:
+                http.put(orders)
+                http.post(orders + "/messages", json={"messages": [{"body": "a"}]})
+                http.post(orders + "/receive")
+                assert samples(http)["veilmq_lease_outcomes_total", "received"] == 1
 
 
 def test_listeners_are_counted(http: httpx.Client, server: Any) -> None:

@@ -108,7 +108,7 @@ def test_a_client_that_hangs_up_takes_its_parked_receive_with_it(start: Any, con
     body = json.dumps({"QueueUrl": url, "WaitTimeSeconds": 20}).encode()
     with socket.create_connection((target.hostname, target.port)) as raw:
         raw.sendall(
-            b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
             b"Content-Type: application/x-amz-json-1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
         )
         _await_parked(server)
@@ -133,6 +133,29 @@ def test_declared_queues_are_there_and_a_restart_changes_nothing(start: Any, con
         assert json.loads(shown["RedrivePolicy"])["deadLetterTargetArn"].endswith(":dead")
         assert server.stop() == 0
         server.start()
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        (b"localhost:1", None, 200),
+        (b"queues.localhost", b"http://queues.localhost", 200),
+        (b"evil.example", None, 403),
+        (b"127.0.0.1.evil.example", None, 403),
+        (b"127.0.0.1", b"http://evil.example", 403),
+    ],
+)
+def test_a_web_page_cannot_drive_a_development_server(
+    shared: ServerProcess, host: bytes, origin: bytes | None, status: int
+) -> None:
+    target = urlsplit(shared.sqs)
+    with socket.create_connection((target.hostname, target.port or 0), timeout=10) as raw:
+        raw.sendall(
+            b"POST / HTTP/1.1\r\nHost: %s\r\nX-Amz-Target: AmazonSQS.ListQueues\r\nContent-Length: 2\r\n"
+            b"Content-Type: application/x-amz-json-1.0\r\nConnection: close\r\n%s\r\n{}"
+            % (host, b"Origin: %s\r\n" % origin if origin else b"")
+        )
+        assert b"".join(iter(lambda: raw.recv(65_536), b"")).startswith(b"HTTP/1.1 %d" % status)
 
 
 def _await_parked(server: ServerProcess, count: int = 1) -> None:

@@ -39,7 +39,9 @@ def test_an_io_error_is_unknown_and_the_last_word(
     work = Workload(QUEUE, skip, 3_000)
     disk.fail(call, io_error, skip=skip, for_good=False)
     now = EPOCH
-    with pytest.raises(StoreUnknown):
+
+    def run_on() -> None:
+        nonlocal now
         for _ in range(50):
             now = Instant(now + SECOND_US)
             commands = work.batch(now)
@@ -47,6 +49,9 @@ def test_an_io_error_is_unknown_and_the_last_word(
             if applied.wrote:
                 store.commit()
             work.acknowledge(commands, applied.outcomes)
+
+    with pytest.raises(StoreUnknown):
+        run_on()
     with pytest.raises(StoreUnknown):
         store.apply([sending(QUEUE)], now)
     with pytest.raises(StoreUnknown):
@@ -71,10 +76,14 @@ def test_an_io_error_of_a_checkpoint_ends_it_too(disk: FaultDisk, options: Optio
             checkpoint.set()
 
     disk.syncing = syncing
-    with pytest.raises(StoreUnknown):
+
+    def run_on() -> None:
         for number in range(200):
             store.apply([sending(QUEUE, "x" * 4_000)], Instant(EPOCH + number))
             store.commit()
+
+    with pytest.raises(StoreUnknown):
+        run_on()
     assert checkpoint.is_set()
     with pytest.raises(StoreUnknown):
         store.apply([sending(QUEUE)], EPOCH)

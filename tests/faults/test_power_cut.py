@@ -26,7 +26,9 @@ from veilmq.testing.sqlite import SMALL
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 
 
-def losses_after_cuts(disk: FaultDisk, options: Options, path: Path, seed: int, batches: int, body_bytes: int = 40) -> list[str]:
+def losses_after_cuts(
+    disk: FaultDisk, options: Options, path: Path, seed: int, batches: int, body_bytes: int = 40
+) -> list[str]:
     """Run a workload with a cut at each commit and amid each batch; everything that was lost."""
     found: list[str] = []
     store = SqliteStore(path / "data", options)

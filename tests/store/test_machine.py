@@ -155,7 +155,7 @@ class StoreMachine(RuleBasedStateMachine):
         commands = []
         for _ in range(count):
             command = self.draw_command(data)
-            # Two undeliveries of a lease in one batch, or one of a lease that the batch changes, are left to the contract.
+            # Undelivering a lease that the same batch changes is left to the contract.
             if not isinstance(command, Undeliver):
                 commands.append(command)
         self.run(commands)

@@ -9,7 +9,6 @@ request that bears a foreign Origin is refused, so that no web page drives a dev
 import base64
 import binascii
 import logging
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from hmac import compare_digest
@@ -22,10 +21,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from veilmq.admin.errors import Refused
 from veilmq.model.access import AccessKey, Action, Keyring
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
+from veilmq.server.hosts import is_loopback_name
 
 logger = logging.getLogger("veilmq.admin")
 
-_HOST: Final = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+))(?::\d{1,5})?$")
 _FORWARDED: Final = (b"forwarded", b"x-forwarded-for")
 _CREDENTIALS_BYTES_MAX: Final = 4_096
 
@@ -70,7 +69,7 @@ class Access:
         self._app = app
         self._token = token.encode()
         self._keyring = keyring
-        self._base_domain = base_domain
+        self._suffixes = () if base_domain is None else (f".{base_domain.lower()}",)
         self._origins = {origin.encode() for origin in origins if origin != "*"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +108,7 @@ class Access:
     def _check_host(self, headers: dict[bytes, bytes], keyring: Keyring) -> None:
         """Development mode takes loopback names alone (DNS rebinding); a foreign Origin is refused in any mode."""
         given = headers.get(b"host", b"")
-        if not keyring.checks and not _is_ours(given.decode("latin-1"), self._base_domain):
+        if not keyring.checks and not is_loopback_name(given.decode("latin-1"), self._suffixes):
             raise Refused(403, "host_refused", "this Host is not one of this server's: use 127.0.0.1 or localhost")
         origin = headers.get(b"origin")
         if origin is not None and origin not in self._origins and origin.partition(b"://")[2] != given:
@@ -139,16 +138,6 @@ def _key_of(given: bytes, keyring: Keyring) -> AccessKey:
     if not compare_digest(secret.encode(), expected) or key is None or key.session_token is not None:
         raise Refused(401, "not_authenticated", "the access key is unknown, or its secret is another")
     return key
-
-
-def _is_ours(host: str, base_domain: str | None) -> bool:
-    found = _HOST.match(host)
-    if found is None:
-        return False
-    name = (found[1] or found[2]).lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost") or _is_loopback((name, 0)):
-        return True
-    return base_domain is not None and (name == base_domain.lower() or name.endswith("." + base_domain.lower()))
 
 
 def _is_loopback(peer: tuple[str, int] | None) -> bool:

@@ -8,16 +8,14 @@ have the names and values of the JSON form; `detail` is JSON text. pyarrow is th
 import io
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from veilmq.admin.reading import Scope, check_offset
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, Kind
-
-if TYPE_CHECKING:
-    import apsw
+from veilmq.store.sqlite.rows import Connection, oldest_first, origin_names, queue_names
 
 MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 _TUPLES: Final = msgspec.msgpack.Decoder(list[tuple[Any, ...]])
@@ -26,6 +24,8 @@ _PLACE: Final = {name: place for place, name in enumerate(Event.__struct_fields_
 _KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
 _SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
 _JSON: Final = msgspec.json.Encoder()
+
+_LookUp = Callable[[Connection, int], tuple[Any, ...] | None]
 
 
 def available() -> bool:
@@ -64,7 +64,7 @@ class ArrowStream:
         self._sink = _Sink()
         self._writer = pa.ipc.new_stream(self._sink, self.schema)
 
-    def batch(self, connection: "apsw.Connection", start: int, stop: int, scope: Scope) -> bytes:
+    def batch(self, connection: Connection, start: int, stop: int, scope: Scope) -> bytes:
         """The events of these offsets. Raises HistoryTrimmed."""
         check_offset(connection, start)
         offsets, rows = _rows(connection, start, stop)
@@ -81,12 +81,12 @@ class ArrowStream:
         self._writer.close()
         return self._sink.take()
 
-    def _columns(self, connection: "apsw.Connection", offsets: list[int], rows: list[tuple[Any, ...]]) -> Any:
+    def _columns(self, connection: Connection, offsets: list[int], rows: list[tuple[Any, ...]]) -> Any:
         pa = self._pa
         column = dict(zip(Event.__struct_fields__, zip(*rows, strict=True), strict=True))
         queues = pa.array(column["queue"], pa.int64())
-        names = _names_of(connection, "SELECT account, region, name FROM queue WHERE incarnation = ?")
-        origins = _names_of(connection, "SELECT protocol, principal, client FROM origin WHERE id = ?")
+        names = _names_of(connection, queue_names)
+        origins = _names_of(connection, origin_names)
         arrays = {
             "offset": pa.array(offsets, pa.int64()),
             "kind": self._named(pa.array(column["kind"], pa.int64()), [lambda kind: _KINDS.get(kind, str(kind))])[0],
@@ -119,15 +119,11 @@ class ArrowStream:
         return columns
 
 
-def _rows(connection: "apsw.Connection", start: int, stop: int) -> tuple[list[int], list[tuple[Any, ...]]]:
+def _rows(connection: Connection, start: int, stop: int) -> tuple[list[int], list[tuple[Any, ...]]]:
     """Offsets and fields of the events in [start, stop)."""
     offsets: list[range] = []
     parts: list[list[tuple[Any, ...]]] = []
-    for first, packed in connection.cursor().execute(
-        "SELECT offset, events FROM history WHERE offset >="
-        " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) AND offset < ? ORDER BY offset",
-        (start, stop),
-    ):
+    for first, packed in oldest_first(connection, start, stop):
         events = _TUPLES.decode(packed)
         if events and len(events[0]) < _FIELDS:  # of an earlier schema
             events = [event + (None,) * (_FIELDS - len(event)) for event in events]
@@ -140,14 +136,14 @@ def _rows(connection: "apsw.Connection", start: int, stop: int) -> tuple[list[in
     return list(chain.from_iterable(offsets)), list(chain.from_iterable(parts))
 
 
-def _names_of(connection: "apsw.Connection", statement: str) -> list[Callable[[int], str | None]]:
+def _names_of(connection: Connection, look_up: _LookUp) -> list[Callable[[int], str | None]]:
     """Three functions from a number to the three names in its row; None for a number that is not there."""
     known: dict[int, tuple[Any, ...]] = {}
 
     def row(number: int) -> tuple[Any, ...]:
         found = known.get(number)
         if found is None:
-            found = known[number] = connection.execute(statement, (number,)).fetchone() or (None, None, None)
+            found = known[number] = look_up(connection, number) or (None, None, None)
         return found
 
     def place(number: int) -> Callable[[int], str | None]:

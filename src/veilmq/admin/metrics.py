@@ -1,15 +1,17 @@
-"""/metrics: what an operator watches, read from memory when it is asked for.
+"""/metrics: what an operator watches, read when it is asked for.
 
-Strategy: nothing is counted here that is not counted anyway; a collector turns the numbers of shell, store, listeners
-and ports into Prometheus' families at each scrape. Labels are bounded: the queues with the most messages have their
-own, the rest is one sum with empty labels. The ages of the oldest messages alone need the store: a few index seeks in
-a thread.
+Strategy: nothing is counted here that is not written down anyway; a collector turns the numbers of shell, store,
+listeners and ports into Prometheus' families at each scrape. Labels are bounded: the queues with the most messages
+have their own, the rest is one sum with empty labels. Two things need the store, in a thread: the ages of the oldest
+messages (a few index seeks) and the outcomes of leases (the history since the scrape before).
 """
 
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -17,13 +19,31 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from veilmq.admin.reading import oldest_sent
 from veilmq.admin.service import Service
+from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US
 from veilmq.server.shell import COMMIT_BUCKETS_US
+from veilmq.store.sqlite.history import bounds
 from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.rows import oldest_first, oldest_sent
+from veilmq.store.sqlite.store import SqliteStore
 
 LABELLED_QUEUES_MAX: Final = 200
+EVENTS_A_SCRAPE_MAX: Final = 1_000_000
+_LEASE_KINDS: Final = {
+    int(kind): kind.name.lower()
+    for kind in (
+        Kind.RECEIVED,
+        Kind.EXTENDED,
+        Kind.RELEASED,
+        Kind.LEASE_EXPIRED,
+        Kind.UNDELIVERED,
+        Kind.DELETED,
+        Kind.DELETE_REFUSED,
+        Kind.EXTEND_REFUSED,
+        Kind.DEAD_LETTERED,
+    )
+}
 _QUEUE_LABELS: Final = ("account", "region", "queue")
 
 
@@ -34,6 +54,41 @@ class Gathered(NamedTuple):
     rest: list[LiveQueue]
     oldest_us: dict[int, int]
     """Age of the oldest message, by incarnation."""
+
+
+class _Kind(msgspec.Struct, array_like=True, gc=False):
+    """The first field of a packed event; the others are skipped."""
+
+    kind: int
+
+
+_KINDS: Final = msgspec.msgpack.Decoder(list[_Kind])
+
+
+class LeaseOutcomes:
+    """Counts events of leases by kind, from the history: what was appended since the scrape before.
+
+    Reading goes in threads, `EVENTS_A_SCRAPE_MAX` events at a time; what is beyond is for the next scrape.
+    """
+
+    def __init__(self, store: SqliteStore) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(_LEASE_KINDS.values(), 0)
+        self._store = store
+        self._lock = threading.Lock()
+        with store.readers.lend() as connection:
+            self._at = bounds(connection)[1]
+
+    def catch_up(self) -> None:
+        """Count what is new. Blocks."""
+        with self._lock, self._store.readers.lend() as connection:
+            stop = min(bounds(connection)[1], self._at + EVENTS_A_SCRAPE_MAX)
+            for first, packed in oldest_first(connection, self._at, stop):
+                events = _KINDS.decode(packed)
+                for event in events[max(0, self._at - first) :]:
+                    name = _LEASE_KINDS.get(event.kind)
+                    if name is not None:
+                        self.counts[name] += 1
+                self._at = max(self._at, first + len(events))
 
 
 class _Families:
@@ -52,6 +107,7 @@ class Metrics:
     def __init__(self, service: Service, admin_commands: Counter[type]) -> None:
         self._service = service
         self._admin_commands = admin_commands
+        self._outcomes = LeaseOutcomes(service.store)
 
     async def endpoint(self, request: Request) -> Response:
         """All metrics in Prometheus' text format."""
@@ -61,6 +117,7 @@ class Metrics:
         )
         labelled, rest = queues[:LABELLED_QUEUES_MAX], queues[LABELLED_QUEUES_MAX:]
         oldest_us = await run_in_threadpool(self._oldest_us, [(queue, list(queue.ready)) for queue in labelled])
+        await run_in_threadpool(self._outcomes.catch_up)
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Families(list(self._families(Gathered(labelled, rest, oldest_us)))))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
@@ -88,7 +145,7 @@ class Metrics:
         yield CounterMetricFamily("veilmq_batched_commands", "Commands applied, the server's own too.", stats.commands)
         yield _histogram("veilmq_commit_seconds", "Commit with its fsync.", stats.commit_us, stats.commit_us_total)
         yield GaugeMetricFamily("veilmq_waiters", "Receives that are parked.", len(shell.engine.waiting))
-        outcomes: Mapping[str, int] = getattr(stats, "outcomes", {})
+        outcomes = self._outcomes.counts
         yield _counters("veilmq_lease_outcomes", "How leases began, went on and ended.", ("outcome",), outcomes.items())
 
     def _store_families(self) -> Iterator[Metric]:

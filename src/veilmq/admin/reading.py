@@ -7,7 +7,7 @@ before it decodes any, and stops at a bound. `Scope` cuts every one of them down
 
 from collections.abc import Iterator
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -16,50 +16,17 @@ from veilmq.model.access import AccessKey, Action
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
 from veilmq.model.queue import QueueKey
+from veilmq.store.sqlite import rows
 from veilmq.store.sqlite.endings import extras_of
 from veilmq.store.sqlite.history import Names, bounds, events_from
-from veilmq.store.sqlite.queues import SETTINGS_DECODER, LiveQueue
+from veilmq.store.sqlite.queues import SETTINGS_DECODER
+from veilmq.store.sqlite.rows import Connection, Held
 from veilmq.store.sqlite.store import SqliteStore
-
-if TYPE_CHECKING:
-    import apsw
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _PACKED: Final = msgspec.msgpack.Encoder()
-PRIORITIES: Final = range(1, 17)
-
-_COLUMNS: Final = (
-    "m.sequence, m.id, m.priority, m.sent, m.expires, m.sender, m.extras, length(m.body),"
-    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first"
-)
-_READY: Final = (
-    f"SELECT {_COLUMNS} FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
-    " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? AND l.sequence IS NULL ORDER BY m.sequence LIMIT ?"
-)
-_RETURNED: Final = (
-    f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
-    " WHERE l.generation = ? AND l.hidden = 0 AND l.priority = ? AND l.sequence > ? ORDER BY l.sequence LIMIT ?"
-)
-_HIDDEN: Final = (
-    f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
-    " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
-)
-_LIVE: Final = (
-    "SELECT q.incarnation, m.sequence, m.id, m.priority, m.sent, m.expires, m.group_id, m.type, length(m.body),"
-    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first, d.at"
-    " FROM message m JOIN queue q ON q.generation = m.generation AND q.deleted IS NULL"
-    " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
-    " WHERE m.sequence > ? ORDER BY m.sequence"
-)
-
-
-_OLDEST_IN_LINE: Final = (
-    "SELECT sent FROM message INDEXED BY message_line WHERE generation = ? AND line = ? ORDER BY sequence LIMIT 1"
-)
-_OLDEST_RETURNED: Final = (
-    "SELECT m.sent FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
-    " WHERE l.generation = ? AND l.hidden = 0 AND l.priority = ? ORDER BY l.sequence LIMIT 1"
-)
+_EVER: Final = 2**62
+"""Beyond every offset."""
 
 
 class Scope(NamedTuple):
@@ -72,12 +39,13 @@ class Scope(NamedTuple):
         """Whether that account's queue is in it."""
         return self.key is None or (account == self.key.account and self.key.allows(self.action, name))
 
-    def incarnations(self, connection: "apsw.Connection") -> frozenset[int] | None:
+    def incarnations(self, connection: Connection) -> frozenset[int] | None:
         """All queues in it that the history can name, deleted ones too; None: whatever there is."""
         if self.key is None:
             return None
-        rows = connection.execute("SELECT incarnation, name FROM queue WHERE account = ?", (self.key.account,))
-        return frozenset(incarnation for incarnation, name in rows if self.covers(self.key.account, name))
+        account = self.key.account
+        named = rows.incarnations(connection, account)
+        return frozenset(incarnation for incarnation, name in named if self.covers(account, name))
 
 
 def message_page(store: SqliteStore, key: QueueKey, state: str, after: str, limit: int) -> dict[str, Any]:
@@ -86,47 +54,33 @@ def message_page(store: SqliteStore, key: QueueKey, state: str, after: str, limi
     queue = store.queues.by_key.get(key)
     if queue is None:
         raise QueueMissing(queue=str(key))
+    leading, _, trailing = after.partition("-")
     with store.readers.lend() as connection:
-        rows = (_visible if state == "visible" else _hidden)(connection, queue, after, limit)
+        if state == "visible":
+            found = rows.visible(connection, queue, int(leading or 0), limit)
+        else:
+            found = rows.hidden(connection, queue, int(leading or -1), int(trailing or 0), limit)
     following = None
-    if len(rows) >= limit:
-        last = rows[-1]
-        following = str(last[0]) if state == "visible" else f"{last[11]}-{last[0]}"
+    if len(found) >= limit:
+        last = found[-1]
+        following = str(last.sequence) if state == "visible" else f"{last.due}-{last.sequence}"
     retention_us = queue.settings.retention_us
-    return {"messages": [_message(row, retention_us) for row in rows], "after": following}
+    return {"messages": [_message(each, retention_us) for each in found], "after": following}
 
 
-def _visible(connection: "apsw.Connection", queue: LiveQueue, after: str, limit: int) -> list[tuple[Any, ...]]:
-    behind = int(after.partition("-")[0] or 0)
-    rows: list[tuple[Any, ...]] = []
-    for line in list(queue.ready):
-        start = max(behind, queue.cursors.get(line, 0))
-        rows += connection.execute(_READY, (queue.generation, line, start, limit)).fetchall()
-    for priority in PRIORITIES:
-        rows += connection.execute(_RETURNED, (queue.generation, priority, behind, limit)).fetchall()
-    rows.sort()
-    return rows[:limit]
-
-
-def _hidden(connection: "apsw.Connection", queue: LiveQueue, after: str, limit: int) -> list[tuple[Any, ...]]:
-    due, _, sequence = after.partition("-")
-    return connection.execute(_HIDDEN, (queue.generation, int(due or -1), int(sequence or 0), limit)).fetchall()
-
-
-def _message(row: tuple[Any, ...], retention_us: int) -> dict[str, Any]:
-    sequence, message, priority, sent, expires, sender, extras, body_bytes, *lease = row
+def _message(held: Held, retention_us: int) -> dict[str, Any]:
     return (
         {
-            "id": message.hex(),
-            "sequence": sequence,
-            "priority": priority,
-            "sent": sent,
-            "expires": shown_instant(sent + retention_us if expires is None else expires),
-            "sender": sender,
-            "body_bytes": body_bytes,
+            "id": held.id.hex(),
+            "sequence": held.sequence,
+            "priority": held.priority,
+            "sent": held.sent,
+            "expires": shown_instant(held.sent + retention_us if held.own_expiry is None else held.own_expiry),
+            "sender": held.sender,
+            "body_bytes": held.body_bytes,
         }
-        | _lease(*lease)
-        | shown_extras(extras_of(extras))
+        | _lease(held.attempt, held.rotation, held.hidden, held.due, held.granted, held.first)
+        | shown_extras(extras_of(held.extras))
     )
 
 
@@ -154,7 +108,7 @@ class Trace(NamedTuple):
     scanned: int
 
 
-def trace(connection: "apsw.Connection", message: bytes, scan_max: int, scope: Scope) -> Trace:
+def trace(connection: Connection, message: bytes, scan_max: int, scope: Scope) -> Trace:
     """Look through up to `scan_max` events, newest first, for the message; then forward for refusals that came after it
     was gone, which name its sequence alone."""
     permitted = scope.incarnations(connection)
@@ -164,8 +118,7 @@ def trace(connection: "apsw.Connection", message: bytes, scan_max: int, scope: S
     needles = [message, *(_PACKED.encode(sequence) for sequence in sequences)]
     names = Names(connection)
     found: list[EventRecord] = []
-    rows = connection.cursor().execute("SELECT offset, events FROM history WHERE offset >= ? ORDER BY offset", (start,))
-    for first, packed in rows:
+    for first, packed in rows.oldest_first(connection, start, _EVER):
         if not any(needle in packed for needle in needles):
             continue
         for place, event in enumerate(_EVENTS.decode(packed)):
@@ -175,13 +128,12 @@ def trace(connection: "apsw.Connection", message: bytes, scan_max: int, scope: S
     return Trace(found, complete, scanned)
 
 
-def _find_first(connection: "apsw.Connection", message: bytes, scan_max: int) -> tuple[int | None, set[int], bool, int]:
+def _find_first(connection: Connection, message: bytes, scan_max: int) -> tuple[int | None, set[int], bool, int]:
     """The earliest row that has the message, the sequences it had, whether its send is there, and events looked at."""
     start: int | None = None
     sequences: set[int] = set()
     scanned = 0
-    rows = connection.cursor().execute("SELECT offset, count, events FROM history ORDER BY offset DESC")
-    for offset, count, packed in rows:
+    for offset, count, packed in rows.newest_first(connection):
         scanned += count
         if message in packed:
             start = offset
@@ -201,7 +153,7 @@ def _target(event: Event) -> int | None:
     return None if event.detail is None else event.detail.get("target_sequence")
 
 
-def event_lines(connection: "apsw.Connection", start: int, stop: int, scope: Scope) -> bytes:
+def event_lines(connection: Connection, start: int, stop: int, scope: Scope) -> bytes:
     """The events of these offsets as JSON lines. Raises HistoryTrimmed."""
     check_offset(connection, start)
     permitted = scope.incarnations(connection)
@@ -219,7 +171,7 @@ class Range(NamedTuple):
     following: int
 
 
-def find_start(connection: "apsw.Connection", wanted: str) -> Range:
+def find_start(connection: Connection, wanted: str) -> Range:
     """The range behind an offset, `first` or `next`. Raises HistoryTrimmed, or ParameterInvalid beyond the end.
 
     An offset beyond the end is another history's: to wait for it would be to wait for ever.
@@ -234,7 +186,7 @@ def find_start(connection: "apsw.Connection", wanted: str) -> Range:
     return Range(start, first, following)
 
 
-def check_offset(connection: "apsw.Connection", start: int) -> tuple[int, int]:
+def check_offset(connection: Connection, start: int) -> tuple[int, int]:
     """First and next offset. Raises HistoryTrimmed if `start` is before the first."""
     first, following = bounds(connection)
     if start < first:
@@ -245,26 +197,22 @@ def check_offset(connection: "apsw.Connection", start: int) -> tuple[int, int]:
 _JSON: Final = msgspec.json.Encoder()
 
 
-def snapshot_lines(connection: "apsw.Connection", scope: Scope) -> Iterator[bytes]:
+def snapshot_lines(connection: Connection, scope: Scope) -> Iterator[bytes]:
     """A line with the next offset and the clock's mark, one for each queue, one for each message that a queue holds.
 
     All of one read transaction: the events from that offset on, applied to it, give every later state.
     """
-    rows = connection.execute("SELECT clock, offset, lower(hex(epoch)) FROM mark, secret")
-    ((clock, offset, epoch),) = rows.fetchall()
+    clock, offset, epoch = rows.head(connection)
     yield _line({"snapshot": {"offset": offset, "at": clock, "epoch": epoch}})
     retention: dict[int, int] = {}
-    for incarnation, account, region, name, created, modified, settings in connection.execute(
-        "SELECT incarnation, account, region, name, created, modified, settings FROM queue WHERE deleted IS NULL"
-        " ORDER BY incarnation"
-    ):
+    for incarnation, account, region, name, created, modified, settings in rows.live_queues(connection):
         if not scope.covers(account, name):
             continue
         decoded = SETTINGS_DECODER.decode(settings)
         retention[incarnation] = decoded.retention_us
         queue = shown_key(QueueKey(account, region, name)) | {"incarnation": incarnation, "created": created}
         yield _line({"queue": queue | {"modified": modified, "settings": shown_settings(decoded)}})
-    for row in connection.cursor().execute(_LIVE, (0,)):
+    for row in rows.live_messages(connection):
         if row[0] in retention:
             yield _line({"message": _live(row, retention[row[0]])})
 
@@ -287,10 +235,3 @@ def _live(row: tuple[Any, ...], retention_us: int) -> dict[str, Any]:
 
 def _line(value: dict[str, Any]) -> bytes:
     return _JSON.encode(value) + b"\n"
-
-
-def oldest_sent(connection: "apsw.Connection", generation: int, lines: list[int]) -> int | None:
-    """When the oldest message of a queue was sent that is visible or in flight; None without one. A few index seeks."""
-    found = [row for line in lines for row in connection.execute(_OLDEST_IN_LINE, (generation, line))]
-    found += [row for each in PRIORITIES for row in connection.execute(_OLDEST_RETURNED, (generation, each))]
-    return min((sent for (sent,) in found), default=None)

@@ -79,7 +79,8 @@ class DirectDoor:
             prefix=wanted.prefix,
             count_max=len(self._store.queues.by_key) + 1,
         )
-        (outcome,) = self._call([command])
+        with _failures():
+            (outcome,) = self._call([command])
         assert isinstance(outcome, QueuesListed)
         for info in outcome.queues:
             yield views.shown_queue(info)

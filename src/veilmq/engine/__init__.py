@@ -5,6 +5,7 @@ batch, has the store apply and commit it, hands the result back, and delivers th
 never calls the store and never reads a clock. `open_directory` is the one place here that knows SQLite.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from veilmq.engine.engine import Answer, Batch, Engine
@@ -16,11 +17,14 @@ __all__ = ["Answer", "Batch", "Engine", "Limits", "open_directory"]
 
 
 def open_directory(
-    directory: Path, limits: Limits | None = None, options: Options | None = None
+    directory: Path,
+    limits: Limits | None = None,
+    options: Options | None = None,
+    at_point: Callable[[str], None] = lambda point: None,
 ) -> tuple[Engine, SqliteStore]:
-    """An engine and its store on a data directory.
+    """An engine and its store on a data directory; `at_point` is called at each of the store's `CRASH_POINTS`.
 
     Raises DirectoryHeld, DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld (veilmq.store.sqlite).
     """
-    store = SqliteStore(directory, options)
+    store = SqliteStore(directory, options, at_point)
     return Engine(limits or Limits()), store

@@ -115,7 +115,8 @@ class Engine:
         calls: list[Call] = []
         commands: list[AnyCommand] = []
         pending = self._pending
-        if self._last_batch is not None and now - self._last_batch > self.limits.stall_us and len(pending) > 1:
+        stalled = self._last_batch is None or now - self._last_batch > self.limits.stall_us
+        if stalled and len(pending) > 1:
             _racers_first(pending)
         self._last_batch = now
         while pending and len(commands) < self.limits.batch_commands_max:
@@ -123,9 +124,13 @@ class Engine:
             if call.ticket in self._gone:
                 self._gone.discard(call.ticket)
                 if type(call.commands[0]) is Receive:
+                    if call.waiter is not None:
+                        self._credit(call.commands[0].queue, call.commands[0].count_max)
                     continue
             calls.append(call)
             commands += call.commands
+        if not calls and self._credits:
+            return self.take_batch(now)
         return Batch(calls, commands) if calls else None
 
     def committed(self, batch: Batch, applied: Applied) -> list[Answer]:
@@ -241,7 +246,8 @@ class Engine:
             self._pending.append(Call(waiter.ticket, (waiter.command,), now, waiter))
 
     def _wake(self) -> None:
-        """Let as many of the first in line claim as the messages that became visible could fill."""
+        """Let as many of the first in line claim as what became visible could fill, before any newcomer."""
+        woken: list[Call] = []
         for queue, credit in self._credits.items():
             left = credit
             while left > 0:
@@ -249,8 +255,13 @@ class Engine:
                 if waiter is None:
                     break
                 left -= waiter.command.count_max
-                self._pending.append(Call(waiter.ticket, (waiter.command,), waiter.deadline, waiter))
+                woken.append(Call(waiter.ticket, (waiter.command,), waiter.deadline, waiter))
         self._credits = {}
+        self._pending.extendleft(reversed(woken))
+
+    def _credit(self, queue: QueueKey, count: int) -> None:
+        """So many messages more may be there for whoever waits."""
+        self._credits[queue] = self._credits.get(queue, 0) + count
 
     def _schedule(self, now: Instant) -> None:
         """Append the housekeeping that is due."""

@@ -7,8 +7,8 @@ waiter has left is skipped. Everything costs the same with 2,000 waiters as with
 
 from bisect import insort
 from collections import Counter
-from heapq import heappop, heappush
-from typing import Any
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
 
 import msgspec
 
@@ -16,6 +16,9 @@ from veilmq.engine.limits import Limits
 from veilmq.model.commands import Receive
 from veilmq.model.instant import Instant
 from veilmq.model.queue import QueueKey
+
+_STALE_MAX: Final = 1_024
+"""Entries of waiters that left, beyond as many as are parked, before the heap is built anew."""
 
 
 class Waiter(msgspec.Struct, gc=False, eq=False):
@@ -26,6 +29,8 @@ class Waiter(msgspec.Struct, gc=False, eq=False):
     deadline: Instant
     place: int
     parked: bool = False
+    timed: bool = False
+    """Has an entry in the heap of deadlines."""
 
 
 class WaitingRoom:
@@ -71,7 +76,11 @@ class WaitingRoom:
         waiter.parked = True
         self._by_ticket[waiter.ticket] = waiter
         self._accounts[queue.account] += 1
-        heappush(self._deadlines, (waiter.deadline, waiter.place, waiter))
+        if not waiter.timed:
+            waiter.timed = True
+            heappush(self._deadlines, (waiter.deadline, waiter.place, waiter))
+            if len(self._deadlines) > 2 * len(self._by_ticket) + _STALE_MAX:
+                self._compact()
 
     def take_first(self, queue: QueueKey) -> Waiter | None:
         """Take out whoever has waited longest for the queue."""
@@ -91,6 +100,7 @@ class WaitingRoom:
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
             waiter = heappop(self._deadlines)[2]
+            waiter.timed = False
             if waiter.parked:
                 expired.append(self._leave(waiter))
         return expired
@@ -103,8 +113,19 @@ class WaitingRoom:
     def next_deadline(self) -> Instant | None:
         """The earliest deadline of anybody who is parked."""
         while self._deadlines and not self._deadlines[0][2].parked:
-            heappop(self._deadlines)
+            heappop(self._deadlines)[2].timed = False
         return Instant(self._deadlines[0][0]) if self._deadlines else None
+
+    def _compact(self) -> None:
+        """Drop the entries of those who left; a waiter that is in a batch now gets a new one if it parks again."""
+        parked = []
+        for entry in self._deadlines:
+            if entry[2].parked:
+                parked.append(entry)
+            else:
+                entry[2].timed = False
+        heapify(parked)
+        self._deadlines = parked
 
     def _leave(self, waiter: Waiter) -> Waiter:
         queue = waiter.command.queue

@@ -111,7 +111,10 @@ class QueueCounts(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueueInfo(msgspec.Struct, frozen=True, gc=False):
-    """A queue as it stands: `incarnation` differs for a queue that was deleted and created again under the same name."""
+    """A queue as it stands.
+
+    `incarnation` differs for a queue that was deleted and created again under the same name.
+    """
 
     key: QueueKey
     incarnation: int

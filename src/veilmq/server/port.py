@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from veilmq.model.access import EVERYTHING, AccessKey, Action
+from veilmq.model.access import EVERYTHING, AccessKey, Action, Keyring
 from veilmq.model.commands import (
     AnyCommand,
     ChangeQueue,
@@ -29,6 +29,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.protocols.http import Request, Response
 from veilmq.server.clock import wall
+from veilmq.server.hosts import Hosts
 from veilmq.server.listener import Exchange
 from veilmq.server.shell import Shell
 
@@ -46,6 +47,8 @@ ACTIONS: Final[dict[type, Action]] = {
     ListQueues: Action.LIST_QUEUES,
 }
 """What a key must be granted for each command that a client can send."""
+
+HOST_REFUSED: Final = "In development mode only loopback names and listed origins may call: use 127.0.0.1 or localhost."
 
 logger = logging.getLogger("veilmq.port")
 
@@ -79,6 +82,10 @@ class Codec(Protocol):
         """The answer to a call that its key was not granted."""
         ...
 
+    def refuse(self, status: int, reason: str, request: Request | None = None) -> Response:
+        """The answer to what HTTP or the server's own rules forbid."""
+        ...
+
     def failure(self, request: Request) -> Response:
         """The answer when the server itself failed."""
         ...
@@ -87,16 +94,24 @@ class Codec(Protocol):
 class Port:
     """Serves one protocol on the shell's engine."""
 
-    def __init__(self, name: str, codec: Codec, shell: Shell) -> None:
+    def __init__(self, name: str, codec: Codec, shell: Shell, keyring: Keyring, hosts: Hosts) -> None:
         self.name = name
         self.codec = codec
         self.shell = shell
+        self._keyring = keyring
+        self._hosts = hosts
         self.commands: Counter[type] = Counter()
         """Commands submitted, by type."""
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         """The listener's handler."""
         shell = self.shell
+        if not self._keyring.checks:
+            host, origin = request.headers.get(b"host", b""), request.headers.get(b"origin")
+            if not self._hosts.takes(host, origin):
+                logger.info("%s: Host or Origin refused (request %s)", self.name, request.request_id)
+                exchange.respond(self.codec.refuse(403, HOST_REFUSED, request))
+                return
         call = self.codec.decode(request, wall(), shell.arrived())
         if type(call) is Response:
             exchange.respond(call)

@@ -7,19 +7,25 @@ on the way in undoes what stood already.
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Final
 
 from veilmq.engine import open_directory
 from veilmq.protocols.sqs.codec import Codec, Endpoint
 from veilmq.server import queues_file
 from veilmq.server.clock import LeaseClock
 from veilmq.server.credentials import Keys
+from veilmq.server.hosts import Hosts
 from veilmq.server.listener import Listener, listen
 from veilmq.server.port import Port
 from veilmq.server.settings import Settings
 from veilmq.server.shell import Shell
 from veilmq.server.tls import server_context
 from veilmq.store.sqlite.store import SqliteStore
+
+_SQS_DOMAINS: Final = ("amazonaws.com", "amazonaws.com.cn")
+"""The names by which SDKs address SQS itself, say through a proxy."""
 
 
 class Service:
@@ -28,12 +34,20 @@ class Service:
     shell: Shell
     store: SqliteStore
 
-    def __init__(self, settings: Settings, keys: Keys, clock: LeaseClock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        keys: Keys,
+        clock: LeaseClock,
+        at_point: Callable[[str], None] = lambda point: None,
+    ) -> None:
+        """at_point: called at each of the store's CRASH_POINTS (veilmq.testing)."""
         self.settings = settings
         self.keyring = keys
         self.clock = clock
         self.listeners: dict[str, Listener] = {}
         self.ports: dict[str, Port] = {}
+        self._at_point = at_point
         self._urls: dict[str, str] = {}
         self._undo = AsyncExitStack()
 
@@ -60,7 +74,9 @@ class Service:
         context = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             context = server_context(settings.tls_cert, settings.tls_key)
-        engine, self.store = open_directory(settings.data, settings.engine_limits(), settings.store_options())
+        engine, self.store = open_directory(
+            settings.data, settings.engine_limits(), settings.store_options(), self._at_point
+        )
         undo.callback(self.store.close)
         self.clock.start(self.store.mark)
         self.shell = Shell(engine, self.store, self.clock)
@@ -81,7 +97,8 @@ class Service:
             cors_origins=settings.cors_origins,
         )
         codec = Codec(self.keyring, endpoint)
-        port = Port(name, codec, self.shell)
+        domains = [*_SQS_DOMAINS, *([settings.base_domain] if settings.base_domain else [])]
+        port = Port(name, codec, self.shell, self.keyring, Hosts(domains, settings.cors_origins))
         listener = await listen(
             settings.sqs.host,
             settings.sqs.port,

@@ -1,9 +1,9 @@
 """The asyncio shell around the engine: it owns the loop, the clock's readings and the thread that commits.
 
 Strategy: calls gather in the engine while a commit is under way; as soon as it is done the answers leave and the next
-batch is applied on the loop, then committed in the one commit thread. What arrives in one turn of the loop goes into one
-batch, because a batch starts by `call_soon`. A store whose state is unknown ends the shell: everybody in the batch is
-told so, `failed` is set, and nothing is written any more.
+batch is applied on the loop, then committed in the one commit thread. What arrives in one turn of the loop goes into
+one batch, because a batch starts by `call_soon`. A store whose state is unknown ends the shell: everybody in the batch
+is told so, `failed` is set, and nothing is written any more.
 """
 
 import asyncio
@@ -192,7 +192,7 @@ class Shell:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Apply the next batch, if there is one, and hand it to the commit thread; else sleep until something is due."""
+        """Apply the next batch and hand it to the commit thread; without one, sleep until something is due."""
         self._turn_pending = False
         if self._committing is not None or self.broken is not None or self._stopping:
             return
@@ -240,7 +240,7 @@ class Shell:
                 result = job()
             except (StoreFailed, StoreUnknown) as failure:
                 error = failure
-            except Exception as failure:  # the thread's edge: a bug here must end the server, not hang it
+            except Exception as failure:
                 logger.exception("commit")
                 error = StoreUnknown(reason=str(failure))
             elapsed_us = int((perf_counter() - started) * 1e6)
@@ -248,7 +248,8 @@ class Shell:
 
     def _committed(self, error: StoreFailed | StoreUnknown | None, retried: Applied | None, elapsed_us: int) -> None:
         batch, applied = self._committing, retried or self._applied
-        assert batch is not None and applied is not None
+        assert batch is not None
+        assert applied is not None
         if isinstance(error, StoreFailed):
             logger.error("a batch was rolled back and is applied command by command: %s", error)
             commands, at = batch.commands, applied.at

@@ -38,18 +38,22 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.instant import FOREVER
-from veilmq.model.outcomes import Deleted, Extended, Outcome, Purged, QueueChanged, QueueCreated, QueueDeleted
-from veilmq.model.outcomes import Received, Sent, Undelivered
+from veilmq.model.outcomes import (
+    Deleted,
+    Extended,
+    Outcome,
+    Purged,
+    QueueChanged,
+    QueueCreated,
+    QueueDeleted,
+    Received,
+    Sent,
+    Undelivered,
+)
 from veilmq.model.queue import QueueKey, QueueSettings
 from veilmq.model.states import STEPS, State, Step
 
-_LATE_STEPS: Final = (
-    Step(State.READY, "release (attempt 0)", State.RETURNED, raises_rotation=True),
-    Step(State.RETURNED, "extend (attempt 0)", State.DELAYED, raises_rotation=True),
-    Step(State.RETURNED, "release (attempt 0)", State.RETURNED, raises_rotation=True),
-    Step(State.RETURNED, "release after expiry", State.RETURNED, raises_rotation=True),
-)
-_STEPS: Final = {(step.source, step.event): step for step in (*STEPS, *_LATE_STEPS)}
+_STEPS: Final = {(step.source, step.event): step for step in STEPS}
 VISIBLE: Final = frozenset({State.READY, State.RETURNED})
 
 
@@ -248,8 +252,8 @@ class Reference:
                 self._grant(message, command)
                 granted.append(message)
         seen = [
-            (got.sequence, got.body, got.priority, got.sent, got.expires, got.receive_count, got.first_received, got.due)
-            for got in outcome.messages
+            (m.sequence, m.body, m.priority, m.sent, m.expires, m.receive_count, m.first_received, m.due)
+            for m in outcome.messages
         ]
         assert seen == [
             (one.sequence, one.body, one.priority, one.sent, one.expires(), one.attempt, one.first, one.due)
@@ -336,7 +340,8 @@ class Reference:
         ticket = self.tickets[handle]
         message = ticket.message
         known = self.queues.get(ticket.queue.key) is ticket.queue and message.queue is ticket.queue
-        return known and message.state is state and (message.attempt, message.rotation) == (ticket.attempt, ticket.rotation)
+        latest = (message.attempt, message.rotation) == (ticket.attempt, ticket.rotation)
+        return known and latest and message.state is state
 
     def _undeliver(self, command: Undeliver, outcome: Outcome) -> None:
         """Only for handles that are in flight, or stale: what an ended lease counts depends on who looked before."""

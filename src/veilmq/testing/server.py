@@ -1,18 +1,21 @@
 """A real `veilmq serve` process, for tests that talk to one.
 
-Strategy: free ports, found again in the directory's lock file, where the server itself announces them; ended by pid.
+Strategy: free ports, found in the directory's lock file, where the server itself announces them once they are open; its
+log goes to a file beside the data; ended by pid.
 """
 
-import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
-from select import select
 from typing import Final
+
+from veilmq.store.sqlite.directory import read_holder
 
 START_SECONDS: Final = 20
 STOP_SECONDS: Final = 20
+_LOOK_SECONDS: Final = 0.01
 _COMMAND: Final = (sys.executable, "-c", "from veilmq.cli import main; main()", "serve")
 
 
@@ -21,32 +24,26 @@ class ServerProcess:
 
     def __init__(self, directory: Path, *options: str) -> None:
         self.data = directory / "data"
+        self.log = directory / "server.log"
         self.options = options
         self.sqs = self.admin = ""
+        """URLs of the ports, while the server runs."""
 
     def start(self) -> "ServerProcess":
-        """Returns once both ports take connections."""
+        """Returns once both ports take connections. Raises RuntimeError with the log if that does not come."""
         command = [*_COMMAND, "--data", str(self.data), "--sqs", "127.0.0.1:0", "--admin", "127.0.0.1:0", *self.options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.lines: list[str] = []
-        assert self.process.stderr is not None
-        while not (self.sqs and self.admin) or len(self.lines) < 2:
-            if not select([self.process.stderr], [], [], START_SECONDS)[0]:
-                raise TimeoutError("".join(self.lines))
-            line = self.process.stderr.readline()
-            if not line:
-                raise RuntimeError("".join(self.lines))
-            self.lines.append(line)
-            listeners = self._listeners()
-            self.sqs, self.admin = listeners.get("sqs", ""), listeners.get("admin", "")
-        return self
-
-    def _listeners(self) -> dict[str, str]:
-        try:
-            holder = json.loads((self.data / "lock").read_text())
-        except (OSError, ValueError):
-            return {}
-        return dict(holder["listeners"]) if holder["pid"] == self.process.pid else {}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stderr=log)
+        for _ in range(int(START_SECONDS / _LOOK_SECONDS)):
+            holder = read_holder(self.data)
+            if holder is not None and holder.pid == self.process.pid and len(holder.listeners) == 2:
+                self.sqs, self.admin = holder.listeners["sqs"], holder.listeners["admin"]
+                return self
+            if self.process.poll() is not None:
+                break
+            time.sleep(_LOOK_SECONDS)
+        self.process.kill()
+        raise RuntimeError(self.log.read_text())
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""
@@ -60,6 +57,4 @@ class ServerProcess:
 
     def _ended(self) -> int:
         self.sqs = self.admin = ""
-        _, rest = self.process.communicate(timeout=STOP_SECONDS)
-        self.lines += rest.splitlines(keepends=True)
-        return self.process.returncode
+        return self.process.wait(STOP_SECONDS)

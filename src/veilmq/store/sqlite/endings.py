@@ -105,8 +105,8 @@ class Place(msgspec.Struct, gc=False):
 
 _PLACES: Final = (
     "SELECT m.generation, m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, length(m.body),"
-    " coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.hidden, 0), coalesce(l.due, 0),"
-    " coalesce(l.granted, 0), l.origin"
+    " coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.hidden, 0),"
+    " coalesce(l.due, 0), coalesce(l.granted, 0), l.origin"
     " FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value LEFT JOIN lease l ON l.sequence = m.sequence"
     " WHERE m.line IS NOT NULL OR l.sequence IS NOT NULL"  # a message in quarantine is nowhere
 )

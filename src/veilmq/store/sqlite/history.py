@@ -12,8 +12,8 @@ from typing import Final
 import apsw
 import msgspec
 
-from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
 from veilmq.model.commands import LeaseSource
+from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
 from veilmq.model.instant import Instant
 from veilmq.store.sqlite.writer import Writer
 

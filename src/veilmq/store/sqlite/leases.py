@@ -75,10 +75,10 @@ class Places:
             return MessageGone(sequence=receipt.sequence, attempt=receipt.attempt)
         if place.attempt != receipt.attempt or place.rotation != receipt.rotation:
             return LeaseTaken(sequence=receipt.sequence, attempt=receipt.attempt)
-        if command.after_expiry is AfterExpiry.REFUSE and place.attempt and command.arrived > place.due:
-            if not place.hidden or place.due <= writer.now:
-                return LeaseExpired(sequence=receipt.sequence, attempt=receipt.attempt)
-        if place.hidden and place.attempt and place.due <= writer.now and command.arrived > place.due:
+        late = place.attempt and command.arrived > place.due and (not place.hidden or place.due <= writer.now)
+        if late and command.after_expiry is AfterExpiry.REFUSE:
+            return LeaseExpired(sequence=receipt.sequence, attempt=receipt.attempt)
+        if late and place.hidden:
             end_lease(writer, queue, place)
         return queue, place
 

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import msgspec
+
 from veilmq.model.commands import (
     ChangeQueue,
     CreateQueue,
@@ -55,14 +57,15 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
     generation = writer.next_generation()
     key = command.queue
     writer.write(
-        "INSERT INTO queue (account, region, name, generation, created, modified, settings) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO queue (account, region, name, generation, created, modified, settings)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
         (key.account, key.region, key.name, generation, writer.now, writer.now, SETTINGS_ENCODER.encode(settings)),
     )
     queue = LiveQueue(key, writer.connection.last_insert_rowid(), generation, writer.now, settings)
     writer.queues.add(queue)
     writer.forget_queue()
     writer.undo(lambda: writer.queues.remove(queue))
-    _record(writer, Kind.QUEUE_CREATED, command, queue, _named(key) | {"settings": settings})
+    _record(writer, Kind.QUEUE_CREATED, command, queue, _named(key) | {"settings": _public(settings)})
     return QueueCreated(queue.info(), created=True)
 
 
@@ -193,6 +196,11 @@ def _named(key: QueueKey) -> dict[str, object]:
 def _plain(change: SettingsChange) -> dict[str, object]:
     """Tags and labels may hold anything, an access policy too: the history keeps that they changed, not what to."""
     return {name: None if name in {"labels", "tags"} else value for name, value in change.items()}
+
+
+def _public(settings: QueueSettings) -> QueueSettings:
+    """The same for a new queue."""
+    return msgspec.structs.replace(settings, labels={}, tags={})
 
 
 def _record(

@@ -137,7 +137,7 @@ class SqliteStore:
             self._at_point("batch opened")
             outcomes = self._apply_groups(commands)
             writer.finish()
-        except Exception as error:  # the batch's edge: whatever failed, it is rolled back and each command tried alone
+        except Exception as error:  # noqa: BLE001 the batch's edge: roll back, and try each command alone
             self._roll_back(error)
             return self.apply_each(commands, now)
         self._at_point("batch applied")
@@ -181,7 +181,7 @@ class SqliteStore:
             if isinstance(judged, StoreUnknown):
                 self._broken = judged.reason
                 raise judged from error
-            logger.warning("checkpoint: %s; the WAL keeps growing", judged.reason)
+            logger.warning("checkpoint: %s; the WAL keeps growing", judged)
 
     def apply_each(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
         """See `Store.apply_each`."""

@@ -66,7 +66,7 @@ class TestBatches:
         stage.send(queue, "delayed", delay_us=SECOND_US)
         held = stage.take(queue)
         before = stage.describe(queue), stage.describe(other), stage.events(), bodies(stage.peek(queue))
-        commands = [
+        commands: list[AnyCommand] = [
             sending(queue, "never", delay_us=SECOND_US),
             sending(other, "never", priority=1, ttl_us=1),
             _deleting(stage, queue, held.handle),

@@ -28,7 +28,7 @@ class TestClaims:
         receive = Receive(queue=queue, origin=TESTER, count_max=2)
         outcomes = stage.batch([receive] * 4).outcomes
         got = [bodies(outcome.messages) for outcome in outcomes]  # type: ignore[union-attr]
-        assert sorted(sum(got, [])) == list("012345")
+        assert sorted(body for texts in got for body in texts) == list("012345")
         assert got[3] == []
 
     @pytest.mark.parametrize(("there", "asked", "got"), [(0, 1, 0), (3, 1, 1), (3, 3, 3), (3, 10, 3), (40, 32, 32)])

@@ -1,5 +1,7 @@
 """Dead letters: the move is one step, keeps the message what it is, and loses nothing."""
 
+from typing import Any
+
 import pytest
 
 from veilmq.model.commands import Receive
@@ -11,7 +13,7 @@ from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies
 LEASE_US = SECOND_US
 
 
-def _pair(stage: Stage, receive_count_max: int = 2, **target: object) -> tuple[QueueKey, QueueKey]:
+def _pair(stage: Stage, receive_count_max: int = 2, **target: Any) -> tuple[QueueKey, QueueKey]:
     dead = stage.create("dead", **target)
     return stage.create("jobs", redrive=RedrivePolicy(dead, receive_count_max)), dead
 

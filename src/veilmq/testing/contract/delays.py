@@ -12,7 +12,7 @@ class TestDelays:
     """Delays."""
 
     @pytest.mark.parametrize("kill", [None, False, True])
-    def test_a_message_is_received_at_the_end_of_its_delay_and_not_before(self, stage: Stage, kill: bool | None) -> None:
+    def test_a_message_comes_at_the_end_of_its_delay_and_not_before(self, stage: Stage, kill: bool | None) -> None:
         queue = stage.create(delay_us=10 * SECOND_US)
         stage.send(queue)
         assert stage.counts(queue) == (0, 1, 0)

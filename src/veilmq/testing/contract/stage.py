@@ -206,8 +206,8 @@ def sending(queue: QueueKey, body: str = "hello", **fields: Any) -> Send:
     """A send of that body by `TESTER`."""
     encoded = body.encode()
     digest = md5(encoded, usedforsecurity=False).digest()
-    fields = {"size_bytes": len(encoded), "origin": TESTER} | fields
-    return Send(queue=queue, body=body, md5=digest, **fields)
+    given: dict[str, Any] = {"size_bytes": len(encoded), "origin": TESTER} | fields
+    return Send(queue=queue, body=body, md5=digest, **given)
 
 
 def bodies(messages: Sequence[Delivery]) -> list[str]:
@@ -224,7 +224,7 @@ def expect(outcome: Outcome, kind: type[T]) -> T:
 def refused(outcome: Outcome, kind: type[VeilError]) -> VeilError:
     """The error, which must be exactly of that kind."""
     assert type(outcome) is kind, outcome
-    return outcome  # type: ignore[return-value]
+    return outcome
 
 
 def impossible() -> ListQueues:

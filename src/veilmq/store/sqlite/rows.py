@@ -1,0 +1,144 @@
+"""The statements behind `reading` and `columns`: rows of a reading connection, as they are stored.
+
+Strategy: everything here is a select of one read transaction (`Readers.lend`). Pages seek by index and never count;
+what goes through the history does so row by row, newest or oldest first, and leaves the unpacking to its caller.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from veilmq.store.sqlite.queues import LiveQueue
+
+Connection = apsw.Connection
+PRIORITIES: Final = range(1, 17)
+
+_COLUMNS: Final = (
+    "m.sequence, m.id, m.priority, m.sent, m.expires, m.sender, m.extras, length(m.body),"
+    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first"
+)
+_READY: Final = (
+    f"SELECT {_COLUMNS} FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? AND l.sequence IS NULL ORDER BY m.sequence LIMIT ?"
+)
+_RETURNED: Final = (
+    f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 AND l.priority = ? AND l.sequence > ? ORDER BY l.sequence LIMIT ?"
+)
+_HIDDEN: Final = (
+    f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
+)
+_LIVE: Final = (
+    "SELECT q.incarnation, m.sequence, m.id, m.priority, m.sent, m.expires, m.group_id, m.type, length(m.body),"
+    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first, d.at"
+    " FROM message m JOIN queue q ON q.generation = m.generation AND q.deleted IS NULL"
+    " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
+    " ORDER BY m.sequence"
+)
+_OLDEST_IN_LINE: Final = (
+    "SELECT sent FROM message INDEXED BY message_line WHERE generation = ? AND line = ? ORDER BY sequence LIMIT 1"
+)
+_OLDEST_RETURNED: Final = (
+    "SELECT m.sent FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 AND l.priority = ? ORDER BY l.sequence LIMIT 1"
+)
+
+
+class Held(NamedTuple):
+    """A message that a queue holds, without its body. The last six are of its lease, if it has a row there."""
+
+    sequence: int
+    id: bytes
+    priority: int
+    sent: int
+    own_expiry: int | None
+    sender: str
+    extras: bytes | None
+    body_bytes: int
+    attempt: int | None
+    rotation: int | None
+    hidden: int | None
+    due: int | None
+    granted: int | None
+    first: int | None
+
+
+def visible(connection: Connection, queue: LiveQueue, behind: int, limit: int) -> list[Held]:
+    """Up to `limit` visible messages by sequence, of greater ones than `behind`."""
+    rows: list[tuple[Any, ...]] = []
+    for line in list(queue.ready):
+        start = max(behind, queue.cursors.get(line, 0))
+        rows += connection.execute(_READY, (queue.generation, line, start, limit)).fetchall()
+    for priority in PRIORITIES:
+        rows += connection.execute(_RETURNED, (queue.generation, priority, behind, limit)).fetchall()
+    rows.sort()
+    return [Held(*row) for row in rows[:limit]]
+
+
+def hidden(connection: Connection, queue: LiveQueue, due: int, sequence: int, limit: int) -> list[Held]:
+    """Up to `limit` delayed or leased messages by due instant, behind the one of that due instant and sequence."""
+    return [Held(*row) for row in connection.execute(_HIDDEN, (queue.generation, due, sequence, limit))]
+
+
+def oldest_sent(connection: Connection, generation: int, lines: list[int]) -> int | None:
+    """When the oldest message of a queue was sent that is visible or in flight; None without one. A few index seeks."""
+    found = [row for line in lines for row in connection.execute(_OLDEST_IN_LINE, (generation, line))]
+    found += [row for each in PRIORITIES for row in connection.execute(_OLDEST_RETURNED, (generation, each))]
+    return min((sent for (sent,) in found), default=None)
+
+
+def head(connection: Connection) -> tuple[int, int, str]:
+    """Clock's mark, next offset, epoch in hexadecimal."""
+    rows: Any = connection.execute("SELECT clock, offset, lower(hex(epoch)) FROM mark, secret")
+    ((clock, offset, epoch),) = rows
+    return clock, offset, epoch
+
+
+def live_queues(connection: Connection) -> list[tuple[Any, ...]]:
+    """(incarnation, account, region, name, created, modified, packed settings) of every queue that exists."""
+    return connection.execute(
+        "SELECT incarnation, account, region, name, created, modified, settings FROM queue WHERE deleted IS NULL"
+        " ORDER BY incarnation"
+    ).fetchall()
+
+
+def live_messages(connection: Connection) -> Iterator[tuple[Any, ...]]:
+    """Every message that a queue holds, by sequence: (incarnation, sequence, id, priority, sent, own expiry, group,
+    type, body's bytes, attempt, rotation, hidden, due, granted, first, instant of its quarantine)."""
+    return connection.cursor().execute(_LIVE)
+
+
+def incarnations(connection: Connection, account: str) -> list[tuple[int, str]]:
+    """(incarnation, name) of the account's queues that the history can name, deleted ones too."""
+    rows = connection.execute("SELECT incarnation, name FROM queue WHERE account = ?", (account,))
+    return [(incarnation, name) for incarnation, name in rows]
+
+
+def newest_first(connection: Connection) -> Iterator[tuple[int, int, bytes]]:
+    """(first offset, count, packed events) of every commit."""
+    rows: Iterator[Any] = connection.cursor().execute("SELECT offset, count, events FROM history ORDER BY offset DESC")
+    return rows
+
+
+def oldest_first(connection: Connection, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """(first offset, packed events) of every commit with an event in [start, stop)."""
+    rows: Iterator[Any] = connection.cursor().execute(
+        "SELECT offset, events FROM history WHERE offset >="
+        " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) AND offset < ? ORDER BY offset",
+        (start, stop),
+    )
+    return rows
+
+
+def queue_names(connection: Connection, incarnation: int) -> tuple[Any, ...] | None:
+    """(account, region, name) of a queue, a deleted one too."""
+    return connection.execute(
+        "SELECT account, region, name FROM queue WHERE incarnation = ?", (incarnation,)
+    ).fetchone()
+
+
+def origin_names(connection: Connection, number: int) -> tuple[Any, ...] | None:
+    """(protocol, principal, client) of an origin."""
+    return connection.execute("SELECT protocol, principal, client FROM origin WHERE id = ?", (number,)).fetchone()

@@ -1,0 +1,8 @@
+"""Chance that can be repeated."""
+
+from random import Random
+
+
+def chance(seed: int) -> Random:
+    """A generator whose draws follow from the seed alone."""
+    return Random(seed)

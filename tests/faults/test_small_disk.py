@@ -1,0 +1,95 @@
+"""A real file system that fills up: a tmpfs of a few MiB (mounting one takes root; others have the VFS's full disk)."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from veilmq.model.commands import AnyCommand, Delete, Receive
+from veilmq.model.errors import DiskLow, StoreFailed
+from veilmq.model.instant import SECOND_US
+from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
+from veilmq.store.sqlite.options import MIB
+from veilmq.testing.contract.stage import TESTER, Stage, sending
+from veilmq.testing.sqlite import SMALL, SqliteFactory
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", mount], check=True)
+    yield mount
+    subprocess.run(["umount", "--lazy", mount], check=True)
+
+
+def fill_up(path: Path) -> None:
+    """Take all the space that is left."""
+    with path.open("wb", buffering=0) as ballast:
+        try:
+            while True:
+                ballast.write(bytes(4096))
+        except OSError:
+            pass
+
+
+def apply(stage: Stage, command: AnyCommand) -> Outcome:
+    """As a shell does: a commit that failed is tried again, each command by itself."""
+    applied = stage.store.apply([command], stage.now)
+    try:
+        if applied.wrote:
+            stage.store.commit()
+    except StoreFailed:
+        applied = stage.store.apply_each([command], stage.now)
+    (outcome,) = applied.outcomes
+    return outcome
+
+
+if os.geteuid() == 0:
+
+    @pytest.mark.parametrize("suddenly", [False, True])
+    def test_a_disk_that_fills_up_and_gets_space_again(small: Path, suddenly: bool) -> None:
+        options = msgspec.structs.replace(SMALL, reserve_bytes=2 * MIB, floor_bytes=256 * 1024, checkpoint_bytes=MIB)
+        stage = Stage(SqliteFactory(small / "data", options))
+        queue = stage.create()
+        sent = [stage.send(queue, "x" * 10_000) for _ in range(50)]
+        if suddenly:
+            fill_up(small / "ballast")
+        else:
+            (small / "ballast").write_bytes(bytes(8 * MIB))
+        while True:
+            stage.later(SECOND_US)
+            applied = stage.store.apply([sending(queue, "x" * 50_000)], stage.now)
+            try:
+                if applied.wrote:
+                    stage.store.commit()
+            except StoreFailed:
+                break
+            (outcome,) = applied.outcomes
+            if isinstance(outcome, Sent):
+                sent.append(outcome)
+            else:
+                assert type(outcome) in {DiskLow, StoreFailed}
+                break
+        if not suddenly:
+            fill_up(small / "more")
+        stage.later(SECOND_US)
+        assert type(apply(stage, sending(queue))) is DiskLow
+        for one in sent[:30]:
+            received = apply(stage, Receive(queue=queue, origin=TESTER))
+            assert isinstance(received, Received)
+            (message,) = received.messages
+            assert message.id == one.id
+            delete = Delete(queue=queue, origin=TESTER, handle=message.handle, arrived=stage.now)
+            assert type(apply(stage, delete)) is Deleted
+        assert type(apply(stage, sending(queue))) is DiskLow
+        (small / "ballast").unlink()
+        (small / "more").unlink(missing_ok=True)
+        stage.later(2 * SECOND_US)
+        sent.append(stage.send(queue, "space again"))
+        stage.reopen()
+        assert sum(stage.counts(queue)) == len(sent) - 30
+        stage.store.close()
