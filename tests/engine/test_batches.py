@@ -15,7 +15,7 @@ Shell = Any
 
 class TestGathering:
     def test_commands_of_one_wire_batch_stay_together_and_in_order(self, shell: Shell) -> None:
-        shell.limit(batch_commands_max=4)
+        shell.limit(batch_messages_max=4)
         shell.run()
         for start in (0, 3, 6):
             shell.submit(*[sending(QUEUE, str(start + number)) for number in range(3)])
@@ -59,7 +59,7 @@ class TestStalls:
         return str(shell.answers["holder"][0].messages[0].handle)
 
     def test_what_had_arrived_before_a_stall_comes_before_what_would_take_its_message(self, shell: Shell) -> None:
-        shell.limit(batch_commands_max=1)
+        shell.limit(batch_messages_max=1)
         handle = self._held(shell)
         arrived = shell.clock.now
         shell.submit(Receive(queue=QUEUE, origin=TESTER, wait_us=0), ticket="rival")
@@ -72,7 +72,7 @@ class TestStalls:
     def test_after_a_start_too(self, shell: Shell) -> None:
         handle = self._held(shell)
         arrived = shell.clock.now
-        shell.limit(batch_commands_max=1)
+        shell.limit(batch_messages_max=1)
         shell.clock.advance(5 * SECOND_US)
         shell.submit(Receive(queue=QUEUE, origin=TESTER, wait_us=0), ticket="rival")
         extend = Extend(queue=QUEUE, origin=TESTER, handle=handle, lease_us=SECOND_US, arrived=arrived)
@@ -82,7 +82,7 @@ class TestStalls:
         assert shell.got("rival") == []
 
     def test_without_a_stall_it_is_first_come_first_served(self, shell: Shell) -> None:
-        shell.limit(batch_commands_max=1)
+        shell.limit(batch_messages_max=1)
         handle = self._held(shell)
         shell.later(SECOND_US)
         shell.later(SECOND_US)

@@ -226,7 +226,7 @@ class TestHangingUp:
 
     def test_who_hung_up_between_wake_and_claim_leaves_the_message_to_the_next(self, shell: Shell) -> None:
         shell.call(CreateQueue(queue=OTHER, origin=TESTER))
-        shell.limit(batch_commands_max=1)
+        shell.limit(batch_messages_max=1)
         shell.wait("first", WAIT_US, queue=OTHER)
         shell.wait("a", WAIT_US)
         shell.wait("b", WAIT_US)

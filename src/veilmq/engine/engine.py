@@ -119,7 +119,8 @@ class Engine:
         if stalled and len(pending) > 1:
             _racers_first(pending)
         self._last_batch = now
-        while pending and len(commands) < self.limits.batch_commands_max:
+        messages = 0
+        while pending and messages < self.limits.batch_messages_max:
             call = pending.popleft()
             if call.ticket in self._gone:
                 self._gone.discard(call.ticket)
@@ -129,6 +130,8 @@ class Engine:
                     continue
             calls.append(call)
             commands += call.commands
+            first = call.commands[0]
+            messages += first.count_max if type(first) is Receive else len(call.commands)
         if not calls and self._credits:
             return self.take_batch(now)
         return Batch(calls, commands) if calls else None

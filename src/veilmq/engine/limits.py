@@ -8,8 +8,8 @@ from veilmq.model.instant import SECOND_US
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds batches, waiting and sweeping."""
 
-    batch_commands_max: int = 256
-    """A batch ends here; the commands of one wire batch stay together and may pass it."""
+    batch_messages_max: int = 256
+    """Messages that a batch's commands may touch (about 3 ms of statements); one wire batch may pass it."""
     pending_max: int = 100_000
     """Calls that may wait for a batch; beyond, Overloaded."""
     parked_max: int = 20_000

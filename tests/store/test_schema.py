@@ -1,0 +1,240 @@
+"""The file: how it is born, that today's code opens every released one, and what it refuses.
+
+Each `fixtures/schema-N.db` was written by the code of its day (fixtures/make.py) with messages in every state, and the
+JSON beside it says what the store then showed.
+"""
+
+import re
+import runpy
+import shutil
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+
+from veilmq.model.errors import LeaseTaken
+from veilmq.model.instant import HOUR_US
+from veilmq.model.outcomes import Deleted, Extended
+from veilmq.model.queue import QueueKey
+from veilmq.store.sqlite import schema
+from veilmq.store.sqlite.integrity import check
+from veilmq.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION, NotOurs, SchemaNewer, migrate
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing.clock import ManualClock
+from veilmq.testing.contract.stage import Stage, bodies, expect, refused
+from veilmq.testing.sqlite import SMALL, SqliteFactory
+
+FIXTURES = Path(__file__).parent / "fixtures"
+RELEASED = sorted(FIXTURES.glob("schema-*.db"))
+MAKE = runpy.run_path(str(FIXTURES / "make.py"))
+ORDERS, FAILED, MAIL = QueueKey("000000000000", "us-east-1", "orders"), MAKE["FAILED"], MAKE["MAIL"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """An empty data directory."""
+    path = tmp_path / "data"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def born(data: Path) -> Path:
+    """A new database, closed."""
+    SqliteStore(data, SMALL).close()
+    return data / "veilmq.db"
+
+
+@pytest.fixture(params=RELEASED, ids=lambda path: path.stem)
+def recorded(request: pytest.FixtureRequest) -> Any:
+    """What the store said when the file was made, read as today's types."""
+    text = request.param.with_suffix(".json").read_bytes()
+    return msgspec.json.decode(text, type=MAKE["Seen"])
+
+
+@pytest.fixture
+def stage(recorded: Any, request: pytest.FixtureRequest, data: Path) -> Iterator[Stage]:
+    """A copy of the released file, opened by today's code at the instant at which it was made."""
+    path: Path = request.node.callspec.params["recorded"]
+    shutil.copyfile(path, data / "veilmq.db")
+    playing = Stage(SqliteFactory(data))
+    playing.clock = ManualClock(recorded.now)
+    yield playing
+    playing.store.close()
+
+
+def pragma(path: Path, name: str) -> Any:
+    connection = apsw.Connection(str(path))
+    try:
+        return connection.pragma(name)
+    finally:
+        connection.close()
+
+
+def tables(path: Path) -> dict[str, str]:
+    """The statement that made each table and index, by name."""
+    connection = apsw.Connection(str(path))
+    try:
+        return dict(connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall())
+    finally:
+        connection.close()
+
+
+def test_every_version_has_its_file() -> None:
+    assert [path.stem for path in RELEASED] == [f"schema-{version}" for version in range(1, VERSION + 1)]
+
+
+class TestReleasedFile:
+    """A file of a released version."""
+
+    def test_everything_is_in_place(self, stage: Stage, recorded: Any) -> None:
+        found = MAKE["seen"](stage.store, stage.now, recorded.handles)
+        assert found.queues == recorded.queues
+        assert found.visible == recorded.visible
+        assert found.events[: len(recorded.events)] == recorded.events
+        assert len(found.events) == len(recorded.events)
+
+    def test_it_has_the_tables_of_a_new_file(self, stage: Stage, tmp_path: Path) -> None:
+        SqliteStore(tmp_path / "new", SMALL).close()
+        assert tables(stage.store.directory.database) == tables(tmp_path / "new" / "veilmq.db")
+        assert pragma(stage.store.directory.database, "user_version") == VERSION
+
+    def test_it_is_in_order(self, stage: Stage) -> None:
+        report = check(stage.store.directory.database)
+        assert [problem.kind for problem in report.problems] == ["quarantine"], report.problems
+        assert report.books == "balanced"
+
+    def test_handles_of_before_are_honoured_as_they_were(self, stage: Stage, recorded: Any) -> None:
+        refused(stage.delete(ORDERS, recorded.handles["stale"]), LeaseTaken)
+        assert isinstance(stage.extend(ORDERS, recorded.handles["current"], HOUR_US), Extended)
+        expect(stage.delete(ORDERS, recorded.handles["current"]), Deleted)
+        expect(stage.delete(ORDERS, recorded.handles["released"]), Deleted)
+        assert stage.counts(ORDERS) == (3, 1, 0)
+
+    def test_every_message_comes_in_its_order_and_time(self, stage: Stage) -> None:
+        first = stage.receive(ORDERS, 10)
+        assert bodies(first) == ["urgent", "released", "plain", "rich: \u00e9 \u20ac \U0001f600 \r\n<&>"]
+        assert [message.receive_count for message in first] == [1, 2, 1, 1]
+        assert len(first[3].extras.attributes) == 2
+        for message in first:
+            stage.delete(ORDERS, message.handle)
+        (dead,) = stage.receive(FAILED, 10)
+        assert (dead.body, dead.receive_count, dead.extras.dead_letter_source) == ("dead-lettered", 2, ORDERS)
+        stage.later(HOUR_US)
+        # Its two leases are used up: the message in flight is not delivered a third time.
+        assert bodies(stage.receive(ORDERS, 10)) == ["delayed"]
+        assert "in flight" in bodies(stage.receive(FAILED, 10))
+        assert bodies(stage.receive(MAIL, 10)) == ["by the queue's delay"]
+
+    def test_what_is_new_goes_on_from_where_it_was(self, stage: Stage, recorded: Any) -> None:
+        last = recorded.events[-1]["offset"]
+        sent = stage.send(ORDERS, "new")
+        assert sent.sequence > max(event.get("sequence") or 0 for event in recorded.events)
+        assert [event.offset for event in stage.events(last + 1)] == [last + 1]
+        assert stage.create("another").name == "another"
+        incarnations = {event.get("incarnation") for event in recorded.events}
+        assert stage.events(last + 2)[0].incarnation not in incarnations
+
+
+class TestBirth:
+    """A new file."""
+
+    def test_it_is_ours_and_of_this_version(self, born: Path) -> None:
+        assert pragma(born, "application_id") == APPLICATION_ID
+        assert pragma(born, "user_version") == VERSION == len(MIGRATIONS)
+
+    def test_it_has_a_wal_and_gives_pages_back(self, born: Path) -> None:
+        assert pragma(born, "journal_mode") == "wal"
+        assert pragma(born, "auto_vacuum") == 2, "2 is incremental; it cannot be set on a file that has tables"
+
+    def test_every_table_is_strict(self, born: Path) -> None:
+        made = {name: sql for name, sql in tables(born).items() if sql.startswith("CREATE TABLE")}
+        made.pop("sqlite_sequence", None)  # SQLite's own
+        assert {"message", "lease", "queue", "history", "mark", "secret"} <= made.keys()
+        assert [name for name, sql in made.items() if not re.search(r"\) STRICT$", sql)] == []
+
+    def test_nobody_else_can_read_it(self, born: Path) -> None:
+        assert born.stat().st_mode & 0o777 == 0o600
+
+    def test_an_empty_file_is_one(self, data: Path) -> None:
+        (data / "veilmq.db").touch()
+        SqliteStore(data, SMALL).close()
+        assert pragma(data / "veilmq.db", "user_version") == VERSION
+
+    def test_two_files_have_different_secrets(self, tmp_path: Path) -> None:
+        secrets = set()
+        for name in ("one", "two"):
+            SqliteStore(tmp_path / name, SMALL).close()
+            connection = apsw.Connection(str(tmp_path / name / "veilmq.db"))
+            secrets.update(connection.execute("SELECT receipts FROM secret UNION ALL SELECT epoch FROM secret"))
+            connection.close()
+        assert len(secrets) == 4
+
+    def test_every_commit_is_synced_by_default(self, data: Path) -> None:
+        store = SqliteStore(data)
+        writer = store._writer.connection
+        assert writer.pragma("synchronous") == 2, "2 is FULL: the WAL is synced at every commit"
+        assert writer.pragma("mmap_size") == 0
+        assert writer.pragma("wal_autocheckpoint") == 0
+        store.close()
+
+
+class TestMigration:
+    """From one version to the next."""
+
+    def test_it_is_one_transaction(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        connection = apsw.Connection(str(data / "veilmq.db"))
+        monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE extra (id INTEGER); SELECT nothing;"))
+        with pytest.raises(apsw.SQLError):
+            migrate(connection)
+        assert connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
+        assert (connection.pragma("user_version"), connection.pragma("application_id")) == (0, 0)
+        connection.close()
+
+    def test_only_what_is_missing_runs(self, born: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE extra (id INTEGER PRIMARY KEY) STRICT;"))
+        monkeypatch.setattr(schema, "VERSION", VERSION + 1)
+        connection = apsw.Connection(str(born))
+        assert migrate(connection) == VERSION
+        assert connection.pragma("user_version") == VERSION + 1
+        assert migrate(connection) == VERSION + 1
+        connection.close()
+        assert "extra" in tables(born)
+
+
+class TestRefusal:
+    """A file that is not for us."""
+
+    def test_a_newer_one(self, born: Path) -> None:
+        connection = apsw.Connection(str(born))
+        connection.pragma("user_version", VERSION + 1)
+        connection.close()
+        before = sha256(born.read_bytes()).digest()
+        with pytest.raises(SchemaNewer) as refusal:
+            SqliteStore(born.parent, SMALL)
+        assert refusal.value.found == VERSION + 1
+        assert f"schema {VERSION + 1}" in str(refusal.value)
+        assert sha256(born.read_bytes()).digest() == before
+        connection = apsw.Connection(str(born))
+        connection.pragma("user_version", VERSION)
+        connection.close()
+        SqliteStore(born.parent, SMALL).close()  # the refusal let the directory go
+
+    @pytest.mark.parametrize(
+        "statement",
+        ["CREATE TABLE theirs (id INTEGER)", "PRAGMA application_id = 7", "PRAGMA user_version = 1"],
+        ids=["a table", "an application", "a version"],
+    )
+    def test_another_programs(self, data: Path, statement: str) -> None:
+        path = data / "veilmq.db"
+        connection = apsw.Connection(str(path))
+        connection.execute(statement)
+        connection.close()
+        before = tables(path)
+        with pytest.raises(NotOurs):
+            SqliteStore(data, SMALL)
+        assert tables(path) == before
