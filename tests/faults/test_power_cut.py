@@ -15,6 +15,7 @@ from veilmq.model.commands import CreateQueue
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.queue import QueueKey
+from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.acknowledged import Workload
@@ -62,7 +63,7 @@ def after_reopening(left: Path, work: Workload, now: Instant) -> list[str]:
     """What the store that opens on these files has lost."""
     try:
         store = SqliteStore(left, SMALL)
-    except apsw.Error as error:
+    except (apsw.Error, DatabaseUnusable) as error:
         return [f"everything is lost: {error}"]
     try:
         return work.log.losses(store, QUEUE, now)

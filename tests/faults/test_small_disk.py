@@ -52,7 +52,8 @@ if os.geteuid() == 0:
 
     @pytest.mark.parametrize("suddenly", [False, True])
     def test_a_disk_that_fills_up_and_gets_space_again(small: Path, suddenly: bool) -> None:
-        options = msgspec.structs.replace(SMALL, reserve_bytes=2 * MIB, floor_bytes=256 * 1024, checkpoint_bytes=MIB)
+        # The same proportions as by default: a reserve of four times the size at which the WAL is copied.
+        options = msgspec.structs.replace(SMALL, reserve_bytes=4 * MIB, floor_bytes=256 * 1024, checkpoint_bytes=MIB)
         stage = Stage(SqliteFactory(small / "data", options))
         queue = stage.create()
         sent = [stage.send(queue, "x" * 10_000) for _ in range(50)]

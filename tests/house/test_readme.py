@@ -8,7 +8,9 @@ literally. Each of those has one replacement, here and nowhere else:
   SIGTERM, and must then exit 0.
 - another `make TARGET` must be a target of the Makefile (`make --dry-run`), but is not run: it may be what runs this
   test.
-- `pip install NAME ...` must name packages that are installed here already, because the tests' lock has them.
+- `pip install NAME ...`, by whatever path, must name packages that are installed here already, because the tests' lock
+  has them.
+- `.venv/bin/veilmq` is the one of the environment that runs the test: the directory gets a `.venv` that points to it.
 - the ports 9324 and 9325 stand for the free ports that the server got, in every block.
 
 A `text` block right after a block is what that block prints. Blocks in other languages are for the eye.
@@ -77,6 +79,9 @@ class Reader:
     ports: dict[str, int] = field(default_factory=lambda: {"9324": free_port(), "9325": free_port()})
     servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        (self.directory / ".venv").symlink_to(sys.prefix)
+
     def run(self, block: Block) -> str:
         """Run one block and return what it printed to stdout. A failure names the README's line."""
         text = re.sub(r"\b(9324|9325)\b", lambda port: str(self.ports[port[0]]), block.text)
@@ -87,13 +92,13 @@ class Reader:
 
     def _command(self, line: str) -> str:
         # Only such a line is taken apart: any other may be the middle of a quoted text.
-        words = shlex.split(line, comments=True) if re.match(r"make |pip install ", line) else []
+        words = shlex.split(line, comments=True) if re.match(r"make |(\S*/)?pip install ", line) else []
         if words[:2] == ["make", "run"]:
             self._serve(words[2:])
             return "\n"
         if words[:1] == ["make"]:
             return f"make --directory {shlex.quote(str(ROOT))} --dry-run {shlex.join(words[1:])} >/dev/null\n"
-        if words[:2] == ["pip", "install"]:
+        if [Path(word).name for word in words[:2]] == ["pip", "install"]:
             for name in words[2:]:
                 metadata.version(name)
             return "\n"

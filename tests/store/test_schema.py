@@ -235,6 +235,15 @@ class TestRefusal:
         connection.execute(statement)
         connection.close()
         before = tables(path)
+        content = path.read_bytes()
         with pytest.raises(NotOurs):
             SqliteStore(data, SMALL)
         assert tables(path) == before
+        assert path.read_bytes() == content
+
+    def test_a_file_that_is_no_database(self, data: Path) -> None:
+        path = data / "veilmq.db"
+        path.write_bytes(b"something else " * 1_000)
+        with pytest.raises(NotOurs):
+            SqliteStore(data, SMALL)
+        assert path.read_bytes() == b"something else " * 1_000

@@ -25,7 +25,7 @@ from veilmq.model.events import HistoryTrimmed
 from veilmq.model.outcomes import Outcome, QueuesListed
 from veilmq.model.queue import QueueKey
 from veilmq.server.clock import LeaseClock
-from veilmq.store.sqlite.connections import SqliteTooOld
+from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
 from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
 from veilmq.store.sqlite.store import SqliteStore
@@ -42,7 +42,7 @@ def open_direct(directory: Path) -> Iterator["DirectDoor"]:
         engine, store = open_directory(directory)
     except DirectoryHeld as error:
         raise Failure(Exit.DIRECTORY, str(error), "Go through its owner's admin port: --admin HOST:PORT.") from None
-    except (DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld) as error:
+    except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, NotOurs, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     try:
         yield DirectDoor(engine, store)

@@ -27,7 +27,7 @@ from veilmq.server.service import Service
 from veilmq.server.settings import Settings
 from veilmq.server.tls import server_context
 from veilmq.server.toml_file import FileInvalid
-from veilmq.store.sqlite.connections import SqliteTooOld
+from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
 from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
 
@@ -129,7 +129,7 @@ async def _start(service: Service, settings: Settings) -> None:
     except DirectoryHeld as error:
         advice = "One process owns a data directory: use that server, or give this one its own with --data DIR."
         raise Failure(Exit.DIRECTORY, str(error), advice) from None
-    except (DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld) as error:
+    except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, NotOurs, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except FileInvalid as error:
         raise Failure(Exit.USAGE, str(error)) from None

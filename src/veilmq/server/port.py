@@ -48,6 +48,7 @@ ACTIONS: Final[dict[type, Action]] = {
 }
 """What a key must be granted for each command that a client can send."""
 
+_GIST_BYTES: Final = 300
 HOST_REFUSED: Final = "In development mode only loopback names and listed origins may call: use 127.0.0.1 or localhost."
 
 logger = logging.getLogger("veilmq.port")
@@ -114,6 +115,10 @@ class Port:
                 return
         call = self.codec.decode(request, wall(), shell.arrived())
         if type(call) is Response:
+            if call.status >= 400:
+                logger.info(
+                    "%s: refused with %d (request %s): %s", self.name, call.status, request.request_id, _gist(call)
+                )
             exchange.respond(call)
             return
         commands = call.commands
@@ -129,6 +134,11 @@ class Port:
         if type(first) is Receive and first.wait_us != 0:
             exchange.on_gone = conversation.gone
         shell.submit(conversation)
+
+
+def _gist(response: Response) -> str:
+    """The beginning of a refusal's text, which holds no secret: it is what the client is told."""
+    return response.body[:_GIST_BYTES].decode("utf-8", "replace")
 
 
 def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | None:

@@ -6,6 +6,7 @@ on): the second kind ends the process.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,14 @@ from typing import Final
 import apsw
 
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
+from veilmq.store.sqlite import schema
 from veilmq.store.sqlite.options import Options
 
 SQLITE_OLDEST: Final = 3_051_003
 """3.51.3 mends the corruption after a WAL reset."""
 _READERS_MAX: Final = 4
+_WAL_GROWTH_MAX: Final = 2
+"""A WAL so many times larger than where its checkpoint begins makes the commits wait for the checkpoint."""
 _KNOWN: Final = (apsw.FullError, apsw.BusyError, apsw.LockedError, apsw.TooBigError, apsw.ConstraintError)
 
 logger = logging.getLogger("veilmq.store")
@@ -43,10 +47,33 @@ def verdict(error: apsw.Error) -> StoreError:
     return StoreUnknown(reason=reason)
 
 
+class DatabaseUnusable(Exception):
+    """The database cannot be opened: a full disk, a damaged first page, an I/O error."""
+
+
 def open_writer(path: Path, options: Options) -> apsw.Connection:
-    """The connection that writes: WAL, every commit synced, checkpoints by hand."""
-    connection = apsw.Connection(str(path), vfs=options.vfs)
-    connection.set_busy_timeout(5_000)
+    """The connection that writes: WAL, every commit synced, checkpoints by hand; its tables up to date.
+
+    Raises SchemaNewer or NotOurs, having changed nothing; DatabaseUnusable.
+    """
+    try:
+        connection = apsw.Connection(str(path), vfs=options.vfs)
+        connection.set_busy_timeout(5_000)
+        schema.check(connection)
+        _configure(connection, options)
+        os.chmod(path, 0o600)
+        schema.migrate(connection)
+    except apsw.NotADBError:
+        raise schema.NotOurs(f"{path} is not a database, or its first page is damaged: restore a backup") from None
+    except apsw.Error as error:
+        raise DatabaseUnusable(
+            f"{path} cannot be opened ({type(error).__name__}: {error}):"
+            " free space if the disk is full, restore a backup if the file is damaged"
+        ) from error
+    return connection
+
+
+def _configure(connection: apsw.Connection, options: Options) -> None:
     connection.pragma("auto_vacuum", "INCREMENTAL")
     connection.pragma("journal_mode", "WAL")
     connection.pragma("synchronous", options.synchronous)
@@ -57,7 +84,6 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     connection.wal_autocheckpoint(0)
     # Without this each execution of a select is compiled anew: its plan might depend on what is bound (17 us to 1.5).
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
-    return connection
 
 
 def open_checkpointer(path: Path, options: Options) -> apsw.Connection:
@@ -140,7 +166,9 @@ class Checkpointer:
             error, self.failed = self.failed, None
             raise error
         if self._bulk is not None and self._bulk.is_alive():
-            return
+            if wal_pages < _WAL_GROWTH_MAX * self._pages_max:
+                return
+            self._bulk.join()  # the WAL stays within what the reserve can take
         if self._remainder:
             self._remainder = False
             self._run()
@@ -161,6 +189,13 @@ class Checkpointer:
         if self._connection is None:
             self._connection = open_checkpointer(self._path, self._options)
         self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def finish(self) -> None:
+        """Copy all of the WAL, so that it starts anew. Call when no batch is open, and the disk is full."""
+        if self._bulk is not None:
+            self._bulk.join()
+        self._remainder = False
+        self._run()
 
     def close(self) -> None:
         """Wait for a running bulk and close."""

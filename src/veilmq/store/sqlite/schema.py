@@ -117,14 +117,20 @@ class NotOurs(Exception):
     """The file is a database of some other program."""
 
 
-def migrate(connection: apsw.Connection) -> int:
-    """Bring the file to `VERSION` in one transaction; returns the version it had. Raises SchemaNewer or NotOurs."""
+def check(connection: apsw.Connection) -> int:
+    """The version of the file, changing nothing. Raises SchemaNewer or NotOurs."""
     found = int(connection.pragma("user_version"))
     owner = int(connection.pragma("application_id"))
     if found > VERSION:
         raise SchemaNewer(found)
     if owner != APPLICATION_ID and (found or owner or connection.execute("SELECT count(*) FROM sqlite_schema").get):
         raise NotOurs("veilmq.db is not a VeilMQ database")
+    return found
+
+
+def migrate(connection: apsw.Connection) -> int:
+    """Bring the file to `VERSION` in one transaction; returns the version it had. Raises as `check` does."""
+    found = check(connection)
     if found == VERSION:
         return found
     with connection:

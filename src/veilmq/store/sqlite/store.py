@@ -34,8 +34,8 @@ from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Applied, Outcome
 from veilmq.model.receipt import KEY_BYTES, ReceiptKey
-from veilmq.store.sqlite import claims, leases, peeks, queue_commands, queues, schema, sends, sweeps
-from veilmq.store.sqlite.connections import Checkpointer, Readers, check_version, open_writer, verdict
+from veilmq.store.sqlite import claims, leases, peeks, queue_commands, queues, sends, sweeps
+from veilmq.store.sqlite.connections import Checkpointer, DatabaseUnusable, Readers, check_version, open_writer, verdict
 from veilmq.store.sqlite.directory import DataDirectory
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.writer import Mark, Writer
@@ -63,7 +63,8 @@ def _each(handler: Handler) -> GroupHandler:
 
 
 class SqliteStore:
-    """Owns a data directory. Raises on opening: DirectoryHeld, DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld."""
+    """Owns a data directory. Raises on opening: DirectoryHeld, DirectoryUnsafe, DatabaseUnusable, SchemaNewer, NotOurs,
+    SqliteTooOld."""
 
     def __init__(
         self, path: Path, options: Options | None = None, at_point: Callable[[str], None] = lambda point: None
@@ -81,9 +82,12 @@ class SqliteStore:
     def _open(self) -> None:
         self.directory.take_reserve()
         database = self.directory.database
-        connection = open_writer(database, self.options)
-        os.chmod(database, 0o600)
-        schema.migrate(connection)
+        try:
+            connection = open_writer(database, self.options)
+        except DatabaseUnusable:
+            if not self.directory.give_up_reserve():
+                raise
+            connection = open_writer(database, self.options)  # the disk may be full: the reserve is for that
         _give_birth(connection)
         receipts = ReceiptKey(_row(connection, "SELECT receipts FROM secret")[0])
         mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
@@ -169,13 +173,13 @@ class SqliteStore:
             self._roll_back(error)
             raise StoreFailed(reason=str(error)) from error
         self._at_point("after commit")
-        self._checkpoint()
+        self._checkpoint(lambda: self.checkpointer.committed(self._wal_pages))
         self._at_point("after checkpoint")
 
-    def _checkpoint(self) -> None:
-        """The batch is durable, whatever becomes of this; but after an I/O error nothing more is promised."""
+    def _checkpoint(self, step: Callable[[], None]) -> None:
+        """What is committed is durable, whatever becomes of this; but after an I/O error nothing more is promised."""
         try:
-            self.checkpointer.committed(self._wal_pages)
+            step()
         except apsw.Error as error:
             judged = verdict(error)
             if isinstance(judged, StoreUnknown):
@@ -197,19 +201,33 @@ class SqliteStore:
         return applied
 
     def _apply_alone(self, command: AnyCommand, now: Instant) -> Outcome:
-        writer = self._writer
         try:
-            writer.begin(now)
-            (outcome,) = self._handlers[type(command)](writer, [command])
-            writer.finish()
-            if writer.open:
-                writer.commit()
-            return outcome
-        except Exception as error:  # the command's edge: a bug or a full disk is its own answer, not its neighbours'
+            return self._commit_alone(command, now)
+        except apsw.FullError as error:
+            # The reserve may have gone into a checkpoint under way: end that, so that the WAL can start anew.
             self._roll_back(error)
-            if not isinstance(error, apsw.Error):
-                logger.exception("%s could not be applied", type(command).__name__)
-            return StoreFailed(reason=f"{type(error).__name__}: {error}")
+            self._checkpoint(self.checkpointer.finish)
+        except Exception as error:  # noqa: BLE001 the command's edge: its failure is not its neighbours'
+            return self._failed_alone(command, error)
+        try:
+            return self._commit_alone(command, now)
+        except Exception as error:  # noqa: BLE001 as above
+            return self._failed_alone(command, error)
+
+    def _commit_alone(self, command: AnyCommand, now: Instant) -> Outcome:
+        writer = self._writer
+        writer.begin(now)
+        (outcome,) = self._handlers[type(command)](writer, [command])
+        writer.finish()
+        if writer.open:
+            writer.commit()
+        return outcome
+
+    def _failed_alone(self, command: AnyCommand, error: Exception) -> StoreFailed:
+        self._roll_back(error)
+        if not isinstance(error, apsw.Error):
+            logger.error("%s could not be applied", type(command).__name__, exc_info=error)
+        return StoreFailed(reason=f"{type(error).__name__}: {error}")
 
     def query(self, command: Peek, now: Instant) -> Outcome:
         """See `Store.query`."""

@@ -32,11 +32,14 @@ def sweep(writer: Writer, command: Sweep, options: Options) -> Outcome:
         left -= _collect(writer, left)
     if left > 0:
         left -= _expire_all(writer, left)
+    more = left <= 0 or writer.read_one("SELECT 1 FROM garbage", ()) is not None
     if left > 0:
-        left -= history.trim(writer, options.history_us_max, options.history_bytes_max, min(left, _HISTORY_ROWS_MAX))
+        rows_max = min(left, _HISTORY_ROWS_MAX)
+        trimmed = history.trim(writer, options.history_us_max, options.history_bytes_max, rows_max)
+        left -= trimmed
+        more = more or trimmed == rows_max
     _give_back(writer)
-    garbage = writer.read_one("SELECT 1 FROM garbage", ()) is not None
-    return Swept(command.steps_max - left, more=garbage or left <= 0)
+    return Swept(command.steps_max - left, more)
 
 
 def record_polls(writer: Writer, command: RecordPolls) -> Outcome:

@@ -1,0 +1,56 @@
+"""The table of settings in the docs is the one in the code, and the names in its alarms are those of /metrics."""
+
+import re
+from pathlib import Path
+
+from veilmq.admin import metrics
+from veilmq.cli.exits import Exit
+from veilmq.cli.sources import flag
+from veilmq.server.settings import FIELDS, Field
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def shown(field: Field) -> str:
+    """The default as a person would write it; empty if there is none."""
+    if field.default is None or field.default == ():
+        return ""
+    if isinstance(field.default, bool):
+        return "yes" if field.default else "no"
+    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+
+
+def row(field: Field) -> str:
+    name = flag(field.name) if field.type is bool else f"{flag(field.name)} {field.metavar}".replace("|", "\\|")
+    return f"| `{name}` | {shown(field)} | {field.help} |".replace("|  |", "| |").replace("<", "\\<")
+
+
+def printed(begin: str, end: str) -> list[str]:
+    text = PAGE.read_text()
+    assert begin in text
+    assert end in text
+    return text.partition(begin)[2].partition(end)[0].strip().splitlines()
+
+
+def test_the_page_prints_the_settings() -> None:
+    rows = printed("<!-- settings: printed from veilmq.server.settings.FIELDS -->", "<!-- end of settings -->")
+    assert rows[2:] == [row(field) for field in FIELDS.values()]
+
+
+def test_every_exit_code_has_its_row() -> None:
+    rows = printed("## Exit codes", "\n## ")
+    assert [int(code) for line in rows for code in re.findall(r"^\| (\d) \|", line)] == [int(code) for code in Exit]
+
+
+def test_every_metric_that_the_page_names_exists() -> None:
+    named = set(re.findall(r"veilmq_[a-z_]+", PAGE.read_text()))
+    counters = {f"veilmq_{attribute}_total" for attribute in metrics._LISTENER_COUNTERS}
+    source = Path(str(metrics.__file__)).read_text()
+    families = {
+        name + ("_total" if kind == "Counter" else "")
+        for kind, name in re.findall(r"(Counter|Gauge|Histogram)MetricFamily\(\s*\"(veilmq_[a-z_]+)\"", source)
+    }
+    families |= {f"{name}_total" for name in re.findall(r"_counters\(\s*\"(veilmq_[a-z_]+)\"", source)}
+    families |= {f"veilmq_commit_seconds_{part}" for part in ("bucket", "count", "sum")}
+    assert named
+    assert named <= families | counters
