@@ -94,3 +94,18 @@ if os.geteuid() == 0:
         stage.reopen()
         assert sum(stage.counts(queue)) == len(sent) - 30
         stage.store.close()
+
+    def test_a_start_on_a_full_disk_lives_on_the_reserve(small: Path) -> None:
+        options = msgspec.structs.replace(SMALL, reserve_bytes=4 * MIB, floor_bytes=256 * 1024, checkpoint_bytes=MIB)
+        stage = Stage(SqliteFactory(small / "data", options))
+        queue = stage.create()
+        stage.send(queue, "x")
+        stage.store.close()
+        fill_up(small / "ballast")
+        stage = Stage(SqliteFactory(small / "data", options))
+        assert type(apply(stage, sending(queue))) is DiskLow
+        received = apply(stage, Receive(queue=queue, origin=TESTER))
+        assert isinstance(received, Received)
+        delete = Delete(queue=queue, origin=TESTER, handle=received.messages[0].handle, arrived=stage.now)
+        assert type(apply(stage, delete)) is Deleted
+        stage.store.close()

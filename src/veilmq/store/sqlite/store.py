@@ -82,9 +82,11 @@ class SqliteStore:
     def _open(self) -> None:
         self.directory.take_reserve()
         database = self.directory.database
+        full = False
         try:
             connection = open_writer(database, self.options)
         except DatabaseUnusable:
+            full = True
             if not self.directory.give_up_reserve():
                 raise
             connection = open_writer(database, self.options)  # the disk may be full: the reserve is for that
@@ -92,6 +94,8 @@ class SqliteStore:
         receipts = ReceiptKey(_row(connection, "SELECT receipts FROM secret")[0])
         mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
         self._writer = Writer(connection, queues.load(connection), mark, receipts)
+        if full:
+            self._relieve()
         self.readers = Readers(database, self.options)
         self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
         self._wal_pages = 0
@@ -272,8 +276,8 @@ class SqliteStore:
             self._relieve()
 
     def _relieve(self) -> None:
-        """The disk is full: free the reserve, and refuse what would fill it again."""
-        if self.directory.give_up_reserve():
+        """The disk is full: free the reserve, and refuse what would fill it again until it is back."""
+        if self.directory.give_up_reserve() or not self.disk_low:
             logger.error("disk full: sends and creates are refused until space returns; the reserve was freed")
         self._writer.disk_low = self.directory.free_bytes()
 
