@@ -98,7 +98,7 @@ def test_a_port_in_use(serve: Serve, name: str) -> None:
         server = serve(f"--{name}", f"127.0.0.1:{taken.getsockname()[1]}")
         assert server.ended() == 4
         assert "in use" in server.told()
-        assert "Choose another" in server.told()
+        assert "Choose others with --sqs HOST:PORT and --admin HOST:PORT" in server.told()
         assert str(taken.getsockname()[1]) in server.told()
 
 

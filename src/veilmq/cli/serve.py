@@ -143,7 +143,7 @@ def _in_the_way(error: OSError, settings: Settings) -> Failure:
         return Failure(
             Exit.ADDRESS,
             f"a port is in use: {error.strerror}",
-            "Choose another, such as --sqs 127.0.0.1:9334, or 0 for a free one.",
+            "Choose others with --sqs HOST:PORT and --admin HOST:PORT; port 0 takes a free one.",
         )
     if isinstance(error, socket.gaierror) or error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
         return Failure(

@@ -73,7 +73,7 @@ class CapabilityMissing(VeilError):
     """This store, protocol or adapter cannot do that at all."""
 
     capability: str
-    summary = "{capability} is not supported here"
+    summary = "not supported here: {capability}"
 
 
 class ParameterInvalid(UsageError):

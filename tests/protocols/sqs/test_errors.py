@@ -190,7 +190,7 @@ SAID = [
         CapabilityMissing(capability="FIFO queues"),
         "AWS.SimpleQueueService.UnsupportedOperation",
         400,
-        "FIFO queues is not supported here.",
+        "not supported here: FIFO queues.",
     ),
     (
         "purge_queue",
