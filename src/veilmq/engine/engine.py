@@ -142,7 +142,7 @@ class Engine:
         outcomes = applied.outcomes
         self._store_due = applied.next_due
         for queue, visible in applied.visible.items():
-            self._credits[queue] = self._credits.get(queue, 0) + visible
+            self._credit(queue, visible)
         at = 0
         for call in batch.calls:
             count = len(call.commands)
@@ -234,7 +234,7 @@ class Engine:
                     self._park(call.ticket, command, Instant(call.submitted + outcome.wait_us))
                     return
             elif self.waiting and len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
-                self._credits[command.queue] = self._credits.get(command.queue, 0) + 1
+                self._credit(command.queue, 1)
             self.polls.count(command, empty=not outcome.messages)
         if not gone:
             answers.append(Answer(call.ticket, mine))
