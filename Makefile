@@ -76,6 +76,7 @@ LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-ver
 lock: setup-test
 	$(LOCK) $(if $(UPGRADE),--upgrade) --all-extras --output-file requirements/dev.txt
 	$(LOCK) --extra server --constraint requirements/dev.txt --output-file requirements/run.txt
+	$(subst pyproject.toml,,$(LOCK)) --constraint requirements/dev.txt --output-file requirements/build.txt
 
 clean:
 	rm -rf .venv .tools bench/.peers bench/.data build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

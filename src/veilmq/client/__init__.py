@@ -1,0 +1,6 @@
+"""The client library: one port (`Queue`), its adapters, and the consumer patterns on top.
+
+Strategy: an adapter says a cloud's own words to that cloud; a pattern wraps a `Queue` and is a `Queue`, so that they
+stack; keeper, worker, receiver and timeouts work on any. Adapters import their SDK only when they are asked for.
+Durations are seconds, as int or float. Source: the seed documents, by way of docs/from-the-documents.md.
+"""

@@ -1,0 +1,120 @@
+"""The port that every adapter offers and every pattern stands on.
+
+Strategy: one `Queue`, small enough to wrap. A handle is one opaque string that carries all that a later call needs
+(Azure's message id with its pop receipt, a large message's object), so that any process can use it. A batch returns one
+result or one error an entry, in order, and raises for no entry; it raises only if nothing of it can have happened. What
+a queue cannot do is CapabilityMissing before any I/O.
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
+from veilmq.model.errors import VeilError
+
+
+class Queue(Protocol):
+    """A queue of some cloud, server or directory; also every pattern over one. Safe to call from many threads.
+
+    All calls raise QueueMissing, TransportError (unreachable, or outcome unknown), ServiceError (what the cloud said
+    that we have no word for) and, of the calls' own, what they name.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name, as the cloud has it."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do. No I/O."""
+        ...
+
+    @property
+    def account(self) -> "Account":
+        """The place it lives in, for patterns that need more queues."""
+        ...
+
+    def send(self, message: str | Message) -> Sent:
+        """Durable when this returns. Raises MessageTooLarge, ParameterInvalid, CapabilityMissing, CapacityError."""
+        ...
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        """Any number; split into requests of `Capabilities.batch_messages_max` and of the protocol's size."""
+        ...
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        """Up to `count_max` messages, each leased for `lease` seconds (None: the queue's visibility timeout).
+
+        Waits up to `wait` seconds for the first one; 0 never waits, whatever the queue's own setting is. More than
+        `Capabilities.receive_messages_max` is ParameterInvalid.
+        """
+        ...
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        """The lease ends `lease` seconds from now; returns the handle to use next.
+
+        `body` replaces the body where `Capabilities.body_replaceable`. Raises LeaseExpired, LeaseTaken, MessageGone,
+        ReceiptInvalid.
+        """
+        ...
+
+    def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
+        """Any number, as few requests as the protocol allows; the handle to use next, or an error, an entry."""
+        ...
+
+    def release(self, handle: str, delay: float = 0) -> None:
+        """Give the message back, visible after `delay` seconds. Raises as `extend` does."""
+        ...
+
+    def delete(self, handle: str) -> None:
+        """Done with it. Raises LeaseTaken, MessageGone or LeaseExpired where the protocol tells, ReceiptInvalid."""
+        ...
+
+    def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
+        """Any number; None for each that is done."""
+        ...
+
+    def peek(self, count_max: int = 1) -> list[Peeked]:
+        """Look without a lease. Raises CapabilityMissing where the protocol has no peek."""
+        ...
+
+    def stats(self) -> Stats:
+        """The queue as it stands."""
+        ...
+
+    def close(self) -> None:
+        """Let connections go; a parked receive of another thread ends. Twice is once."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Account(Protocol):
+    """A place with queues: a data directory, or one account and region of a server or cloud."""
+
+    def queue(self, name: str) -> Queue:
+        """A queue that exists. Raises QueueMissing."""
+        ...
+
+    def create(self, name: str, template: Template | None = None) -> bool:
+        """Make sure the queue exists; True if it did not. Raises QueueExists if its settings differ."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete the queue with all its messages. Raises QueueMissing."""
+        ...
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The queues there are, by name."""
+        ...
+
+    def close(self) -> None:
+        """Let connections go, those of its queues too."""
+        ...

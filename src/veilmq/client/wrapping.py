@@ -1,0 +1,73 @@
+"""A queue around a queue: what every pattern passes on as it is.
+
+Strategy: a pattern inherits this and overrides what it changes. `inner` is public, so that a stack can be walked.
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.queue import Account, Queue
+from veilmq.model.errors import VeilError
+
+
+class Wrapping:
+    """A `Queue` that does what `inner` does."""
+
+    def __init__(self, inner: Queue) -> None:
+        self.inner = inner
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    @property
+    def account(self) -> Account:
+        return self.inner.account
+
+    def send(self, message: str | Message) -> Sent:
+        return self.inner.send(message)
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        return self.inner.send_batch(messages)
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        return self.inner.receive(count_max, lease=lease, wait=wait)
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        return self.inner.extend(handle, lease, body=body)
+
+    def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
+        return self.inner.extend_batch(extensions)
+
+    def release(self, handle: str, delay: float = 0) -> None:
+        self.inner.release(handle, delay)
+
+    def delete(self, handle: str) -> None:
+        self.inner.delete(handle)
+
+    def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
+        return self.inner.delete_batch(handles)
+
+    def peek(self, count_max: int = 1) -> list[Peeked]:
+        return self.inner.peek(count_max)
+
+    def stats(self) -> Stats:
+        return self.inner.stats()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
