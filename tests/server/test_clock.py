@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from veilmq.engine.lease_clock import SLEW_PPM_MAX, piece
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
-from veilmq.server.clock import SLEW_PPM_MAX, LeaseClock, boot_ns, piece, wall
+from veilmq.server.clock import LeaseClock, boot_ns, wall
 
 START = Instant(1_700_000_000 * SECOND_US)
 SECOND_NS = 1_000_000_000

@@ -18,6 +18,7 @@ import pytest
 
 from veilmq.model.errors import LeaseTaken
 from veilmq.model.instant import HOUR_US
+from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite import schema
@@ -84,6 +85,11 @@ def tables(path: Path) -> dict[str, str]:
         connection.close()
 
 
+def as_today(visible: dict[str, list[Any]]) -> dict[str, list[Delivery]]:
+    """Deliveries as today's type reads them: a field added since has its default."""
+    return msgspec.json.decode(msgspec.json.encode(visible), type=dict[str, list[Delivery]])
+
+
 def test_every_version_has_its_file() -> None:
     assert [path.stem for path in RELEASED] == [f"schema-{version}" for version in range(1, VERSION + 1)]
 
@@ -94,7 +100,7 @@ class TestReleasedFile:
     def test_everything_is_in_place(self, stage: Stage, recorded: Any) -> None:
         found = MAKE["seen"](stage.store, stage.now, recorded.handles)
         assert found.queues == recorded.queues
-        assert found.visible == recorded.visible
+        assert as_today(found.visible) == as_today(recorded.visible)
         assert found.events[: len(recorded.events)] == recorded.events
         assert len(found.events) == len(recorded.events)
 

@@ -28,6 +28,9 @@ class Action(StrEnum):
     DELETE_QUEUE = "delete-queue"
     DESCRIBE_QUEUE = "describe-queue"
     LIST_QUEUES = "list-queues"
+    PUBLISH = "publish"
+    MANAGE_TOPICS = "manage-topics"
+    DESCRIBE_TOPICS = "describe-topics"
     EVENTS = "events"
     BACKUP = "backup"
     SETTINGS = "settings"
@@ -74,4 +77,40 @@ class Keyring(Protocol):
 
     def find(self, key_id: str) -> AccessKey | None:
         """The key of that id; in development mode one that stands for it; None if unknown."""
+        ...
+
+
+class NamedAccount(msgspec.Struct, frozen=True, eq=False):
+    """An account under the name and with the keys by which Azure clients know it. Its repr shows no secret."""
+
+    name: str
+    key: AccessKey
+    """Who somebody is that has one of the account's keys: it may do everything."""
+    secrets: tuple[bytes, ...]
+    """The account's keys, decoded."""
+    identities: dict[str, AccessKey] = {}
+    """Who may come with a bearer token, by object id."""
+    any_identity: bool = False
+    """Whoever bears a token may do everything (development mode)."""
+
+    def __repr__(self) -> str:
+        return f"NamedAccount(name={self.name!r}, account={self.key.account!r})"
+
+    def identity(self, object_id: str) -> AccessKey | None:
+        """Who the bearer of a token with that object id is; None if nobody was named so."""
+        if self.any_identity:
+            return AccessKey(object_id, "", self.key.account, self.key.home_region, EVERYTHING)
+        return self.identities.get(object_id)
+
+
+class NamedAccounts(Protocol):
+    """Where codecs look up accounts that are known by a name."""
+
+    @property
+    def checks(self) -> bool:
+        """False in development mode."""
+        ...
+
+    def find_account(self, name: str) -> NamedAccount | None:
+        """The account of that name, the same object until the keys change; None if unknown."""
         ...

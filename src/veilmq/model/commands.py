@@ -13,6 +13,7 @@ import msgspec
 from veilmq.model.instant import Instant
 from veilmq.model.message import NO_EXTRAS, Extras
 from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey, QueueSettings, SettingsChange, with_change
+from veilmq.model.topic import SubscriptionSettings, TopicKey
 
 CLIENT_NAME_CHARACTERS_MAX: Final = 256
 
@@ -70,6 +71,8 @@ class Send(Command, tag=True, kw_only=True, gc=False):
     extras: Extras = NO_EXTRAS
     wants_handle: bool = False
     """Return a handle of attempt 0 (Azure's put, MNS's delayed send)."""
+    from_xml: bool = False
+    """The body came in XML: a queue whose `xml_body` is base64 stores it decoded, and refuses what does not decode."""
 
 
 class Receive(Command, tag=True, kw_only=True, gc=False):
@@ -104,6 +107,8 @@ class Extend(Command, tag=True, kw_only=True, gc=False):
     """Replaces the body (Azure Update Message, a worker's checkpoint); with its `md5` and `size_bytes`."""
     md5: bytes = b""
     size_bytes: int = 0
+    from_xml: bool = False
+    """As of `Send`."""
 
 
 class Delete(Command, tag=True, kw_only=True, gc=False):
@@ -129,6 +134,8 @@ class CreateQueue(Command, tag=True, kw_only=True, gc=False):
     """
 
     change: SettingsChange = {}
+    defaults: SettingsChange = {}
+    """What creation sets where `change` is silent; never compared (Azure's retention of 7 days)."""
     compare_all: bool = False
     cooldown_us: int = 0
 
@@ -199,12 +206,115 @@ class PollCount(msgspec.Struct, frozen=True, gc=False):
     """Receives that would have parked but for a cap."""
 
 
+class TopicCommand(msgspec.Struct, kw_only=True, gc=False):
+    """What all commands on one topic have."""
+
+    topic: TopicKey
+    origin: Origin
+
+
+class CreateTopic(TopicCommand, tag=True, kw_only=True, gc=False):
+    """Create, or meet the same topic again (all settings compared). Outcome `TopicCreated`; errors TopicExists."""
+
+    change: SettingsChange = {}
+
+
+class ChangeTopic(TopicCommand, tag=True, kw_only=True, gc=False):
+    """Set some settings. Outcome `TopicDescribed`; errors TopicMissing."""
+
+    change: SettingsChange
+
+
+class DeleteTopic(TopicCommand, tag=True, kw_only=True, gc=False):
+    """Delete the topic with its subscriptions and what waits to be pushed. Outcome `Deleted`; errors TopicMissing."""
+
+
+class DescribeTopic(TopicCommand, tag=True, kw_only=True, gc=False):
+    """Settings and counts. Outcome `TopicDescribed`; errors TopicMissing."""
+
+
+class ListTopics(msgspec.Struct, tag=True, kw_only=True, gc=False):
+    """The topics of an account and region by name. Outcome `TopicsListed`."""
+
+    origin: Origin
+    account: str
+    region: str
+    prefix: str = ""
+    after: str = ""
+    """Only names greater than this one."""
+    count_max: int = 1_000
+
+
+class Publish(TopicCommand, tag=True, kw_only=True, gc=False):
+    """Send a copy to every subscription whose filter tag fits, all or none. Outcome `Published`.
+
+    Errors TopicMissing, MessageTooLarge, DiskLow. The tag is in `extras`.
+    """
+
+    body: str
+    md5: bytes
+    """MD5 of the body in UTF-8, 16 bytes."""
+    size_bytes: int
+    extras: Extras = NO_EXTRAS
+
+
+class Subscribe(TopicCommand, tag=True, kw_only=True, gc=False):
+    """Add a subscription, or meet the same one again. Outcome `Subscribed`.
+
+    Errors TopicMissing, SubscriptionExists, SubscriptionsFull; QueueMissing or ParameterInvalid("queue") if its queue
+    is not there or takes only smaller messages than the topic.
+    """
+
+    name: str
+    settings: SubscriptionSettings
+
+
+class ChangeSubscription(TopicCommand, tag=True, kw_only=True, gc=False):
+    """Set some settings; the endpoint stays. Outcome `SubscriptionDescribed`; errors SubscriptionMissing."""
+
+    name: str
+    change: SettingsChange
+
+
+class Unsubscribe(TopicCommand, tag=True, kw_only=True, gc=False):
+    """Remove a subscription with what waits to be pushed. Outcome `Deleted`; errors SubscriptionMissing."""
+
+    name: str
+
+
+class DescribeSubscription(TopicCommand, tag=True, kw_only=True, gc=False):
+    """One subscription. Outcome `SubscriptionDescribed`; errors TopicMissing, SubscriptionMissing."""
+
+    name: str
+
+
+class ListSubscriptions(TopicCommand, tag=True, kw_only=True, gc=False):
+    """The subscriptions of a topic by name. Outcome `SubscriptionsListed`; errors TopicMissing."""
+
+    prefix: str = ""
+    after: str = ""
+    count_max: int = 1_000
+
+
 QueueCommand = (
     Send | Receive | Extend | Delete | Undeliver | CreateQueue | ChangeQueue | DeleteQueue | PurgeQueue | DescribeQueue
 )
-AnyCommand = QueueCommand | ListQueues | Peek | Sweep | RecordPolls
+AnyTopicCommand = (
+    CreateTopic
+    | ChangeTopic
+    | DeleteTopic
+    | DescribeTopic
+    | ListTopics
+    | Publish
+    | Subscribe
+    | ChangeSubscription
+    | Unsubscribe
+    | DescribeSubscription
+    | ListSubscriptions
+)
+AnyCommand = QueueCommand | ListQueues | Peek | Sweep | RecordPolls | AnyTopicCommand
 
 
 def default_settings(command: CreateQueue) -> QueueSettings:
     """The settings that creation gives: the defaults with the change applied."""
-    return with_change(QueueSettings(), command.change)
+    return with_change(with_change(QueueSettings(), command.defaults), command.change)

@@ -3,7 +3,8 @@
     VeilError
         UsageError          the caller broke a rule; repeating the command cannot help
             ParameterInvalid, QueueMissing, QueueExists, QueueDeletedRecently, PurgeInProgress, MessageTooLarge,
-            ReceiptInvalid, RedriveRefused
+            ReceiptInvalid, RedriveRefused, TopicMissing, TopicExists, SubscriptionMissing, SubscriptionExists,
+            SubscriptionsFull
         LeaseError          the normal outcome of a race
             LeaseExpired, LeaseTaken, MessageGone
         CapacityError       a limit that time or an operator lifts: retry later
@@ -136,6 +137,46 @@ class RedriveRefused(UsageError):
     target: str
     reason: str
     summary = "queue {target} cannot take dead letters: {reason}"
+
+
+class TopicMissing(UsageError):
+    """No topic of that name."""
+
+    topic: str
+    summary = "no topic {topic}"
+
+
+class TopicExists(UsageError):
+    """A topic of that name exists with another value of the named setting."""
+
+    topic: str
+    setting: str
+    summary = "topic {topic} exists with another {setting}"
+
+
+class SubscriptionMissing(UsageError):
+    """The topic has no subscription of that name."""
+
+    topic: str
+    subscription: str
+    summary = "topic {topic} has no subscription {subscription}"
+
+
+class SubscriptionExists(UsageError):
+    """The topic has a subscription of that name with another value of the named setting."""
+
+    topic: str
+    subscription: str
+    setting: str
+    summary = "topic {topic} has a subscription {subscription} with another {setting}"
+
+
+class SubscriptionsFull(UsageError):
+    """The topic has as many subscriptions as it may (MNS: 100)."""
+
+    topic: str
+    limit: int
+    summary = "topic {topic} has {limit} subscriptions already"
 
 
 class LeaseExpired(LeaseError):

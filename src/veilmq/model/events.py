@@ -41,6 +41,13 @@ class Kind(IntEnum):
     POLLED = 20
     QUARANTINED = 21
     SNAPSHOT = 22
+    TOPIC_CREATED = 23
+    TOPIC_CHANGED = 24
+    TOPIC_DELETED = 25
+    SUBSCRIBED = 26
+    SUBSCRIPTION_CHANGED = 27
+    UNSUBSCRIBED = 28
+    PUBLISHED = 29
 
 
 class Refusal:

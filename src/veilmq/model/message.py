@@ -54,6 +54,8 @@ class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The sender's wish for the first lease of this message (patterns.md, Worker)."""
     dead_letter_source: QueueKey | None = None
     """The queue that dead-lettered the message, if one did."""
+    published_id: bytes | None = None
+    """Of a copy that waits to be pushed: the published message's id, 16 bytes."""
 
 
 NO_EXTRAS: Final = Extras()

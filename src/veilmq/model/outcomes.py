@@ -8,7 +8,8 @@ import msgspec
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
-from veilmq.model.queue import QueueInfo, QueueKey
+from veilmq.model.queue import QueueInfo, QueueKey, XmlBody
+from veilmq.model.topic import SubscriptionInfo, TopicInfo
 
 
 class Sent(msgspec.Struct, gc=False):
@@ -31,6 +32,8 @@ class Received(msgspec.Struct, gc=False):
     messages: list[Delivery]
     wait_us: int = 0
     """How long an empty receive may wait for more: the command's or the queue's wish."""
+    xml_body: XmlBody = XmlBody.TEXT
+    """How XML protocols write the bodies of this queue."""
 
 
 class Extended(msgspec.Struct, gc=False):
@@ -99,6 +102,55 @@ class Recorded(msgspec.Struct, gc=False):
     """The history has it."""
 
 
+class TopicCreated(msgspec.Struct, gc=False):
+    """The topic exists; `created` is False if it did before."""
+
+    info: TopicInfo
+    created: bool
+
+
+class TopicDescribed(msgspec.Struct, gc=False):
+    """The topic as it stands."""
+
+    info: TopicInfo
+
+
+class TopicsListed(msgspec.Struct, gc=False):
+    """Topics by name; `more` if others follow the last one."""
+
+    topics: list[TopicInfo]
+    more: bool
+
+
+class Published(msgspec.Struct, gc=False):
+    """The message is durable in every queue that gets it."""
+
+    id: bytes
+    """16 bytes: the message's id in its notifications; each copy has one of its own."""
+    published: Instant
+    copies: int
+
+
+class Subscribed(msgspec.Struct, gc=False):
+    """The subscription exists; `created` is False if it did before."""
+
+    info: SubscriptionInfo
+    created: bool
+
+
+class SubscriptionDescribed(msgspec.Struct, gc=False):
+    """The subscription as it stands."""
+
+    info: SubscriptionInfo
+
+
+class SubscriptionsListed(msgspec.Struct, gc=False):
+    """Subscriptions by name; `more` if others follow the last one."""
+
+    subscriptions: list[SubscriptionInfo]
+    more: bool
+
+
 Result = (
     Sent
     | Received
@@ -113,6 +165,13 @@ Result = (
     | QueuesListed
     | Swept
     | Recorded
+    | TopicCreated
+    | TopicDescribed
+    | TopicsListed
+    | Published
+    | Subscribed
+    | SubscriptionDescribed
+    | SubscriptionsListed
 )
 Outcome = Result | VeilError
 

@@ -14,16 +14,27 @@ from veilmq.model.access import EVERYTHING, AccessKey, Action, Keyring
 from veilmq.model.commands import (
     AnyCommand,
     ChangeQueue,
+    ChangeSubscription,
+    ChangeTopic,
     CreateQueue,
+    CreateTopic,
     Delete,
     DeleteQueue,
+    DeleteTopic,
     DescribeQueue,
+    DescribeSubscription,
+    DescribeTopic,
     Extend,
     ListQueues,
+    ListSubscriptions,
+    ListTopics,
     Peek,
+    Publish,
     PurgeQueue,
     Receive,
     Send,
+    Subscribe,
+    Unsubscribe,
 )
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
@@ -45,6 +56,17 @@ ACTIONS: Final[dict[type, Action]] = {
     DeleteQueue: Action.DELETE_QUEUE,
     DescribeQueue: Action.DESCRIBE_QUEUE,
     ListQueues: Action.LIST_QUEUES,
+    Publish: Action.PUBLISH,
+    CreateTopic: Action.MANAGE_TOPICS,
+    ChangeTopic: Action.MANAGE_TOPICS,
+    DeleteTopic: Action.MANAGE_TOPICS,
+    Subscribe: Action.MANAGE_TOPICS,
+    ChangeSubscription: Action.MANAGE_TOPICS,
+    Unsubscribe: Action.MANAGE_TOPICS,
+    DescribeTopic: Action.DESCRIBE_TOPICS,
+    ListTopics: Action.DESCRIBE_TOPICS,
+    DescribeSubscription: Action.DESCRIBE_TOPICS,
+    ListSubscriptions: Action.DESCRIBE_TOPICS,
 }
 """What a key must be granted for each command that a client can send."""
 
@@ -145,8 +167,8 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
     """The first action among the commands that the key was not granted."""
     for command in commands:
         action = ACTIONS[type(command)]
-        queue = None if isinstance(command, ListQueues) else getattr(command, "queue", None)
-        if not key.allows(action, None if queue is None else queue.name):
+        named = getattr(command, "queue", None) or getattr(command, "topic", None)
+        if not key.allows(action, None if named is None else named.name):
             return action
     return None
 

@@ -31,6 +31,11 @@ from veilmq.model.errors import (
     RedriveRefused,
     StoreFailed,
     StoreUnknown,
+    SubscriptionExists,
+    SubscriptionMissing,
+    SubscriptionsFull,
+    TopicExists,
+    TopicMissing,
     VeilError,
 )
 from veilmq.protocols.sqs import limits
@@ -233,6 +238,11 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
     MessageTooLarge: lambda error, command: too_long(error.limit_bytes),
     ReceiptInvalid: lambda error, command: Refusal(RECEIPT_HANDLE_IS_INVALID, BAD_HANDLE),
     RedriveRefused: lambda error, command: invalid_value("RedrivePolicy", error.target, error.reason),
+    # SQS has no topics: what a topic's command answers never gets here, but the table stays total.
+    **dict.fromkeys(
+        (TopicMissing, TopicExists, SubscriptionMissing, SubscriptionExists, SubscriptionsFull),
+        lambda error, command: Refusal(UNSUPPORTED_OPERATION, f"{error}."),
+    ),
     LeaseExpired: _lease_expired,
     LeaseTaken: _message_gone,
     MessageGone: _message_gone,

@@ -122,7 +122,7 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         writer.write_many(INSERT_LEASE, leases)
     if detours >= DETOURS_MAX and queue.visible:
         queue.woken += 1
-    return Received(granted, wait_us)
+    return Received(granted, wait_us, queue.settings.xml_body)
 
 
 def _candidates(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:

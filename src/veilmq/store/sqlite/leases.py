@@ -33,7 +33,7 @@ from veilmq.store.sqlite.endings import (
     uncount,
 )
 from veilmq.store.sqlite.queues import LiveQueue
-from veilmq.store.sqlite.sends import INSERT_LEASE
+from veilmq.store.sqlite.sends import INSERT_LEASE, as_stored
 from veilmq.store.sqlite.writer import Writer
 
 _DELETED: Final = Kind.DELETED
@@ -124,6 +124,11 @@ def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | 
     if isinstance(found, VeilError):
         return _refused(writer, Kind.EXTEND_REFUSED, command, receipt, found)
     queue, place = found
+    if command.from_xml:
+        stored = as_stored(queue, command)
+        if isinstance(stored, ParameterInvalid):
+            return stored
+        command = stored
     now = writer.now
     due = Instant(now + command.lease_us)
     cap_us = command.lease_total_us_max

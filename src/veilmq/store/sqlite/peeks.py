@@ -51,7 +51,8 @@ def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instan
     rows += connection.execute(_RETURNED, (generation, retention_us, now, count)).fetchall()
     rows += connection.execute(_DUE, (generation, generation, now, RETURNS_MAX, retention_us, now, count)).fetchall()
     rows.sort(key=lambda row: (row[4], row[0]))
-    return Received([_delivery(row, retention_us) for row in rows if _intact(row)][:count])
+    found = [_delivery(row, retention_us) for row in rows if _intact(row)][:count]
+    return Received(found, xml_body=queue.settings.xml_body)
 
 
 def _intact(row: tuple[Any, ...]) -> bool:

@@ -34,6 +34,7 @@ from veilmq.model.outcomes import (
     QueuesListed,
 )
 from veilmq.model.queue import QueueKey, QueueSettings, RedrivePermission, SettingsChange, with_change
+from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
@@ -178,6 +179,7 @@ def list_queues(writer: Writer, command: ListQueues) -> Outcome:
         for key, queue in writer.queues.by_key.items()
         if (command.account is None or key.account == command.account)
         and (command.region is None or key.region == command.region)
+        and (command.account is None or not is_hidden(key.name))
         and key.name.startswith(command.prefix)
         and key.name > command.after
         and (

@@ -101,7 +101,30 @@ CREATE TABLE history (
 ) STRICT;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH,)
+_TOPICS: Final = """
+CREATE TABLE topic (
+    incarnation INTEGER PRIMARY KEY AUTOINCREMENT,
+    account     TEXT NOT NULL,
+    region      TEXT NOT NULL,
+    name        TEXT NOT NULL,
+    created     INTEGER NOT NULL,
+    modified    INTEGER NOT NULL,
+    settings    BLOB NOT NULL        -- msgpack of TopicSettings
+) STRICT;
+CREATE UNIQUE INDEX topic_by_name ON topic (account, region, name);
+
+CREATE TABLE subscription (
+    id       INTEGER PRIMARY KEY AUTOINCREMENT,
+    topic    INTEGER NOT NULL,       -- incarnation
+    name     TEXT NOT NULL,
+    created  INTEGER NOT NULL,
+    modified INTEGER NOT NULL,
+    settings BLOB NOT NULL           -- msgpack of SubscriptionSettings
+) STRICT;
+CREATE UNIQUE INDEX subscription_by_name ON subscription (topic, name);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS)
 VERSION: Final = len(MIGRATIONS)
 
 

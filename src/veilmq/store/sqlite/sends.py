@@ -1,17 +1,18 @@
 """Sends: append to the line, or hide until the delay ends."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from veilmq.model.commands import Send
-from veilmq.model.errors import DiskLow, MessageTooLarge, QueueMissing
+from veilmq.model.commands import Extend, Send
+from veilmq.model.errors import DiskLow, MessageTooLarge, ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.message import NO_EXTRAS
 from veilmq.model.outcomes import Outcome, Sent
-from veilmq.model.queue import PRIORITY_DEFAULT
+from veilmq.model.queue import PRIORITY_DEFAULT, XmlBody
+from veilmq.model.xml_bodies import decode_xml_body
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.writer import Row, Writer
 
@@ -30,7 +31,14 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
         queue = writer.queue(command.queue)
         if queue is None:
             outcomes.append(QueueMissing(queue=str(command.queue)))
-        elif command.size_bytes > queue.settings.message_bytes_max:
+            continue
+        if command.from_xml:
+            stored = as_stored(queue, command)
+            if isinstance(stored, ParameterInvalid):
+                outcomes.append(stored)
+                continue
+            command = stored
+        if command.size_bytes > queue.settings.message_bytes_max:
             limit_bytes = queue.settings.message_bytes_max
             outcomes.append(MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=limit_bytes))
         elif writer.disk_low is not None:
@@ -42,6 +50,20 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
     if hidden:
         writer.write_many(INSERT_LEASE, hidden)
     return outcomes
+
+
+WithBody = TypeVar("WithBody", Send, Extend)
+
+
+def as_stored(queue: LiveQueue, command: WithBody) -> WithBody | ParameterInvalid:
+    """The command with its body as the queue's `xml_body` stores it."""
+    if queue.settings.xml_body is not XmlBody.BASE64 or command.body is None:
+        return command
+    decoded = decode_xml_body(command.body)
+    if isinstance(decoded, ParameterInvalid):
+        return decoded
+    size_bytes = command.size_bytes - len(command.body.encode()) + decoded.size_bytes
+    return msgspec.structs.replace(command, body=decoded.body, md5=decoded.md5, size_bytes=size_bytes)
 
 
 def _append(writer: Writer, queue: LiveQueue, command: Send, messages: list[Row], hidden: list[Row]) -> Sent:

@@ -16,25 +16,36 @@ import apsw
 from veilmq.model.commands import (
     AnyCommand,
     ChangeQueue,
+    ChangeSubscription,
+    ChangeTopic,
     CreateQueue,
+    CreateTopic,
     Delete,
     DeleteQueue,
+    DeleteTopic,
     DescribeQueue,
+    DescribeSubscription,
+    DescribeTopic,
     Extend,
     ListQueues,
+    ListSubscriptions,
+    ListTopics,
     Peek,
+    Publish,
     PurgeQueue,
     Receive,
     RecordPolls,
     Send,
+    Subscribe,
     Sweep,
     Undeliver,
+    Unsubscribe,
 )
 from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Applied, Outcome
 from veilmq.model.receipt import KEY_BYTES, ReceiptKey
-from veilmq.store.sqlite import claims, leases, peeks, queue_commands, queues, sends, sweeps
+from veilmq.store.sqlite import claims, leases, peeks, queue_commands, queues, sends, sweeps, topic_commands, topics
 from veilmq.store.sqlite.connections import Checkpointer, DatabaseUnusable, Readers, check_version, open_writer, verdict
 from veilmq.store.sqlite.directory import DataDirectory
 from veilmq.store.sqlite.options import Options
@@ -93,7 +104,7 @@ class SqliteStore:
         _give_birth(connection)
         receipts = ReceiptKey(_row(connection, "SELECT receipts FROM secret")[0])
         mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
-        self._writer = Writer(connection, queues.load(connection), mark, receipts)
+        self._writer = Writer(connection, queues.load(connection), topics.load(connection), mark, receipts)
         if full:
             self._relieve()
         self.readers = Readers(database, self.options)
@@ -107,6 +118,11 @@ class SqliteStore:
         self._handlers: dict[type, GroupHandler] = {
             CreateQueue: _each(queue_commands.create),
             ChangeQueue: _each(queue_commands.change),
+            CreateTopic: _each(topic_commands.create),
+            ChangeTopic: _each(topic_commands.change),
+            Subscribe: _each(topic_commands.subscribe),
+            ChangeSubscription: _each(topic_commands.change_subscription),
+            Publish: _each(topic_commands.publish),
             Send: sends.send_all,
             Delete: leases.delete_all,
             Extend: leases.extend_all,
@@ -118,6 +134,12 @@ class SqliteStore:
             DescribeQueue: _each(queue_commands.describe),
             ListQueues: _each(queue_commands.list_queues),
             RecordPolls: _each(sweeps.record_polls),
+            Unsubscribe: _each(topic_commands.unsubscribe),
+            DeleteTopic: _each(topic_commands.delete),
+            DescribeTopic: _each(topic_commands.describe),
+            ListTopics: _each(topic_commands.list_topics),
+            DescribeSubscription: _each(topic_commands.describe_subscription),
+            ListSubscriptions: _each(topic_commands.list_subscriptions),
         }
 
     @property

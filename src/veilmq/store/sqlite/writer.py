@@ -18,6 +18,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.queue import QueueKey
 from veilmq.model.receipt import ReceiptKey
 from veilmq.store.sqlite.queues import LiveQueue, Queues
+from veilmq.store.sqlite.topics import Topics
 
 ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new ones are recorded without their user agent."""
@@ -42,9 +43,12 @@ class Mark(msgspec.Struct):
 class Writer:
     """State of the open batch, and the statements that all command rooms share."""
 
-    def __init__(self, connection: apsw.Connection, queues: Queues, mark: Mark, receipts: ReceiptKey) -> None:
+    def __init__(
+        self, connection: apsw.Connection, queues: Queues, topics: Topics, mark: Mark, receipts: ReceiptKey
+    ) -> None:
         self.connection = connection
         self.queues = queues
+        self.topics = topics
         self.mark = mark
         self.receipts = receipts
         self.now = Instant(mark.clock)

@@ -29,6 +29,7 @@ from veilmq.testing.contract.queues import TestQueues
 from veilmq.testing.contract.recovery import TestRecovery
 from veilmq.testing.contract.sends import TestSends
 from veilmq.testing.contract.stage import Stage, StoreFactory, stage
+from veilmq.testing.contract.topics import TestTopics
 
 SUITE = (
     TestAccounts,
@@ -47,6 +48,7 @@ SUITE = (
     TestQueues,
     TestRecovery,
     TestSends,
+    TestTopics,
 )
 
 __all__ = ["SUITE", "Stage", "StoreFactory", "stage"]

@@ -1,0 +1,148 @@
+"""A topic and its subscriptions: names, settings, what is known of them, and the forms of a notification.
+
+Strategy: a subscription sends what is published to a queue, or pushes it to a URL from a hidden queue of its own, so
+that both are sends and nothing else. A hidden queue's name holds a `/`, which no protocol's names may; a message in it
+is the published body as it came, and its form is made when it is pushed. A queue that is the endpoint gets the form as
+its message's body, made in the transaction of the publish. Source: mns.md, sections 7 and 8.
+"""
+
+import json
+from enum import StrEnum
+from typing import Any, Final
+from xml.sax.saxutils import escape
+
+import msgspec
+
+from veilmq.model.instant import DAY_US, Instant
+from veilmq.model.queue import QueueKey
+
+NOTIFICATION_NAMESPACE: Final = "http://mns.aliyuncs.com/doc/v1/"
+TOPIC_RETENTION_US: Final = DAY_US
+"""How long a push is tried at most: what a topic keeps (MNS: one day)."""
+
+
+class TopicKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """What names a topic: account id of 12 digits, region, name, byte-exact. Topics and queues have separate names."""
+
+    account: str
+    region: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.account}/{self.region}/{self.name}"
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Everything an owner sets on a topic."""
+
+    message_bytes_max: int = 65_536
+    labels: dict[str, str] = {}
+
+
+class ContentFormat(StrEnum):
+    """How a published message looks to a subscription (MNS NotifyContentFormat)."""
+
+    XML = "XML"
+    JSON = "JSON"
+    SIMPLIFIED = "SIMPLIFIED"
+
+
+class RetryStrategy(StrEnum):
+    """When a push that failed is tried again (MNS NotifyStrategy): the schedules are push/'s."""
+
+    BACKOFF = "BACKOFF_RETRY"
+    EXPONENTIAL_DECAY = "EXPONENTIAL_DECAY_RETRY"
+
+
+class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where a subscription's copies go and how. Exactly one of `queue` and `url` is set."""
+
+    endpoint: str
+    """As the owner wrote it."""
+    queue: QueueKey | None = None
+    url: str | None = None
+    content_format: ContentFormat = ContentFormat.XML
+    strategy: RetryStrategy = RetryStrategy.BACKOFF
+    filter_tag: str | None = None
+    """Only messages with this tag; None: all."""
+    dead_letter_queue: QueueKey | None = None
+    """Where a push goes that was tried to the end, or expired; None: nowhere."""
+
+
+class TopicInfo(msgspec.Struct, frozen=True, gc=False):
+    """A topic as it stands; `incarnation` differs for one that was deleted and created again."""
+
+    key: TopicKey
+    incarnation: int
+    created: Instant
+    modified: Instant
+    settings: TopicSettings
+    subscriptions: int = 0
+    waiting: int = 0
+    """Copies in the hidden queues of its pushes."""
+
+
+class SubscriptionInfo(msgspec.Struct, frozen=True, gc=False):
+    """A subscription as it stands."""
+
+    topic: TopicKey
+    name: str
+    created: Instant
+    modified: Instant
+    settings: SubscriptionSettings
+
+
+def hidden_queue(topic: TopicKey, subscription: str) -> QueueKey:
+    """The queue in which a push subscription's copies wait. No protocol can name it, and no listing shows it."""
+    return QueueKey(topic.account, topic.region, f"{topic.name}/{subscription}")
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a queue's name is one of `hidden_queue`."""
+    return "/" in name
+
+
+class Notification(msgspec.Struct, frozen=True, gc=False):
+    """What a subscription is told of one published message."""
+
+    topic: TopicKey
+    subscription: str
+    message_id: str
+    body: str
+    body_md5: str
+    """Upper-case hex, of the body as it was published."""
+    tag: str | None
+    published: Instant
+
+
+def render(notification: Notification, form: ContentFormat) -> str:
+    """The body of a push or of a queue's message (mns.md, section 8)."""
+    if form is ContentFormat.SIMPLIFIED:
+        return notification.body
+    fields = _fields(notification)
+    if form is ContentFormat.JSON:
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    inner = "".join(f"<{name}>{_text(value)}</{name}>" for name, value in fields.items())
+    return (
+        f'<?xml version="1.0" encoding="utf-8"?><Notification xmlns="{NOTIFICATION_NAMESPACE}">{inner}</Notification>'
+    )
+
+
+def _fields(notification: Notification) -> dict[str, Any]:
+    fields = {
+        "TopicOwner": notification.topic.account,
+        "TopicName": notification.topic.name,
+        "Subscriber": notification.topic.account,
+        "SubscriptionName": notification.subscription,
+        "MessageId": notification.message_id,
+        "Message": notification.body,
+        "MessageMD5": notification.body_md5,
+        "MessageTag": notification.tag,
+        "PublishTime": str(notification.published // 1_000),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _text(value: str) -> str:
+    """A parser reads a bare carriage return as a line feed."""
+    return escape(value, {"\r": "&#13;"})

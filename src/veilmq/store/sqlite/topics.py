@@ -1,0 +1,62 @@
+"""The topics in memory, with their subscriptions.
+
+Strategy: topics are few and change rarely, so that every change writes its row, changes the value here, and leaves an
+undo behind for a batch that is rolled back.
+"""
+
+from typing import Final
+
+import apsw
+import msgspec
+
+from veilmq.model.instant import Instant
+from veilmq.model.topic import SubscriptionInfo, SubscriptionSettings, TopicKey, TopicSettings
+
+TOPIC_DECODER: Final = msgspec.msgpack.Decoder(TopicSettings)
+SUBSCRIPTION_DECODER: Final = msgspec.msgpack.Decoder(SubscriptionSettings)
+TOPICS_ENCODER: Final = msgspec.msgpack.Encoder()
+
+Topics = dict[TopicKey, "LiveTopic"]
+
+
+class LiveSubscription(msgspec.Struct, frozen=True):
+    """One subscription that exists."""
+
+    id: int
+    name: str
+    created: Instant
+    modified: Instant
+    settings: SubscriptionSettings
+
+    def info(self, topic: TopicKey) -> SubscriptionInfo:
+        """As a protocol sees it."""
+        return SubscriptionInfo(topic, self.name, self.created, self.modified, self.settings)
+
+
+class LiveTopic(msgspec.Struct):
+    """One topic that exists."""
+
+    key: TopicKey
+    incarnation: int
+    created: Instant
+    modified: Instant
+    settings: TopicSettings
+    subscriptions: dict[str, LiveSubscription] = {}
+
+
+def load(connection: apsw.Connection) -> Topics:
+    """Read all of them."""
+    topics: Topics = {}
+    by_incarnation: dict[int, LiveTopic] = {}
+    for incarnation, account, region, name, created, modified, settings in connection.execute(
+        "SELECT incarnation, account, region, name, created, modified, settings FROM topic"
+    ):
+        key = TopicKey(account, region, name)
+        topic = LiveTopic(key, incarnation, created, modified, TOPIC_DECODER.decode(settings))
+        topics[key] = by_incarnation[incarnation] = topic
+    for number, incarnation, name, created, modified, settings in connection.execute(
+        "SELECT id, topic, name, created, modified, settings FROM subscription"
+    ):
+        found = LiveSubscription(number, name, created, modified, SUBSCRIPTION_DECODER.decode(settings))
+        by_incarnation[incarnation].subscriptions[name] = found
+    return topics
