@@ -80,7 +80,7 @@ class Access:
         try:
             scope["veilmq.caller"] = self._caller(scope)
         except Refused as refused:
-            logger.info("refused request %s %s: %s", request_id, scope["path"], refused.message)
+            logger.info("%s refused: %s", scope["path"], refused.message, extra={"request": request_id})
             await _refuse(send, refused, request_id)
             return
         scope["veilmq.request_id"] = request_id
@@ -149,7 +149,13 @@ def _is_loopback(peer: tuple[str, int] | None) -> bool:
 
 async def _refuse(send: Send, refused: Refused, request_id: str) -> None:
     body = msgspec.json.encode(
-        {"error": refused.error, "field": None, "message": refused.message, "request_id": request_id}
+        {
+            "error": refused.error,
+            "field": None,
+            "message": refused.message,
+            "data": refused.data,
+            "request_id": request_id,
+        }
     )
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refused.status == 401:

@@ -76,7 +76,7 @@ async def in_thread(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 def _error_answer(request: Request, status: int, body: dict[str, Any]) -> Response:
     request_id = request.scope.get("veilmq.request_id")
-    logger.info("request %s: %d %s: %s", request_id, status, body["error"], body["message"])
+    logger.info("%d %s: %s", status, body["error"], body["message"], extra={"request": request_id})
     return answer(body | {"request_id": request_id}, status)
 
 
@@ -112,6 +112,6 @@ async def http_error(request: Request, error: Exception) -> Response:
 async def failed(request: Request, error: Exception) -> Response:
     """A bug: the log has it, the caller a request id to name."""
     request_id = request.scope.get("veilmq.request_id")
-    logger.error("request %s failed", request_id, exc_info=error)
+    logger.error("a request failed", exc_info=error, extra={"request": request_id})
     body = {"error": "internal", "field": None, "message": "internal error", "request_id": request_id}
     return answer(body, 500)

@@ -19,7 +19,8 @@ ENTRIES_MAX: Final = 100
 WAIT_US_MAX: Final = 30 * SECOND_US
 PAGE_MAX: Final = 1_000
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,80}(\.fifo)?$")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,256}(\.fifo)?$")]
+"""What any protocol can name: SQS up to 80 characters, Azure 63, MNS 120 (256 of old)."""
 Lease = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
 Delay = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
 Count = Annotated[int, Meta(ge=1, le=ENTRIES_MAX)]
@@ -135,13 +136,22 @@ class PeekInput(_Input):
     count: Count = 10
 
 
+class ClockInput(_Input):
+    """How far the clock moves on."""
+
+    advance_us: Annotated[int, Meta(ge=1, le=400 * DAY_US)]
+
+
 class ListInput(_Input):
-    """Which queues, and after which name. `*` for the account means all accounts and regions, in one page."""
+    """Which queues, and after which name. `*` for the account means all accounts and regions: then `after` is a key.
+
+    A key as text is `account/region/name`.
+    """
 
     account: Annotated[str, Meta(pattern=r"^([0-9]{12}|\*)$")] | None = None
     region: Region | None = None
-    prefix: Annotated[str, Meta(max_length=80)] = ""
-    after: Annotated[str, Meta(max_length=85)] = ""
+    prefix: Annotated[str, Meta(max_length=256)] = ""
+    after: Annotated[str, Meta(max_length=320)] = ""
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
 
 

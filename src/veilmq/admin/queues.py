@@ -67,7 +67,8 @@ class Queues:
             for info in outcome.queues
             if caller.may(Action.LIST_QUEUES, info.key.account, info.key.name)
         ]
-        after = outcome.queues[-1].key.name if outcome.more else None
+        last = outcome.queues[-1].key if outcome.more else None
+        after = None if last is None else str(last) if everything else last.name
         return answer({"queues": shown, "more": outcome.more, "after": after})
 
     async def page(self, request: Request) -> Response:

@@ -26,6 +26,13 @@ Data = Annotated[
     Path, typer.Option("--data", metavar="DIR", envvar="VEILMQ_DATA", help="The data directory.", show_default=True)
 ]
 
+Admin = Annotated[
+    str | None, typer.Option("--admin", metavar="HOST:PORT", help="Ask this server, not the directory's owner.")
+]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", metavar="FILE", help="Its token, if not DIR/admin-token.")
+]
+
 
 def application() -> typer.Typer:
     """All commands."""
@@ -93,26 +100,50 @@ def _new_key(
         str | None, typer.Option("--account", metavar="ID", help="Of this account, 12 digits; else of a new one.")
     ] = None,
     as_json: Json = False,
+    encryption: Annotated[
+        bool, typer.Option("--encryption", help="A key for encrypted queues, as JSON, and no access key.")
+    ] = False,
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", metavar="NAME", help="What it encrypts with, as in RFC 7518, section 5.1.")
+    ] = "A256GCM",
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="FILE", help="Add it to this file of keys, or make the file.")
+    ] = None,
+    decrypts_only: Annotated[
+        bool, typer.Option("--decrypts-only", help="Add it first: the last key of the file still encrypts.")
+    ] = False,
 ) -> None:
     """Make up an access key and print it as a part of a credentials file. Nothing else knows the secret."""
-    from veilmq.cli.keys import new_key
+    from veilmq.cli.keys import new_encryption, new_key
 
-    print(new_key(account, as_json=as_json))
+    if encryption:
+        print(new_encryption(algorithm, into, encrypts=not decrypts_only))
+    else:
+        print(new_key(account, as_json=as_json))
 
 
 def _backup(
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="A directory that does not exist yet.")],
     data: Data = Path("veilmq-data"),
+    admin: Admin = None,
+    token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
     """Copy the data directory, a running server's too. In the copy, receipt handles of before are void."""
     from veilmq.cli.directory import backup
+    from veilmq.cli.remote_door import Target, holder_door
 
-    backup(data, destination, as_json=as_json)
+    with holder_door(Target(admin, token_file, data), os.environ) as door:
+        backup(data, destination, as_json=as_json, door=door)
 
 
-def _check(data: Data = Path("veilmq-data"), as_json: Json = False) -> None:
+def _check(
+    data: Data = Path("veilmq-data"), admin: Admin = None, token_file: TokenFile = None, as_json: Json = False
+) -> None:
     """Check the files, every body's MD5, the leases and the conservation law. Exits 1 if something is wrong."""
     from veilmq.cli.directory import check
+    from veilmq.cli.remote_door import Target, holder_door
 
-    raise typer.Exit(int(check(data, as_json=as_json)))
+    with holder_door(Target(admin, token_file, data), os.environ) as door:
+        code = check(data, as_json=as_json, door=door)
+    raise typer.Exit(int(code))

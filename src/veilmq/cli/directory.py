@@ -1,16 +1,20 @@
-"""`veilmq backup` and `veilmq check`: what works straight on a data directory, whether or not a server holds it.
+"""`veilmq backup` and `veilmq check`: through the server that holds a data directory, or straight on it.
 
-Strategy: both read one committed state through a connection that can only read; SQLite allows that beside the server's.
+Strategy: a server that holds the directory, or that `--admin` names, does the work in a thread of its own; of a
+directory that nobody holds, one committed state is read through a connection that can only read.
 """
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.progress import bar
-from veilmq.store.sqlite.backup import DestinationTaken, SqliteFailed, backup_directory
+from veilmq.cli.remote_http import HttpDoor
+from veilmq.store.sqlite.backup import DestinationTaken, SqliteFailed, backup_directory, receive_directory
 from veilmq.store.sqlite.connections import SqliteTooOld
 from veilmq.store.sqlite.directory import DATABASE
 from veilmq.store.sqlite.integrity import Report
@@ -18,12 +22,18 @@ from veilmq.store.sqlite.integrity import check as check_database
 from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
 
 
-def backup(data: Path, destination: Path, *, as_json: bool) -> None:
-    """Copy, and say what to do with the copy. Raises Failure."""
-    database = _database(data)
+def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | None = None) -> None:
+    """Copy, and say what to do with the copy. Raises Failure.
+
+    With a `door` the server makes the copy, and it comes from there.
+    """
     try:
         with bar() as advance:
-            size_bytes = backup_directory(database, destination, lambda done, total: advance("copying", done, total))
+            step = partial(advance, "copying")
+            if door is not None:
+                size_bytes = receive_directory(destination, lambda file: door.download("/api/v1/backup", file, step))
+            else:
+                size_bytes = backup_directory(_database(data), destination, step)
     except DestinationTaken as error:
         raise Failure(Exit.USAGE, str(error), "Name a directory that does not exist yet.") from None
     except (NotOurs, SchemaNewer, SqliteTooOld) as error:
@@ -32,14 +42,34 @@ def backup(data: Path, destination: Path, *, as_json: bool) -> None:
         raise Failure(
             Exit.STORE, f"the copy failed and was removed: {error}", "Is there space at the destination?"
         ) from None
+    _say_copied(destination, size_bytes, as_json=as_json)
+
+
+def _say_copied(destination: Path, size_bytes: int, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"destination": str(destination.absolute()), "bytes": size_bytes}))
     else:
         print(f"copied {size_bytes} bytes to {destination}; serve it with: veilmq serve --data {destination}")
 
 
-def check(data: Path, *, as_json: bool) -> Exit:
+def _through(door: HttpDoor, path: str, members: dict[str, Any]) -> dict[str, Any]:
+    """What the server says at the end of a long job. Raises Failure."""
+    last: dict[str, Any] = {}
+    with bar() as advance:
+        for last in door.steps(path, members):
+            if "stage" in last:
+                advance(last["stage"], last["done"], last["total"])
+    if "result" in last:
+        result: dict[str, Any] = last["result"]
+        return result
+    message = last.get("message", "the server ended before the work was done")
+    raise Failure(Exit.STORE, message)
+
+
+def check(data: Path, *, as_json: bool, door: HttpDoor | None = None) -> Exit:
     """Look at everything and print a report. Raises Failure if there is nothing to look at."""
+    if door is not None:
+        return _say_checked(msgspec.convert(_through(door, "/api/v1/check", {}), Report), as_json=as_json)
     database = _database(data)
     try:
         with bar() as advance:
@@ -48,6 +78,10 @@ def check(data: Path, *, as_json: bool) -> Exit:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
         raise Failure(Exit.STORE, f"{database} cannot be read: {error}", "Restore a backup, or ask for help.") from None
+    return _say_checked(report, as_json=as_json)
+
+
+def _say_checked(report: Report, *, as_json: bool) -> Exit:
     print(msgspec.json.encode(report).decode() if as_json else _shown(report))
     return Exit.WRONG if report.problems_count else Exit.DONE
 

@@ -8,10 +8,13 @@ picks: a flag goes before a variable, and a directory that a server holds is rea
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from veilmq.cli.exits import Exit, Failure
 from veilmq.model.queue import QueueKey
+
+if TYPE_CHECKING:
+    from veilmq.cli.remote_http import HttpDoor
 
 ADMIN_DEFAULT: Final = "127.0.0.1:9325"
 DATA_DEFAULT: Final = Path("veilmq-data")
@@ -72,6 +75,27 @@ def open_door(target: Target, environment: Mapping[str, str]) -> Iterator[Door]:
     from veilmq.cli.remote_http import HttpDoor
 
     door = HttpDoor(admin or ADMIN_DEFAULT, _token(token_file))
+    try:
+        yield door
+    finally:
+        door.close()
+
+
+@contextmanager
+def holder_door(target: Target, environment: Mapping[str, str]) -> Iterator["HttpDoor | None"]:
+    """The admin port that `--admin` names or that the directory's owner announced; None if nobody holds it.
+
+    Raises Failure.
+    """
+    from veilmq.cli.remote_http import HttpDoor
+
+    home = target.data or DATA_DEFAULT
+    admin = target.admin or _admin_of_holder(home)
+    if admin is None:
+        yield None
+        return
+    token_file = target.token_file or _path(environment.get("VEILMQ_TOKEN_FILE")) or home / TOKEN_FILE
+    door = HttpDoor(admin, _token(token_file))
     try:
         yield door
     finally:

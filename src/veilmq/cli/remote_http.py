@@ -7,8 +7,9 @@ the server refuses ends the command with the server's own sentence.
 import http.client
 import json
 import ssl
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import veilmq
@@ -19,6 +20,7 @@ from veilmq.model.queue import QueueKey
 
 _TIMEOUT_S: Final = 100.0
 """Longer than any wait that a command can ask for."""
+_PIECE_BYTES: Final = 256 * 1024
 _ADVICE: Final = "Start one with `veilmq serve`, or name the directory with --data DIR."
 
 
@@ -63,7 +65,7 @@ class HttpDoor:
         while after is not None:
             page = self._json("GET", "/api/v1/queues", members | {"after": after})
             yield from page["queues"]
-            after = None if account == "*" else page["after"]
+            after = page["after"]
 
     def trace(self, message: str) -> dict[str, Any]:
         """See `Door.trace`."""
@@ -75,6 +77,32 @@ class HttpDoor:
         answer, body = self._ask("GET", "/api/v1/events", members)
         return Piece(body, int(answer.headers["veilmq-start-offset"]), int(answer.headers["veilmq-next-offset"]))
 
+    def download(self, path: str, file: IO[bytes], step: Callable[[int, int], None]) -> None:
+        """Write what the server answers into the file. Raises Failure, also if less comes than was said."""
+        with self._failures():
+            self._connection.request("POST", path, b"{}", self._headers)
+            answer = self._connection.getresponse()
+            if answer.status >= 300:
+                raise self._failure(answer.status, answer.read())
+            total, done = int(answer.headers["content-length"]), 0
+            while part := answer.read(_PIECE_BYTES):
+                file.write(part)
+                done += len(part)
+                step(done, total)
+            if done < total:
+                raise http.client.IncompleteRead(b"", total - done)
+
+    def steps(self, path: str, members: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What a long job says while it runs, and at last its result. Raises Failure."""
+        headers = self._headers | {"Content-Type": "application/json"}
+        with self._failures():
+            self._connection.request("POST", path, json.dumps(dict(members)).encode(), headers)
+            answer = self._connection.getresponse()
+            if answer.status >= 300:
+                raise self._failure(answer.status, answer.read())
+            while line := answer.readline():
+                yield json.loads(line)
+
     def _json(self, method: str, path: str, members: Mapping[str, Any], body: bytes | None = None) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._ask(method, path, members, body)[1])
         return found
@@ -84,19 +112,25 @@ class HttpDoor:
     ) -> tuple[http.client.HTTPResponse, bytes]:
         """The answer with its whole body. Raises Failure."""
         query = urlencode({name: value for name, value in members.items() if value not in (None, "")})
-        try:
+        with self._failures():
             self._connection.request(method, f"{path}?{query}" if query else path, body, self._headers)
             answer = self._connection.getresponse()
             content = answer.read()
+        if answer.status >= 300:
+            raise self._failure(answer.status, content)
+        return answer, content
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """What can go wrong on the way, as the command's end."""
+        try:
+            yield
         except ConnectionRefusedError:
             raise Failure(Exit.ADDRESS, f"no server answers on {self._admin}", _ADVICE) from None
         except ssl.SSLError as error:
             raise Failure(Exit.ADDRESS, f"{self._admin}: TLS: {error}") from None
         except (OSError, http.client.HTTPException) as error:
             raise Failure(Exit.ADDRESS, f"{self._admin}: {type(error).__name__} {error}", _ADVICE) from None
-        if answer.status >= 300:
-            raise self._failure(answer.status, content)
-        return answer, content
 
     def _failure(self, status: int, content: bytes) -> Failure:
         try:

@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -31,7 +32,7 @@ from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
 from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
 
-_NOT_BUILT = {"azure": "Azure Queue Storage", "mns": "Alibaba Cloud MNS"}
+_NOT_BUILT = {"mns": "Alibaba Cloud MNS"}
 
 log = logging.getLogger("veilmq.serve")
 
@@ -46,6 +47,7 @@ def serve(resolved: Resolved) -> Exit:
         log.warning("%s: %s is not built yet, nothing listens there", flag(name), _NOT_BUILT[name])
     _check_tls(settings)
     keys = _keys(settings)
+    _raise_open_files(settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(settings, keys))
 
@@ -73,6 +75,18 @@ def _check_tls(settings: Settings) -> None:
     except ssl.SSLError as error:
         advice = "--tls-cert takes a PEM chain, the server's own certificate first; --tls-key its key, unencrypted."
         raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None
+
+
+def _raise_open_files(settings: Settings) -> None:
+    """Every connection is an open file: take what the system allows, and say so if that is too little."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):  # a system that allows less than it says
+            hard = soft
+    if hard != resource.RLIM_INFINITY and hard < settings.connections_max:
+        log.warning("at most %d files may be open, less than --connections-max %d", hard, settings.connections_max)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -143,7 +157,7 @@ def _in_the_way(error: OSError, settings: Settings) -> Failure:
         return Failure(
             Exit.ADDRESS,
             f"a port is in use: {error.strerror}",
-            "Choose others with --sqs HOST:PORT and --admin HOST:PORT; port 0 takes a free one.",
+            "Choose others with --sqs, --azure or --admin HOST:PORT; port 0 takes a free one.",
         )
     if isinstance(error, socket.gaierror) or error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
         return Failure(

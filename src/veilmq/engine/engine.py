@@ -203,6 +203,16 @@ class Engine:
                 dues.append(self._store_due)
         return Instant(min(dues))
 
+    @property
+    def waking(self) -> bool:
+        """Whether somebody who waits is about to try again, or an answer is about to leave."""
+        return bool(self._credits and self.waiting) or bool(self._ready)
+
+    def next_wake(self) -> Instant | None:
+        """The earliest instant at which a lease, a delay or a wait may end; None if nothing will."""
+        dues = [due for due in (self.waiting.next_deadline(), self._store_due) if due is not None]
+        return Instant(min(dues)) if dues else None
+
     def _take_ready(self) -> list[Answer]:
         ready, self._ready = self._ready, []
         for answer in ready:

@@ -51,12 +51,13 @@ def piece(start: Instant, boot_ns: int, wall: Instant) -> Piece:
 class LeaseClock:
     """Never backwards, at most 500 ppm off the boot clock. Belongs to one thread."""
 
-    __slots__ = ("_boot_ns", "_piece", "_since", "_slope", "_start", "_wall")
+    __slots__ = ("_boot_ns", "_moved_us", "_piece", "_read_wall", "_since", "_slope", "_start")
 
     def __init__(self, read_wall: Callable[[], Instant], read_boot_ns: Callable[[], int]) -> None:
         """read_wall: wall time; read_boot_ns: nanoseconds since some past instant, never backwards."""
-        self._wall = read_wall
+        self._read_wall = read_wall
         self._boot_ns = read_boot_ns
+        self._moved_us = 0
         self._begin(piece(read_wall(), read_boot_ns(), read_wall()))
 
     def start(self, mark: Instant) -> None:
@@ -72,6 +73,15 @@ class LeaseClock:
             self._begin(self._piece.next(self._since + elapsed, self._wall()))
             return self._start
         return Instant(self._start + elapsed * self._slope // 1_000_000_000)
+
+    def advance(self, duration_us: int) -> None:
+        """Jump forward, for tests of what takes hours; from then on wall time counts as moved along."""
+        now = self.now()
+        self._moved_us += duration_us
+        self._begin(piece(Instant(now + duration_us), self._boot_ns(), self._wall()))
+
+    def _wall(self) -> Instant:
+        return Instant(self._read_wall() + self._moved_us)
 
     @property
     def ahead_us(self) -> int:

@@ -168,7 +168,7 @@ class ListQueues(msgspec.Struct, tag=True, kw_only=True, gc=False):
     region: str | None
     prefix: str = ""
     after: str = ""
-    """Only names greater than this one."""
+    """Only names greater than this one; with account None, only keys as text (`account/region/name`)."""
     count_max: int = 1_000
     dead_letter_target: QueueKey | None = None
     """Only queues whose redrive policy names this one (SQS ListDeadLetterSourceQueues)."""

@@ -84,3 +84,5 @@ class Delivery(msgspec.Struct, gc=False):
     handle: str = ""
     due: Instant | None = None
     """End of the lease just granted."""
+    lease_us: int | None = None
+    """Length of the lease just granted: it began at `due - lease_us`."""

@@ -12,6 +12,10 @@
     session_token = "..."              # only for temporary credentials
     grants = [{ actions = ["send", "receive"], queues = ["orders-*"] }]   # default: everything
 
+    [[account.identity]]
+    object_id = "..."                  # `oid` (or `sub`) of a bearer token for Azure
+    grants = [{ actions = ["receive"] }]                                  # default: everything
+
 Strategy: the whole file is read and checked, then takes the place of the old one in one step; a bad file changes
 nothing. The same `AccessKey` object comes out for an id until that step, so that a codec that keeps what it derived
 from a key notices the change by identity. Errors name line, account and field, never a value.
@@ -34,11 +38,18 @@ from veilmq.model.access import (
     AccessKey,
     Action,
     Grant,
+    NamedAccount,
 )
 from veilmq.server.toml_file import FileInvalid, Lines, read_toml
 
 DEVELOPMENT_KEYS_MAX: Final = 4_096
 """Ids that development mode remembers; the oldest goes first."""
+
+DEVELOPMENT_NAME: Final = "devstoreaccount1"
+_DEVELOPMENT_SECRET: Final = base64.b64decode(
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+"""Public: what `UseDevelopmentStorage=true` stands for ("Use the Azurite emulator", learn.microsoft.com)."""
 
 ACCOUNT_ID: Final = re.compile(r"[0-9]{12}")
 
@@ -53,6 +64,7 @@ class Account(msgspec.Struct, frozen=True):
     azure_name: str | None = None
     azure_keys: tuple[bytes, ...] = ()
     keys: tuple[AccessKey, ...] = ()
+    identities: tuple[AccessKey, ...] = ()
 
     def __repr__(self) -> str:
         return f"Account(id={self.id!r}, azure_name={self.azure_name!r}, keys={self.keys!r})"
@@ -67,6 +79,7 @@ class Credentials:
         """Raises FileInvalid: unreadable, open to others, or not as this module describes."""
         self._path = path
         self._accounts, self._keys = _read(path)
+        self._named = _by_azure_name(self._accounts)
 
     @property
     def accounts(self) -> tuple[Account, ...]:
@@ -82,10 +95,15 @@ class Credentials:
         """The key of that id, the same object until a reload; None if unknown."""
         return self._keys.get(key_id)
 
+    def find_account(self, name: str) -> NamedAccount | None:
+        """The account of that Azure name, the same object until a reload; None if unknown."""
+        return self._named.get(name)
+
     def reload(self) -> bool:
         """Read the file again; a bad one changes nothing and is logged. Returns whether it was taken."""
         try:
             self._accounts, self._keys = _read(self._path)
+            self._named = _by_azure_name(self._accounts)
         except FileInvalid as error:
             log.error("the credentials stay as they were: %s", error)
             return False
@@ -100,6 +118,8 @@ class DevelopmentKeyring:
 
     def __init__(self) -> None:
         self._keys: dict[str, AccessKey] = {}
+        key = AccessKey(DEVELOPMENT_NAME, "", DEVELOPMENT_ACCOUNT, grants=EVERYTHING)
+        self._named = NamedAccount(DEVELOPMENT_NAME, key, (_DEVELOPMENT_SECRET,), any_identity=True)
 
     @property
     def sole_account(self) -> Account:
@@ -115,6 +135,10 @@ class DevelopmentKeyring:
                 del self._keys[next(iter(self._keys))]
             found = self._keys[key_id] = AccessKey(key_id, "", account, grants=EVERYTHING)
         return found
+
+    def find_account(self, name: str) -> NamedAccount | None:
+        """`devstoreaccount1`, with the key that every emulator has; its signatures are checked in this mode too."""
+        return self._named if name == DEVELOPMENT_NAME else None
 
     def reload(self) -> bool:
         """Nothing to read."""
@@ -149,6 +173,12 @@ class _AccountTable(msgspec.Struct, forbid_unknown_fields=True):
     azure_name: Annotated[str, Meta(pattern=r"^[a-z0-9]{3,24}\Z")] | None = None
     azure_keys: Annotated[list[str], Meta(min_length=2, max_length=2)] | None = None
     key: list[Any] = []
+    identity: list[Any] = []
+
+
+class _IdentityTable(msgspec.Struct, forbid_unknown_fields=True):
+    object_id: _KeyId
+    grants: list[_GrantTable] | None = None
 
 
 _WORDS: Final[dict[tuple[Any, str], str]] = {
@@ -156,6 +186,7 @@ _WORDS: Final[dict[tuple[Any, str], str]] = {
     (_AccountTable, "home_region"): "expected a region such as us-east-1",
     (_AccountTable, "azure_name"): "expected 3 to 24 of a-z 0-9",
     (_KeyTable, "id"): "expected 1 to 128 of A-Z a-z 0-9 _ . + = @ -",
+    (_IdentityTable, "object_id"): "expected 1 to 128 of A-Z a-z 0-9 _ . + = @ -",
 }
 """What a pattern allows."""
 _FIELD: Final = re.compile(r" - at `\$\.?([^`]*)`")
@@ -183,18 +214,35 @@ class _Reader:
             self._unique("azure_name", read.azure_name, who, (*where, "azure_name"))
         azure_keys = tuple(self._azure_key(text, who, (*where, "azure_keys")) for text in read.azure_keys or ())
         keys = tuple(self._key(read, index, each, who, (*where, "key", index)) for index, each in enumerate(read.key))
-        return Account(read.id, read.home_region, read.azure_name, azure_keys, keys)
+        identities = tuple(
+            self._identity(read, index, each, who, (*where, "identity", index))
+            for index, each in enumerate(read.identity)
+        )
+        return Account(read.id, read.home_region, read.azure_name, azure_keys, keys, identities)
 
     def _key(self, account: _AccountTable, place: int, table: object, who: str, where: tuple[Any, ...]) -> AccessKey:
         who = f"{who}, key {place + 1}"
         read = self._convert(table, _KeyTable, who, where)
         self._unique("key id", read.id, who, (*where, "id"))
-        grants: tuple[Grant, ...] = EVERYTHING
-        if read.grants is not None:
-            grants = tuple(self._grant(grant, who, (*where, "grants")) for grant in read.grants)
+        grants = self._grants(read.grants, who, where)
         key = AccessKey(read.id, read.secret, account.id, account.home_region, grants, read.session_token)
         self.keys[key.id] = key
         return key
+
+    def _identity(
+        self, account: _AccountTable, place: int, table: object, who: str, where: tuple[Any, ...]
+    ) -> AccessKey:
+        who = f"{who}, identity {place + 1}"
+        read = self._convert(table, _IdentityTable, who, where)
+        self._unique(f"object_id in account {account.id}", read.object_id, who, (*where, "object_id"))
+        if account.azure_name is None:
+            raise self._error(f"{who}: an identity needs an account with azure_name and azure_keys", where)
+        return AccessKey(read.object_id, "", account.id, account.home_region, self._grants(read.grants, who, where))
+
+    def _grants(self, read: list[_GrantTable] | None, who: str, where: tuple[Any, ...]) -> tuple[Grant, ...]:
+        if read is None:
+            return EVERYTHING
+        return tuple(self._grant(grant, who, (*where, "grants")) for grant in read)
 
     def _grant(self, read: _GrantTable, who: str, where: tuple[Any, ...]) -> Grant:
         known = {action.value for action in Action}
@@ -226,6 +274,17 @@ class _Reader:
 
     def _error(self, reason: str, where: tuple[Any, ...]) -> FileInvalid:
         return FileInvalid(self._path, reason, self._lines.of(*where))
+
+
+def _by_azure_name(accounts: tuple[Account, ...]) -> dict[str, NamedAccount]:
+    """The accounts that Azure clients can name."""
+    named = {}
+    for account in accounts:
+        if account.azure_name is not None:
+            key = AccessKey(account.azure_name, "", account.id, account.home_region, EVERYTHING)
+            identities = {identity.id: identity for identity in account.identities}
+            named[account.azure_name] = NamedAccount(account.azure_name, key, account.azure_keys, identities)
+    return named
 
 
 def _explain(text: str, kind: type[Any]) -> tuple[str, str | None]:

@@ -195,7 +195,7 @@ class Listener:
         """The handler raised: the one place where any exception is caught."""
         self.failures += 1
         request = exchange.request
-        log.error("%s: request %s failed", self.name, request.request_id, exc_info=error)
+        log.error("%s: a request failed", self.name, exc_info=error, extra={"request": request.request_id})
         if not exchange.answered:
             exchange.respond(self._failure_of(request))
 
@@ -203,23 +203,25 @@ class Listener:
         try:
             return self._failure(request)
         except Exception as error:
-            log.error("%s: the failed request %s gets a plain answer", self.name, request.request_id, exc_info=error)
+            extra = {"request": request.request_id}
+            log.error("%s: the failed request gets a plain answer", self.name, exc_info=error, extra=extra)
             return fail_plainly(request)
 
     def unwritable(self, request: Request, form: int, error: ValueError) -> bytes:
         """The answer instead of one that cannot be written."""
         self.failures += 1
-        log.error("%s: no answer can be written to request %s", self.name, request.request_id, exc_info=error)
+        log.error("%s: no answer can be written", self.name, exc_info=error, extra={"request": request.request_id})
         return self.answers.write(fail_plainly(request), form)
 
     def refusal_answer(self, refusal: Refusal, peer: str) -> bytes:
         self.refusals += 1
         request_id = self.next_request_id()
-        log.info("%s: refused request %s from %s: %d %s", self.name, request_id, peer, refusal.status, refusal.reason)
+        extra = {"request": request_id}
+        log.info("%s: refused %s: %d %s", self.name, peer, refusal.status, refusal.reason, extra=extra)
         try:
             return self.answers.write(self._refuse(refusal.status, refusal.reason, request_id), CLOSE)
         except Exception as error:
-            log.error("%s: the refused request %s gets a plain answer", self.name, request_id, exc_info=error)
+            log.error("%s: the refused request gets a plain answer", self.name, exc_info=error, extra=extra)
             return self.answers.write(refuse_plainly(refusal.status, refusal.reason, request_id), CLOSE)
 
     def _tick(self) -> None:

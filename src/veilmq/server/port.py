@@ -5,6 +5,7 @@ Strategy: every request is decoded on the loop and either answered there (refuse
 with it; messages whose answer nobody took are released at once.
 """
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from veilmq.model.commands import (
     Subscribe,
     Unsubscribe,
 )
+from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.protocols.http import Request, Response
@@ -97,8 +99,8 @@ class Codec(Protocol):
         """A `Call`, or the Response of a request that needs no engine."""
         ...
 
-    def encode(self, call: Any, outcomes: Sequence[Outcome]) -> Response:
-        """The answer to a call."""
+    def encode(self, call: Any, outcomes: Sequence[Outcome]) -> Any:
+        """The answer to a call; or a further `Call`, if this one only asked for what the request is judged by."""
         ...
 
     def denied(self, call: Any, action: Action) -> Response:
@@ -125,6 +127,7 @@ class Port:
         self._hosts = hosts
         self.commands: Counter[type] = Counter()
         """Commands submitted, by type."""
+        self._queries: set[asyncio.Task[None]] = set()
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         """The listener's handler."""
@@ -132,30 +135,49 @@ class Port:
         if not self._keyring.checks:
             host, origin = request.headers.get(b"host", b""), request.headers.get(b"origin")
             if not self._hosts.takes(host, origin):
-                logger.info("%s: Host or Origin refused (request %s)", self.name, request.request_id)
+                logger.info("%s: Host or Origin refused", self.name, extra={"request": request.request_id})
                 exchange.respond(self.codec.refuse(403, HOST_REFUSED, request))
                 return
         call = self.codec.decode(request, wall(), shell.arrived())
         if type(call) is Response:
             if call.status >= 400:
-                logger.info(
-                    "%s: refused with %d (request %s): %s", self.name, call.status, request.request_id, _gist(call)
-                )
+                extra = {"request": request.request_id}
+                logger.info("%s: refused with %d: %s", self.name, call.status, _gist(call), extra=extra)
             exchange.respond(call)
             return
+        self.proceed(call, exchange)
+
+    def proceed(self, call: Call, exchange: Exchange) -> None:
+        """Submit a call, if its key was granted what it asks."""
+        shell = self.shell
         commands = call.commands
         first = commands[0]
         self.commands[type(first)] += len(commands)
         if call.key.grants is not EVERYTHING:
             action = denied_action(call.key, commands)
             if action is not None:
-                logger.info("%s: %s may not %s (request %s)", self.name, call.key.id, action, request.request_id)
+                extra = {"request": exchange.request.request_id}
+                logger.info("%s: %s may not %s", self.name, call.key.id, action, extra=extra)
                 exchange.respond(self.codec.denied(call, action))
                 return
         conversation = Conversation(self, exchange, call, commands)
+        if type(first) is Peek:
+            query = asyncio.ensure_future(self._query(conversation, first))
+            self._queries.add(query)
+            query.add_done_callback(self._queries.discard)
+            return
         if type(first) is Receive and first.wait_us != 0:
             exchange.on_gone = conversation.gone
         shell.submit(conversation)
+
+    async def _query(self, conversation: "Conversation", command: Peek) -> None:
+        """Answer from committed state, beside the batches."""
+        try:
+            outcome = await self.shell.query(command)
+        except Exception as error:  # the request's edge: a query that fails must not stop the others
+            logger.exception("a query failed")
+            outcome = StoreFailed(reason=str(error))
+        conversation.answer([outcome])
 
 
 def _gist(response: Response) -> str:
@@ -190,8 +212,11 @@ class Conversation:
         try:
             response = self._port.codec.encode(self._call, outcomes)
         except Exception:  # the request's edge: one answer that cannot be written must not stop the others
-            logger.exception("request %s could not be answered", exchange.request.request_id)
+            logger.exception("a request could not be answered", extra={"request": exchange.request.request_id})
             response = self._port.codec.failure(exchange.request)
+        if type(response) is not Response:
+            self._port.proceed(response, exchange)
+            return
         if not exchange.respond(response):
             command, outcome = self.commands[0], outcomes[0]
             if type(command) is Receive and type(outcome) is Received and outcome.messages:

@@ -12,20 +12,26 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from veilmq.engine import open_directory
-from veilmq.protocols.sqs.codec import Codec, Endpoint
+from veilmq.protocols.azure import codec as azure_codec
+from veilmq.protocols.sqs import codec as sqs_codec
 from veilmq.server import queues_file
 from veilmq.server.clock import LeaseClock
 from veilmq.server.credentials import Keys
 from veilmq.server.hosts import Hosts
 from veilmq.server.listener import Listener, listen
 from veilmq.server.port import Port
-from veilmq.server.settings import Settings
+from veilmq.server.settings import Address, Settings
 from veilmq.server.shell import Shell
 from veilmq.server.tls import server_context
+from veilmq.server.tokens import tokens_of
 from veilmq.store.sqlite.store import SqliteStore
 
 _SQS_DOMAINS: Final = ("amazonaws.com", "amazonaws.com.cn")
 """The names by which SDKs address SQS itself, say through a proxy."""
+_AZURE_DOMAINS: Final = ("queue.core.windows.net",)
+
+
+AnyCodec = sqs_codec.Codec | azure_codec.Codec
 
 
 class Service:
@@ -84,24 +90,50 @@ class Service:
         undo.push_async_callback(self.shell.stop, settings.shutdown_deadline_s)
         if declared is not None:
             await queues_file.declare(declared, self.shell.call)
-        await self._listen(undo, "sqs", context)
+        await self._listen(undo, "sqs", settings.sqs, self._sqs(), context)
+        await self._listen(undo, "azure", settings.azure, self._azure(), context)
         self.announce({})
 
-    async def _listen(self, undo: AsyncExitStack, name: str, context: ssl.SSLContext | None) -> None:
+    def _sqs(self) -> tuple[AnyCodec, Hosts]:
         settings = self.settings
-        endpoint = Endpoint(
+        endpoint = sqs_codec.Endpoint(
             external_url=settings.external_url,
             base_domain=settings.base_domain,
             trusted_proxy=settings.trusted_proxy,
             cooldowns=settings.cooldowns,
             cors_origins=settings.cors_origins,
         )
-        codec = Codec(self.keyring, endpoint)
-        domains = [*_SQS_DOMAINS, *([settings.base_domain] if settings.base_domain else [])]
-        port = Port(name, codec, self.shell, self.keyring, Hosts(domains, settings.cors_origins))
+        return sqs_codec.Codec(self.keyring, endpoint), Hosts(self._domains(_SQS_DOMAINS), settings.cors_origins)
+
+    def _azure(self) -> tuple[AnyCodec, Hosts]:
+        settings = self.settings
+        endpoint = azure_codec.Endpoint(
+            external_url=settings.external_url,
+            base_domain=settings.base_domain,
+            trusted_proxy=settings.trusted_proxy,
+            cooldowns=settings.cooldowns,
+        )
+        # Which pages may call is for the account's own CORS rules to say.
+        hosts = Hosts(self._domains(_AZURE_DOMAINS), ("*",))
+        return azure_codec.Codec(self.keyring, endpoint, tokens_of(settings)), hosts
+
+    def _domains(self, own: tuple[str, ...]) -> list[str]:
+        return [*own, *([self.settings.base_domain] if self.settings.base_domain else [])]
+
+    async def _listen(
+        self,
+        undo: AsyncExitStack,
+        name: str,
+        address: Address,
+        served: tuple[AnyCodec, Hosts],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        settings = self.settings
+        codec, hosts = served
+        port = Port(name, codec, self.shell, self.keyring, hosts)
         listener = await listen(
-            settings.sqs.host,
-            settings.sqs.port,
+            address.host,
+            address.port,
             port.handle,
             settings.listener_limits(),
             ssl=context,

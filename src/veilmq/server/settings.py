@@ -26,6 +26,9 @@ _URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{
 _ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 
 
+_TOKEN_NAME: Final = re.compile(r"[!-~]{1,512}")
+
+
 class SettingInvalid(Exception):
     """A setting that cannot be: its name, and what is allowed."""
 
@@ -63,9 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     data: Annotated[Path, Meta(description="The data directory; made if it is missing.")] = Path("veilmq-data")
     sqs: Annotated[Address, Meta(description="Where Amazon SQS is spoken.")] = Address("127.0.0.1", 9324)
-    azure: Annotated[Address, Meta(description="Where Azure Queue Storage is spoken (not built yet).")] = Address(
-        "127.0.0.1", 10001
-    )
+    azure: Annotated[Address, Meta(description="Where Azure Queue Storage is spoken.")] = Address("127.0.0.1", 10001)
     mns: Annotated[Address, Meta(description="Where Alibaba Cloud MNS is spoken (not built yet).")] = Address(
         "127.0.0.1", 9326
     )
@@ -96,6 +97,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cooldowns: Annotated[
         bool, Meta(description="Refuse for 60 s to create a deleted queue or to purge again, as SQS does.")
     ] = True
+    azure_issuer: Annotated[
+        str | None, Meta(description="`iss` of the bearer tokens that Azure clients may come with.")
+    ] = None
+    azure_issuer_keys: Annotated[
+        Path | None, Meta(description="The issuer's public keys (a JSON Web Key Set); read again when it changes.")
+    ] = None
+    azure_audience: Annotated[
+        str | None, Meta(description="`aud` that is taken beside https://storage.azure.com.")
+    ] = None
     log_format: Annotated[Literal["human", "json"], Meta(description="How log lines are written to stderr.")] = "human"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="The least level that is logged.")
@@ -126,6 +136,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise SettingInvalid("tls_cert", "give the certificate and its key, or neither")
+        if (self.azure_issuer is None) != (self.azure_issuer_keys is None):
+            raise SettingInvalid("azure_issuer", "give the issuer and its keys, or neither")
         taken: dict[Address, str] = {}
         for name, address in self.addresses().items():
             if address.port and taken.setdefault(address, name) != name:
@@ -202,6 +214,7 @@ _METAVARS: Final = {
     "data": "DIR",
     "base_domain": "NAME",
     "external_url": "URL",
+    "azure_issuer": "URL",
     "cors_origins": "ORIGINS",
 }
 _METAVARS_BY_TYPE: Final[dict[Any, str]] = {Path: "FILE", Address: "HOST:PORT", int: "N", float: "SECONDS"}
@@ -256,6 +269,8 @@ def parse(name: str, given: object, *, from_text: bool) -> Any:
 _TEXTS: Final = {
     "external_url": (_URL, "http://HOST[:PORT][/PATH] or https://..., without user, query or fragment"),
     "base_domain": (_DOMAIN, "a domain name such as queues.example"),
+    "azure_issuer": (_TOKEN_NAME, "what the claim says, such as https://login.example/tenant/v2.0"),
+    "azure_audience": (_TOKEN_NAME, "what the claim says, such as api://queues"),
 }
 
 

@@ -16,10 +16,10 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 from veilmq.engine.engine import Answer, Batch, Engine
-from veilmq.model.commands import AnyCommand, Peek, Receive
+from veilmq.model.commands import AnyCommand, Peek, Receive, Sweep
 from veilmq.model.errors import StoreFailed, StoreUnknown, VeilError
 from veilmq.model.instant import Instant
-from veilmq.model.outcomes import Applied, Outcome, Received
+from veilmq.model.outcomes import Applied, Outcome, Received, Swept
 from veilmq.store import Store
 
 COMMIT_BUCKETS_US: Final = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
@@ -28,6 +28,7 @@ _SLOW_COMMIT_US: Final = 250_000
 _QUERY_THREADS: Final = 2
 _IDLE_S_MAX: Final = 1.0
 _STALL_US: Final = 1_500_000
+_ADVANCE_STEPS_MAX: Final = 2_000
 
 logger = logging.getLogger("veilmq.shell")
 
@@ -37,6 +38,14 @@ class Clock(Protocol):
 
     def now(self) -> Instant:
         """This instant."""
+        ...
+
+
+class MovableClock(Clock, Protocol):
+    """A lease clock that tests may move."""
+
+    def advance(self, duration_us: int) -> None:
+        """Jump forward."""
         ...
 
 
@@ -185,6 +194,31 @@ class Shell:
         self._commits.put(None)
         await self._loop.run_in_executor(None, self._thread.join, deadline_s)
         self._queries.shutdown(wait=False)
+
+    async def advance(self, clock: MovableClock, duration_us: int) -> None:
+        """Move the clock on; what becomes due meanwhile happens in its order, before this returns.
+
+        The clock goes from one due instant to the next, in at most `_ADVANCE_STEPS_MAX` steps: dues that are nearer to
+        each other than a step happen together.
+        """
+        target = Instant(clock.now() + duration_us)
+        step_us = duration_us // _ADVANCE_STEPS_MAX + 1
+        await self._catch_up()
+        while (now := clock.now()) < target:
+            due = self.engine.next_wake()
+            following = target if due is None else Instant(min(max(due, now + step_us), target))
+            clock.advance(max(0, following - now))
+            await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        """Sweep until nothing is left, and let those who were woken by it have their answers."""
+        more = True
+        while more:
+            (outcome,) = await self.call(Sweep())
+            more = isinstance(outcome, Swept) and outcome.more
+        while self.engine.busy or self.engine.waking or self._committing is not None or self._turn_pending:
+            await self._idle.wait()
+            await asyncio.sleep(0)
 
     def _soon(self) -> None:
         if not self._turn_pending and self._committing is None and self.broken is None:

@@ -13,8 +13,16 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    context.load_cert_chain(certificate, key, password=_no_passphrase)
+    load(context, certificate, key)
     return context
+
+
+def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Present that certificate from the next connection on. Raises as `server_context` does, with the files' names."""
+    try:
+        context.load_cert_chain(certificate, key, password=_no_passphrase)
+    except ssl.SSLError as error:
+        raise ssl.SSLError(error.errno, f"{certificate} with {key}: {error.strerror or error.args[-1]}") from error
 
 
 def _no_passphrase() -> str:

@@ -15,6 +15,7 @@ from veilmq.store.sqlite.directory import read_holder
 
 START_SECONDS: Final = 20
 STOP_SECONDS: Final = 20
+PORTS: Final = ("sqs", "azure", "mns", "admin")
 _LOOK_SECONDS: Final = 0.01
 _COMMAND: Final = (sys.executable, "-c", "from veilmq.cli import main; main()", "serve")
 
@@ -26,18 +27,21 @@ class ServerProcess:
         self.data = directory / "data"
         self.log = directory / "server.log"
         self.options = options
-        self.sqs = self.admin = ""
-        """URLs of the ports, while the server runs."""
+        self.sqs = self.azure = self.mns = self.admin = ""
+        """URLs of the ports, while the server runs; empty for a protocol that it does not speak."""
 
     def start(self) -> "ServerProcess":
-        """Returns once both ports take connections. Raises RuntimeError with the log if that does not come."""
-        command = [*_COMMAND, "--data", str(self.data), "--sqs", "127.0.0.1:0", "--admin", "127.0.0.1:0", *self.options]
+        """Returns once all ports take connections. Raises RuntimeError with the log if that does not come."""
+        free = [part for name in PORTS for part in (f"--{name}", "127.0.0.1:0")]
+        command = [*_COMMAND, "--data", str(self.data), *free, *self.options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log)
         for _ in range(int(START_SECONDS / _LOOK_SECONDS)):
             holder = read_holder(self.data)
-            if holder is not None and holder.pid == self.process.pid and len(holder.listeners) == 2:
-                self.sqs, self.admin = holder.listeners["sqs"], holder.listeners["admin"]
+            # The admin port is announced last.
+            if holder is not None and holder.pid == self.process.pid and "admin" in holder.listeners:
+                for name in PORTS:
+                    setattr(self, name, holder.listeners.get(name, ""))
                 return self
             if self.process.poll() is not None:
                 break
@@ -56,5 +60,5 @@ class ServerProcess:
         self._ended()
 
     def _ended(self) -> int:
-        self.sqs = self.admin = ""
+        self.sqs = self.azure = self.mns = self.admin = ""
         return self.process.wait(STOP_SECONDS)

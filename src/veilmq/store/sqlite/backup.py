@@ -10,7 +10,7 @@ import glob
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import apsw
 
@@ -67,13 +67,38 @@ def backup_directory(database: Path, destination: Path, progress: Progress = _un
 
     Raises as `backup` does; DestinationTaken also for a directory that is not empty.
     """
+    _make(destination)
+    backup(database, destination / DATABASE, progress)
+    _sync(destination.parent)
+    return (destination / DATABASE).stat().st_size
+
+
+def receive_directory(destination: Path, write: Callable[[IO[bytes]], None]) -> int:
+    """A new data directory from a copy that `write` brings; returns its bytes.
+
+    Raises DestinationTaken, OSError, and what `write` raises; then there is no database.
+    """
+    _make(destination)
+    part = destination / f"{DATABASE}.part"
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(part, destination / DATABASE)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    _sync(destination)
+    _sync(destination.parent)
+    return (destination / DATABASE).stat().st_size
+
+
+def _make(destination: Path) -> None:
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise DestinationTaken(f"{destination} exists already")
     destination.mkdir(mode=0o700, parents=True, exist_ok=True)
     destination.chmod(0o700)
-    backup(database, destination / DATABASE, progress)
-    _sync(destination.parent)
-    return (destination / DATABASE).stat().st_size
 
 
 def check_ours(connection: apsw.Connection) -> None:

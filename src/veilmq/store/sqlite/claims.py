@@ -231,4 +231,5 @@ def _grant(
         first,
         writer.receipts.seal(queue.incarnation, sequence, attempt, candidate.rotation),
         due,
+        lease_us,
     )

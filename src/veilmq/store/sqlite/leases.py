@@ -23,12 +23,14 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Undelivered
 from veilmq.model.receipt import Receipt
 from veilmq.store.sqlite.endings import (
+    MANY,
     Place,
     end_lease,
     event_of,
     expire,
     find_place,
     find_places,
+    numbers,
     remove_rows,
     uncount,
 )
@@ -90,7 +92,7 @@ class Places:
 def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
     """Delete the messages whose handles are current."""
     outcomes: list[Outcome] = []
-    leaving: list[tuple[int]] = []
+    leaving: list[int] = []
     places = Places(writer, commands)
     find, events, now = places.find, writer.events, writer.now
     for command, receipt in zip(commands, places.receipts, strict=True):
@@ -102,7 +104,7 @@ def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
         writer.touch(queue)
         uncount(queue, place)
         places.gone(place)
-        leaving.append((place.sequence,))
+        leaving.append(place.sequence)
         events.append(event_of(_DELETED, now, queue, writer.origin(command.origin), place))
         outcomes.append(_DONE)
     if leaving:
@@ -113,12 +115,16 @@ def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
 def extend_all(writer: Writer, commands: Sequence[Extend]) -> list[Outcome]:
     """Move the ends of leases."""
     places = Places(writer, commands)
-    return [
-        _extend(writer, places, command, receipt) for command, receipt in zip(commands, places.receipts, strict=True)
+    moves: Moves = {}
+    outcomes = [
+        _extend(writer, places, command, receipt, moves)
+        for command, receipt in zip(commands, places.receipts, strict=True)
     ]
+    _write_moves(writer, moves)
+    return outcomes
 
 
-def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | None) -> Outcome:
+def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | None, moves: "Moves") -> Outcome:
     """Set the lease's end from now, or release; replace the body if the command has one."""
     found = places.find(command, receipt)
     if isinstance(found, VeilError):
@@ -137,7 +143,7 @@ def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | 
     if command.size_bytes > queue.settings.message_bytes_max:
         return MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=queue.settings.message_bytes_max)
     rotation = place.rotation + 1 if command.rotate else place.rotation
-    _move(writer, queue, place, due, rotation, hidden=command.lease_us > 0)
+    _move(writer, queue, place, due, rotation, moves, hidden=command.lease_us > 0)
     origin = writer.origin(command.origin)
     event = event_of(Kind.EXTENDED if command.lease_us else Kind.RELEASED, now, queue, origin, place)
     event.held_us = now - place.granted if place.attempt else None
@@ -168,7 +174,9 @@ def undeliver(writer: Writer, command: Undeliver) -> Outcome:
         if place.attempt != receipt.attempt or place.rotation != receipt.rotation:
             continue
         event = event_of(Kind.UNDELIVERED, writer.now, queue, writer.origin(command.origin), place)
-        _move(writer, queue, place, writer.now, place.rotation, hidden=False)
+        moves: Moves = {}
+        _move(writer, queue, place, writer.now, place.rotation, moves, hidden=False)
+        _write_moves(writer, moves)
         writer.events.append(event)
         released += 1
     return Undelivered(released)
@@ -208,14 +216,19 @@ def _refused(
     return error
 
 
-def _move(writer: Writer, queue: LiveQueue, place: Place, due: Instant, rotation: int, *, hidden: bool) -> None:
-    """Hide the message until `due`, or make it visible, under the same attempt."""
+Moves = dict[int, tuple[bool, Instant, int]]
+"""Where lease rows go, by sequence: hidden, due, rotation. The last move of a message counts."""
+_MOVE: Final = "UPDATE lease SET hidden = ?, due = ?, rotation = ? WHERE sequence"
+
+
+def _move(
+    writer: Writer, queue: LiveQueue, place: Place, due: Instant, rotation: int, moves: Moves, *, hidden: bool
+) -> None:
+    """Hide the message until `due`, or make it visible, under the same attempt; a lease row that is there is left to
+    `_write_moves`."""
     writer.touch(queue)
     if place.leased:
-        writer.write(
-            "UPDATE lease SET hidden = ?, due = ?, rotation = ? WHERE sequence = ?",
-            (hidden, due, rotation, place.sequence),
-        )
+        moves[place.sequence] = (hidden, due, rotation)
     else:
         writer.write("UPDATE message SET line = NULL WHERE sequence = ?", (place.sequence,))
         origin = writer.origin(SERVER)
@@ -236,3 +249,16 @@ def _move(writer: Writer, queue: LiveQueue, place: Place, due: Instant, rotation
         queue.delayed += 1
     if due < queue.next_due:
         writer.queues.lower_due(queue, due)
+
+
+def _write_moves(writer: Writer, moves: Moves) -> None:
+    """Leases that get the same end go in one statement."""
+    groups: dict[tuple[bool, Instant, int], list[int]] = {}
+    for sequence, move in moves.items():
+        groups.setdefault(move, []).append(sequence)
+    for move, sequences in groups.items():
+        if len(sequences) < MANY:
+            for sequence in sequences:
+                writer.write(f"{_MOVE} = ?", (*move, sequence))
+        else:
+            writer.write(f"{_MOVE} IN (SELECT value FROM carray(?))", (*move, numbers(sequences)))

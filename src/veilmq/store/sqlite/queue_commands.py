@@ -1,5 +1,7 @@
 """Commands on queues: create, change, delete, purge, describe, list."""
 
+import operator
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -174,18 +176,22 @@ def describe(writer: Writer, command: DescribeQueue) -> Outcome:
 
 def list_queues(writer: Writer, command: ListQueues) -> Outcome:
     """A page of queues by key."""
+    text_of: Callable[[QueueKey], str] = str if command.account is None else operator.attrgetter("name")
     matching = sorted(
-        key
-        for key, queue in writer.queues.by_key.items()
-        if (command.account is None or key.account == command.account)
-        and (command.region is None or key.region == command.region)
-        and (command.account is None or not is_hidden(key.name))
-        and key.name.startswith(command.prefix)
-        and key.name > command.after
-        and (
-            command.dead_letter_target is None
-            or (queue.settings.redrive is not None and queue.settings.redrive.target == command.dead_letter_target)
-        )
+        (
+            key
+            for key, queue in writer.queues.by_key.items()
+            if (command.account is None or key.account == command.account)
+            and (command.region is None or key.region == command.region)
+            and (command.account is None or not is_hidden(key.name))
+            and key.name.startswith(command.prefix)
+            and text_of(key) > command.after
+            and (
+                command.dead_letter_target is None
+                or (queue.settings.redrive is not None and queue.settings.redrive.target == command.dead_letter_target)
+            )
+        ),
+        key=text_of,
     )
     page = matching[: command.count_max]
     return QueuesListed([writer.queues.by_key[key].info() for key in page], more=len(matching) > len(page))

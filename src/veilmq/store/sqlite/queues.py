@@ -17,6 +17,8 @@ from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 
 SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
 SETTINGS_ENCODER: Final = msgspec.msgpack.Encoder()
+LINES_MAX: Final = 16
+"""Lines up to here are priorities; the others are groups (groups.py)."""
 
 
 class LiveQueue:
@@ -27,6 +29,8 @@ class LiveQueue:
         "cursors",
         "delayed",
         "generation",
+        "grouped",
+        "groups",
         "in_flight",
         "incarnation",
         "key",
@@ -60,6 +64,10 @@ class LiveQueue:
         self.returned = 0
         self.delayed = 0
         self.in_flight = 0
+        self.grouped = 0
+        """Those in flight that are of a group."""
+        self.groups: Groups | None = None
+        """None: a standard queue that never had a message of a group."""
         self.woken = 0
         """Messages that became visible in the open batch: a hint for parked receives."""
         self.next_due = FOREVER
@@ -80,6 +88,7 @@ class LiveQueue:
             self.returned,
             self.delayed,
             self.in_flight,
+            self.grouped,
             self.next_due,
             self.next_expiry,
         )
@@ -97,9 +106,12 @@ class LiveQueue:
             self.returned,
             self.delayed,
             self.in_flight,
+            self.grouped,
             self.next_due,
             self.next_expiry,
         ) = saved  # type: ignore[assignment]
+        if self.groups is not None:
+            self.groups.take()
 
     def empty(self, generation: int) -> int:
         """Leave all messages behind in the old generation; returns how many there were."""
@@ -107,14 +119,58 @@ class LiveQueue:
         self.generation = generation
         self.cursors = {}
         self.ready = {}
-        self.visible = self.returned = self.delayed = self.in_flight = 0
+        self.visible = self.returned = self.delayed = self.in_flight = self.grouped = 0
         self.next_due = self.next_expiry = FOREVER
+        if self.groups is not None:
+            self.groups.take()
         return count
 
     def info(self) -> QueueInfo:
         """The queue as others see it."""
         counts = QueueCounts(self.visible, self.delayed, self.in_flight)
         return QueueInfo(self.key, self.incarnation, self.created, self.modified, self.settings, counts)
+
+
+class Groups:
+    """What changed of a queue's groups since their rows were written: by number, by how much the messages in flight
+    changed, and the last sequence claimed from the line. `pool` knows every queue that has something here."""
+
+    __slots__ = ("_pool", "_queue", "changes")
+
+    def __init__(self, queue: LiveQueue, pool: dict[int, LiveQueue]) -> None:
+        self._queue = queue
+        self._pool = pool
+        self.changes: dict[int, tuple[int, int]] = {}
+
+    def note(self, number: int, held: int = 0, cursor: int = 0) -> None:
+        """Something of the group changed: so many more are in flight, that one was claimed from the line."""
+        known = self.changes.get(number)
+        if known is None:
+            self._pool[self._queue.incarnation] = self._queue
+        else:
+            held += known[0]
+            cursor = max(cursor, known[1])
+        self.changes[number] = (held, cursor)
+
+    def leaves(self, line: int | None, *, in_flight: bool) -> None:
+        """A message of that line is no longer where it was."""
+        if line is None or -LINES_MAX <= line <= LINES_MAX:
+            return
+        self.note(abs(line), -in_flight)
+        self._queue.grouped -= in_flight
+
+    def holds(self, line: int | None, cursor: int = 0) -> None:
+        """A message of that line is in flight now; if it was claimed from the line, `cursor` is its sequence."""
+        if line is None or -LINES_MAX <= line <= LINES_MAX:
+            return
+        self.note(abs(line), 1, cursor)
+        self._queue.grouped += 1
+
+    def take(self) -> dict[int, tuple[int, int]]:
+        """All changes; they are forgotten here."""
+        changes, self.changes = self.changes, {}
+        self._pool.pop(self._queue.incarnation, None)
+        return changes
 
 
 class Bounds:
@@ -145,9 +201,13 @@ class Queues:
         self.by_incarnation: dict[int, LiveQueue] = {}
         self.due = Bounds()
         self.expiry = Bounds()
+        self.unsettled: dict[int, LiveQueue] = {}
+        """Queues whose groups changed in the open batch."""
 
     def add(self, queue: LiveQueue) -> None:
         """A queue was created or loaded."""
+        if queue.settings.fifo and queue.groups is None:
+            queue.groups = Groups(queue, self.unsettled)
         self.by_key[queue.key] = queue
         self.by_incarnation[queue.incarnation] = queue
 
@@ -191,12 +251,13 @@ def load(connection: apsw.Connection) -> Queues:
         queues.add(queue)
         by_generation[generation] = queue
     for generation, line, count in connection.execute(
-        "SELECT generation, line, count(*) FROM message INDEXED BY message_line WHERE line IS NOT NULL"
-        " GROUP BY generation, line"
-    ):
+        "SELECT generation, line, count(*) FROM message INDEXED BY message_line"
+        " WHERE line IS NOT NULL AND line BETWEEN 1 AND ? GROUP BY generation, line", (LINES_MAX,)
+    ):  # fmt: skip
         if generation in by_generation:
             by_generation[generation].ready[line] = count
             by_generation[generation].visible += count
+    _load_groups(connection, queues, by_generation)
     _load_leases(connection, by_generation)
     for queue in by_generation.values():
         found = connection.execute(
@@ -210,18 +271,36 @@ def load(connection: apsw.Connection) -> Queues:
     return queues
 
 
+def _load_groups(connection: apsw.Connection, queues: Queues, by_generation: dict[int, LiveQueue]) -> None:
+    """Count the messages of groups, wherever they are: `_load_leases` takes off what is not visible."""
+    for generation, held in connection.execute("SELECT generation, sum(held) FROM message_group GROUP BY generation"):
+        queue = by_generation.get(generation)
+        if queue is None:
+            continue
+        queue.grouped = held
+        if queue.groups is None:
+            queue.groups = Groups(queue, queues.unsettled)
+        for condition in ("line < 0", "line > ?2"):
+            queue.visible += connection.execute(
+                "SELECT count(*) FROM message INDEXED BY message_line"
+                f" WHERE line IS NOT NULL AND generation = ?1 AND {condition}", (generation, LINES_MAX)
+            ).get  # fmt: skip
+
+
 def _load_leases(connection: apsw.Connection, by_generation: dict[int, LiveQueue]) -> None:
-    """A message with a lease row is in no line: its line's cursor is at or beyond it."""
+    """A message with a lease row is in no line: its line's cursor is at or beyond it. Line 0: it is of a group."""
     for generation, line, hidden, received, count, last in connection.execute(
-        "SELECT generation, line, hidden, attempt > 0, count(*), max(sequence) FROM lease GROUP BY 1, 2, 3, 4"
-    ):
+        "SELECT generation, iif(line BETWEEN 1 AND ?, line, line * 0), hidden, attempt > 0, count(*), max(sequence)"
+        " FROM lease GROUP BY 1, 2, 3, 4", (LINES_MAX,)
+    ):  # fmt: skip
         if generation not in by_generation:
             continue
         queue = by_generation[generation]
         if line is not None:
+            queue.visible -= count
+        if line:
             queue.cursors[line] = max(queue.cursors.get(line, 0), last)
             queue.ready[line] -= count
-            queue.visible -= count
         if not hidden:
             queue.returned += count
             queue.visible += count

@@ -124,7 +124,39 @@ CREATE TABLE subscription (
 CREATE UNIQUE INDEX subscription_by_name ON subscription (topic, name);
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS)
+_GROUPS: Final = """
+CREATE TABLE message_group (
+    number     INTEGER PRIMARY KEY,  -- its messages' line: 16 + the sequence of the one that began it
+    generation INTEGER NOT NULL,
+    name       TEXT NOT NULL,
+    held       INTEGER NOT NULL,     -- messages in flight
+    free       INTEGER,              -- the message that a claim would take; NULL: none (on FIFO: locked, or delayed)
+    granted    INTEGER NOT NULL,     -- FIFO: when the latest batch was leased
+    cursor     INTEGER NOT NULL      -- standard queue: the last sequence that was claimed from the line
+) STRICT;
+CREATE UNIQUE INDEX message_group_name ON message_group (generation, name);
+CREATE UNIQUE INDEX message_group_free ON message_group (generation, held, free) WHERE free IS NOT NULL;
+
+CREATE TABLE deduplication (
+    sequence INTEGER PRIMARY KEY,    -- of the message that was taken; ends grow with it
+    ends     INTEGER NOT NULL,
+    key      BLOB NOT NULL,          -- digest of queue incarnation, scope and deduplication id
+    message  BLOB NOT NULL,
+    md5      BLOB NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX deduplication_key ON deduplication (key);
+
+CREATE TABLE receive_attempt (
+    number     INTEGER PRIMARY KEY,  -- ends grow with it
+    ends       INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    id         TEXT NOT NULL,
+    leases     BLOB NOT NULL         -- msgpack of (handle, due) of each message that was granted
+) STRICT;
+CREATE UNIQUE INDEX receive_attempt_id ON receive_attempt (generation, id);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS, _GROUPS)
 VERSION: Final = len(MIGRATIONS)
 
 

@@ -1,0 +1,86 @@
+"""Routes of an operator: a check of everything, and the clock that tests may move.
+
+Strategy: a check is long and runs in a thread; its answer is JSON lines, each a step ({stage, done, total}) and the
+last one the result or the error, because the status has left long before. The clock moves in development mode alone:
+there no lease is anybody's bread.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from veilmq.admin import answers, inputs
+from veilmq.admin.errors import Refused
+from veilmq.admin.service import Service
+from veilmq.model.access import Action
+from veilmq.store.sqlite.backup import SqliteFailed
+from veilmq.store.sqlite.integrity import check
+
+_STEPS_KEPT_MAX: Final = 64
+"""Steps that a slow reader has not taken yet; those in between are left out."""
+
+Step = Callable[[str, int, int], None]
+
+
+class Upkeep:
+    """The routes."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("/api/v1/check", self.check, methods=["POST"]),
+            Route("/api/v1/clock", self.clock, methods=["GET"]),
+            Route("/api/v1/clock", self.move_clock, methods=["POST"]),
+        ]
+
+    async def check(self, request: Request) -> Response:
+        """Look at everything, as `veilmq check` does."""
+        answers.caller_of(request).check(Action.BACKUP)
+        inputs.decode(await answers.body_of(request) or b"{}", inputs.Nothing)
+        database = self._service.store.directory.database
+        return answers.stream(_steps(lambda step: msgspec.to_builtins(check(database, step))), answers.JSON_LINES)
+
+    async def clock(self, request: Request) -> Response:
+        """The instant that everything is judged by."""
+        answers.caller_of(request).check(Action.SETTINGS)
+        return answers.answer({"now": self._service.clock.now()})
+
+    async def move_clock(self, request: Request) -> Response:
+        """Let time pass at once: all that becomes due meanwhile has happened when this answers."""
+        answers.caller_of(request).check(Action.SETTINGS)
+        wanted = inputs.decode(await answers.body_of(request), inputs.ClockInput)
+        if self._service.keyring.checks:
+            raise Refused(403, "clock_fixed", "the clock moves in development mode alone: start without --credentials")
+        await self._service.shell.advance(self._service.clock, wanted.advance_us)
+        return answers.answer({"now": self._service.clock.now()})
+
+
+async def _steps(work: Callable[[Step], dict[str, Any]]) -> AsyncIterator[bytes]:
+    """The steps of `work` while it runs in a thread, then its result."""
+    loop = asyncio.get_running_loop()
+    steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+
+    def step(stage: str, done: int, total: int) -> None:
+        if steps.qsize() < _STEPS_KEPT_MAX:
+            loop.call_soon_threadsafe(steps.put_nowait, {"stage": stage, "done": done, "total": total})
+
+    def run() -> dict[str, Any]:
+        try:
+            return {"result": work(step)}
+        except (OSError, SqliteFailed) as error:
+            return {"error": "failed", "message": str(error)}
+
+    working = asyncio.ensure_future(run_in_threadpool(run))
+    working.add_done_callback(lambda _: steps.put_nowait(None))
+    while (shown := await steps.get()) is not None:
+        yield msgspec.json.encode(shown) + b"\n"
+    yield msgspec.json.encode(await working) + b"\n"

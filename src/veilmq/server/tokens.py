@@ -1,0 +1,122 @@
+"""Whether a bearer token is genuine: by an issuer's public keys; in development mode, by its form alone.
+
+Strategy: the codec judges what a token claims (protocols/azure/bearer.py); here is only what needs cryptography, which
+is an optional extra (joserfc). A file of keys is read again when a token names a key that it did not have and the file
+has changed since: an issuer's new key needs no restart. Source: RFC 7515, 7517, 7519.
+"""
+
+import base64
+import binascii
+import json
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+from veilmq.protocols.azure.bearer import TokenRefused, Tokens
+from veilmq.server.settings import Settings
+from veilmq.server.toml_file import FileInvalid
+
+ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
+"""Signatures by a private key only: with a shared secret, whoever checks could also issue."""
+_NONE: Final[frozenset[str]] = frozenset()
+
+log = logging.getLogger("veilmq.tokens")
+
+
+class NoTokens:
+    """No issuer is configured: no token counts."""
+
+    tenant: Final = None
+    audiences: Final = _NONE
+
+    def claims(self, token: str) -> dict[str, Any]:
+        """Raises TokenRefused."""
+        raise TokenRefused("this server takes no bearer tokens: no issuer is configured")
+
+
+class UncheckedTokens:
+    """Development mode: what a token claims is believed, as emulators do."""
+
+    tenant: Final = None
+    audiences: frozenset[str]
+
+    def __init__(self, audiences: frozenset[str]) -> None:
+        self.audiences = audiences
+
+    def claims(self, token: str) -> dict[str, Any]:
+        """What the token claims. Raises TokenRefused if it has not the form of one."""
+        parts = token.split(".")
+        if len(parts) != 3:
+            raise TokenRefused("the token is malformed")
+        try:
+            payload = parts[1].encode("ascii")
+            claims = json.loads(base64.urlsafe_b64decode(payload + b"=" * (-len(payload) % 4)))
+        except (binascii.Error, ValueError, RecursionError):
+            raise TokenRefused("the token is malformed") from None
+        if not isinstance(claims, dict):
+            raise TokenRefused("the token is malformed")
+        return claims
+
+
+class IssuerTokens:
+    """Tokens of one issuer, checked by the keys of a file."""
+
+    tenant: Final = None
+
+    def __init__(self, issuer: str, keys: Path, audiences: frozenset[str]) -> None:
+        """Raises FileInvalid for a file that is no key set, and without the extra."""
+        self.audiences = audiences
+        self._issuer = issuer
+        self._path = keys
+        self._changed = 0
+        self._read()
+
+    def claims(self, token: str) -> dict[str, Any]:
+        """What a token of the issuer claims. Raises TokenRefused."""
+        from joserfc import jwt
+        from joserfc.errors import JoseError
+
+        try:
+            found = jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
+        except (JoseError, ValueError, TypeError, RecursionError) as error:
+            if self._read_newer():
+                return self.claims(token)
+            raise TokenRefused(f"Signature validation failed: {error}") from None
+        if found.claims.get("iss") != self._issuer:
+            raise TokenRefused("Issuer or audience validation failed: another issuer")
+        return dict(found.claims)
+
+    def _read_newer(self) -> bool:
+        """Read the keys again if their file has changed; whether there is something new."""
+        try:
+            if self._path.stat().st_mtime_ns == self._changed:
+                return False
+            self._read()
+        except (OSError, FileInvalid) as error:
+            log.error("the issuer's keys stay as they were: %s", error)
+            return False
+        log.info("read the issuer's keys again from %s", self._path)
+        return True
+
+    def _read(self) -> None:
+        try:
+            from joserfc.errors import JoseError
+            from joserfc.jwk import KeySet
+        except ImportError:
+            raise FileInvalid(self._path, "to read it install joserfc (VeilMQ's extra `encryption`)") from None
+        try:
+            self._changed = self._path.stat().st_mtime_ns
+            keys = KeySet.import_key_set(json.loads(self._path.read_bytes()))
+        except OSError as error:
+            raise FileInvalid(self._path, str(error.strerror)) from None
+        except (JoseError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileInvalid(self._path, f"holds no JSON Web Key Set: {error}") from None
+        self._keys = keys
+
+
+def tokens_of(settings: Settings) -> Tokens:
+    """What the settings say. Raises FileInvalid."""
+    audiences = _NONE if settings.azure_audience is None else frozenset({settings.azure_audience.rstrip("/")})
+    if settings.azure_issuer is not None and settings.azure_issuer_keys is not None:
+        return IssuerTokens(settings.azure_issuer, settings.azure_issuer_keys, audiences)
+    return UncheckedTokens(audiences) if settings.credentials is None else NoTokens()

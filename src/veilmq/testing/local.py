@@ -1,0 +1,88 @@
+"""A real server for the tests of programs that use queues: start, connect, reset, and let hours pass at once.
+
+Strategy: one `veilmq serve` process in development mode for a whole test run; `reset` deletes what a test left behind,
+so that each begins with nothing; `advance` moves the server's own clock, so that a timeout of six hours is tested in
+milliseconds and nothing is mocked. veilmq/testing/plugin.py makes it a pytest fixture.
+"""
+
+import datetime
+import json
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from veilmq.testing.server import ServerProcess
+
+if TYPE_CHECKING:
+    from veilmq.client.queue import Queue
+
+_TIMEOUT_S = 60
+
+
+class LocalServer:
+    """A running server on free ports of this machine."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        """Starts it; `options` are further flags of `veilmq serve`. Raises RuntimeError with its log if it fails."""
+        self.process = ServerProcess(directory, *options).start()
+
+    @property
+    def sqs_url(self) -> str:
+        """Endpoint for SQS clients (any credentials)."""
+        return self.process.sqs
+
+    @property
+    def admin_url(self) -> str:
+        """The admin port."""
+        return self.process.admin
+
+    def queue_url(self, name: str) -> str:
+        """The URL that `veilmq.connect` and `veilmq work` take for a queue of this server."""
+        return f"veil://{urlsplit(self.sqs_url).netloc}/{quote(name)}"
+
+    def connect(self, name: str, *, create: bool = True) -> "Queue":
+        """A queue of this server, made if it is not there. Raises QueueMissing without `create`."""
+        import veilmq
+
+        return veilmq.connect(self.queue_url(name) + ("?create=1" if create else ""))
+
+    def advance(self, **duration: float) -> None:
+        """Let time pass: `advance(hours=6)`, with the names of datetime.timedelta.
+
+        Every lease, delay and expiry that ends meanwhile has ended when this returns, in its order, and whoever waited
+        for it has the message. Clients' own clocks do not move.
+        """
+        passed = datetime.timedelta(**duration)
+        self._ask("POST", "/api/v1/clock", {"advance_us": passed // datetime.timedelta(microseconds=1)})
+
+    @property
+    def now(self) -> float:
+        """Unix seconds by the server's clock."""
+        return float(self._ask("GET", "/api/v1/clock")["now"]) / 1e6
+
+    def reset(self) -> None:
+        """Delete every queue with its messages. The clock stays where it is."""
+        more = True
+        while more:
+            page = self._ask("GET", "/api/v1/queues?account=*")
+            for queue in page["queues"]:
+                name = quote(queue["name"], safe="")
+                self._ask("DELETE", f"/api/v1/queues/{queue['account']}/{queue['region']}/{name}")
+            more = page["more"]
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.stop()
+
+    def _ask(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
+        token = (self.process.data / "admin-token").read_text().strip()
+        request = urllib.request.Request(  # noqa: S310 the URL is our own server's
+            self.admin_url + path,
+            None if members is None else json.dumps(members).encode(),
+            {"Authorization": f"Bearer {token}"},
+            method=method,
+        )
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 as above
+            found: dict[str, Any] = json.load(answer)
+        return found

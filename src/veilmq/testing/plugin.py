@@ -1,0 +1,37 @@
+"""The pytest plugin: a fixture `veilmq_server` for the tests of programs that use queues.
+
+Strategy: pytest finds it by itself where VeilMQ is installed (entry point `pytest11`). It imports nothing of VeilMQ
+before a test asks for the fixture, so that it costs other tests nothing.
+
+    def test_a_late_worker_loses_its_message(veilmq_server):
+        queue = veilmq_server.connect("jobs")
+        queue.send("hello")
+        queue.receive(lease=6 * 3600)
+        veilmq_server.advance(hours=6)
+        assert queue.receive()[0].receive_count == 2
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from veilmq.testing.local import LocalServer
+
+
+@pytest.fixture(scope="session")
+def veilmq_server_process(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[LocalServer]":
+    """One server for the whole run; of each worker, under pytest-xdist."""
+    from veilmq.testing.local import LocalServer
+
+    server = LocalServer(tmp_path_factory.mktemp("veilmq"), "--no-cooldowns")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def veilmq_server(veilmq_server_process: "LocalServer") -> "Iterator[LocalServer]":
+    """A real server in development mode without any queue: `LocalServer`."""
+    yield veilmq_server_process
+    veilmq_server_process.reset()
