@@ -77,12 +77,12 @@ class LocalServer:
 
     def _ask(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
         token = (self.process.data / "admin-token").read_text().strip()
-        request = urllib.request.Request(  # noqa: S310 the URL is our own server's
+        request = urllib.request.Request(
             self.admin_url + path,
             None if members is None else json.dumps(members).encode(),
             {"Authorization": f"Bearer {token}"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 as above
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             found: dict[str, Any] = json.load(answer)
         return found

@@ -1,0 +1,76 @@
+"""Document 003's counter rule, as it stands.
+
+Strategy: count the deletes that fail because the message came back; when so many failed within a window, raise the
+timeout. Nothing lowers it again. Source: seed 003, "count how many deletes fail ... and when that passes a threshold,
+raise the visibility timeout".
+"""
+
+import threading
+from collections import deque
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.messages import Received
+
+
+class ThresholdTimeout:
+    """A plan (`veilmq.client.keeper.plan.Plan`) of one timeout that grows. Thread-safe."""
+
+    def __init__(
+        self,
+        timeout: float = 30,
+        *,
+        failures: int = 5,
+        window: float = 3_600,
+        factor: float = 2.0,
+        longest: float = 43_200,
+        margin: float = 0,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """After `failures` failed deletes within `window` seconds the timeout is `factor` times as long.
+
+        timeout, longest, margin: seconds. With a margin of 0 a keeper never extends, as in the document. Raises
+        ValueError for values that cannot be.
+        """
+        if not 0 < timeout <= longest:
+            raise ValueError("timeout must be above 0, and at most longest")
+        if failures < 1 or window <= 0 or factor <= 1:
+            raise ValueError("failures must be 1 or more, window above 0, factor above 1")
+        self.timeout = timeout
+        self._failures_max = failures
+        self._window = window
+        self._factor = factor
+        self._longest = longest
+        self._margin = margin
+        self._clock = clock
+        self._failed: deque[float] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def margin(self) -> float:
+        """Seconds before a lease's end at which it is extended."""
+        return self._margin
+
+    def first_lease(self, message: Received) -> float:
+        """Seconds; the same for every message."""
+        return self.timeout
+
+    def next_lease(self, message: Received, held: float) -> float:
+        """Seconds; the same for every extension."""
+        return self.timeout
+
+    def finished(self, message: Received, held: float) -> None:
+        """A delete that worked says nothing here."""
+
+    def lost(self, message: Received, held: float) -> None:
+        """A delete failed because the message had come back."""
+        now = self._clock.monotonic()
+        with self._lock:
+            self._failed.append(now)
+            while self._failed[0] < now - self._window:
+                self._failed.popleft()
+            if len(self._failed) >= self._failures_max:
+                self._failed.clear()
+                self.timeout = min(self.timeout * self._factor, self._longest)
+
+    def vanished(self, message: Received, held: float) -> None:
+        """A worker that crashed says nothing here."""
