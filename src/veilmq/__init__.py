@@ -2,7 +2,23 @@
 
 A received message is veiled from everyone else for a lease; its worker extends the lease while it works and deletes
 the message when it is done; a crashed worker's message comes back by itself. This package imports nothing by itself, so
-that `import veilmq` costs nothing and works without any extra: import the rooms you need.
+that `import veilmq` costs nothing and works without any extra: import the rooms you need. `veilmq.connect` and
+`veilmq.connect_account` import the client when they are first used (PEP 562).
 """
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from veilmq.client.connect import connect, connect_account
+
 __version__ = "0.1.0.dev0"
+__all__ = ["__version__", "connect", "connect_account"]
+
+
+def __getattr__(name: str) -> "Any":
+    if name in {"connect", "connect_account"}:
+        from veilmq.client import connect as door
+
+        return getattr(door, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

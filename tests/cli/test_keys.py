@@ -1,12 +1,15 @@
-"""A new key goes into a credentials file as it is printed."""
+"""A new key goes into a credentials file as it is printed, or into a file of keys for encrypted queues."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from veilmq.cli.exits import Failure
-from veilmq.cli.keys import new_key
+from veilmq.cli.keys import new_encryption, new_key
+from veilmq.client.encrypted import Keys
 from veilmq.server.credentials import Credentials
 
 
@@ -30,3 +33,58 @@ def test_no_two_are_the_same() -> None:
 def test_an_account_has_12_digits() -> None:
     with pytest.raises(Failure, match="12 digits"):
         new_key("1111", as_json=False)
+
+
+class TestEncryption:
+    def test_what_is_printed_is_a_file_of_keys(self, tmp_path: Path) -> None:
+        path = tmp_path / "keys.json"
+        path.write_text(new_encryption("A256GCM", None, encrypts=True))
+        path.chmod(0o600)
+        (key,) = Keys.read(path)
+        assert (key.algorithm, len(key.secret)) == ("A256GCM", 32)
+
+    def test_a_rotation_in_two_steps(self, tmp_path: Path) -> None:
+        path = tmp_path / "keys.json"
+        new_encryption("A256GCM", path, encrypts=True)
+        assert path.stat().st_mode & 0o777 == 0o600
+        first = Keys.read(path).newest
+        said = new_encryption("A256CBC-HS512", path, encrypts=False)
+        assert Keys.read(path).newest == first
+        assert f"{first.id} (A256GCM) encrypts, 2 decrypt" in said
+        new_encryption("A256GCM", path, encrypts=True)
+        assert len(list(Keys.read(path))) == 3
+        assert Keys.read(path).newest != first
+        assert [each.name for each in tmp_path.iterdir()] == ["keys.json"]
+
+    @pytest.mark.parametrize(
+        ("algorithm", "content", "match"),
+        [("none", None, "--algorithm"), ("A256GCM", "no JSON", "not JSON"), ("A256GCM", '{"keys": [{}]}', "kid")],
+    )
+    def test_what_cannot_be_used_is_refused(
+        self, tmp_path: Path, algorithm: str, content: str | None, match: str
+    ) -> None:
+        path = tmp_path / "keys.json"
+        if content is not None:
+            path.write_text(content)
+            path.chmod(0o600)
+        with pytest.raises(Failure, match=match):
+            new_encryption(algorithm, path, encrypts=True)
+        assert (path.read_text() if path.exists() else None) == content
+
+    def test_a_file_that_is_open_to_others_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "keys.json"
+        new_encryption("A256GCM", path, encrypts=True)
+        path.chmod(0o640)
+        with pytest.raises(Failure, match="chmod 600"):
+            new_encryption("A256GCM", path, encrypts=True)
+
+    def test_the_command(self, tmp_path: Path) -> None:
+        path = tmp_path / "keys.json"
+        done = subprocess.run(
+            [
+                sys.executable, "-c", "from veilmq.cli import main; main()",
+                "keys", "new", "--encryption", "--into", str(path),
+            ],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert Keys.read(path).newest.id in done.stdout

@@ -26,6 +26,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import FOREVER, HOUR_US, MINUTE_US, SECOND_US, Instant
+from veilmq.model.message import NO_EXTRAS, Extras
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.states import State
 from veilmq.testing.conservation import ledgers
@@ -34,7 +35,10 @@ from veilmq.testing.reference import Reference
 from veilmq.testing.sqlite import SqliteFactory
 
 DEAD, JOBS, OTHER = (QueueKey(ACCOUNT, REGION, name) for name in ("dead", "jobs", "other"))
-QUEUES = st.sampled_from([JOBS, JOBS, JOBS, OTHER, DEAD])
+DEAD_LINE, LINE = (QueueKey(ACCOUNT, REGION, name) for name in ("dead.fifo", "line.fifo"))
+FIFO = (LINE, DEAD_LINE)
+QUEUES = st.sampled_from([JOBS, JOBS, JOBS, OTHER, OTHER, DEAD, LINE, LINE, LINE, DEAD_LINE])
+GROUPS = st.sampled_from([None, "a", "a", "b", "c"])
 PASSING = st.sampled_from([0, 0, 0, 1, SECOND_US // 2, SECOND_US, 2 * SECOND_US, 10 * SECOND_US, MINUTE_US])
 SPANS = st.sampled_from([0, 1, SECOND_US, 2 * SECOND_US, 30 * SECOND_US])
 CHANGES = st.sampled_from(
@@ -70,6 +74,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.run([CreateQueue(queue=DEAD, origin=TESTER), CreateQueue(queue=OTHER, origin=TESTER)])
         redrive = RedrivePolicy(DEAD, 2)
         self.run([CreateQueue(queue=JOBS, origin=TESTER, change={"redrive": redrive, "retention_us": MINUTE_US})])
+        fifo = {"fifo": True, "content_deduplication": True}
+        self.run([CreateQueue(queue=DEAD_LINE, origin=TESTER, change=fifo)])
+        change = fifo | {"redrive": RedrivePolicy(DEAD_LINE, 2), "retention_us": HOUR_US}
+        self.run([CreateQueue(queue=LINE, origin=TESTER, change=change)])
 
     def draw_command(self, data: st.DataObject) -> AnyCommand:
         kinds = ["send", "send", "send", "receive", "receive"]
@@ -79,11 +87,15 @@ class StoreMachine(RuleBasedStateMachine):
         match data.draw(st.sampled_from(kinds), "kind"):
             case "send":
                 self.bodies += 1
+                fifo = queue in FIFO
+                group = data.draw(GROUPS, "group") if fifo or queue == OTHER else None
+                identity = data.draw(st.sampled_from([None, None, None, "x", "y"]), "id") if fifo else None
                 return sending(
                     queue,
                     str(self.bodies),
-                    priority=data.draw(st.sampled_from([8, 8, 1, 16]), "priority"),
-                    delay_us=data.draw(st.none() | SPANS, "delay"),
+                    priority=8 if fifo else data.draw(st.sampled_from([8, 8, 1, 16]), "priority"),
+                    delay_us=None if fifo else data.draw(st.none() | SPANS, "delay"),
+                    extras=Extras(group=group, deduplication_id=identity) if group or identity else NO_EXTRAS,
                     ttl_us=data.draw(st.sampled_from([None, None, SECOND_US, 20 * SECOND_US, FOREVER]), "ttl"),
                     wants_handle=data.draw(st.booleans(), "wants handle"),
                 )
@@ -94,6 +106,7 @@ class StoreMachine(RuleBasedStateMachine):
                     count_max=data.draw(st.sampled_from([1, 1, 2, 10]), "count"),
                     lease_us=data.draw(st.none() | SPANS, "lease"),
                     in_flight_max=data.draw(st.sampled_from([None, None, 2]), "in flight"),
+                    attempt_id=data.draw(st.sampled_from([None, "x", "y"]), "attempt") if queue in FIFO else None,
                 )
             case kind:
                 return self.draw_use(data, kind)
@@ -210,15 +223,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.stage.later(passing)
         self.run([ChangeQueue(queue=queue, origin=TESTER, change=change)])
 
-    @rule(queue=st.sampled_from([OTHER, JOBS, DEAD]), passing=PASSING, again=st.booleans())
+    @rule(queue=st.sampled_from([OTHER, JOBS, DEAD, LINE]), passing=PASSING, again=st.booleans())
     def delete_queue(self, queue: QueueKey, passing: int, again: bool) -> None:
         self.stage.later(passing)
         self.run([DeleteQueue(queue=queue, origin=TESTER)])
         if again:
-            self.run([CreateQueue(queue=queue, origin=TESTER, change={"retention_us": HOUR_US})])
+            change = {"retention_us": HOUR_US} | ({"fifo": True} if queue in FIFO else {})
+            self.run([CreateQueue(queue=queue, origin=TESTER, change=change)])
 
     @rule(queue=QUEUES, change=CHANGES)
     def create_queue(self, queue: QueueKey, change: dict[str, int]) -> None:
+        change = change | ({"fifo": True} if queue in FIFO else {})
         self.run([CreateQueue(queue=queue, origin=TESTER, change=change)])
 
     @rule(queue=QUEUES, passing=PASSING)

@@ -15,6 +15,7 @@ import typer
 import veilmq
 from veilmq.cli.exits import Exit, Failure, end
 from veilmq.cli.remote import register
+from veilmq.cli.work_options import register as register_work
 
 _EPILOG: Final = (
     "Exit codes: 0 done; 1 found something wrong or was refused; 2 a flag, variable or file is wrong; 3 the data "
@@ -55,6 +56,7 @@ def application() -> typer.Typer:
     app.command("backup")(_backup)
     app.command("check")(_check)
     register(app)
+    register_work(app)
     return app
 
 

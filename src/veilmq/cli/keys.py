@@ -1,12 +1,17 @@
-"""New access keys."""
+"""New access keys, and new keys for encrypted queues."""
 
 import base64
 import json
 import re
 import secrets
+from pathlib import Path
 from typing import Final
 
 from veilmq.cli.exits import Exit, Failure
+from veilmq.client.encrypted.keys import Key, Keys, add_key, as_json
+from veilmq.client.encrypted.keys import new_key as new_encryption_key
+from veilmq.client.errors import KeyFileInvalid
+from veilmq.model.errors import ParameterInvalid
 
 _ID_BYTES: Final = 10
 _SECRET_BYTES: Final = 30
@@ -32,3 +37,24 @@ def new_key(account: str | None, *, as_json: bool) -> str:
         "# For a credentials file of mode 0600. If the account is there already, add only the key, below it.\n"
         f'[[account]]\nid = "{of}"\n\n[[account.key]]\nid = "{key_id}"\nsecret = "{secret}"'
     )
+
+
+def new_encryption(algorithm: str, into: Path | None, *, encrypts: bool) -> str:
+    """A key for encrypted queues: added to the file, or as the JSON of a file with it alone.
+
+    Raises Failure: no such algorithm, or a file that cannot be used.
+    """
+    try:
+        key = new_encryption_key(algorithm)
+        if into is None:
+            return as_json(Keys(key)).rstrip()
+        held = add_key(into, key, encrypts=encrypts)
+    except ParameterInvalid as error:
+        raise Failure(Exit.USAGE, f"--{error.parameter}: {error.reason}") from None
+    except KeyFileInvalid as error:
+        raise Failure(Exit.USAGE, str(error), "Nothing was changed.") from None
+    return f"{into}: added {_described(key)}; {_described(held.newest)} encrypts, {len(list(held))} decrypt"
+
+
+def _described(key: Key) -> str:
+    return f"{key.id} ({key.algorithm})"

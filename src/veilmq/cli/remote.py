@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
+from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ _REGION: Final = "us-east-1"
 _BATCH: Final = 100
 _FOLLOW_S: Final = 20.0
 _PIECE: Final = 10_000
-_UNITS_US: Final = {"ms": 1_000, "s": 10**6, "": 10**6, "m": 60 * 10**6, "h": 3_600 * 10**6, "d": 86_400 * 10**6}
-_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)")
 
 
 class _Asked(NamedTuple):
@@ -436,10 +435,7 @@ def _confirm(question: str, yes: bool) -> None:
 
 def _duration_us(option: str, text: str) -> int:
     """30, 30s, 500ms, 5m, 2h, 4d in microseconds. Raises Failure."""
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise Failure(Exit.USAGE, f"{option}: expected a time such as 30s, 500ms, 5m, 2h or 4d, not {text!r}")
-    return round(float(found[1]) * _UNITS_US[found[2]])
+    return round(seconds(option, text) * 10**6)
 
 
 def _pairs(option: str, given: list[str]) -> Iterator[tuple[str, str]]:

@@ -89,8 +89,10 @@ class Engine:
             return
         first = commands[0]
         if type(first) is Receive and first.wait_us and self.waiting and self.waiting.waits_for(first.queue):
-            self._park(ticket, first, Instant(now + first.wait_us))
-            return
+            # Who asks again under an attempt id has messages already, and does not wait behind others for them.
+            if first.attempt_id is None:
+                self._park(ticket, first, Instant(now + first.wait_us))
+                return
         self._pending.append(Call(ticket, commands, now))
 
     def cancel(self, ticket: Any) -> None:
@@ -101,7 +103,8 @@ class Engine:
     def undeliver(self, command: Receive, outcome: Received, now: Instant) -> None:
         """The answer could not be written: release the leases at once."""
         handles = tuple(message.handle for message in outcome.messages)
-        if handles:
+        # Who gave an attempt id will ask again, and must find its messages as they were.
+        if handles and command.attempt_id is None:
             release = Undeliver(queue=command.queue, origin=command.origin, handles=handles)
             self._pending.append(Call(None, (release,), now))
 

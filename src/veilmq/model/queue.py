@@ -12,6 +12,8 @@ import msgspec
 
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 
+FIFO_SUFFIX: Final = ".fifo"
+"""Ends the names of FIFO queues, and of no others (SQS CreateQueue)."""
 PRIORITY_DEFAULT: Final = 8
 """SQS and Azure send with this priority (MNS's default; 1 is most urgent, 16 least)."""
 

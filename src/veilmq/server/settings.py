@@ -106,6 +106,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     azure_audience: Annotated[
         str | None, Meta(description="`aud` that is taken beside https://storage.azure.com.")
     ] = None
+    disorder: Annotated[
+        Annotated[int, Meta(ge=0, le=1_000)],
+        Meta(description="Messages come out up to so many places out of order (development mode only)."),
+    ] = 0
     log_format: Annotated[Literal["human", "json"], Meta(description="How log lines are written to stderr.")] = "human"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="The least level that is logged.")
@@ -114,7 +118,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     parked_per_account_max: Annotated[AtLeast1, Meta(description="Receives of one account that may wait.")] = 10_000
     parked_per_queue_max: Annotated[AtLeast1, Meta(description="Receives of one queue that may wait.")] = 5_000
     connections_max: Annotated[AtLeast1, Meta(description="Connections to one data port.")] = 10_000
-    body_bytes_max: Annotated[AtLeast1, Meta(description="Body of one request.")] = 2 * MIB
+    body_bytes_max: Annotated[AtLeast1, Meta(description="Body of one request.")] = 4 * MIB
     held_bytes_max: Annotated[AtLeast1, Meta(description="Unfinished requests of one data port together.")] = 128 * MIB
     header_deadline_s: Annotated[Seconds, Meta(description="For the headers of a request to arrive.")] = 10.0
     body_deadline_s: Annotated[Seconds, Meta(description="For its body, and more for a long one.")] = 60.0
@@ -136,6 +140,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise SettingInvalid("tls_cert", "give the certificate and its key, or neither")
+        if self.disorder and self.credentials is not None:
+            raise SettingInvalid("disorder", "is for development mode: not with a credentials file")
         if (self.azure_issuer is None) != (self.azure_issuer_keys is None):
             raise SettingInvalid("azure_issuer", "give the issuer and its keys, or neither")
         taken: dict[Address, str] = {}
@@ -185,6 +191,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             reserve_bytes=self.reserve_bytes,
             floor_bytes=self.floor_bytes,
             cache_bytes=self.cache_bytes,
+            disorder=self.disorder,
         )
 
     def shown(self) -> dict[str, Any]:

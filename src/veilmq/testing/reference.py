@@ -1,13 +1,14 @@
 """The reference model: what a store must answer, small and obviously right, slow and in memory.
 
-Strategy: every message is one object in one list; whatever a command needs is found by looking at all of them. States
-and steps are those of model/states.py: a step that the table does not have is an error here. Ids, sequences and handles
+Strategy: every message is one object in one list; whatever a command needs is found by looking at all of them. Whose turn
+it is where there are groups is in reference_groups.py. States and steps are those of model/states.py: a step that the table does not have is an error here. Ids, sequences and handles
 are the store's to choose; the model learns them from each answer that it has found right and knows
 messages by the sequence and handles by their text. Expiry is applied where a message is met, as the store may: the
 events of what a sweep expired are handed to `buried`.
 """
 
 from collections.abc import Iterable
+from hashlib import sha256
 from typing import Final
 
 import msgspec
@@ -37,7 +38,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
-from veilmq.model.instant import FOREVER
+from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import (
     Deleted,
     Extended,
@@ -50,11 +51,11 @@ from veilmq.model.outcomes import (
     Sent,
     Undelivered,
 )
-from veilmq.model.queue import QueueKey, QueueSettings
+from veilmq.model.queue import DeduplicationScope, QueueKey, QueueSettings
 from veilmq.model.states import STEPS, State, Step
+from veilmq.testing.reference_groups import VISIBLE, in_flight, turns
 
 _STEPS: Final = {(step.source, step.event): step for step in STEPS}
-VISIBLE: Final = frozenset({State.READY, State.RETURNED})
 
 
 class Message(msgspec.Struct, eq=False):
@@ -74,6 +75,9 @@ class Message(msgspec.Struct, eq=False):
     rotation: int = 0
     granted: int = 0
     first: int | None = None
+    group: str | None = None
+    id: bytes = b""
+    """Learnt from the store."""
 
     def expires(self) -> int:
         """The instant from which the message is dead."""
@@ -87,12 +91,32 @@ class Message(msgspec.Struct, eq=False):
         self.rotation += step.raises_rotation and rotate
 
 
+class Attempt(msgspec.Struct, eq=False):
+    """What a receive with an attempt id was given."""
+
+    until: int
+    leases: list[tuple[Message, int, int, int, str]]
+    """Message, attempt, rotation, end of the lease, handle."""
+
+    def holds(self, now: int) -> bool:
+        """Whether every lease is as it was given."""
+        return now < self.until and all(
+            (message.state, message.attempt, message.rotation, message.due) == (State.IN_FLIGHT, *known)
+            and message.expires() > now
+            for message, *known, _ in self.leases
+        )
+
+
 class Queue(msgspec.Struct, eq=False):
     """One incarnation of a queue."""
 
     key: QueueKey
     settings: QueueSettings
     messages: list[Message] = msgspec.field(default_factory=list)
+    window: dict[tuple[str | None, str], Message] = msgspec.field(default_factory=dict)
+    """FIFO: by scope and deduplication id, what was taken last."""
+    attempts: dict[str, Attempt] = msgspec.field(default_factory=dict)
+    """FIFO: by attempt id."""
 
     def counts(self) -> tuple[int, int, int]:
         """Visible, delayed, in flight, the dead that nobody met included."""
@@ -132,16 +156,14 @@ class Reference:
                 elif message.due <= now and message.state is State.DELAYED:
                     message.step("delay ends")
 
-    def visible(self, queue: Queue) -> list[Message]:
-        """What a claim would meet, in order; the dead that nobody met are among it."""
-        return sorted(
-            (message for message in queue.messages if message.state in VISIBLE),
-            key=lambda message: (message.priority, message.sequence),
-        )
-
     def peek(self, key: QueueKey) -> list[Message]:
         """What a peek shows, in order."""
-        return [message for message in self.visible(self.queues[key]) if message.expires() > self.now]
+        queue = self.queues[key]
+        shown: list[Message] = []
+        for message in turns(queue.settings.fifo, queue.messages, shown, self.now):
+            if message.expires() > self.now:
+                shown.append(message)
+        return shown
 
     def buried(self, sequences: Iterable[int]) -> None:
         """The store says that it expired these: each must be dead."""
@@ -216,11 +238,18 @@ class Reference:
         if command.size_bytes > settings.message_bytes_max:
             assert type(outcome) is MessageTooLarge, outcome
             return
+        if settings.fifo and self._not_taken(queue, command, outcome):
+            return
         delay_us = settings.delay_us if command.delay_us is None else command.delay_us
         state = State.DELAYED if delay_us else State.READY
         own = None if command.ttl_us is None else min(self.now + command.ttl_us, FOREVER)
         message = Message(queue, command.body, command.priority, self.now, own, state, self.now + delay_us)
-        assert isinstance(outcome, Sent)
+        message.group = command.extras.group
+        assert isinstance(outcome, Sent), outcome
+        assert not outcome.duplicate
+        message.id = outcome.id
+        if settings.fifo:
+            queue.window[self._identity(queue, command)] = message
         assert outcome.sequence > self.top
         assert (outcome.sent, outcome.visible, outcome.expires) == (self.now, message.due, message.expires())
         message.sequence = self.top = outcome.sequence
@@ -229,20 +258,63 @@ class Reference:
         if outcome.handle:
             self._learn(outcome.handle, message)
 
+    def _identity(self, queue: Queue, command: Send) -> tuple[str | None, str]:
+        extras = command.extras
+        given = extras.deduplication_id
+        identity = sha256(command.body.encode()).hexdigest() if given is None else given
+        by_group = queue.settings.deduplication_scope is DeduplicationScope.GROUP
+        return extras.group if by_group else None, identity
+
+    def _not_taken(self, queue: Queue, command: Send, outcome: Outcome) -> bool:
+        """Whether a FIFO queue refuses the message, or has had it already."""
+        extras = command.extras
+        identified = extras.deduplication_id is not None or queue.settings.content_deduplication
+        if extras.group is None or command.delay_us or not identified:
+            assert type(outcome) is ParameterInvalid, outcome
+            return True
+        first = queue.window.get(self._identity(queue, command))
+        if first is None or first.sent + 5 * MINUTE_US <= self.now:
+            return False
+        assert isinstance(outcome, Sent), outcome
+        assert (outcome.duplicate, outcome.id, outcome.sequence) == (True, first.id, first.sequence)
+        return True
+
+    def _replays(self, queue: Queue, command: Receive, outcome: Outcome) -> bool:
+        """Whether the receive gets again what its attempt id stands for."""
+        attempt = queue.attempts.get(command.attempt_id or "")
+        if not queue.settings.fifo or attempt is None or not attempt.holds(self.now):
+            return False
+        assert isinstance(outcome, Received), outcome
+        assert [(got.sequence, got.handle, got.receive_count) for got in outcome.messages] == [
+            (message.sequence, handle, number) for message, number, _, _, handle in attempt.leases
+        ]
+        lease_us = queue.settings.visibility_timeout_us if command.lease_us is None else command.lease_us
+        renewed = []
+        for message, number, rotation, _, handle in attempt.leases:
+            message.due = self.now + lease_us
+            renewed.append((message, number, rotation, message.due, handle))
+            if lease_us == 0:
+                message.step("lease expires")
+        attempt.leases = renewed
+        assert [(got.body, got.due) for got in outcome.messages] == [(one[0].body, one[0].due) for one in renewed]
+        return True
+
     def _receive(self, command: Receive, outcome: Outcome) -> None:
         queue = self._named(command.queue, outcome)
         if queue is None:
             return
+        if self._replays(queue, command, outcome):
+            return
         wanted = command.count_max
         if command.in_flight_max is not None:
             wanted = min(wanted, command.in_flight_max - queue.counts()[2])
-            if wanted <= 0:
+            if wanted <= 0 and not queue.settings.fifo:
                 assert type(outcome) is InFlightFull, outcome
                 return
         assert isinstance(outcome, Received), outcome
         granted: list[Message] = []
-        for message in self.visible(queue):
-            if len(granted) == wanted:
+        for message in turns(queue.settings.fifo, queue.messages, granted, self.now):
+            if len(granted) >= wanted:
                 break
             if message.expires() <= self.now:
                 message.step("expire")
@@ -259,8 +331,12 @@ class Reference:
             (one.sequence, one.body, one.priority, one.sent, one.expires(), one.attempt, one.first, one.due)
             for one in granted
         ]
+        leases = []
         for got, message in zip(outcome.messages, granted, strict=True):
             self._learn(got.handle, message)
+            leases.append((message, message.attempt, message.rotation, message.due, got.handle))
+        if queue.settings.fifo and command.attempt_id is not None and leases:
+            queue.attempts[command.attempt_id] = Attempt(self.now + 5 * MINUTE_US, leases)
 
     def _grant(self, message: Message, command: Receive) -> None:
         settings = message.queue.settings
@@ -278,12 +354,17 @@ class Reference:
         target = None if redrive is None else self.queues.get(redrive.target)
         if redrive is None or target is None or message.attempt < redrive.receive_count_max:
             return False
+        fifo = target.settings.fifo
+        if message.queue.settings.fifo is not fifo:
+            return False
         message.step("dead-letter")
         # No answer tells its new sequence: the next one is assumed here, and the event must agree.
         self.top += 1
         self.moves[message.sequence] = self.top
-        moved = Message(target, message.body, message.priority, message.sent, message.own_expiry, State.READY, self.now)
+        sent = self.now if fifo else message.sent
+        moved = Message(target, message.body, message.priority, sent, message.own_expiry, State.READY, self.now)
         moved.sequence = self.top
+        moved.group, moved.id = message.group, message.id
         target.messages.append(moved)
         return True
 
@@ -304,7 +385,7 @@ class Reference:
         if (message.attempt, message.rotation) != (ticket.attempt, ticket.rotation):
             return LeaseTaken
         late = message.attempt > 0 and message.state is State.RETURNED and command.arrived > message.due
-        if late and command.after_expiry is AfterExpiry.REFUSE:
+        if late and (command.after_expiry is AfterExpiry.REFUSE or queue.settings.fifo):
             return LeaseExpired
         return message
 
@@ -326,6 +407,11 @@ class Reference:
         if cap_us is not None and command.lease_us and found.attempt and due > found.granted + cap_us:
             assert type(outcome) is ParameterInvalid, outcome
             return
+        if found.queue.settings.fifo and command.lease_us and found.state is State.RETURNED and found.attempt:
+            others = in_flight(found.queue.messages, found.group)
+            if any(other.granted != found.granted for other in others):
+                assert type(outcome) is LeaseExpired, outcome
+                return
         assert isinstance(outcome, Extended), outcome
         assert outcome.due == due
         _move(found, command.lease_us, command.rotate)

@@ -6,7 +6,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from veilmq.model.commands import AnyCommand
+from veilmq.model.commands import AnyCommand, Send
 from veilmq.model.events import EventRecord
 from veilmq.store import Store
 from veilmq.store.sqlite import history
@@ -67,7 +67,13 @@ class SqliteFactory:
             return int(connection.execute("SELECT count(*) FROM message").get)
 
     def order(self, store: Store, commands: Sequence[AnyCommand]) -> list[int]:
-        """The serial order that the store gives the commands of one batch, as places in it."""
+        """The serial order that the store gave the commands of one batch, as places in it."""
         assert isinstance(store, SqliteStore)
         kinds = list(store._handlers)
-        return sorted(range(len(commands)), key=lambda place: kinds.index(type(commands[place])))
+
+        def rank(place: int) -> tuple[int, bool]:
+            command = commands[place]
+            queue = store.queues.by_key.get(command.queue) if isinstance(command, Send) else None
+            return kinds.index(type(command)), queue is not None and queue.settings.fifo
+
+        return sorted(range(len(commands)), key=rank)

@@ -12,7 +12,7 @@ class _Input(msgspec.Struct, rename="pascal", kw_only=True, gc=False):
     """A shape of the service model: its members by their names there."""
 
 
-class AttributeValue(_Input):
+class AttributeValue(_Input, omit_defaults=True):
     """MessageAttributeValue and MessageSystemAttributeValue."""
 
     data_type: str | None = None

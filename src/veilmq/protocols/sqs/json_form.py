@@ -12,15 +12,19 @@ from veilmq.protocols.http import Response
 from veilmq.protocols.sqs.call import Operation
 from veilmq.protocols.sqs.errors import INVALID_ACTION, MALFORMED_INPUT, Refusal
 from veilmq.protocols.sqs.operations.table import OPERATIONS
+from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
 from veilmq.protocols.sqs.results import Result
 
 CONTENT_TYPE: Final = b"application/x-amz-json-1.0"
 TARGET_PREFIX: Final = "AmazonSQS."
+VEIL_TARGET_PREFIX: Final = "VeilMQ."
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 _TARGETS: Final[dict[bytes, tuple[Operation, "msgspec.json.Decoder[Any]"]]] = {
-    (TARGET_PREFIX + row.name).encode(): (row, msgspec.json.Decoder(row.input_type)) for row in OPERATIONS.values()
+    (prefix + row.name).encode(): (row, msgspec.json.Decoder(row.input_type))
+    for prefix, rows in ((TARGET_PREFIX, OPERATIONS), (VEIL_TARGET_PREFIX, VEIL_OPERATIONS))
+    for row in rows.values()
 }
 _ENCODE: Final = msgspec.json.Encoder().encode
 

@@ -5,6 +5,8 @@ Strategy: an operation makes one of these, and either wire form writes it. Membe
 
 import msgspec
 
+from veilmq.protocols.sqs.operations.veil_shapes import VeilResult
+
 
 class _Result(msgspec.Struct, rename="pascal", omit_defaults=True, gc=False):
     """A shape of the service model: its members by their names there."""
@@ -110,5 +112,6 @@ Result = (
     | QueueUrlResult
     | ListQueuesResult
     | GetQueueAttributesResult
+    | VeilResult
 )
 EMPTY = Empty()

@@ -16,8 +16,9 @@ from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.message import NO_EXTRAS, Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
+from veilmq.store.sqlite.disorder import disordered
 from veilmq.store.sqlite.endings import EXTRAS_DECODER, Place, dead_letter, expire, quarantine, return_due
-from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.sends import INSERT_LEASE
 from veilmq.store.sqlite.writer import Row, Writer
 
@@ -109,13 +110,15 @@ def receive(writer: Writer, command: Receive) -> Outcome:
     leases: list[Row] = []
     detours = 0
     while len(granted) < wanted and queue.visible and detours < DETOURS_MAX:
-        candidates = _candidates(writer, queue, wanted - len(granted))
+        candidates = _candidates(writer, queue, wanted - len(granted) + writer.disorder)
+        if writer.disorder:
+            candidates = disordered(writer, queue, candidates, wanted - len(granted), writer.disorder)
         for candidate in candidates:
-            extras = _stays(writer, queue, candidate)
+            extras = stays(writer, queue, candidate)
             if extras is None:
                 detours += 1
             else:
-                granted.append(_grant(writer, queue, command, candidate, extras, origin, leases))
+                granted.append(grant(writer, queue, command, candidate, extras, origin, leases))
         if not candidates:
             break
     if leases:
@@ -141,7 +144,7 @@ def _candidates(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]
     return found
 
 
-def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | None:
+def stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | None:
     """The candidate's extras if it goes to the receiver; None if it goes elsewhere: then it has gone."""
     settings = queue.settings
     own_expiry = candidate.own_expiry
@@ -159,13 +162,13 @@ def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | N
     redrive = settings.redrive
     if redrive is not None and candidate.attempt >= redrive.receive_count_max:
         target = writer.queues.by_key.get(redrive.target)
-        if target is not None:
+        if target is not None and target.settings.fifo == settings.fifo:
             dead_letter(writer, queue, candidate.place(queue.generation), target)
             return None
     return extras
 
 
-def _grant(
+def grant(
     writer: Writer, queue: LiveQueue, command: Receive, candidate: Candidate, extras: Extras, origin: int,
     leases: list[Row],
 ) -> Delivery:  # fmt: skip
@@ -189,9 +192,11 @@ def _grant(
         assert candidate.line is not None
         first, visible_since = now, candidate.sent
         line = candidate.line
-        leases.append((sequence, queue.generation, candidate.priority, line, 1, due, 1, 0, now, now, origin))
-        queue.cursors[candidate.line] = sequence
-        queue.ready[candidate.line] -= 1
+        order = candidate.priority if line <= LINES_MAX else line
+        leases.append((sequence, queue.generation, order, line, 1, due, 1, 0, now, now, origin))
+        if line <= LINES_MAX:
+            queue.cursors[line] = sequence
+            queue.ready[line] -= 1
     queue.visible -= 1
     queue.in_flight += 1
     if due < queue.next_due:

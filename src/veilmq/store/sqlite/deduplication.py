@@ -102,8 +102,11 @@ class Window:
 
 def sweep(writer: Writer, rows_max: int) -> int:
     """Drop up to `rows_max` rows whose time is over; returns how many."""
-    rows = writer.read("SELECT sequence, ends FROM deduplication ORDER BY sequence LIMIT ?", (rows_max,))
-    over = [sequence for sequence, ends in rows if ends <= writer.now]
-    if over:
-        writer.write("DELETE FROM deduplication WHERE sequence <= ?", (over[-1],))
-    return len(over)
+    row = writer.read_one(
+        "SELECT count(*), max(sequence) FROM (SELECT sequence, ends FROM deduplication ORDER BY sequence LIMIT ?)"
+        " WHERE ends <= ?", (rows_max, writer.now)
+    )  # fmt: skip
+    assert row is not None
+    if row[0]:
+        writer.write("DELETE FROM deduplication WHERE sequence <= ?", (row[1],))
+    return int(row[0])

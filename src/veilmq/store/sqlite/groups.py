@@ -48,6 +48,14 @@ _REMOVE_EMPTY: Final = (
 )
 
 
+_FIRST_OF_GROUPS: Final = (
+    "SELECT m.sequence FROM (SELECT generation, number, free FROM message_group INDEXED BY message_group_free"
+    "  WHERE generation = ? AND free IS NOT NULL ORDER BY held, free LIMIT ?) g"
+    " CROSS JOIN message m INDEXED BY message_line ON m.generation = g.generation AND m.line = g.number"
+    " AND m.sequence >= g.free LIMIT ?"
+)
+
+
 class Joining:
     """Finds and makes the groups that the messages of one set of sends join; `flush` writes the new ones."""
 
@@ -67,8 +75,11 @@ class Joining:
                 groups_of(self._writer, queue).note(number)
 
     def join(self, queue: LiveQueue, name: str, sequence: int, *, hidden: bool) -> int:
-        """The number of the group that the message joins at its end. `find` looked for the name before."""
+        """The number of the group that the message joins at its end."""
         number = self._known.get((queue.generation, name))
+        if number is None and not queue.settings.fifo:  # of FIFO queues all groups were looked up before
+            self.find(queue, (name,))
+            number = self._known.get((queue.generation, name))
         if number is None:
             number = self._known[queue.generation, name] = LINES_MAX + sequence
             groups_of(self._writer, queue)
@@ -142,12 +153,9 @@ def settle_all(writer: Writer) -> None:
         settle(writer, queue)
 
 
-def may_hold(writer: Writer, queue: LiveQueue, number: int, granted: int) -> bool:
-    """Whether a lease of that FIFO group that has ended, granted then, may go on: no other batch has the group."""
-    assert queue.groups is not None
-    row = writer.read_one("SELECT held, granted FROM message_group WHERE number = ?", (number,))
-    change, _ = queue.groups.changes.get(number, (0, 0))
-    return row is not None and (row[0] + change == 0 or row[1] == granted)
+def first_of_groups(writer: Writer, queue: LiveQueue, count: int) -> list[Row]:
+    """Sequences of up to `count` messages that come first in the groups with the least in flight: (sequence,)."""
+    return writer.read(_FIRST_OF_GROUPS, (queue.generation, count, count))
 
 
 def texts(values: tuple[str, ...]) -> Any:

@@ -34,11 +34,16 @@ from veilmq.store.sqlite.endings import (
     remove_rows,
     uncount,
 )
+from veilmq.store.sqlite.group_leases import line_aside, may_extend
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.sends import INSERT_LEASE, as_stored
 from veilmq.store.sqlite.writer import Writer
 
-_DELETED: Final = Kind.DELETED
+# Members of an enum are looked up by a call each time; these are needed for every message.
+_DELETED: Final = int(Kind.DELETED)
+_EXTENDED: Final = int(Kind.EXTENDED)
+_RELEASED: Final = int(Kind.RELEASED)
+_FROM_EXTEND: Final = int(LeaseSource.EXTEND)
 _DONE: Final = Deleted()
 LEASE_TOTAL_REASON: Final = "total"
 """ParameterInvalid.reason when an extension would pass the protocol's cap on the whole lease."""
@@ -78,7 +83,8 @@ class Places:
         if place.attempt != receipt.attempt or place.rotation != receipt.rotation:
             return LeaseTaken(sequence=receipt.sequence, attempt=receipt.attempt)
         late = place.attempt and command.arrived > place.due and (not place.hidden or place.due <= writer.now)
-        if late and command.after_expiry is AfterExpiry.REFUSE:
+        # On FIFO a later message may have been received since: nobody acts on a lease that has ended.
+        if late and (command.after_expiry is AfterExpiry.REFUSE or queue.settings.fifo):
             return LeaseExpired(sequence=receipt.sequence, attempt=receipt.attempt)
         if late and place.hidden:
             end_lease(writer, queue, place)
@@ -142,12 +148,15 @@ def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | 
         return ParameterInvalid(parameter="lease_us", reason=LEASE_TOTAL_REASON)
     if command.size_bytes > queue.settings.message_bytes_max:
         return MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=queue.settings.message_bytes_max)
+    if queue.settings.fifo and command.lease_us and not may_extend(writer, queue, place):
+        error = LeaseExpired(sequence=place.sequence, attempt=place.attempt)
+        return _refused(writer, Kind.EXTEND_REFUSED, command, receipt, error)
     rotation = place.rotation + 1 if command.rotate else place.rotation
     _move(writer, queue, place, due, rotation, moves, hidden=command.lease_us > 0)
     origin = writer.origin(command.origin)
-    event = event_of(Kind.EXTENDED if command.lease_us else Kind.RELEASED, now, queue, origin, place)
+    event = event_of(_EXTENDED if command.lease_us else _RELEASED, now, queue, origin, place)
     event.held_us = now - place.granted if place.attempt else None
-    event.lease_us, event.source = command.lease_us, LeaseSource.EXTEND
+    event.lease_us, event.source = command.lease_us, _FROM_EXTEND
     writer.events.append(event)
     if command.body is not None:
         body = command.body.encode()
@@ -230,10 +239,11 @@ def _move(
     if place.leased:
         moves[place.sequence] = (hidden, due, rotation)
     else:
-        writer.write("UPDATE message SET line = NULL WHERE sequence = ?", (place.sequence,))
+        line, order = line_aside(queue, place)
+        writer.write("UPDATE message SET line = ? WHERE sequence = ?", (line, place.sequence))
         origin = writer.origin(SERVER)
         values = (
-            place.sequence, queue.generation, place.priority, None, hidden, due, 0, rotation, place.sent, None, origin,
+            place.sequence, queue.generation, order, line, hidden, due, 0, rotation, place.sent, None, origin,
         )  # fmt: skip
         writer.write(INSERT_LEASE, values)
     uncount(queue, place)
@@ -241,10 +251,12 @@ def _move(
     if not hidden:
         queue.returned += 1
         queue.visible += 1
-        queue.woken += 1
+        queue.woken += not queue.settings.fifo
         return
     if place.attempt:
         queue.in_flight += 1
+        if queue.groups is not None:
+            queue.groups.holds(place.line)
     else:
         queue.delayed += 1
     if due < queue.next_due:

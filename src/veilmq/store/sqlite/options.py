@@ -22,6 +22,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """WAL size at which its pages are copied into the database."""
     cache_bytes: int = 64 * MIB
     """SQLite's page cache of the writer."""
+    disorder: int = 0
+    """How many places a standard queue's message may come out of its order (development)."""
     vfs: str | None = None
     """Name of the apsw VFS to open files with (fault injection)."""
     synchronous: str = "FULL"

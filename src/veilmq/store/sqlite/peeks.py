@@ -15,8 +15,9 @@ from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.store.sqlite.claims import RETURNS_MAX
-from veilmq.store.sqlite.endings import extras_of
-from veilmq.store.sqlite.queues import Queues
+from veilmq.store.sqlite.endings import extras_of, numbers
+from veilmq.store.sqlite.group_peeks import next_in_groups
+from veilmq.store.sqlite.queues import LiveQueue, Queues
 
 _COLUMNS: Final = "m.sequence, m.id, m.sent, m.expires, m.priority, m.sender, m.extras, m.md5, m.body"
 _READY: Final = (
@@ -37,12 +38,19 @@ _DUE: Final = _LEASED.format(
     order="l.priority, l.sequence",
 )
 
+_NAMED: Final = (
+    f"SELECT {_COLUMNS}, coalesce(l.attempt, 0), l.first FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value"
+    " LEFT JOIN lease l ON l.sequence = m.sequence"
+)
+
 
 def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instant) -> Outcome:
     """Up to `count_max` visible messages in the order in which they would be received."""
     queue = queues.by_key.get(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
+    if queue.groups is not None:
+        return _peek_groups(connection, queue, command, now)
     generation, retention_us, count = queue.generation, queue.settings.retention_us, command.count_max
     rows = []
     for priority in sorted(queue.ready):
@@ -52,6 +60,13 @@ def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instan
     rows += connection.execute(_DUE, (generation, generation, now, RETURNS_MAX, retention_us, now, count)).fetchall()
     rows.sort(key=lambda row: (row[4], row[0]))
     found = [_delivery(row, retention_us) for row in rows if _intact(row)][:count]
+    return Received(found, xml_body=queue.settings.xml_body)
+
+
+def _peek_groups(connection: apsw.Connection, queue: LiveQueue, command: Peek, now: Instant) -> Outcome:
+    sequences = next_in_groups(connection, queue, now, command.count_max)
+    rows = connection.execute(_NAMED, (numbers(sequences),)).fetchall() if sequences else []
+    found = [_delivery(row, queue.settings.retention_us) for row in rows if _intact(row)]
     return Received(found, xml_body=queue.settings.xml_body)
 
 

@@ -16,8 +16,8 @@ from veilmq.model.commands import (
     default_settings,
 )
 from veilmq.model.errors import (
-    CapabilityMissing,
     DiskLow,
+    ParameterInvalid,
     PurgeInProgress,
     QueueDeletedRecently,
     QueueExists,
@@ -35,11 +35,13 @@ from veilmq.model.outcomes import (
     QueueDescribed,
     QueuesListed,
 )
-from veilmq.model.queue import QueueKey, QueueSettings, RedrivePermission, SettingsChange, with_change
+from veilmq.model.queue import FIFO_SUFFIX, DeduplicationScope, QueueKey, QueueSettings, RedrivePermission, SettingsChange, with_change
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
+KIND_REASON: Final = f"a queue is FIFO from its creation on if its name ends in {FIFO_SUFFIX}, and only then"
+THROUGHPUT_REASON: Final = "the limit is per group only if deduplication is too"
 RETENTION_LOOK: Final = 0
 """Expiry bound of a queue whose retention changed: the sweeper looks at once."""
 
@@ -73,8 +75,9 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
 
 
 def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings) -> VeilError | None:
-    if settings.fifo:
-        return CapabilityMissing(capability="FIFO queues")
+    wrong = _wrong_kind(settings, command.queue.name.endswith(FIFO_SUFFIX))
+    if wrong is not None:
+        return wrong
     if writer.disk_low is not None:
         return DiskLow(free_bytes=writer.disk_low)
     if settings.redrive is not None:
@@ -109,12 +112,33 @@ def _redrive_refusal(writer: Writer, source: QueueKey, settings: QueueSettings) 
     return None
 
 
+def _wrong_kind(settings: QueueSettings, fifo: bool) -> ParameterInvalid | None:
+    """What a queue of that kind cannot have (SQS SetQueueAttributes, "FIFO queues")."""
+    if settings.fifo is not fifo:
+        return ParameterInvalid(parameter="fifo", reason=KIND_REASON)
+    per_group = settings.deduplication_scope is DeduplicationScope.GROUP
+    given = {
+        "content_deduplication": settings.content_deduplication,
+        "deduplication_scope": per_group,
+        "throughput_per_group": settings.throughput_per_group,
+    }
+    for name, is_set in given.items():
+        if is_set and not fifo:
+            return ParameterInvalid(parameter=name, reason="only a FIFO queue has it")
+    if settings.throughput_per_group and not per_group:
+        return ParameterInvalid(parameter="throughput_per_group", reason=THROUGHPUT_REASON)
+    return None
+
+
 def change(writer: Writer, command: ChangeQueue) -> Outcome:
     """Set some settings; the others stay."""
     queue = writer.queues.by_key.get(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
     settings = with_change(queue.settings, command.change)
+    wrong = _wrong_kind(settings, queue.settings.fifo)
+    if wrong is not None:
+        return wrong
     if settings.redrive is not None and settings.redrive != queue.settings.redrive:
         refused = _redrive_refusal(writer, queue.key, settings)
         if refused is not None:

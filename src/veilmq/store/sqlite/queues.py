@@ -280,11 +280,11 @@ def _load_groups(connection: apsw.Connection, queues: Queues, by_generation: dic
         queue.grouped = held
         if queue.groups is None:
             queue.groups = Groups(queue, queues.unsettled)
-        for condition in ("line < 0", "line > ?2"):
+        for condition in ("line < 0", f"line > {LINES_MAX}"):
             queue.visible += connection.execute(
-                "SELECT count(*) FROM message INDEXED BY message_line"
-                f" WHERE line IS NOT NULL AND generation = ?1 AND {condition}", (generation, LINES_MAX)
-            ).get  # fmt: skip
+                f"SELECT count(*) FROM message INDEXED BY message_line WHERE generation = ? AND {condition}",
+                (generation,),
+            ).get
 
 
 def _load_leases(connection: apsw.Connection, by_generation: dict[int, LiveQueue]) -> None:

@@ -1,7 +1,7 @@
 """Sends: append to the line, or hide until the delay ends."""
 
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -13,7 +13,9 @@ from veilmq.model.message import NO_EXTRAS
 from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.queue import PRIORITY_DEFAULT, XmlBody
 from veilmq.model.xml_bodies import decode_xml_body
-from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.fifo_sends import Append, send_fifo
+from veilmq.store.sqlite.groups import Joining, is_grouped
+from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.writer import Row, Writer
 
 INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -24,9 +26,11 @@ _EXTRAS: Final = msgspec.msgpack.Encoder()
 
 def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
     """Append messages, in the order of the commands."""
-    outcomes: list[Outcome] = []
+    outcomes: list[Any] = []
     messages: list[Row] = []
     hidden: list[Row] = []
+    joining = Joining(writer)
+    fifo: list[tuple[LiveQueue, Send]] = []
     for command in commands:
         queue = writer.queue(command.queue)
         if queue is None:
@@ -43,8 +47,16 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
             outcomes.append(MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=limit_bytes))
         elif writer.disk_low is not None:
             outcomes.append(DiskLow(free_bytes=writer.disk_low))
+        elif queue.settings.fifo:
+            fifo.append((queue, command))
+            outcomes.append(None)
         else:
-            outcomes.append(_append(writer, queue, command, messages, hidden))
+            outcomes.append(_append(writer, queue, command, messages, hidden, joining))
+    if fifo:
+        append: Append = lambda queue, command: _append(writer, queue, command, messages, hidden, joining)  # noqa: E731
+        taken = iter(send_fifo(writer, fifo, joining, append))
+        outcomes = [next(taken) if outcome is None else outcome for outcome in outcomes]
+    joining.flush()
     if messages:
         writer.write_many(INSERT_MESSAGE, messages)
     if hidden:
@@ -57,7 +69,7 @@ WithBody = TypeVar("WithBody", Send, Extend)
 
 def as_stored(queue: LiveQueue, command: WithBody) -> WithBody | ParameterInvalid:
     """The command with its body as the queue's `xml_body` stores it."""
-    if queue.settings.xml_body is not XmlBody.BASE64 or command.body is None:
+    if queue.settings.xml_body != XmlBody.BASE64 or command.body is None:
         return command
     decoded = decode_xml_body(command.body)
     if isinstance(decoded, ParameterInvalid):
@@ -66,7 +78,9 @@ def as_stored(queue: LiveQueue, command: WithBody) -> WithBody | ParameterInvali
     return msgspec.structs.replace(command, body=decoded.body, md5=decoded.md5, size_bytes=size_bytes)
 
 
-def _append(writer: Writer, queue: LiveQueue, command: Send, messages: list[Row], hidden: list[Row]) -> Sent:
+def _append(
+    writer: Writer, queue: LiveQueue, command: Send, messages: list[Row], hidden: list[Row], joining: Joining
+) -> Sent:
     """The rows of one message, at the end of its line or hidden until its delay ends."""
     writer.touch(queue)
     settings = queue.settings
@@ -84,11 +98,15 @@ def _append(writer: Writer, queue: LiveQueue, command: Send, messages: list[Row]
     visible = Instant(now + delay_us)
     sender = command.origin
     origin = writer.origin(sender)
+    line, leased_line, order = None if delay_us else priority, None, priority
+    if group is not None and is_grouped(queue, priority):
+        order = joining.join(queue, group, sequence, hidden=delay_us > 0)
+        line = leased_line = -order if delay_us and not settings.fifo else order
     messages.append(
         (
             sequence,
             queue.generation,
-            None if delay_us else priority,
+            line,
             priority,
             message,
             now,
@@ -102,13 +120,14 @@ def _append(writer: Writer, queue: LiveQueue, command: Send, messages: list[Row]
         )
     )
     if delay_us:
-        hidden.append((sequence, queue.generation, priority, None, 1, visible, 0, 0, now, None, origin))
+        hidden.append((sequence, queue.generation, order, leased_line, 1, visible, 0, 0, now, None, origin))
         queue.delayed += 1
         writer.queues.lower_due(queue, visible)
     else:
-        queue.ready[priority] = queue.ready.get(priority, 0) + 1
+        if order <= LINES_MAX:
+            queue.ready[priority] = queue.ready.get(priority, 0) + 1
         queue.visible += 1
-        queue.woken += 1
+        queue.woken += not settings.fifo
     if expires < queue.next_expiry:
         writer.queues.lower_expiry(queue, expires)
     detail = _detail(priority, own_expiry)

@@ -45,7 +45,18 @@ from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Applied, Outcome
 from veilmq.model.receipt import KEY_BYTES, ReceiptKey
-from veilmq.store.sqlite import claims, leases, peeks, queue_commands, queues, sends, sweeps, topic_commands, topics
+from veilmq.store.sqlite import (
+    groups,
+    leases,
+    peeks,
+    queue_commands,
+    queues,
+    receives,
+    sends,
+    sweeps,
+    topic_commands,
+    topics,
+)
 from veilmq.store.sqlite.connections import Checkpointer, DatabaseUnusable, Readers, check_version, open_writer, verdict
 from veilmq.store.sqlite.directory import DataDirectory
 from veilmq.store.sqlite.options import Options
@@ -105,6 +116,7 @@ class SqliteStore:
         receipts = ReceiptKey(_row(connection, "SELECT receipts FROM secret")[0])
         mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
         self._writer = Writer(connection, queues.load(connection), topics.load(connection), mark, receipts)
+        self._writer.disorder = self.options.disorder
         if full:
             self._relieve()
         self.readers = Readers(database, self.options)
@@ -128,7 +140,7 @@ class SqliteStore:
             Extend: leases.extend_all,
             Undeliver: _each(leases.undeliver),
             Sweep: _each(lambda writer, command: sweeps.sweep(writer, command, self.options)),
-            Receive: _each(claims.receive),
+            Receive: _each(receives.receive),
             PurgeQueue: _each(queue_commands.purge),
             DeleteQueue: _each(queue_commands.delete),
             DescribeQueue: _each(queue_commands.describe),
@@ -165,26 +177,32 @@ class SqliteStore:
         try:
             writer.begin(now)
             self._at_point("batch opened")
-            outcomes = self._apply_groups(commands)
-            writer.finish()
+            outcomes = self._apply_kinds(commands)
+            self._finish()
         except Exception as error:  # noqa: BLE001 the batch's edge: roll back, and try each command alone
             self._roll_back(error)
             return self.apply_each(commands, now)
         self._at_point("batch applied")
         return self._applied(outcomes, writer.wrote)
 
-    def _apply_groups(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
+    def _finish(self) -> None:
+        """End the batch's statements; what it changed of message groups comes last."""
+        if self._writer.queues.unsettled:
+            groups.settle_all(self._writer)
+        self._writer.finish()
+
+    def _apply_kinds(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
         """Apply the commands kind by kind, and put the outcomes back into their order."""
         if len(commands) == 1:
             return self._handlers[type(commands[0])](self._writer, [commands[0]])
-        groups: dict[type, list[int]] = {}
+        by_kind: dict[type, list[int]] = {}
         for place, command in enumerate(commands):
-            groups.setdefault(type(command), []).append(place)
-        unknown = groups.keys() - self._handlers.keys()
+            by_kind.setdefault(type(command), []).append(place)
+        unknown = by_kind.keys() - self._handlers.keys()
         assert not unknown, f"no store knows {unknown}"
         outcomes: list[Any] = [None] * len(commands)
         for kind, handler in self._handlers.items():
-            places = groups.get(kind)
+            places = by_kind.get(kind)
             if places is not None:
                 for place, outcome in zip(places, handler(self._writer, [commands[i] for i in places]), strict=True):
                     outcomes[place] = outcome
@@ -244,7 +262,7 @@ class SqliteStore:
         writer = self._writer
         writer.begin(now)
         (outcome,) = self._handlers[type(command)](writer, [command])
-        writer.finish()
+        self._finish()
         if writer.open:
             writer.commit()
         return outcome

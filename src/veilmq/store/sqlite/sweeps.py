@@ -11,8 +11,9 @@ from veilmq.model.commands import RecordPolls, Sweep
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import Outcome, Recorded, Swept
-from veilmq.store.sqlite import history
+from veilmq.store.sqlite import attempts, deduplication, history
 from veilmq.store.sqlite.endings import expire, find_place, return_due
+from veilmq.store.sqlite.groups import first_of_groups
 from veilmq.store.sqlite.options import MIB, Options
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.writer import Writer
@@ -32,6 +33,10 @@ def sweep(writer: Writer, command: Sweep, options: Options) -> Outcome:
         left -= _collect(writer, left)
     if left > 0:
         left -= _expire_all(writer, left)
+    if left > 0:
+        left -= deduplication.sweep(writer, left)
+    if left > 0:
+        left -= attempts.sweep(writer, left)
     more = left <= 0 or writer.read_one("SELECT 1 FROM garbage", ()) is not None
     if left > 0:
         rows_max = min(left, _HISTORY_ROWS_MAX)
@@ -80,6 +85,10 @@ def _collect(writer: Writer, steps_max: int) -> int:
             for table in ("lease", "quarantine", "message"):
                 writer.write_many(f"DELETE FROM {table} WHERE sequence = ?", [(sequence,) for sequence in sequences])
             return len(sequences)
+    groups = writer.read("SELECT number FROM message_group WHERE generation = ? LIMIT ?", (generation, steps_max))
+    if groups:
+        writer.write_many("DELETE FROM message_group WHERE number = ?", groups)
+        return len(groups)
     writer.write("DELETE FROM garbage WHERE generation = ?", (generation,))
     return 1
 
@@ -145,6 +154,8 @@ def _heads(writer: Writer, queue: LiveQueue, count: int) -> list[int]:
                 " ORDER BY sequence LIMIT ?",
                 (generation, priority, queue.cursors.get(priority, 0), count),
             )
+    if queue.groups is not None:
+        rows += first_of_groups(writer, queue, count)
     if queue.returned:
         rows += writer.read(
             "SELECT sequence FROM lease INDEXED BY lease_returned"

@@ -52,6 +52,8 @@ class Writer:
         self.mark = mark
         self.receipts = receipts
         self.now = Instant(mark.clock)
+        self.disorder = 0
+        """How many places a message may be out of its order, on purpose."""
         self.disk_low: int | None = None
         """Free bytes when they are below the floor."""
         self.events: list[Event] = []

@@ -19,9 +19,15 @@ from veilmq.testing.contract.damage import TestDamage
 from veilmq.testing.contract.dead_letters import TestDeadLetters
 from veilmq.testing.contract.delays import TestDelays
 from veilmq.testing.contract.expiry import TestExpiry
+from veilmq.testing.contract.fair import TestFair
+from veilmq.testing.contract.fifo import TestFifo, TestFifoDelay, TestFifoWaking
+from veilmq.testing.contract.fifo_attempts import TestFifoAttempts
+from veilmq.testing.contract.fifo_dead_letters import TestFifoDeadLetters
+from veilmq.testing.contract.fifo_deduplication import TestFifoDeduplication
 from veilmq.testing.contract.handles import TestHandles
 from veilmq.testing.contract.history import TestHistory
 from veilmq.testing.contract.leases import TestLeases
+from veilmq.testing.contract.many_handles import TestManyHandles
 from veilmq.testing.contract.peek import TestPeek
 from veilmq.testing.contract.priority import TestPriority
 from veilmq.testing.contract.purge import TestPurge
@@ -30,6 +36,7 @@ from veilmq.testing.contract.recovery import TestRecovery
 from veilmq.testing.contract.sends import TestSends
 from veilmq.testing.contract.stage import Stage, StoreFactory, stage
 from veilmq.testing.contract.topics import TestTopics
+from veilmq.testing.contract.xml_bodies import TestXmlBodies
 
 SUITE = (
     TestAccounts,
@@ -39,9 +46,17 @@ SUITE = (
     TestDeadLetters,
     TestDelays,
     TestExpiry,
+    TestFair,
+    TestFifo,
+    TestFifoAttempts,
+    TestFifoDeadLetters,
+    TestFifoDeduplication,
+    TestFifoDelay,
+    TestFifoWaking,
     TestHandles,
     TestHistory,
     TestLeases,
+    TestManyHandles,
     TestPeek,
     TestPriority,
     TestPurge,
@@ -49,6 +64,7 @@ SUITE = (
     TestRecovery,
     TestSends,
     TestTopics,
+    TestXmlBodies,
 )
 
 __all__ = ["SUITE", "Stage", "StoreFactory", "stage"]

@@ -4,8 +4,9 @@ import pytest
 
 from veilmq.model.errors import MessageGone
 from veilmq.model.instant import DAY_US, FOREVER, HOUR_US, MINUTE_US, SECOND_US
+from veilmq.model.outcomes import Extended
 from veilmq.model.queue import QueueKey
-from veilmq.testing.contract.stage import Stage, bodies, refused
+from veilmq.testing.contract.stage import Stage, bodies, expect, refused
 
 STATES = ("ready", "delayed", "in flight", "returned", "returned and seen", "delay ended")
 
@@ -82,6 +83,22 @@ class TestExpiry:
         stage.later(HOUR_US)
         stage.change(queue, retention_us=DAY_US)
         assert bodies(stage.receive(queue, 10)) == ["own", "young"], "nobody had met its death"
+
+    @pytest.mark.parametrize("received", [False, True])
+    def test_an_extension_may_go_beyond_the_expiry_and_saves_nobody(self, stage: Stage, received: bool) -> None:
+        queue = stage.create()
+        handle = stage.send(queue, ttl_us=HOUR_US, wants_handle=True).handle
+        if received:
+            handle = stage.take(queue).handle
+        extended = expect(stage.extend(queue, handle, DAY_US, rotate=True), Extended)
+        assert extended.due == stage.now + DAY_US
+        stage.later(HOUR_US - 1)
+        assert sum(stage.counts(queue)) == 1
+        stage.later(1)
+        refused(stage.extend(queue, extended.handle, DAY_US, rotate=True), MessageGone)
+        stage.later(DAY_US)
+        assert stage.receive(queue) == []
+        assert stage.kinds().count("expired") == 1
 
     def test_time_to_live_without_end(self, stage: Stage) -> None:
         queue = stage.create(retention_us=MINUTE_US)

@@ -56,6 +56,13 @@ class TestQueues:
         whole = refused(_create(stage, change={"delay_us": SECOND_US}, compare_all=True), QueueExists)
         assert whole.setting == "wait_us"  # type: ignore[attr-defined]
 
+    def test_defaults_of_a_creation_are_set_and_never_compared(self, stage: Stage) -> None:
+        defaults = {"retention_us": HOUR_US, "delay_us": SECOND_US}
+        created = expect(_create(stage, change={"delay_us": 0}, defaults=defaults), QueueCreated)
+        assert created.info.settings == QueueSettings(retention_us=HOUR_US)
+        again = expect(_create(stage, change={"delay_us": 0}, defaults={"retention_us": MINUTE_US}), QueueCreated)
+        assert (again.created, again.info.settings.retention_us) == (False, HOUR_US)
+
     def test_a_change_sets_what_it_names_and_nothing_else(self, stage: Stage) -> None:
         stage.create(delay_us=SECOND_US)
         stage.later(HOUR_US)

@@ -143,6 +143,10 @@ class Stage:
         fields.setdefault("arrived", self.now)
         return self.do(Extend(queue=queue, origin=TESTER, handle=handle, lease_us=lease_us, **fields))
 
+    def releasing(self, queue: QueueKey, handle: str) -> Extend:
+        """A release that arrives now."""
+        return Extend(queue=queue, origin=TESTER, handle=handle, lease_us=0, arrived=self.now)
+
     def delete(self, queue: QueueKey, handle: str, **fields: Any) -> Outcome:
         """Delete by handle; it arrives now unless `arrived` says otherwise."""
         fields.setdefault("arrived", self.now)

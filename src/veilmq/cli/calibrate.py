@@ -1,0 +1,95 @@
+"""`veilmq calibrate`: a load test of a handler on real messages, and the timeout that follows.
+
+Strategy: a worker runs the handler; its meter collects the times; client/calibration.py judges them. A table and bars
+for people, one JSON object for programs.
+"""
+
+import sys
+import threading
+from typing import Final
+
+import msgspec
+
+from veilmq.cli.durations import seconds
+from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.work import handler_of, kind_of, open_queue, run
+from veilmq.client.calibration import Calibration, Sample
+from veilmq.client.calibration import calibrate as judge
+from veilmq.server.logs import set_up
+
+_BAR: Final = 40
+
+
+class _Collecting:
+    """A worker's meter that keeps the handler's times."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self._lock = threading.Lock()
+
+    def ended(self, queue: str, outcome: str, seconds: float) -> None:
+        """Done is exact; failed and lost took longer than that. What had no handler says nothing."""
+        if seconds > 0 and outcome in ("done", "failed", "dead_lettered", "lost", "unsettled"):
+            with self._lock:
+                self.samples.append(Sample(seconds, outcome in ("done", "unsettled")))
+
+    def failed(self, queue: str, call: str, error: str) -> None:
+        """Not about times."""
+
+    def in_hand(self, queue: str, messages: int) -> None:
+        """Not about times."""
+
+
+def calibrate(
+    handler: str, url: str, count: int, concurrency: int, kind: str | None, wait: str | None, *, as_json: bool
+) -> Exit:
+    """Work up to `count` messages and print what they took. Raises Failure."""
+    set_up("human", "warning")
+    found = handler_of(handler)
+    meter = _Collecting()
+    options = {
+        "concurrency": concurrency,
+        "kind": kind or kind_of(found),
+        "wait": 5.0 if wait is None else seconds("--wait", wait),
+        "metrics": meter,
+    }
+    with open_queue(url) as queue:
+        run(queue, found, options, {"until_empty": True, "count": count})
+    if not meter.samples:
+        raise Failure(Exit.WRONG, "no message came: there is nothing to measure")
+    calibration = judge(meter.samples)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(calibration) + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        print(report(calibration))
+    return Exit.DONE
+
+
+def report(calibration: Calibration) -> str:
+    """The calibration for people."""
+    lines = [f"{calibration.finished} finished, {calibration.failed} failed", ""]
+    most = max(bucket.finished + bucket.failed for bucket in calibration.histogram)
+    for bucket in calibration.histogram:
+        done = round(_BAR * bucket.finished / most)
+        bad = round(_BAR * bucket.failed / most)
+        number = bucket.finished + bucket.failed
+        lines.append(f"  up to {_time(bucket.upto):>7} {number:>7}  {'#' * done}{'x' * bad}")
+    lines.append("")
+    for name, value in calibration.percentiles.items():
+        lines.append(f"  {name:<6} {'beyond the samples' if value is None else _time(value)}")
+    lines.append(f"  {'max':<6} {_time(calibration.longest)}")
+    keeper = f"lease {_time(calibration.first_lease)}, extended {_time(calibration.renewal_margin)} before its end"
+    timeout = calibration.timeout
+    plain = "not known, the longest runs failed" if timeout is None else f"a visibility timeout of {_time(timeout)}"
+    lines += ["", f"With a lease keeper: {keeper}.", f"Without: {plain}."]
+    lines += [f"Note: {note}." for note in calibration.notes]
+    return "\n".join(lines)
+
+
+def _time(value: float) -> str:
+    if value < 1:
+        return f"{value * 1_000:.3g} ms"
+    if value < 120:
+        return f"{value:.3g} s"
+    return f"{value / 60:.3g} min" if value < 7_200 else f"{value / 3_600:.3g} h"

@@ -1,0 +1,169 @@
+"""`veilmq work`: runs a handler on the messages of a queue until SIGTERM.
+
+Strategy: options become a worker's parameters by one table; the handler is imported as `module:name` with the current
+directory first on the path, as `python -m` does. The log is on stderr, for people or as JSON; the last line on stdout
+says what was done.
+"""
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn, TypeVar
+
+from veilmq.cli.durations import seconds
+from veilmq.cli.exits import Exit, Failure
+from veilmq.client.connect import connect
+from veilmq.client.errors import TransportError
+from veilmq.client.queue import Queue
+from veilmq.client.worker import (
+    Backoff,
+    Checkpoints,
+    Counts,
+    DirectoryGuard,
+    FileCheckpoints,
+    ObjectCheckpoints,
+    PrometheusMeter,
+    Worker,
+)
+from veilmq.client.worker.child import resolve
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, UsageError, VeilError
+from veilmq.server.logs import set_up
+
+_TIMES: Final = ("lease", "stop_before_expiry", "wait", "drain", "give_up_after")
+_SAME: Final = ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue")
+
+T = TypeVar("T")
+
+
+def work(handler: str, url: str, given: Mapping[str, Any]) -> Exit:
+    """Work until SIGTERM, or as `given` says. Raises Failure."""
+    set_up("json" if given["as_json"] else "human", "info")
+    found = handler_of(handler)
+    with open_queue(url) as queue:
+        counts = run(queue, found, {"kind": kind_of(found), **parameters(given)}, given)
+    summary = {"received": counts.received, **counts.outcomes}
+    if given["as_json"]:
+        print(json.dumps(summary))
+    else:
+        print(", ".join(f"{name} {number}" for name, number in summary.items()))
+    return Exit.DONE
+
+
+def run(queue: Queue, handler: Callable[[Any], Any], options: dict[str, Any], given: Mapping[str, Any]) -> Counts:
+    """Run a worker in this, the main thread. Raises Failure."""
+    try:
+        worker = Worker(queue, handler, **options)
+        return worker.run(signals=True, until_empty=given["until_empty"], messages_max=given["count"])
+    except ParameterInvalid as error:
+        raise Failure(Exit.USAGE, f"--{error.parameter.replace('_', '-')}: {error.reason}") from None
+    except VeilError as error:
+        raise Failure(Exit.WRONG, f"queue {queue.name}: {error}") from None
+
+
+def handler_of(name: str) -> Callable[[Any], Any]:
+    """The handler of that `module:name`. Raises Failure."""
+    if name.count(":") != 1 or name.startswith(":") or name.endswith(":"):
+        raise Failure(Exit.USAGE, f"expected MODULE:HANDLER, not {name!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    importlib.invalidate_caches()
+    try:
+        return resolve(name)
+    except ParameterInvalid as error:
+        raise Failure(Exit.USAGE, error.reason) from None
+
+
+def open_queue(url: str) -> Queue:
+    """The queue of a URL. Raises Failure, which tells no secret."""
+    try:
+        return connect(url)
+    except TransportError as error:
+        code = Exit.DIRECTORY if url.startswith("veil:///") else Exit.ADDRESS
+        raise Failure(code, error.reason) from None
+    except ParameterInvalid as error:
+        raise Failure(Exit.USAGE, f"--queue: {error.reason}") from None
+    except (UsageError, CapabilityMissing) as error:
+        raise Failure(Exit.USAGE, f"--queue: {error}") from None
+    except VeilError as error:
+        raise Failure(Exit.WRONG, str(error)) from None
+
+
+def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A worker's parameters. Raises Failure."""
+    options = {name: given[name] for name in _SAME if given[name] is not None}
+    for name in _TIMES:
+        if given[name] is not None:
+            options[name] = seconds(f"--{name.replace('_', '-')}", given[name])
+    _add_keeper(options, given)
+    if given["retry_first"] or given["retry_longest"]:
+        options["retry"] = _backoff(given)
+    if given["kind"] is not None:
+        options["kind"] = given["kind"]
+    if given["checkpoints"] is not None:
+        options["checkpoints"] = _checkpoints(given["checkpoints"])
+    if given["guard"] is not None:
+        options["guard"] = _or_usage("--guard", lambda: DirectoryGuard(given["guard"]))
+    if given["metrics"] is not None:
+        options["metrics"] = _serve_metrics(given["metrics"])
+    if given["traces"]:
+        options["tracer"] = True
+    return options
+
+
+def kind_of(handler: Callable[[Any], Any]) -> str:
+    """Where a handler runs that nobody said it of."""
+    return "async" if inspect.iscoroutinefunction(handler) else "threads"
+
+
+def _add_keeper(options: dict[str, Any], given: Mapping[str, Any]) -> None:
+    if not given["keeper"]:
+        if given["max_hold"] is not None:
+            raise Failure(Exit.USAGE, "--max-hold: is the keeper's, and --no-keeper takes it away")
+        options["keeper"] = False
+    elif given["max_hold"] is not None:
+        options["keeper"] = {"max_hold": seconds("--max-hold", given["max_hold"])}
+
+
+def _backoff(given: Mapping[str, Any]) -> Backoff:
+    times = {name: given[f"retry_{name}"] for name in ("first", "longest") if given[f"retry_{name}"] is not None}
+    try:
+        return Backoff(**{name: seconds(f"--retry-{name}", text) for name, text in times.items()})
+    except ParameterInvalid as error:
+        raise Failure(Exit.USAGE, f"--retry-{error.parameter}: {error.reason}") from None
+
+
+def _checkpoints(place: str) -> Checkpoints:
+    if "://" in place:
+        return _or_usage("--checkpoints", lambda: ObjectCheckpoints(place))
+    return _or_usage("--checkpoints", lambda: FileCheckpoints(place))
+
+
+def _serve_metrics(address: str) -> PrometheusMeter:
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise Failure(Exit.USAGE, f"--metrics: expected HOST:PORT, not {address!r}")
+    try:
+        meter = PrometheusMeter()
+        from prometheus_client import start_http_server
+
+        start_http_server(int(port), host or "127.0.0.1")
+    except CapabilityMissing as error:
+        raise Failure(Exit.USAGE, f"--metrics: {error}") from None
+    except (OSError, OverflowError) as error:
+        raise Failure(Exit.ADDRESS, f"--metrics: {address}: {error}") from None
+    return meter
+
+
+def _or_usage(option: str, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except ParameterInvalid as error:
+        _refuse(option, error.reason)
+    except (OSError, ImportError) as error:
+        _refuse(option, str(error))
+
+
+def _refuse(option: str, reason: str) -> NoReturn:
+    raise Failure(Exit.USAGE, f"{option}: {reason}")

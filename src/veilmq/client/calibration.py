@@ -1,0 +1,149 @@
+"""A processing-time curve from a load test, and the timeout that follows from it.
+
+Strategy: pure computing over samples. A finished handler is an exact sample; one that failed is censored: its work
+takes longer than the time after which it gave up, nobody knows how much. The percentiles are read off Kaplan and
+Meier's curve, which counts both rightly, and are None where the samples do not reach. Two recommendations: leases for a
+keeper that extends them (the cheapest schedule, timeouts/schedule.py), and one timeout for a consumer that never
+extends.
+
+Source: seed 004 ("perform a series of load tests on the consumer"); seed 003, 1.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from veilmq.client.timeouts import Costs, Survival, plan_of
+
+SHARES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
+SAFETY: Final = 1.5
+"""A timeout that is never extended is so many times the longest time that was seen."""
+SAMPLES_FEW: Final = 100
+LEASE_MIN: Final = 5.0
+_STEPS: Final = (1.0, 2.0, 5.0)
+_ROUND: Final = (
+    1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 450, 600, 900, 1_200, 1_800, 2_700, 3_600, 5_400, 7_200,
+    10_800, 14_400, 21_600, 28_800, 43_200,
+)  # fmt: skip
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One run of the handler."""
+
+    seconds: float
+    finished: bool
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """Runs of more than `over` and up to `upto` seconds."""
+
+    over: float
+    upto: float
+    finished: int
+    failed: int
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What the samples say. Seconds."""
+
+    finished: int
+    failed: int
+    percentiles: dict[str, float | None]
+    """`p50`, `p90`, `p95`, `p99`, `p99.9`; None beyond what the samples reach."""
+    longest: float
+    """Longest run, finished or not."""
+    mean: float | None
+    """Of the finished."""
+    histogram: tuple[Bucket, ...]
+    """Bounds 1, 2, 5, 10, ..., without empty ends."""
+    first_lease: float
+    """With a keeper: the lease to receive with."""
+    renewal_margin: float
+    """With a keeper: how long before its end a lease is extended."""
+    timeout: float | None
+    """Without a keeper; None: the longest runs failed, so nobody knows what they need."""
+    notes: tuple[str, ...]
+    """What to know before one relies on it."""
+
+
+def calibrate(samples: Sequence[Sample], costs: Costs | None = None) -> Calibration:
+    """Judge the samples. Raises ValueError if there are none, or one is below 0."""
+    if not samples:
+        raise ValueError("there are no samples")
+    if min(each.seconds for each in samples) < 0:
+        raise ValueError("a processing time cannot be below 0")
+    learnt = Survival(half_life=None)
+    for each in samples:
+        (learnt.finished if each.finished else learnt.censored)(each.seconds)
+    finished = sorted(each.seconds for each in samples if each.finished)
+    failed = [each.seconds for each in samples if not each.finished]
+    plan = plan_of(learnt.curve(), costs, shortest=LEASE_MIN)
+    known = bool(finished) and (not failed or max(failed) <= finished[-1])
+    timeout = rounded_up(max(finished[-1] * SAFETY, 1.0)) if known else None
+    return Calibration(
+        finished=len(finished),
+        failed=len(failed),
+        percentiles={f"p{share * 100:g}": quantile(samples, share) for share in SHARES},
+        longest=max(each.seconds for each in samples),
+        mean=sum(finished) / len(finished) if finished else None,
+        histogram=histogram(samples),
+        first_lease=rounded_up(plan.first),
+        renewal_margin=plan.margin,
+        timeout=timeout,
+        notes=_notes(len(finished), len(failed), known),
+    )
+
+
+def quantile(samples: Sequence[Sample], share: float) -> float | None:
+    """Seconds within which that share of runs finishes, by Kaplan and Meier; None if the samples do not reach it."""
+    alive, at_risk = 1.0, len(samples)
+    # Of equal times, the finished ones come first: a run that failed then was still at risk.
+    for each in sorted(samples, key=lambda sample: (sample.seconds, not sample.finished)):
+        if each.finished:
+            alive *= 1 - 1 / at_risk
+            if alive <= 1 - share + 1e-12:
+                return each.seconds
+        at_risk -= 1
+    return None
+
+
+def histogram(samples: Sequence[Sample]) -> tuple[Bucket, ...]:
+    """Counts on bounds of 1, 2 and 5 times powers of ten, from a millisecond on."""
+    bounds = [0.0, 0.001]
+    longest = max(each.seconds for each in samples)
+    while bounds[-1] < longest:
+        step, power = divmod(len(bounds) - 1, 3)[::-1]
+        bounds.append(_STEPS[step] * 10.0 ** (power - 3))
+    found = [
+        Bucket(
+            over,
+            upto,
+            sum(1 for each in samples if each.finished and _within(each.seconds, over, upto)),
+            sum(1 for each in samples if not each.finished and _within(each.seconds, over, upto)),
+        )
+        for over, upto in pairwise(bounds)
+    ]
+    filled = [place for place, bucket in enumerate(found) if bucket.finished + bucket.failed]
+    return tuple(found[filled[0] : filled[-1] + 1])
+
+
+def rounded_up(seconds: float) -> float:
+    """The next length that people set: 30, 45, 60, 90 s ... up to 12 h."""
+    return float(next((each for each in _ROUND if each >= seconds), _ROUND[-1]))
+
+
+def _within(seconds: float, over: float, upto: float) -> bool:
+    return over < seconds <= upto or (over == 0 and seconds == 0)
+
+
+def _notes(finished: int, failed: int, known: bool) -> tuple[str, ...]:
+    notes = []
+    if finished < SAMPLES_FEW:
+        notes.append(f"{finished} finished runs say little about the longest ones: measure {SAMPLES_FEW} or more")
+    if failed:
+        notes.append(f"{failed} failed runs count as longer than they took")
+    if not known:
+        notes.append("the longest runs failed: no timeout without extensions can be recommended")
+    return tuple(notes)

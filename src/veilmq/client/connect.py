@@ -1,0 +1,185 @@
+"""`veilmq.connect`: from a URL, or from an SDK's object, to a `Queue`.
+
+Strategy: a URL's scheme picks an opener of accounts from one table, an object is recognised by its class's name and
+package, without importing any SDK; an adapter is imported when it is asked for. What a URL opened, the queue closes
+with itself; what the caller brought stays the caller's.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from veilmq.client import urls
+from veilmq.client.messages import Template
+from veilmq.client.queue import Account, Queue
+from veilmq.client.urls import Address
+from veilmq.client.wrapping import Wrapping
+from veilmq.model.access import HOME_REGION_DEFAULT
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid
+
+
+def connect(source: Any, queue: str | None = None, *, template: Template | None = None) -> Queue:
+    """The queue that a URL names (see `veilmq.client.urls`), or that an SDK's object reaches.
+
+    source: a URL; an SDK client (boto3's SQS client) with the queue's name or URL in `queue`; an SDK's queue object
+    (boto3's `sqs.Queue`). The queue is created if it is missing and the URL says create=1 or a template is given.
+
+    Raises ParameterInvalid (the URL, the object), QueueMissing, QueueExists (it has other settings than the template),
+    CapabilityMissing (an adapter or SDK that is not there), TransportError, ServiceError.
+    """
+    if not isinstance(source, str):
+        return _adopt(source, queue, template)
+    address = urls.parse(source)
+    name = _sole_name(address, queue)
+    account = _open(address)
+    try:
+        if template is not None or address.create:
+            account.create(name, template)
+        return _Connected(account.queue(name))
+    except BaseException:
+        account.close()
+        raise
+
+
+def connect_account(source: Any) -> Account:
+    """The account that a URL without a queue's name, or an SDK's client, reaches. Raises as `connect` does."""
+    if not isinstance(source, str):
+        account, name = _adopted(source, None)
+        if name is not None:
+            account.close()
+            raise ParameterInvalid(parameter="source", reason="is a queue: connect_account takes a client")
+        return account
+    address = urls.parse(source)
+    if address.queue is not None:
+        raise ParameterInvalid(
+            parameter="url", reason="names a queue: connect_account takes it without (.../ at its end)"
+        )
+    return _open(address)
+
+
+class _Connected(Wrapping):
+    """A queue with the account that was opened for it: they end together."""
+
+    def close(self) -> None:
+        self.inner.close()
+        self.inner.account.close()
+
+
+def _sole_name(address: Address, queue: str | None) -> str:
+    if address.queue is not None and queue is not None:
+        raise ParameterInvalid(parameter="queue", reason="the URL names one already")
+    name = address.queue or queue
+    if name is None:
+        reason = "names no queue: queue=NAME is missing" if address.kind == "embedded" else "names no queue"
+        raise ParameterInvalid(parameter="url", reason=reason)
+    return name
+
+
+def _open(address: Address) -> Account:
+    opener = OPENERS.get(address.kind)
+    if opener is None:
+        raise CapabilityMissing(capability=f"{address.kind}:// (its adapter is not there yet)")
+    try:
+        return opener(address)
+    except ModuleNotFoundError as error:
+        raise _sdk_missing(address.kind, error) from error
+
+
+def _sdk_missing(kind: str, error: ModuleNotFoundError) -> CapabilityMissing:
+    return CapabilityMissing(capability=f"{kind} (no module {error.name}: pip install 'veilmq[{kind}]')")
+
+
+def _embedded(address: Address) -> Account:
+    from veilmq.client.embedded import EmbeddedAccount
+
+    assert address.directory is not None
+    given = {name: value for name in ("account", "region") if (value := getattr(address, name)) is not None}
+    return EmbeddedAccount(address.directory, create=address.create, **given)
+
+
+def _veil(address: Address) -> Account:
+    from veilmq.client.veil import VeilAccount
+
+    assert address.host is not None
+    given: dict[str, Any] = {} if address.region is None else {"region": address.region}
+    return VeilAccount(
+        address.host, address.port, address.key, address.secret, tls=bool(address.tls), account=address.account, **given
+    )
+
+
+def _sqs(address: Address) -> Account:
+    import boto3  # type: ignore[import-untyped]
+    from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
+
+    from veilmq.client.sqs import SqsAccount
+
+    given: dict[str, Any] = {}
+    if address.host is not None:
+        scheme = "http" if address.tls is False else "https"
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        given["endpoint_url"] = f"{scheme}://{host}" + (f":{address.port}" if address.port else "")
+    if address.key is not None:
+        given["aws_access_key_id"], given["aws_secret_access_key"] = address.key, address.secret
+    try:
+        session = boto3.session.Session()
+        # An endpoint of one's own has no region to ask for; a server of ours sees queues in this one.
+        region = address.region or session.region_name or (HOME_REGION_DEFAULT if address.host else None)
+        client = session.client("sqs", region_name=region, **given)
+    except (BotoCoreError, ValueError) as error:
+        raise ParameterInvalid(parameter="url", reason=f"boto3 does not take it: {type(error).__name__}") from error
+    return SqsAccount(client, owner=address.account, owns_client=True)
+
+
+OPENERS: Final[dict[str, Callable[[Address], Account]]] = {
+    "embedded": _embedded,
+    "veil": _veil,
+    "sqs": _sqs,
+}
+"""By kind of address. A new adapter is one line here, and one below if its SDK's objects are taken."""
+
+
+def _boto3_client(client: Any, queue: str | None) -> tuple[Account, str | None]:
+    service = client.meta.service_model.service_name
+    if service != "sqs":
+        raise ParameterInvalid(parameter="source", reason=f"must be a client of sqs, not of {service}")
+    from veilmq.client.sqs import SqsAccount
+
+    rest, slash, name = (queue or "").rpartition("/")
+    owner = rest.rpartition("/")[2] if slash else None
+    return SqsAccount(client, owner=owner), name or None
+
+
+def _boto3_resource(found: Any, queue: str | None) -> tuple[Account, str | None]:
+    """An sqs.Queue, or the sqs.ServiceResource that makes them."""
+    url: str | None = getattr(found, "url", None)
+    if url is not None and queue is not None:
+        raise ParameterInvalid(parameter="queue", reason="the object is a queue already")
+    return _boto3_client(found.meta.client, url or queue)
+
+
+Adopter = Callable[[Any, str | None], tuple[Account, str | None]]
+ADOPTERS: Final[dict[tuple[str, str], Adopter]] = {
+    ("botocore.client", "BaseClient"): _boto3_client,
+    ("boto3.resources.base", "ServiceResource"): _boto3_resource,
+}
+"""By package and class of an SDK's object or of one of its bases.
+
+Each takes the object and the queue's name or URL that came with it, and gives the account and the queue's name.
+"""
+
+
+def _adopted(source: Any, queue: str | None) -> tuple[Account, str | None]:
+    for each in type(source).__mro__:
+        adopter = ADOPTERS.get((each.__module__, each.__name__))
+        if adopter is not None:
+            return adopter(source, queue)
+    reason = f"must be a URL or an SDK's client or queue, not {type(source).__module__}.{type(source).__qualname__}"
+    raise ParameterInvalid(parameter="source", reason=reason)
+
+
+def _adopt(source: Any, queue: str | None, template: Template | None) -> Queue:
+    account, name = _adopted(source, queue)
+    if name is None:
+        raise ParameterInvalid(parameter="queue", reason="which one? Give its name or URL")
+    if template is not None:
+        account.create(name, template)
+    return account.queue(name)

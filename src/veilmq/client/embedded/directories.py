@@ -1,0 +1,120 @@
+"""The data directories that this process has open: one shell each, however many accounts use it.
+
+Strategy: a table of shells by resolved path, with a count of users; the last one to leave closes the directory. What
+is still open when the interpreter ends is closed then. A forked child starts with an empty table: the parent keeps its
+directories, and the child's use of them is refused.
+"""
+
+import atexit
+import os
+import threading
+from pathlib import Path
+
+from veilmq.client.clock import Clock
+from veilmq.client.embedded.shell import Shell
+from veilmq.client.errors import TransportError
+from veilmq.engine import open_directory
+from veilmq.model.errors import ParameterInvalid
+from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
+from veilmq.store.sqlite.directory import DATABASE, DirectoryHeld, DirectoryUnsafe
+from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
+
+
+class _Entry:
+    """An open directory."""
+
+    def __init__(self, shell: Shell, options: Options | None) -> None:
+        self.shell = shell
+        self.options = options
+        self.users = 0
+
+
+class _Table:
+    """What is open here."""
+
+    def __init__(self) -> None:
+        self.entries: dict[Path, _Entry] = {}
+        self.lock = threading.Lock()
+        self.inherited: list[_Entry] = []
+        """A forked child keeps its parent's connections: SQLite forbids both their use and their end there."""
+
+
+_table = _Table()
+
+
+def take(path: Path, clock: Clock, options: Options | None, create: bool) -> Shell:
+    """The shell of the directory, opened if it is not yet. Give it back with `give_back`.
+
+    create: make the directory if it is missing. Raises TransportError (held by another process, unsafe, unusable;
+    the reason tells), ParameterInvalid (no directory, or open here with another clock or other options).
+    """
+    path = path.absolute().resolve()
+    with _table.lock:
+        entry = _table.entries.get(path)
+        if entry is None:
+            entry = _table.entries[path] = _Entry(_open(path, clock, options, create), options)
+        elif entry.shell.clock is not clock or entry.options != options:
+            raise ParameterInvalid(parameter="directory", reason="open in this process with another clock or options")
+        entry.users += 1
+        return entry.shell
+
+
+def give_back(shell: Shell) -> None:
+    """One user less; the last one closes the directory."""
+    with _table.lock:
+        for path, entry in _table.entries.items():
+            if entry.shell is shell:
+                entry.users -= 1
+                if not entry.users:
+                    # Closed under the lock: whoever opens the directory again finds it free.
+                    shell.close()
+                    del _table.entries[path]
+                return
+
+
+def _open(path: Path, clock: Clock, options: Options | None, create: bool) -> Shell:
+    if not create and not (path / DATABASE).exists():
+        raise ParameterInvalid(parameter="directory", reason=f"{path} holds no queues (create=1 makes it)")
+    try:
+        engine, store = open_directory(path, options=options)
+    except DirectoryHeld as error:
+        raise TransportError(reason=_held(error), may_have_happened=False) from error
+    except (DirectoryUnsafe, DatabaseUnusable, NotOurs, SchemaNewer, SqliteTooOld) as error:
+        raise TransportError(reason=str(error), may_have_happened=False) from error
+    except OSError as error:
+        raise ParameterInvalid(parameter="directory", reason=f"{path}: {error.strerror}") from error
+    return Shell(engine, store, clock)
+
+
+def _held(error: DirectoryHeld) -> str:
+    """Who has it, and the URL to use instead."""
+    holder = error.holder
+    who = f"pid {holder.pid}" if holder else "another process"
+    url = holder.listeners.get("sqs") if holder else None
+    if url is None:
+        return f"{error.directory} is held by {who}, which serves no port: one process owns a data directory"
+    scheme, _, address = url.partition("://")
+    tls = "?tls=1" if scheme == "https" else ""
+    return f"{error.directory} is held by {who}, use veil://{address.rstrip('/')}/NAME{tls}"
+
+
+def _close_all() -> None:
+    """The interpreter ends."""
+    with _table.lock:
+        for entry in _table.entries.values():
+            entry.shell.close()
+        _table.entries.clear()
+
+
+def _forked() -> None:
+    """This is a child: nothing that its parent opened is open here, and nobody holds the lock."""
+    _table.lock = threading.Lock()
+    for entry in _table.entries.values():
+        entry.shell.forget()
+        _table.inherited.append(entry)
+    _table.entries.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forked)

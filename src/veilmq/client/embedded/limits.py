@@ -1,0 +1,73 @@
+"""What the embedded adapter can do, as data.
+
+Strategy: the engine itself has few limits; these keep what is sent here legal to the other protocols where that costs
+nothing (attributes as in SQS), and bound the rest. Durations in seconds.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+
+from veilmq.client.capabilities import Capabilities, HandleOnSend
+from veilmq.model.instant import DAY_US, SECOND_US
+from veilmq.model.queue import QueueSettings
+
+DURATION_MIN: Final = 0.001
+LEASE_MAX: Final = 7.0 * DAY_US / SECOND_US
+DELAY_MAX: Final = LEASE_MAX
+WAIT_MAX: Final = 3_600.0
+LIFE_MAX: Final = 3_650.0 * DAY_US / SECOND_US
+"""Longest retention and time to live."""
+MESSAGES_MAX: Final = 1_000
+"""Messages of one request: each is one batch of the engine, during which nobody else is served."""
+REQUEST_BYTES_MAX: Final = 16 << 20
+"""Bodies of one request, but for a single larger one."""
+BODY_BYTES_MAX: Final = 64 << 20
+PRIORITY_MIN: Final = 1
+PRIORITY_MAX: Final = 16
+RECEIVE_COUNT_MAX: Final = 1_000
+"""As SQS's maxReceiveCount."""
+NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,120}(?:\.fifo)?\Z")
+TEXT_CHARACTERS_MAX: Final = 256
+"""Of a group, type, tag or attribute name."""
+ATTRIBUTE_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
+TAGS_MAX: Final = 50
+
+CAPABILITIES: Final = Capabilities(
+    protocol="embedded",
+    body_bytes_max=1 << 20,
+    batch_messages_max=MESSAGES_MAX,
+    receive_messages_max=MESSAGES_MAX,
+    lease_min=DURATION_MIN,
+    lease_max=LEASE_MAX,
+    lease_total_max=None,
+    wait_max=WAIT_MAX,
+    delay_max=DELAY_MAX,
+    batch_extend=True,
+    receipts_rotate=False,
+    handle_on_send=HandleOnSend.ALWAYS,
+    body_replaceable=True,
+    retention_below_delay=True,
+    base64_body=False,
+    attributes=True,
+    peek=True,
+    priorities=True,
+    ttl=True,
+    groups=True,
+    native_fifo=False,
+    native_topics=False,
+    lease_hints=True,
+)
+"""Of a queue with the default largest body."""
+
+
+def capabilities_of(settings: QueueSettings) -> Capabilities:
+    """Of a queue with these settings. A FIFO queue has one delay for all its messages, and one order."""
+    return msgspec.structs.replace(
+        CAPABILITIES,
+        body_bytes_max=settings.message_bytes_max,
+        delay_max=0 if settings.fifo else DELAY_MAX,
+        priorities=not settings.fifo,
+        native_fifo=settings.fifo,
+    )

@@ -1,0 +1,291 @@
+"""One queue of a data directory.
+
+Strategy: each call checks what it was given, makes the commands and runs them on the shell; a batch is one call, and a
+long one several. An entry that cannot be a command never leaves: its error takes its place in the answer.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.embedded import limits, translation
+from veilmq.client.embedded.shell import Call, Shell
+from veilmq.client.errors import TransportError
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.model import outcomes
+from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, DescribeQueue, Extend, Origin, Peek, Receive, Send
+from veilmq.model.errors import ParameterInvalid, QueueExists, QueueMissing, ReceiptInvalid, VeilError
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.queue import QueueInfo
+
+if TYPE_CHECKING:
+    from veilmq.client.embedded.account import EmbeddedAccount
+
+T = TypeVar("T")
+
+
+class EmbeddedQueue:
+    """A queue of a data directory; see `veilmq.client.queue.Queue`. Any thread. `EmbeddedAccount.queue` makes it."""
+
+    def __init__(self, account: "EmbeddedAccount", shell: Shell, origin: Origin, info: QueueInfo) -> None:
+        self._account = account
+        self._shell = shell
+        self._origin = origin
+        self._key = info.key
+        self._fifo = info.settings.fifo
+        self._capabilities = limits.capabilities_of(info.settings)
+        self._lock = threading.Lock()
+        self._parked: set[Call] = set()
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """See `Queue.name`."""
+        return self._key.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `Queue.capabilities`; the largest body is the queue's setting as of when it was opened."""
+        return self._capabilities
+
+    @property
+    def account(self) -> "EmbeddedAccount":
+        """See `Queue.account`."""
+        return self._account
+
+    def send(self, message: str | Message) -> Sent:
+        """See `Queue.send`."""
+        command = translation.send_command(self._key, self._origin, message, self._fifo)
+        return translation.sent(self._one(command), self._fifo)
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        """See `Queue.send_batch`. A request has up to 1,000 messages and 16 MiB of bodies."""
+        key, origin, fifo = self._key, self._origin, self._fifo
+
+        def make(message: str | Message) -> Send:
+            return translation.send_command(key, origin, message, fifo)
+
+        return self._batch(messages, make, lambda outcome: translation.sent(outcome, fifo))
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        """See `Queue.receive`. `lease_end` counts from the grant, not from the call."""
+        command = Receive(
+            queue=self._key,
+            origin=self._origin,
+            count_max=translation.whole(count_max, "count_max", 1, limits.MESSAGES_MAX),
+            lease_us=None if lease is None else _lease_us(lease, limits.DURATION_MIN),
+            wait_us=translation.microseconds(wait, "wait", 0, limits.WAIT_MAX),
+        )
+        outcome: outcomes.Received = self._one(command)
+        if not outcome.messages:
+            return []
+        now = self._shell.now()
+        monotonic = self._shell.monotonic(now)
+        return [
+            translation.received(each, self._fifo, monotonic + ((each.due or now) - now) / SECOND_US)
+            for each in outcome.messages
+        ]
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        """See `Queue.extend`. The handle stays the same."""
+        command = self._extend(handle, _lease_us(lease, 0), self._shell.now())
+        if body is not None:
+            raw = translation.checked_body(body)
+            command.body, command.md5, command.size_bytes = body, translation.digest(raw), len(raw)
+        extended: outcomes.Extended = self._one(command)
+        return extended.handle
+
+    def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
+        """See `Queue.extend_batch`. A request has up to 1,000."""
+        arrived = self._shell.now()
+        last: tuple[float | None, int] = (None, 0)
+
+        def make(extension: Extension) -> Extend:
+            nonlocal last
+            if extension.lease is not last[0]:
+                last = extension.lease, _lease_us(extension.lease, 0)
+            return self._extend(extension.handle, last[1], arrived)
+
+        return self._batch(extensions, make, _handle)
+
+    def release(self, handle: str, delay: float = 0) -> None:
+        """See `Queue.release`."""
+        delay_us = translation.microseconds(delay, "delay", 0, limits.DELAY_MAX)
+        self._one(self._extend(handle, delay_us, self._shell.now()))
+
+    def delete(self, handle: str) -> None:
+        """See `Queue.delete`. After its lease's end it still works if nobody else received the message, but not on a
+        FIFO queue: LeaseExpired."""
+        self._one(self._delete(handle, self._shell.now()))
+
+    def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
+        """See `Queue.delete_batch`. A request has up to 1,000."""
+        arrived = self._shell.now()
+        return self._batch(handles, lambda handle: self._delete(handle, arrived), _nothing)
+
+    def peek(self, count_max: int = 1) -> list[Peeked]:
+        """See `Queue.peek`."""
+        self._check_open()
+        count = translation.whole(count_max, "count_max", 1, limits.MESSAGES_MAX)
+        outcome = self._shell.query(Peek(queue=self._key, origin=self._origin, count_max=count))
+        if isinstance(outcome, VeilError):
+            raise failed(outcome, self.name)
+        assert isinstance(outcome, outcomes.Received)
+        return [translation.peeked(each, self._fifo) for each in outcome.messages]
+
+    def stats(self) -> Stats:
+        """See `Queue.stats`."""
+        described: outcomes.QueueDescribed = self._one(DescribeQueue(queue=self._key, origin=self._origin))
+        info = described.info
+        return Stats(
+            visible=info.counts.visible,
+            delayed=info.counts.delayed,
+            in_flight=info.counts.in_flight,
+            visibility_timeout=info.settings.visibility_timeout_us / SECOND_US,
+            retention=info.settings.retention_us / SECOND_US,
+            delay=info.settings.delay_us / SECOND_US,
+            incarnation=str(info.incarnation),
+        )
+
+    def close(self) -> None:
+        """See `Queue.close`. A receive that waits in another thread returns an empty list."""
+        with self._lock:
+            self._closed = True
+            parked, self._parked = self._parked, set()
+        for call in parked:
+            self._shell.cancel(call)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"EmbeddedQueue({self.name!r} in {str(self._account.directory)!r})"
+
+    def _extend(self, handle: Any, lease_us: int, arrived: Instant) -> Extend:
+        if type(handle) is not str:
+            raise ReceiptInvalid(reason=f"it is no str but a {type(handle).__name__}")
+        return Extend(queue=self._key, origin=self._origin, handle=handle, lease_us=lease_us, arrived=arrived)
+
+    def _delete(self, handle: Any, arrived: Instant) -> Delete:
+        if type(handle) is not str:
+            raise ReceiptInvalid(reason=f"it is no str but a {type(handle).__name__}")
+        late = AfterExpiry.REFUSE if self._fifo else AfterExpiry.ALLOW
+        return Delete(queue=self._key, origin=self._origin, handle=handle, arrived=arrived, after_expiry=late)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransportError(reason="the queue was closed", may_have_happened=False)
+
+    def _one(self, command: AnyCommand) -> Any:
+        """The outcome of one command, or its error raised."""
+        call = Call((command,))
+        waits = type(command) is Receive and command.wait_us
+        with self._lock:
+            self._check_open()
+            if waits:
+                self._parked.add(call)
+        try:
+            (outcome,) = self._shell.run(call)
+        finally:
+            if waits:
+                with self._lock:
+                    self._parked.discard(call)
+        if isinstance(outcome, VeilError):
+            raise failed(outcome, self.name)
+        return outcome
+
+    def _batch(
+        self, entries: Sequence[Any], make: Callable[[Any], Send | Extend | Delete], show: Callable[[Any], T]
+    ) -> list[T | VeilError]:
+        """What each entry came to, in order."""
+        self._check_open()
+        answers: list[Any] = []
+        request = _Request()
+        for entry in entries:
+            try:
+                command = make(entry)
+            except VeilError as error:
+                answers.append(error)
+                continue
+            if request.full(command):
+                self._run(request, show, answers)
+                request = _Request()
+            request.add(command, len(answers))
+            answers.append(None)
+        self._run(request, show, answers)
+        return answers
+
+    def _run(self, request: "_Request", show: Callable[[Any], Any], answers: list[Any]) -> None:
+        """Run the request, and put each outcome in its entry's place. Raises only if nothing was run before."""
+        if not request.commands:
+            return
+        first = request.places[0] == 0 or all(isinstance(each, VeilError) for each in answers[: request.places[0]])
+        try:
+            found = self._shell.run(Call(request.commands))
+            if first and all(type(outcome) is QueueMissing for outcome in found):
+                raise QueueMissing(queue=self.name)
+        except VeilError as error:
+            if first:
+                raise
+            found = [error] * len(request.places)
+        name = self.name
+        for place, outcome in zip(request.places, found, strict=True):
+            answers[place] = failed(outcome, name) if isinstance(outcome, VeilError) else show(outcome)
+
+
+class _Request:
+    """Entries of a batch that go together."""
+
+    __slots__ = ("body_bytes", "commands", "places")
+
+    def __init__(self) -> None:
+        self.commands: list[Send | Extend | Delete] = []
+        self.places: list[int] = []
+        self.body_bytes = 0
+
+    def full(self, command: Send | Extend | Delete) -> bool:
+        """Whether the command must go into the next one."""
+        if len(self.commands) >= limits.MESSAGES_MAX:
+            return True
+        return (
+            type(command) is Send
+            and bool(self.commands)
+            and self.body_bytes + command.size_bytes > limits.REQUEST_BYTES_MAX
+        )
+
+    def add(self, command: Send | Extend | Delete, place: int) -> None:
+        """The command of the entry at that place."""
+        self.commands.append(command)
+        self.places.append(place)
+        if type(command) is Send:
+            self.body_bytes += command.size_bytes
+
+
+def failed(error: VeilError, name: str) -> VeilError:
+    """The error in the client's words: a queue by its name alone."""
+    if type(error) is QueueMissing:
+        return QueueMissing(queue=name)
+    if type(error) is QueueExists:
+        return QueueExists(queue=name, setting=error.setting.removesuffix("_us"))
+    if type(error) is ParameterInvalid:
+        return ParameterInvalid(parameter=error.parameter.removesuffix("_us"), reason=error.reason)
+    return error
+
+
+def _lease_us(lease: Any, least: float) -> int:
+    return translation.microseconds(lease, "lease", least, limits.LEASE_MAX)
+
+
+def _handle(outcome: outcomes.Extended) -> str:
+    return outcome.handle
+
+
+def _nothing(outcome: outcomes.Deleted) -> None:
+    return None

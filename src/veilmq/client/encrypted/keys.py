@@ -1,0 +1,254 @@
+"""Symmetric keys, and the file they are kept in.
+
+    {"keys": [{"kty": "oct", "use": "enc", "alg": "dir", "enc": "A256GCM", "kid": "5f0c...", "k": "..."}]}
+
+Strategy: a JWK Set (RFC 7517, section 5; `enc` says for which algorithm the key is, and one key serves one algorithm).
+The order is the rotation: every key decrypts, the last one encrypts. The file is private or refused, is replaced as a
+whole, and errors never show what is in it. Nothing here needs the cipher.
+"""
+
+import base64
+import binascii
+import json
+import logging
+import os
+import re
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from veilmq.client.errors import KeyFileInvalid
+from veilmq.model.errors import ParameterInvalid
+
+ALGORITHMS: Final[Mapping[str, int]] = {
+    "A256GCM": 32,
+    "A192GCM": 24,
+    "A128GCM": 16,
+    "A256CBC-HS512": 64,
+    "A192CBC-HS384": 48,
+    "A128CBC-HS256": 32,
+}
+"""Content encryption (RFC 7518, section 5.1) to bytes of its key."""
+
+FILE_BYTES_MAX: Final = 1 << 20
+_KID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+_KID_BYTES: Final = 8
+
+log = logging.getLogger("veilmq.client")
+
+
+class Key(msgspec.Struct, frozen=True):
+    """One key. Its repr shows no secret."""
+
+    id: str
+    """`kid`: 1 to 64 of A-Z a-z 0-9 . _ -"""
+    secret: bytes
+    algorithm: str = "A256GCM"
+
+    def __post_init__(self) -> None:
+        """Raises ParameterInvalid."""
+        values: tuple[Any, Any] = self.id, self.secret
+        key_id, secret = values
+        if not isinstance(key_id, str) or not _KID.match(key_id):
+            raise ParameterInvalid(parameter="id", reason="must be 1 to 64 of A-Z a-z 0-9 . _ -")
+        if self.algorithm not in ALGORITHMS:
+            raise ParameterInvalid(parameter="algorithm", reason=f"must be one of {', '.join(ALGORITHMS)}")
+        wanted = ALGORITHMS[self.algorithm]
+        if not isinstance(secret, bytes) or len(secret) != wanted:
+            raise ParameterInvalid(parameter="secret", reason=f"{self.algorithm} takes a key of {wanted} bytes")
+
+    def __repr__(self) -> str:
+        return f"Key(id={self.id!r}, algorithm={self.algorithm!r})"
+
+
+class Keyring(Protocol):
+    """Where the cipher finds keys. Any thread."""
+
+    @property
+    def newest(self) -> Key:
+        """The one that encrypts."""
+        ...
+
+    def find(self, key_id: str) -> Key | None:
+        """The one of that id."""
+        ...
+
+    def __iter__(self) -> Iterator[Key]:
+        """All, oldest first."""
+        ...
+
+
+class Keys:
+    """Keys in the order of their making: all decrypt, the last encrypts. Its repr shows no secret."""
+
+    def __init__(self, *keys: Key) -> None:
+        """Raises ParameterInvalid: none, or two of one id."""
+        if not keys:
+            raise ParameterInvalid(parameter="keys", reason="there must be one at least")
+        self._keys = {key.id: key for key in keys}
+        if len(self._keys) != len(keys):
+            raise ParameterInvalid(parameter="keys", reason="two have the same id")
+        self._newest = keys[-1]
+
+    @classmethod
+    def read(cls, path: Path | str) -> "Keys":
+        """The keys of a file. Raises KeyFileInvalid: unreadable, open to others, or not as this module describes."""
+        return _read(Path(path))
+
+    @property
+    def newest(self) -> Key:
+        """The one that encrypts."""
+        return self._newest
+
+    def find(self, key_id: str) -> Key | None:
+        """The one of that id."""
+        return self._keys.get(key_id)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys.values())
+
+    def __repr__(self) -> str:
+        return f"Keys({', '.join(map(repr, self))})"
+
+
+class KeyFile:
+    """The keys of a file as it is now: a file that changed is read again, so that a rotation needs no restart.
+
+    One `stat` a message. A file that became bad changes nothing and is logged.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        """Raises KeyFileInvalid."""
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        self._stamp = _stamp(self.path)
+        self._keys = _read(self.path)
+
+    @property
+    def newest(self) -> Key:
+        """The one that encrypts."""
+        return self._now().newest
+
+    def find(self, key_id: str) -> Key | None:
+        """The one of that id."""
+        return self._now().find(key_id)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._now())
+
+    def __repr__(self) -> str:
+        return f"KeyFile({str(self.path)!r})"
+
+    def _now(self) -> Keys:
+        stamp = _stamp(self.path)
+        if stamp != self._stamp:
+            with self._lock:
+                if stamp != self._stamp:
+                    try:
+                        self._keys = _read(self.path)
+                    except KeyFileInvalid as error:
+                        log.error("the keys stay as they were: %s", error)
+                    self._stamp = stamp
+        return self._keys
+
+
+def new_key(algorithm: str = "A256GCM") -> Key:
+    """A key from the system's randomness. Raises ParameterInvalid for an algorithm that is not in ALGORITHMS."""
+    if algorithm not in ALGORITHMS:
+        raise ParameterInvalid(parameter="algorithm", reason=f"must be one of {', '.join(ALGORITHMS)}")
+    return Key(secrets.token_hex(_KID_BYTES), secrets.token_bytes(ALGORITHMS[algorithm]), algorithm)
+
+
+def as_json(keys: Keyring) -> str:
+    """The text of a file with these keys."""
+    listed = [
+        {"kty": "oct", "use": "enc", "alg": "dir", "enc": key.algorithm, "kid": key.id, "k": _encoded(key.secret)}
+        for key in keys
+    ]
+    return json.dumps({"keys": listed}, indent=2) + "\n"
+
+
+def add_key(path: Path | str, key: Key, *, encrypts: bool = True) -> Keys:
+    """Add a key to a file, or make the file, mode 0600; readers see the old file or the new one.
+
+    encrypts=False puts it first: it decrypts, and the last one still encrypts. Returns what the file now holds. Raises
+    KeyFileInvalid, ParameterInvalid (the id is there already).
+    """
+    path = Path(path)
+    there = list(_read(path)) if path.exists() else []
+    keys = Keys(*there, key) if encrypts else Keys(key, *there)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(as_json(keys))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise KeyFileInvalid(path=str(path), reason=f"cannot be written: {error.strerror}") from None
+    return keys
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Differs after every replacement; zeros while there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read(path: Path) -> Keys:
+    try:
+        # The open file is what is checked, so that nobody swaps it between the look and the read.
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise KeyFileInvalid(path=str(path), reason=f"it is open to other users: chmod 600 {path}")
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise KeyFileInvalid(path=str(path), reason=f"cannot be read: {error.strerror}") from None
+    if len(raw) > FILE_BYTES_MAX:
+        raise KeyFileInvalid(path=str(path), reason=f"is longer than {FILE_BYTES_MAX} bytes")
+    try:
+        listed = json.loads(raw)["keys"]
+        if type(listed) is not list:
+            raise TypeError
+    except (ValueError, KeyError, TypeError):
+        # From None: the original message may quote the file.
+        raise KeyFileInvalid(path=str(path), reason='is not JSON of the form {"keys": [...]}') from None
+    try:
+        return Keys(*(_key(path, place, entry) for place, entry in enumerate(listed)))
+    except ParameterInvalid as error:
+        raise KeyFileInvalid(path=str(path), reason=str(error)) from None
+
+
+def _key(path: Path, place: int, entry: Any) -> Key:
+    at = f"keys[{place}]"
+    if not isinstance(entry, dict):
+        raise KeyFileInvalid(path=str(path), reason=f"{at} is not an object")
+    for field, wanted in (("kty", "oct"), ("alg", "dir"), ("use", "enc")):
+        if entry.get(field, wanted) != wanted:
+            raise KeyFileInvalid(path=str(path), reason=f"{at}.{field} must be {wanted!r}")
+    texts = {field: entry.get(field) for field in ("kid", "enc", "k")}
+    for field, text in texts.items():
+        if not isinstance(text, str):
+            raise KeyFileInvalid(path=str(path), reason=f"{at}.{field} must be a string")
+    try:
+        return Key(str(texts["kid"]), _decoded(str(texts["k"])), str(texts["enc"]))
+    except (binascii.Error, ValueError):
+        raise KeyFileInvalid(path=str(path), reason=f"{at}.k is not base64url") from None
+    except ParameterInvalid as error:
+        raise KeyFileInvalid(path=str(path), reason=f"{at}: {error}") from None
+
+
+def _encoded(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)

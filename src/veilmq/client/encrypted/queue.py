@@ -1,0 +1,118 @@
+"""A queue whose bodies are encrypted on the way in and decrypted on the way out.
+
+Strategy: a body is a compact JWE bound to the queue's name (`cipher`); there is no plain-text fallback in either
+direction. A message that cannot be decrypted goes to the policy and the receive goes on. Attributes, group, type,
+deduplication id and delay are the queue's own business and stay plain, and nothing vouches for them. Source: the seed
+documents' SecurityQueue.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import msgspec
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.encrypted.cipher import Cipher
+from veilmq.client.encrypted.keys import Keyring
+from veilmq.client.errors import Undecryptable
+from veilmq.client.messages import Message, Peeked, Received, Sent
+from veilmq.client.prepared import as_message, attempt, send_prepared, text_bytes
+from veilmq.client.queue import Queue
+from veilmq.client.unreadable import Policy, checked_policy, log, read_each, receive_readable
+from veilmq.client.wrapping import Wrapping
+from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
+
+_NAME_CHARACTERS_MAX: Final = 256
+
+
+class EncryptedQueue(Wrapping):
+    """A `Queue` of encrypted bodies over any queue; attributes stay plain. Any thread."""
+
+    def __init__(
+        self,
+        inner: Queue,
+        keys: Keyring,
+        *,
+        unreadable: Policy,
+        algorithms: Collection[str] = ("A256GCM",),
+        bound_to: str | None = None,
+        accepts: Collection[str] = (),
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """keys: `Keys` or `KeyFile`: all decrypt, the newest encrypts. unreadable: what to do with a message that
+        cannot be decrypted: `DeadLetters(queue)`, `keep` or a function of (inner queue, message, Undecryptable).
+        algorithms: what the keys may be for (`ALGORITHMS`). bound_to: the name that bodies are bound to, if not the
+        queue's. accepts: further names that bodies may be bound to, for a dead-letter queue to which messages moved.
+
+        Raises ParameterInvalid, ModuleNotFoundError (without the extra `encryption`).
+        """
+        super().__init__(inner)
+        if isinstance(accepts, str):
+            raise ParameterInvalid(parameter="accepts", reason="must be a collection of names")
+        name = inner.name if bound_to is None else bound_to
+        if not 1 <= len(name) <= _NAME_CHARACTERS_MAX:
+            raise ParameterInvalid(parameter="bound_to", reason=f"must have 1 to {_NAME_CHARACTERS_MAX} characters")
+        self._cipher = Cipher(keys, algorithms, name, accepts)
+        self._policy = checked_policy(unreadable, inner)
+        self._clock = clock
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of `inner`, but for the largest body: what is left of it before encryption."""
+        inner = self.inner.capabilities
+        characters = inner.body_bytes_max // 4 * 3 if inner.base64_body else inner.body_bytes_max
+        largest = self._cipher.body_bytes_max(characters)
+        return msgspec.structs.replace(inner, body_bytes_max=largest // 3 * 4 if inner.base64_body else largest)
+
+    def send(self, message: str | Message) -> Sent:
+        """See `Queue.send`. MessageTooLarge counts the body as encrypted."""
+        return self.inner.send(self._encrypted(message))
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        """See `Queue.send_batch`."""
+        return send_prepared(self.inner, [attempt(self._encrypted, message) for message in messages])
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        """See `Queue.receive`. Gives what can be decrypted; what cannot goes to the policy, and the receive goes on."""
+        return receive_readable(
+            lambda left: self.inner.receive(count_max, lease=lease, wait=left),
+            lambda came: read_each(came, self._decrypted, self._policy, self.inner),
+            wait,
+            self._clock,
+        )
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        """See `Queue.extend`."""
+        return self.inner.extend(handle, lease, body=None if body is None else self._jwe(body))
+
+    def peek(self, count_max: int = 1) -> list[Peeked]:
+        """See `Queue.peek`. Leaves out what cannot be decrypted."""
+        found = []
+        for message in self.inner.peek(count_max):
+            try:
+                body = self._cipher.decrypt(message.body, message.id)
+                found.append(msgspec.structs.replace(message, body=body))
+            except Undecryptable as error:
+                log.warning("queue %s: %s", self.name, error)
+        return found
+
+    def _encrypted(self, given: str | Message) -> Message:
+        message = as_message(given)
+        if self.inner.capabilities.native_fifo and message.deduplication_id is None:
+            reason = "is needed: no two encrypted bodies are alike, so the queue cannot compare them"
+            raise ParameterInvalid(parameter="deduplication_id", reason=reason)
+        return msgspec.structs.replace(message, body=self._jwe(message.body))
+
+    def _jwe(self, body: str) -> str:
+        raw = text_bytes(body)
+        can = self.inner.capabilities
+        size_bytes = self._cipher.encrypted_bytes(len(raw))
+        if can.base64_body:
+            size_bytes = (size_bytes + 2) // 3 * 4
+        if size_bytes > can.body_bytes_max:
+            raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=can.body_bytes_max)
+        return self._cipher.encrypt(raw)
+
+    def _decrypted(self, message: Received) -> Received:
+        return msgspec.structs.replace(message, body=self._cipher.decrypt(message.body, message.id))

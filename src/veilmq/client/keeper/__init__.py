@@ -1,0 +1,13 @@
+"""The lease keeper (the documents' "Manager"): extends the leases of messages while their handlers work.
+
+Strategy: a pure table decides (table.py, schedule.py, states.py), a thin shell of threads carries it out (keeper.py,
+sending.py, telling.py). docs/patterns/lease-keeper.md shows a lease's life.
+"""
+
+from veilmq.client.keeper.keeper import LeaseKeeper
+from veilmq.client.keeper.lease import Lease, Loss
+from veilmq.client.keeper.plan import Plan
+from veilmq.client.keeper.states import Reason, State
+from veilmq.client.keeper.stats import KeeperStats
+
+__all__ = ["KeeperStats", "Lease", "LeaseKeeper", "Loss", "Plan", "Reason", "State"]

@@ -1,0 +1,470 @@
+"""The lease keeper: received messages stay ours while their handlers work, and come back soon when they do not.
+
+Strategy: a thread of its own asks the table (table.py) what is due and hands it to a pool of senders (sending.py); one
+lock guards the table and is never held during a call to the queue, the plan or the user. The monotonic clock is read
+before each call, so that a lease is never thought longer than the queue thinks it. A handler that is busy, a loop that
+is blocked, a server that hangs: none of them stops the deciding thread.
+
+Source: the documents' manager (seeds 000, 001 and 002, "processing time, self-adapting"; 003; 004).
+"""
+
+import logging
+import math
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.keeper.lease import Lease
+from veilmq.client.keeper.parameters import (
+    INTERVAL,
+    MAX_HOLD,
+    MINIMAL_LIFE,
+    VISIBILITY_TIMEOUT,
+    Parameters,
+    batch_size,
+    check_lease,
+    positive,
+)
+from veilmq.client.keeper.plan import Plan
+from veilmq.client.keeper.sending import SenderPool
+from veilmq.client.keeper.states import Reason, State, may_have_happened
+from veilmq.client.keeper.stats import KeeperStats
+from veilmq.client.keeper.table import LeaseTable
+from veilmq.client.keeper.telling import Teller
+from veilmq.client.messages import Extension, Received
+from veilmq.client.queue import Queue
+from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError
+
+LOOKS_MAX: Final = 1_000
+"""Leases looked at before the lock is free for others."""
+RELEASE_SECONDS: Final = 10.0
+"""Longest time that `close` spends on releasing; what it does not reach comes back by itself."""
+_JITTERS: Final = 1 << 30
+
+log = logging.getLogger("veilmq.keeper")
+
+
+class LeaseKeeper:
+    """Extends the leases of registered messages until they are deleted, released, lost, or held too long.
+
+    Durations are seconds. A lease is extended to `visibility_timeout` when no more than `interval + minimal_life` of it
+    is left, until it was held for `max_hold`. `plan` decides the lengths instead, if there is one. `senders` is the
+    most calls at once; None: 4 where the queue extends in batches, else 32, each started when it is needed.
+    `on_lost(lease)` is called for every lost lease, in a thread of its own. Raises ParameterInvalid for what cannot
+    work. Use it from any thread, and close it.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        *,
+        minimal_life: float = MINIMAL_LIFE,
+        interval: float = INTERVAL,
+        visibility_timeout: float = VISIBILITY_TIMEOUT,
+        max_hold: float = MAX_HOLD,
+        plan: Plan | None = None,
+        clock: Clock = SYSTEM,
+        senders: int | None = None,
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> None:
+        self.queue = queue
+        self.clock = clock
+        self.plan = plan
+        self.parameters = Parameters(
+            minimal_life=minimal_life,
+            interval=interval,
+            visibility_timeout=visibility_timeout,
+            max_hold=max_hold,
+            senders=senders,
+        )
+        self._capabilities = capabilities = queue.capabilities
+        self.parameters.check(capabilities, plan)
+        self._table: LeaseTable[Lease] = LeaseTable(
+            self.parameters, capabilities, plan, secrets.randbelow(_JITTERS) / _JITTERS
+        )
+        self._batch = batch_size(capabilities)
+        self._pool = SenderPool(self.parameters.senders_max(capabilities), f"veilmq keeper {queue.name} sender")
+        self._teller = Teller(f"veilmq keeper {queue.name} teller")
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._turn = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        self._sleeps_until = 0.0
+        self._handed = 0
+        """Batches that the senders have not finished."""
+        self._closing = False
+        self._stopped = False
+
+    @classmethod
+    def steady(cls, queue: Queue, extend: float = 120, every: float = 60, *, clock: Clock = SYSTEM) -> Self:
+        """Extend to `extend` seconds every `every` seconds, as seed 004 advises. Raises as the constructor."""
+        lead = extend - every
+        if lead <= 0:
+            raise ParameterInvalid(parameter="every", reason=f"{every:g} s is not below extend = {extend:g} s")
+        minimal_life = lead / 3
+        return cls(
+            queue,
+            visibility_timeout=extend,
+            interval=lead - minimal_life,
+            minimal_life=minimal_life,
+            clock=clock,
+        )
+
+    @property
+    def leases(self) -> int:
+        """Messages held now."""
+        return len(self._table.holds)
+
+    @property
+    def stats(self) -> KeeperStats:
+        """What was counted so far."""
+        with self._lock:
+            table = self._table
+            return KeeperStats(
+                leases=len(table.holds),
+                registered=table.registered,
+                extensions=table.extensions,
+                failures=table.failures,
+                losses=dict(table.lost),
+                late=tuple(table.late),
+                late_seconds=table.late_seconds,
+                late_seconds_max=table.late_seconds_max,
+                senders=self._pool.started,
+            )
+
+    def register(self, received: Received, *, lease: float | None = None, max_hold: float | None = None) -> Lease:
+        """Hold a message from now on; do it when it is received, not when its handler starts.
+
+        `lease`: seconds that this message's lease should have, from the first on; None: the keeper's. A message with
+        less than minimal_life left is extended before this returns: LeaseExpired if the queue refuses, other errors as
+        `Queue.extend` raises them. ParameterInvalid for what cannot work, and once the keeper is closed.
+        """
+        if lease is not None:
+            check_lease("lease", lease, self._capabilities)
+        if max_hold is not None:
+            positive("max_hold", max_hold)
+        wanted = self.plan.first_lease(received) if lease is None and self.plan is not None else lease
+        now = self.clock.monotonic()
+        table = self._table
+        held = Lease(
+            self,
+            received,
+            lead=table.lead_for(self.parameters.visibility_timeout if wanted is None else wanted),
+            fixed=lease,
+            hold_end=table.hold_end(self.parameters.max_hold if max_hold is None else max_hold, now),
+            now=now,
+        )
+        held.wanted = None if wanted is None else table.clamped(wanted, held.hold_end - now)
+        if received.lease_end - now < min(self.parameters.minimal_life, held.lead):
+            self._revive(held, now)
+        with self._lock:
+            if self._closing:
+                raise ParameterInvalid(parameter="keeper", reason="it is closed")
+            table.admit(held, self.clock.monotonic())
+            if self._thread is None:
+                self._start()
+            elif table.next_look() < self._sleeps_until:
+                self._wake.notify()
+        return held
+
+    def extend(self, message: Lease | Received, seconds: float, body: str | None = None) -> None:
+        """The lease ends `seconds` from now. Raises as `Lease.extend`, and ParameterInvalid for what is not held."""
+        check_lease("seconds", seconds, self._capabilities)
+        lease = self._held(message)
+        with self._lock:
+            self._take_turn(lease)
+            if lease.status is State.DONE:
+                raise LeaseExpired(sequence=0, attempt=lease.message.receive_count)
+            self._table.claim(lease, "extend")
+        before = self.clock.monotonic()
+        answer: str | VeilError | None = None
+        try:
+            answer = self.queue.extend(lease.newest, seconds, body=body)
+        except VeilError as error:
+            answer = error
+            raise
+        finally:
+            with self._lock:
+                self._table.settle(lease, answer, seconds, before, self.clock.monotonic(), own=False)
+                told = self._after()
+                if self._table.next_look() < self._sleeps_until:
+                    self._wake.notify()
+            self._tell(told)
+
+    def release(self, message: Lease | Received, delay: float = 0) -> None:
+        """Give the message back. Raises as `Lease.release`, and ParameterInvalid for what is not held."""
+        lease = self._held(message)
+        self._end(lease, lambda: self.queue.release(lease.newest, delay))
+
+    def delete(self, message: Lease | Received) -> None:
+        """Done with it. Raises as `Lease.delete`, and ParameterInvalid for what is not held."""
+        lease = self._held(message)
+        self._end(lease, lambda: self._delete(lease))
+
+    def settle(self) -> None:
+        """Make every extension that is due, and return when they are answered: for clocks that tests move."""
+        while batches := self._look():
+            for batch in batches:
+                self._send(batch)
+        with self._lock:
+            while self._handed and not self._stopped:
+                self._turn.wait()
+
+    def close(self, release: bool = True, deadline: float = 0) -> None:
+        """Take no more, wait up to `deadline` seconds for the held ones, let the rest go.
+
+        They are extended while they are waited for. Then the handlers of the rest are told (Reason.CLOSED) and, with
+        `release`, the messages given back at once. Twice is once.
+        """
+        with self._lock:
+            self._closing = True
+            end = self.clock.monotonic() + deadline
+            while self._table.holds and not self._stopped and (left := end - self.clock.monotonic()) > 0:
+                self._turn.wait(left)
+            if self._stopped:
+                return
+            self._stopped = True
+            rest = [lease for lease in self._table.holds.values() if lease.status in (State.HELD, State.EXTENDING)]
+            for lease in rest:
+                self._table.lose(lease, Reason.CLOSED)
+            told = self._after()
+            self._wake.notify_all()
+            self._turn.notify_all()
+        self._tell(told)
+        if release:
+            self._release_all(rest)
+        self._pool.close()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        self._pool.join(1.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def watch(self, lease: Lease, callback: Callable[[Lease], object]) -> None:
+        """Call `callback(lease)` once the lease is lost."""
+        with self._lock:
+            if lease.reason is None:
+                lease.callbacks = [*(lease.callbacks or ()), callback]
+                return
+        self._teller.tell([partial(callback, lease)])
+
+    def event_of(self, lease: Lease) -> threading.Event:
+        """Is set once the lease is lost; made when somebody first waits, for most never do."""
+        with self._lock:
+            if lease.event is None:
+                lease.event = threading.Event()
+                if lease.reason is not None:
+                    lease.event.set()
+            return lease.event
+
+    def _held(self, message: Lease | Received) -> Lease:
+        if isinstance(message, Lease):
+            return message
+        lease = self._table.holds.get(message.handle)
+        if lease is None:
+            raise ParameterInvalid(parameter="message", reason="this keeper does not hold it")
+        return lease
+
+    def _revive(self, lease: Lease, now: float) -> None:
+        """Almost over: one extension here and now, or the handler never starts."""
+        seconds = self._table.length(lease, now)
+        try:
+            lease.newest = self.queue.extend(lease.newest, seconds)
+        except LeaseExpired:
+            raise
+        except LeaseError as error:
+            attempt = getattr(error, "attempt", 0)
+            raise LeaseExpired(sequence=getattr(error, "sequence", 0), attempt=attempt) from error
+        lease.wanted = None
+        lease.deadline = now + seconds
+        lease.lead = self._table.lead_for(seconds)
+        lease.renew_at = lease.deadline - lease.lead
+
+    def _take_turn(self, lease: Lease) -> None:
+        """Wait, with the lock, until no call with this lease's handle is under way."""
+        while lease.busy:
+            self._turn.wait()
+
+    def _end(self, lease: Lease, call: Callable[[], None]) -> None:
+        with self._lock:
+            self._take_turn(lease)
+            if lease.status is State.DONE:
+                return
+            self._table.claim(lease, "end")
+        failed: VeilError | None = None
+        returned = False
+        try:
+            call()
+            returned = True
+        except VeilError as error:
+            failed = error
+            raise
+        finally:
+            with self._lock:
+                self._table.ended(lease, returned, failed, self.clock.monotonic())
+                told = self._after()
+            self._tell(told)
+
+    def _delete(self, lease: Lease) -> None:
+        """Delete; a repeated one whose answer was lost the first time finds the message gone, and that is well."""
+        try:
+            self.queue.delete(lease.newest)
+        except MessageGone:
+            if not lease.maybe_deleted:
+                raise
+        except VeilError as error:
+            lease.maybe_deleted = lease.maybe_deleted or may_have_happened(error)
+            raise
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"veilmq keeper {self.queue.name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._step()
+        finally:
+            # Unreachable but for a bug: then its traceback is shown, and the leases are kept all the same.
+            with self._lock:
+                if not self._stopped:
+                    self._start()
+
+    def _step(self) -> None:
+        batches = self._look()
+        for batch in batches:
+            if not self._pool.put(batch[0].deadline, partial(self._send, batch)):
+                self._send(batch)
+        if batches:
+            return
+        with self._lock:
+            now = self.clock.monotonic()
+            # Not longer than an interval: a machine that slept wakes with leases over.
+            pause = min(self._table.next_look() - now, self.parameters.interval)
+            if pause > 0 and not self._stopped:
+                self._sleeps_until = now + pause
+                self._wake.wait(pause)
+                self._sleeps_until = 0.0
+
+    def _look(self) -> list[list[Lease]]:
+        """The extensions to make now, in batches, first to end first."""
+        with self._lock:
+            due = self._table.due(self.clock.monotonic(), LOOKS_MAX)
+            batches = [due[first : first + self._batch] for first in range(0, len(due), self._batch)]
+            self._handed += len(batches)
+            told = self._after()
+        self._tell(told)
+        return batches
+
+    def _send(self, batch: list[Lease]) -> None:
+        with self._lock:
+            begun = [lease for lease in batch if self._table.begin(lease)]
+        before = self.clock.monotonic()
+        # What a plan or adapter that breaks leaves behind: not extended, nothing known.
+        lengths: list[float] = [math.inf] * len(begun)
+        answers: Sequence[str | VeilError | None] = [None] * len(begun)
+        try:
+            if begun:
+                lengths = [self._table.length(lease, before) for lease in begun]
+                self._warn(begun, lengths, before)
+                answers = self._ask(begun, lengths, self.queue.extend)
+        finally:
+            now = self.clock.monotonic()
+            with self._lock:
+                for lease, seconds, answer in zip(begun, lengths, answers, strict=True):
+                    self._table.settle(lease, answer, seconds, before, now)
+                self._handed -= 1
+                told = self._after()
+                if self._table.next_look() < self._sleeps_until:
+                    self._wake.notify()
+            self._tell(told)
+
+    def _warn(self, leases: list[Lease], lengths: list[float], now: float) -> None:
+        """Say which messages are extended for the last time."""
+        for lease, seconds in zip(leases, lengths, strict=True):
+            if now + seconds >= lease.hold_end - self._table.schedule.width:
+                log.warning(
+                    "queue %s: message %s is let go in %.0f s: %s",
+                    self.queue.name, lease.message.id, seconds, self._table.end_reason(lease),
+                )  # fmt: skip
+
+    def _ask(
+        self, leases: list[Lease], lengths: list[float], single: Callable[[str, float], str]
+    ) -> Sequence[str | VeilError]:
+        """The queue's answers: handles to use next, or errors."""
+        try:
+            if not self._capabilities.batch_extend:
+                return [single(leases[0].newest, lengths[0])]
+            answers = self.queue.extend_batch(
+                [Extension(lease.newest, seconds) for lease, seconds in zip(leases, lengths, strict=True)]
+            )
+            assert len(answers) == len(leases)
+            return answers
+        except VeilError as error:
+            return [error] * len(leases)
+
+    def _after(self) -> list[Lease]:
+        """With the lock, after a change: let those who wait look again; who was lost."""
+        self._turn.notify_all()
+        lost, self._table.losses = self._table.losses, []
+        return lost
+
+    def _tell(self, lost: list[Lease]) -> None:
+        if not lost:
+            return
+        calls: list[Callable[[], object]] = []
+        for lease in lost:
+            with self._lock:
+                if lease.event is not None:
+                    lease.event.set()
+                calls += [partial(callback, lease) for callback in lease.callbacks or ()]
+                lease.callbacks = None
+            if self._on_lost is not None:
+                calls.append(partial(self._on_lost, lease))
+        first = lost[0]
+        log.log(
+            logging.INFO if first.reason is Reason.CLOSED else logging.WARNING,
+            "queue %s: %d leases lost, first message %s: %s (%s)",
+            self.queue.name, len(lost), first.message.id, first.reason, first.error,
+        )  # fmt: skip
+        self._teller.tell(calls)
+
+    def _release_all(self, leases: list[Lease]) -> None:
+        """Visible again, as far as RELEASE_SECONDS reach."""
+        left = math.ceil(len(leases) / self._batch)
+        done = threading.Semaphore(0)
+
+        def let_go(batch: list[Lease]) -> None:
+            try:
+                with self._lock:
+                    for lease in batch:
+                        self._take_turn(lease)
+                for lease, answer in zip(batch, self._ask(batch, [0.0] * len(batch), self._release), strict=True):
+                    if isinstance(answer, VeilError):
+                        log.info("queue %s: message %s not released: %s", self.queue.name, lease.message.id, answer)
+            finally:
+                done.release()
+
+        for first in range(0, len(leases), self._batch):
+            batch = leases[first : first + self._batch]
+            if not self._pool.put(batch[0].deadline, partial(let_go, batch)):
+                let_go(batch)
+        end = self.clock.monotonic() + RELEASE_SECONDS
+        for _ in range(left):
+            if not done.acquire(timeout=max(end - self.clock.monotonic(), 0.001)):
+                return
+
+    def _release(self, handle: str, seconds: float) -> str:
+        self.queue.release(handle, seconds)
+        return handle

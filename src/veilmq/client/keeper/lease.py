@@ -1,0 +1,123 @@
+"""One held message, as its handler sees it.
+
+Strategy: a `Lease` is the keeper's own record with the calls of a handler on it; each goes through the keeper, so that
+it waits for an extension under way and uses the newest handle. Reading needs no lock.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from veilmq.client.clock import Clock
+from veilmq.client.keeper.hold import Hold
+from veilmq.client.keeper.states import Reason, State
+from veilmq.client.messages import Received
+from veilmq.model.errors import VeilError
+
+
+class Calls(Protocol):
+    """What a lease needs of its keeper."""
+
+    clock: Clock
+
+    def extend(self, lease: "Lease", seconds: float, body: str | None = None) -> None: ...
+    def release(self, lease: "Lease", delay: float = 0) -> None: ...
+    def delete(self, lease: "Lease") -> None: ...
+    def watch(self, lease: "Lease", callback: Callable[["Lease"], object]) -> None: ...
+    def event_of(self, lease: "Lease") -> threading.Event: ...
+
+
+class Loss:
+    """Cancellation token of a handler: set once, when its lease is lost."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: "Lease") -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """True: stop working, the message is or will soon be somebody else's."""
+        return self._lease.reason is not None
+
+    __bool__ = is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait up to `timeout` seconds (None: for ever) for the loss; whether it came."""
+        return self.is_set() or self._lease.keeper.event_of(self._lease).wait(timeout)
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why, once it is set."""
+        return self._lease.reason
+
+    @property
+    def error(self) -> VeilError | None:
+        """What the last extension said, if one failed."""
+        return self._lease.error
+
+
+class Lease(Hold):
+    """A message that the keeper holds. `extend`, `release` and `delete` may be called from any thread."""
+
+    __slots__ = ("callbacks", "event", "keeper")
+
+    def __init__(
+        self,
+        keeper: Calls,
+        message: Received,
+        *,
+        lead: float,
+        fixed: float | None,
+        hold_end: float,
+        now: float,
+    ) -> None:
+        super().__init__(message, lead=lead, fixed=fixed, hold_end=hold_end, now=now)
+        self.keeper = keeper
+        self.callbacks: list[Callable[[Lease], object]] | None = None
+        self.event: threading.Event | None = None
+
+    @property
+    def handle(self) -> str:
+        """The newest handle."""
+        return self.newest
+
+    @property
+    def state(self) -> State:
+        """HELD, EXTENDING, ENDING, DONE or LOST."""
+        return self.status
+
+    @property
+    def lost(self) -> Loss:
+        """The handler's cancellation token."""
+        return Loss(self)
+
+    def remaining(self) -> float:
+        """Seconds until the lease ends, by what is known here; negative after that."""
+        return self.deadline - self.keeper.clock.monotonic()
+
+    def on_lost(self, callback: Callable[["Lease"], object]) -> None:
+        """Call `callback(lease)` when the lease is lost, in a thread of its own; at once if it is already."""
+        self.keeper.watch(self, callback)
+
+    def extend(self, seconds: float, body: str | None = None) -> None:
+        """The lease ends `seconds` from now; the keeper goes on from there. `body` as in `Queue.extend`.
+
+        Raises ParameterInvalid for seconds that the queue cannot give, else what `Queue.extend` raises; after a refusal
+        the lease is LOST.
+        """
+        self.keeper.extend(self, seconds, body)
+
+    def release(self, delay: float = 0) -> None:
+        """Give the message back, visible after `delay` seconds; then nothing is extended. Raises as `Queue.release`.
+
+        On an error that is no refusal the lease stays held.
+        """
+        self.keeper.release(self, delay)
+
+    def delete(self) -> None:
+        """Done: delete with the newest handle; then nothing is extended. A second call does nothing.
+
+        Raises as `Queue.delete`; on an error that is no refusal the lease stays held, and the delete may be tried
+        again. On a LOST lease the queue is asked all the same: it may still be nobody else's.
+        """
+        self.keeper.delete(self)

@@ -1,0 +1,92 @@
+"""The keeper's parameters, and why some cannot work.
+
+Strategy: one frozen value, checked once against what the queue can do, before a thread or a request exists. The names
+in brackets are those of the documents (seeds 000 and 002, "processing time, self-adapting").
+"""
+
+import math
+from typing import Final
+
+import msgspec
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.keeper.plan import Plan
+from veilmq.model.errors import ParameterInvalid
+
+VISIBILITY_TIMEOUT: Final = 30.0
+INTERVAL: Final = 10.0
+MINIMAL_LIFE: Final = 5.0
+MAX_HOLD: Final = 18_000.0
+"""The documents' five hours."""
+SENDERS_ALONE: Final = 32
+"""Senders where each extension is a request of its own: 32 round trips of 50 ms are 640 extensions a second."""
+SENDERS_BATCH: Final = 4
+SENDERS_MAX: Final = 1_000
+BATCH_MAX: Final = 1_000
+"""Extensions handed to one `extend_batch` at most: a delete waits while its message's extension is under way."""
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds, but for `senders`."""
+
+    minimal_life: float = MINIMAL_LIFE
+    """(MessageMinimalLife) What must be left of a lease for its extension to be on time."""
+    interval: float = INTERVAL
+    """(TimerInterval) An extension is due `interval` + `minimal_life` before the lease ends."""
+    visibility_timeout: float = VISIBILITY_TIMEOUT
+    """(QueueMessageVisibilityTimeout) What each extension gives."""
+    max_hold: float = MAX_HOLD
+    """(MessageTimeout) A message held longer is let go."""
+    senders: int | None = None
+    """Most extensions under way at once; None: 4 where the protocol extends in batches, 32 where not."""
+
+    def check(self, capabilities: Capabilities, plan: Plan | None) -> None:
+        """Raises ParameterInvalid for values with which leases would be lost."""
+        for name in ("minimal_life", "interval", "visibility_timeout", "max_hold"):
+            positive(name, getattr(self, name))
+        if self.senders is not None and not 1 <= self.senders <= SENDERS_MAX:
+            raise ParameterInvalid(parameter="senders", reason=f"{self.senders} is not between 1 and {SENDERS_MAX}")
+        check_lease("visibility_timeout", self.visibility_timeout, capabilities)
+        if plan is not None:
+            positive("plan", plan.margin)
+        elif self.visibility_timeout <= self.interval + self.minimal_life:
+            needed = self.interval + self.minimal_life
+            raise ParameterInvalid(
+                parameter="visibility_timeout",
+                reason=f"{self.visibility_timeout:g} s must exceed interval + minimal_life = {needed:g} s, "
+                "or leases end before their extension is due",
+            )
+        total = capabilities.lease_total_max
+        if total is not None and total <= self.minimal_life:
+            raise ParameterInvalid(
+                parameter="minimal_life",
+                reason=f"{self.minimal_life:g} s is not below the {total:g} s that {capabilities.protocol} allows",
+            )
+
+    def senders_max(self, capabilities: Capabilities) -> int:
+        """Most extensions under way at once."""
+        if self.senders is not None:
+            return self.senders
+        return SENDERS_BATCH if capabilities.batch_extend else SENDERS_ALONE
+
+
+def positive(name: str, seconds: float) -> None:
+    """Raises ParameterInvalid unless `seconds` is a finite number above 0."""
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ParameterInvalid(parameter=name, reason=f"{seconds!r} is not a number of seconds above 0")
+
+
+def check_lease(name: str, seconds: float, capabilities: Capabilities) -> None:
+    """Raises ParameterInvalid for a lease that the queue cannot give."""
+    positive(name, seconds)
+    if not capabilities.lease_min <= seconds <= capabilities.lease_max:
+        raise ParameterInvalid(
+            parameter=name,
+            reason=f"{seconds:g} s is not between the {capabilities.lease_min:g} and {capabilities.lease_max:g} s "
+            f"of {capabilities.protocol}",
+        )
+
+
+def batch_size(capabilities: Capabilities) -> int:
+    """Extensions that travel together: what one request carries."""
+    return min(capabilities.batch_messages_max, BATCH_MAX) if capabilities.batch_extend else 1

@@ -1,0 +1,250 @@
+"""What to do with which lease now: the keeper's decisions, without thread, clock or queue.
+
+Strategy: the caller holds the keeper's lock and says what time it is. `due` looks at the leases whose time has come and
+names those to extend; the senders report back through `begin` and `settle`, the user's own calls through `claim`,
+`ended` and `settle`. Whoever was lost on the way is in `losses`, for the shell to tell. All instants are seconds on the
+client's monotonic clock.
+
+A lease is looked at again at its extension's time, at its retry's time, and at its end, whichever the state asks for:
+a call that never returns does not keep a handler from being told.
+"""
+
+import bisect
+import math
+from collections import Counter
+from typing import Final, Generic, TypeVar
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.keeper.hold import Hold
+from veilmq.client.keeper.parameters import Parameters
+from veilmq.client.keeper.plan import Plan
+from veilmq.client.keeper.schedule import Schedule
+from veilmq.client.keeper.states import REFUSALS, STEPS, Reason, State, may_have_happened, reason_of
+from veilmq.client.keeper.stats import LATENESS_BOUNDS
+from veilmq.model.errors import ParameterInvalid, VeilError
+
+SLOT_SECONDS_MAX: Final = 0.25
+_SLOTS_PER_INTERVAL: Final = 16
+RETRY_SECONDS: Final = 0.25
+"""First pause after a failed extension; doubles, but three tries always fit into what is left."""
+_GOLDEN: Final = 0.6180339887498949
+H = TypeVar("H", bound=Hold)
+
+
+class LeaseTable(Generic[H]):
+    """All leases of one keeper."""
+
+    def __init__(self, parameters: Parameters, capabilities: Capabilities, plan: Plan | None, jitter: float) -> None:
+        self.parameters = parameters
+        self.capabilities = capabilities
+        self.plan = plan
+        self.holds: dict[str, H] = {}
+        """By the handle of the receive."""
+        self.losses: list[H] = []
+        """Lost since the shell last looked."""
+        self.schedule: Schedule[H] = Schedule(min(parameters.interval / _SLOTS_PER_INTERVAL, SLOT_SECONDS_MAX))
+        self.registered = 0
+        self.extensions = 0
+        self.failures = 0
+        self.lost: Counter[str] = Counter()
+        self.late = [0] * (len(LATENESS_BOUNDS) + 1)
+        self.late_seconds = 0.0
+        self.late_seconds_max = 0.0
+        self._jitter = jitter
+        self._lead = parameters.interval + parameters.minimal_life
+
+    def hold_end(self, max_hold: float, now: float) -> float:
+        """Where a lease registered now is let go."""
+        total = self.capabilities.lease_total_max
+        return now + (max_hold if total is None else min(max_hold, total - self.parameters.minimal_life))
+
+    def end_reason(self, hold: H) -> Reason:
+        """Which of the two limits `hold_end` is."""
+        capped = self.hold_end(math.inf, hold.registered) <= hold.hold_end
+        return Reason.TOTAL_CAP if capped else Reason.MAX_HOLD
+
+    def lead_for(self, seconds: float) -> float:
+        """Seconds before its end at which a lease of `seconds` is extended."""
+        lead = self._lead if self.plan is None else self.plan.margin
+        return lead if seconds > lead else seconds / 2
+
+    def admit(self, hold: H, now: float) -> None:
+        """Hold it from now on. Raises ParameterInvalid if its handle is held already."""
+        key = hold.message.handle
+        if key in self.holds:
+            raise ParameterInvalid(parameter="received", reason="this receive is registered already")
+        self.holds[key] = hold
+        self.registered += 1
+        if hold.wanted is not None:
+            if abs(hold.deadline - now - hold.wanted) > self.lead_for(hold.wanted):
+                hold.renew_at = now
+            else:
+                hold.wanted = None
+        self._plan_look(hold, now)
+
+    def due(self, now: float, count_max: int) -> list[H]:
+        """Look at up to `count_max` leases whose time has come; those to extend now, first to end first."""
+        chosen = [hold for hold in self.schedule.take(now, count_max) if self._look(hold, now)]
+        chosen.sort(key=_deadline)
+        return chosen
+
+    def next_look(self) -> float:
+        """When `due` has something to do again."""
+        return self.schedule.next()
+
+    def length(self, hold: H, now: float) -> float:
+        """Seconds that an extension made now should give. Asks the plan: call it without the lock."""
+        if hold.wanted is not None:
+            seconds = hold.wanted
+        elif hold.fixed is not None:
+            seconds = hold.fixed
+        elif self.plan is not None:
+            seconds = self.plan.next_lease(hold.message, now - hold.registered)
+        else:
+            seconds = self.parameters.visibility_timeout
+        return self.clamped(seconds, hold.hold_end - now)
+
+    def clamped(self, seconds: float, left: float) -> float:
+        """`seconds` as the queue can give them, ending with the `left` seconds that it may be held."""
+        seconds = max(min(seconds, self.capabilities.lease_max, left), self.capabilities.lease_min)
+        # A protocol of whole seconds: longer is safe, shorter would not be.
+        return seconds if self.capabilities.lease_min < 1 else math.ceil(seconds)
+
+    def begin(self, hold: H) -> bool:
+        """A sender is about to extend it; False if it must not."""
+        hold.queued = False
+        if hold.status is not State.HELD or hold.busy:
+            return False
+        hold.status = STEPS[State.HELD, "extend"]
+        hold.busy = True
+        return True
+
+    def settle(
+        self, hold: H, answer: str | VeilError | None, seconds: float, before: float, now: float, *, own: bool = True
+    ) -> None:
+        """An extension for `seconds` that left at `before` ended: a handle, an error, or None if it broke.
+
+        `own` is False for an extension that the user asked for.
+        """
+        hold.busy = False
+        if isinstance(answer, str):
+            hold.newest = answer
+        if hold.status is not State.EXTENDING:
+            return
+        if isinstance(answer, str):
+            hold.status = STEPS[hold.status, "kept"]
+            if own:
+                self._count(hold, now)
+            self._kept(hold, seconds, before, now)
+        elif isinstance(answer, REFUSALS):
+            self._refused(hold, answer)
+        else:
+            hold.status = STEPS[hold.status, "failed"]
+            hold.error = answer
+            if answer is None or may_have_happened(answer):
+                # It may have been shortened.
+                hold.deadline = min(hold.deadline, before + seconds)
+            hold.renew_at = self._retry_at(hold, now) if own else min(hold.renew_at, hold.deadline - hold.lead)
+            self._plan_look(hold, now)
+
+    def claim(self, hold: H, event: str) -> None:
+        """The user's own call is about to leave: `extend` or `end`. Nobody else's is under way."""
+        assert not hold.busy
+        hold.busy = True
+        if hold.status is State.HELD:
+            hold.status = STEPS[State.HELD, event]
+
+    def ended(self, hold: H, returned: bool, error: VeilError | None, now: float) -> None:
+        """The user's delete or release came back: it returned, raised `error`, or broke (no error)."""
+        hold.busy = False
+        if hold.status is not State.ENDING:
+            return
+        if returned:
+            hold.status = STEPS[hold.status, "ended"]
+            self._forget(hold)
+        elif isinstance(error, REFUSALS):
+            hold.error = error
+            self.lose(hold, reason_of(error))
+        else:
+            hold.status = STEPS[hold.status, "failed"]
+            hold.error = error
+            self._plan_look(hold, now)
+
+    def lose(self, hold: H, reason: Reason) -> None:
+        """Nobody extends it from now on."""
+        hold.status = STEPS[hold.status, "lost"]
+        hold.reason = reason
+        self.lost[reason.name] += 1
+        self._forget(hold)
+        self.losses.append(hold)
+
+    def _look(self, hold: H, now: float) -> bool:
+        """Whether to extend it now; plans the next look."""
+        # Everything within one slot is now: a handler hears of its end a little before it, never after.
+        soon = now + self.schedule.width
+        if hold.status is State.ENDING:
+            return False
+        if hold.hold_end <= soon:
+            self.lose(hold, self.end_reason(hold))
+        elif hold.deadline <= soon:
+            self.lose(hold, Reason.EXPIRED)
+        elif self._may_extend(hold) and hold.renew_at <= soon:
+            hold.queued = True
+            self._plan_look(hold, now)
+            return True
+        else:
+            self._plan_look(hold, now)
+        return False
+
+    def _plan_look(self, hold: H, now: float) -> None:
+        at = min(hold.deadline, hold.hold_end)
+        if self._may_extend(hold):
+            at = min(at, hold.renew_at)
+        self.schedule.put(hold, max(at, now), now)
+
+    def _may_extend(self, hold: H) -> bool:
+        # The last extension ends where the hold does, but for rounding.
+        return not (hold.queued or hold.busy) and hold.deadline < hold.hold_end - self.schedule.width
+
+    def _kept(self, hold: H, seconds: float, before: float, now: float) -> None:
+        hold.deadline = before + seconds
+        hold.lead = self.lead_for(seconds)
+        hold.renew_at = hold.deadline - hold.lead
+        hold.wanted = None
+        hold.tries = 0
+        hold.error = None
+        self._plan_look(hold, now)
+
+    def _count(self, hold: H, now: float) -> None:
+        self.extensions += 1
+        if hold.wanted is None:
+            late = max(now - max(hold.deadline - hold.lead, hold.registered), 0.0)
+            self.late[bisect.bisect_left(LATENESS_BOUNDS, late)] += 1
+            self.late_seconds += late
+            self.late_seconds_max = max(self.late_seconds_max, late)
+
+    def _refused(self, hold: H, error: VeilError) -> None:
+        hold.error = error
+        if hold.maybe_deleted and reason_of(error) is Reason.GONE:
+            hold.status = STEPS[hold.status, "ended"]
+            self._forget(hold)
+        else:
+            self.lose(hold, reason_of(error))
+
+    def _retry_at(self, hold: H, now: float) -> float:
+        """A failed call is not a lost lease: try again until its end, ever sooner as the end comes near."""
+        self.failures += 1
+        self._jitter = (self._jitter + _GOLDEN) % 1.0
+        pause = min(math.ldexp(RETRY_SECONDS, min(hold.tries, 16)), (hold.deadline - now) / 3)
+        pause *= 0.5 + 0.5 * self._jitter
+        hold.tries += 1
+        # What lies within one slot is looked at now: a shorter pause would be none.
+        return now + max(pause, 2 * self.schedule.width)
+
+    def _forget(self, hold: H) -> None:
+        self.schedule.drop(hold)
+        self.holds.pop(hold.message.handle, None)
+
+
+def _deadline(hold: Hold) -> float:
+    return hold.deadline

@@ -1,0 +1,47 @@
+"""Who must be told of lost leases, told where nothing of the keeper's can break.
+
+Strategy: callbacks are the user's code: they run one after another in a thread of their own that ends when all are
+told. One that raises ends that thread, as any unhandled error (threading.excepthook); a new one tells the rest.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+
+class Teller:
+    """Runs callbacks, in order, never in the caller's thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()
+        self._running = False
+
+    def tell(self, calls: list[Callable[[], object]]) -> None:
+        """Run `calls` soon."""
+        if not calls:
+            return
+        with self._lock:
+            self._calls.extend(calls)
+            if not self._running:
+                self._start()
+
+    def _start(self) -> None:
+        self._running = True
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def _run(self) -> None:
+        done = False
+        try:
+            while True:
+                with self._lock:
+                    if not self._calls:
+                        self._running, done = False, True
+                        return
+                    call = self._calls.popleft()
+                call()
+        finally:
+            if not done:
+                with self._lock:
+                    self._start()

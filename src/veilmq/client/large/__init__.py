@@ -1,0 +1,14 @@
+"""Messages of any size: the body goes to an object store, the queue carries a pointer.
+
+Strategy: `pointer` is what the queue carries, in our form or in AWS's; `handles` is what a delete needs; `fetching`
+reads objects while it keeps the leases; `queue` is the pattern, `sweeping` removes what crashes left, `shared` lets the
+queues of a topic share one object. Source: the seed documents' BigMessageSizeQueue.
+"""
+
+from veilmq.client.large.pointer import PointerFormat
+from veilmq.client.large.queue import LargeMessageQueue
+from veilmq.client.large.shared import SharedBodies
+from veilmq.client.large.sweeping import Swept
+from veilmq.client.objects import ObjectStore
+
+__all__ = ["LargeMessageQueue", "ObjectStore", "PointerFormat", "SharedBodies", "Swept"]

@@ -1,0 +1,134 @@
+"""What the queue carries in the place of a large body.
+
+    {"veilmq.pointer":1,"url":"s3://bucket/large/orders/...","bytes":52428800,"sha256":"9f86d0..."}
+
+Strategy: two forms, each a pair of pure functions. Ours is known by how the body begins; a sender stores any body that
+begins like that, however small, so that nobody's text is taken for a pointer. AWS's is known by a reserved attribute,
+and has neither a hash nor a scheme (amazon-sqs-java-extended-client-lib, "ExtendedPayloadSize"; older ones
+"SQSLargePayloadSize"). A pointer may have been forged: it is followed below the configured URL alone.
+"""
+
+import json
+import re
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.client.errors import PointerRefused
+from veilmq.client.messages import AttributeValue, Message, Peeked
+from veilmq.client.objects import ObjectStore
+from veilmq.model.errors import ParameterInvalid
+
+BEGINNING: Final = '{"veilmq.pointer":'
+SIZE_ATTRIBUTE: Final = "ExtendedPayloadSize"
+SIZE_ATTRIBUTES: Final = (SIZE_ATTRIBUTE, "SQSLargePayloadSize")
+AWS_CLASS: Final = "software.amazon.payloadoffloading.PayloadS3Pointer"
+AWS_CLASSES: Final = (AWS_CLASS, "com.amazon.sqs.javamessaging.MessageS3Pointer")
+SHARED_BODY: Final = "body"
+"""Last part of a shared object's key (`large.shared`)."""
+BODY_BYTES_MAX: Final = 4_096
+"""Of a pointer."""
+_SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
+_READER: Final = re.compile(r"[A-Za-z0-9._-]{1,120}\Z")
+
+
+class PointerFormat(StrEnum):
+    """Which form is written, and the only one that is read."""
+
+    OWN = "own"
+    AWS = "aws"
+
+
+class Pointer(msgspec.Struct, frozen=True):
+    """An object, and what it must be."""
+
+    key: str
+    """In the configured store."""
+    size_bytes: int | None
+    sha256: str | None
+    reader: str | None = None
+    """Of a shared object: whose copy of the pointer this is (`large.shared`)."""
+
+
+def written(pointer: Pointer, message: Message, store: ObjectStore, form: PointerFormat) -> Message:
+    """The message with the pointer in the place of its body."""
+    if form is PointerFormat.AWS:
+        place = {"s3BucketName": store.bucket, "s3Key": store.prefix + pointer.key}
+        body = json.dumps([AWS_CLASS, place], separators=(",", ":"))
+        attributes = {**message.attributes, SIZE_ATTRIBUTE: pointer.size_bytes}
+        return msgspec.structs.replace(message, body=body, attributes=attributes)
+    value = {"veilmq.pointer": 1, "url": f"{store.url}/{pointer.key}", "bytes": pointer.size_bytes}
+    value["sha256"] = pointer.sha256
+    if pointer.reader is not None:
+        value["reader"] = pointer.reader
+    return msgspec.structs.replace(message, body=json.dumps(value, separators=(",", ":")))
+
+
+def must_be_stored(body: str, form: PointerFormat) -> bool:
+    """Whether the body could be taken for a pointer of ours."""
+    return form is PointerFormat.OWN and body.startswith(BEGINNING)
+
+
+def check_attributes(message: Message, form: PointerFormat) -> None:
+    """Raises ParameterInvalid for an attribute that AWS's form reserves."""
+    for name in SIZE_ATTRIBUTES:
+        if form is PointerFormat.AWS and name in message.attributes:
+            raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="the name is reserved for pointers")
+
+
+def read(message: Peeked, store: ObjectStore, form: PointerFormat) -> Pointer | None:
+    """The pointer that the message carries, or None for a plain one. Raises PointerRefused."""
+    if form is PointerFormat.AWS:
+        name = next((name for name in SIZE_ATTRIBUTES if name in message.attributes), None)
+        return None if name is None else _aws(message, message.attributes[name], store)
+    return _own(message, store) if message.body.startswith(BEGINNING) else None
+
+
+def without_reserved(attributes: Any, form: PointerFormat) -> dict[str, AttributeValue]:
+    """The attributes that the sender gave."""
+    reserved = SIZE_ATTRIBUTES if form is PointerFormat.AWS else ()
+    return {name: value for name, value in attributes.items() if name not in reserved}
+
+
+def _own(message: Peeked, store: ObjectStore) -> Pointer:
+    value = _json(message, dict)
+    size_bytes, sha256, reader = value.get("bytes"), value.get("sha256"), value.get("reader")
+    if value["veilmq.pointer"] != 1:
+        raise PointerRefused(message=message.id, reason="it is of another version")
+    if type(size_bytes) is not int or size_bytes < 0:
+        raise PointerRefused(message=message.id, reason="it has no size")
+    if type(sha256) is not str or not _SHA256.match(sha256):
+        raise PointerRefused(message=message.id, reason="it has no SHA-256")
+    if reader is not None and (type(reader) is not str or not _READER.match(reader)):
+        raise PointerRefused(message=message.id, reason="its reader has no name")
+    url = value.get("url")
+    key = store.key_of(url) if type(url) is str else None
+    if key is None:
+        raise PointerRefused(message=message.id, reason="it leads out of the configured store")
+    if reader is not None and not key.endswith(f"/{SHARED_BODY}"):
+        raise PointerRefused(message=message.id, reason="its object is none that is shared")
+    return Pointer(key, size_bytes, sha256, reader)
+
+
+def _aws(message: Peeked, size: AttributeValue, store: ObjectStore) -> Pointer:
+    value = _json(message, list)
+    if len(value) != 2 or value[0] not in AWS_CLASSES or type(value[1]) is not dict:
+        raise PointerRefused(message=message.id, reason="it is none of the extended client's")
+    bucket, key = value[1].get("s3BucketName"), value[1].get("s3Key")
+    if bucket != store.bucket or type(key) is not str or not key.startswith(store.prefix):
+        raise PointerRefused(message=message.id, reason="it leads out of the configured store")
+    found = store.key_of(f"{store.url}/{key[len(store.prefix) :]}")
+    if found is None:
+        raise PointerRefused(message=message.id, reason="it leads out of the configured store")
+    return Pointer(found, size if type(size) is int and size >= 0 else None, None)
+
+
+def _json(message: Peeked, kind: type) -> Any:
+    try:
+        value = json.loads(message.body) if len(message.body) <= BODY_BYTES_MAX else None
+    except (ValueError, RecursionError):
+        value = None
+    if type(value) is not kind:
+        raise PointerRefused(message=message.id, reason="it is malformed")
+    return value

@@ -1,0 +1,87 @@
+"""One object for all queues of a topic: it lives until the last subscriber has deleted its message.
+
+    topic=TOPIC/STAMP/body              the object
+    topic=TOPIC/STAMP/for-READER        an empty one for each subscriber that has not deleted yet
+
+Strategy: every subscriber's pointer names its own marker. A delete removes that marker after the message, and whoever
+then finds no other marker removes the body; two who find that at once both remove it, which is once. Markers are
+written before the body and the body before any pointer, so that no pointer is without them. What is left by a crash, or
+by a subscriber that never got its message, is swept by age like any other object.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.large import pointer, sweeping
+from veilmq.client.large.naming import new_stamp
+from veilmq.client.large.pointer import SHARED_BODY, Pointer, PointerFormat
+from veilmq.client.large.sweeping import Swept
+from veilmq.client.messages import Message
+from veilmq.client.objects import ObjectStore, is_key
+from veilmq.client.prepared import as_message, text_bytes
+from veilmq.client.queue import Queue
+from veilmq.model.errors import ParameterInvalid
+
+_MARKER: Final = "for-"
+
+
+class SharedBodies:
+    """What a topic does to a large message before it goes to its queues; the `bodies` of a `PullTopic`. Any thread."""
+
+    def __init__(
+        self, store: str | ObjectStore, topic: str, *, threshold_bytes: int = 65_536, clock: Clock = SYSTEM
+    ) -> None:
+        """threshold_bytes: UTF-8 bytes above which a body goes to the store. Raises ParameterInvalid."""
+        if threshold_bytes < 0:
+            raise ParameterInvalid(parameter="threshold_bytes", reason=f"must be 0 or more, not {threshold_bytes}")
+        self._store = store if isinstance(store, ObjectStore) else ObjectStore(store)
+        # No queue has an equals sign in its name, so no queue's sweep takes these.
+        self._directory = f"topic={topic}"
+        if not is_key(self._directory):
+            raise ParameterInvalid(parameter="topic", reason=f"must be a name, not {topic!r}")
+        self._threshold_bytes, self._clock = threshold_bytes, clock
+
+    def __call__(self, given: str | Message, readers: Sequence[str]) -> list[Message]:
+        """A message for each reader: the one given if it is small, one that points to the shared object if not.
+
+        Raises ParameterInvalid, ObjectStoreFailed.
+        """
+        message = as_message(given)
+        raw = text_bytes(message.body)
+        if not readers or (
+            len(raw) <= self._threshold_bytes and not pointer.must_be_stored(message.body, PointerFormat.OWN)
+        ):
+            return [message] * len(readers)
+        directory = f"{self._directory}/{new_stamp(self._clock, message.ttl)}"
+        for reader in readers:
+            self._store.put(_marker(directory, reader), b"")
+        key = f"{directory}/{SHARED_BODY}"
+        self._store.put(key, raw)
+        digest = hashlib.sha256(raw).hexdigest()
+        return [
+            pointer.written(Pointer(key, len(raw), digest, reader), message, self._store, PointerFormat.OWN)
+            for reader in readers
+        ]
+
+    def sweep(self, older_than: float, queues: Sequence[Queue], dead_letters: Sequence[Queue] = ()) -> Swept:
+        """As `LargeMessageQueue.sweep`, for the topic's objects; `queues` are all that it was ever published to."""
+        if not queues:
+            raise ParameterInvalid(parameter="queues", reason="there must be one at least")
+        life = max(sweeping.longest_life(queue, None, dead_letters) for queue in queues)
+        age = sweeping.checked_age(older_than, life)
+        return sweeping.sweep(self._store, self._directory, age, self._clock.wall())
+
+
+def drop(store: ObjectStore, key: str, reader: str) -> None:
+    """The reader is done with the object. Raises ObjectStoreFailed; can be repeated."""
+    directory = key.rpartition("/")[0]
+    store.remove(_marker(directory, reader))
+    if not any(found.key.rpartition("/")[2].startswith(_MARKER) for found in store.list(directory)):
+        store.remove(key)
+        store.remove_directory(directory)
+
+
+def _marker(directory: str, reader: str) -> str:
+    return f"{directory}/{_MARKER}{reader}"

@@ -1,0 +1,75 @@
+"""Objects whose messages are gone: what crashes, lost answers and expired messages leave.
+
+Strategy: an object is old enough when no message can point to it any more. That is longer than a message lives in its
+queue, plus what it may live in the dead-letter queues it moves to, plus an hour for clocks and for the time between
+upload and send; an `older_than` below that is refused. The younger of the two ages that name and store tell counts.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from veilmq.client.large.naming import made_and_life
+from veilmq.client.objects import Found, ObjectStore
+from veilmq.client.queue import Queue
+from veilmq.model.errors import ParameterInvalid
+
+MARGIN: Final = 3_600.0
+"""Seconds."""
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """What a sweep removed, and what it left because it is too young."""
+
+    objects: int
+    size_bytes: int
+    left: int
+
+
+def longest_life(queue: Queue, retention: float | None, dead_letters: Sequence[Queue]) -> float:
+    """Seconds that a message without a time to live of its own may live, in this queue and where it moves to.
+
+    Raises ParameterInvalid if a queue does not tell its retention and none was named.
+    """
+    life = _retention(queue) if retention is None else retention
+    return life + sum(_retention(each) for each in dead_letters)
+
+
+def checked_age(older_than: float, life: float) -> float:
+    """The age. Raises ParameterInvalid if a live message may have an object of that age."""
+    if not older_than >= life + MARGIN:  # a NaN is refused, too
+        reason = (
+            f"must be {life + MARGIN:.0f} s at least: messages live {life:.0f} s, and clocks differ; not {older_than}"
+        )
+        raise ParameterInvalid(parameter="older_than", reason=reason)
+    return older_than
+
+
+def sweep(store: ObjectStore, below: str, older_than: float, now: float) -> Swept:
+    """Remove what is older. `now` is Unix seconds. Raises ObjectStoreFailed; can be repeated."""
+    objects = size_bytes = left = 0
+    for found in store.list(below):
+        if not _is_over(found, older_than, now):
+            left += 1
+            continue
+        store.remove(found.key)
+        objects += 1
+        size_bytes += found.size_bytes
+    return Swept(objects, size_bytes, left)
+
+
+def _is_over(found: Found, older_than: float, now: float) -> bool:
+    named = made_and_life(found.key)
+    made = [made for made in (found.modified, named and named[0]) if made is not None]
+    if not made:
+        return False
+    own_life = named[1] + MARGIN if named and named[1] else 0.0
+    return now - max(made) > max(older_than, own_life)
+
+
+def _retention(queue: Queue) -> float:
+    told = queue.stats().retention
+    if told is None:
+        raise ParameterInvalid(parameter="retention", reason=f"queue {queue.name} does not tell it: name it")
+    return told

@@ -1,0 +1,281 @@
+"""Objects below one URL: the store that large messages and definitions of topics are kept in.
+
+Strategy: fsspec says each store's own words; here are the key's form, retries, and typed errors. A key is relative to
+the URL and made of a safe alphabet, so that no key leads out of it. A local file is written aside, synced and renamed,
+because fsspec does neither. What a store raises besides OSError is in a table, by protocol.
+"""
+
+import datetime
+import importlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from veilmq.client.errors import ObjectStoreFailed
+from veilmq.model.errors import ParameterInvalid
+
+T = TypeVar("T")
+
+KEY: Final = re.compile(r"[A-Za-z0-9._=@+-]+(?:/[A-Za-z0-9._=@+-]+)*\Z")
+KEY_CHARACTERS_MAX: Final = 900
+"""S3 allows 1,024 bytes, our own prefix included."""
+_DOTS: Final = re.compile(r"(?:\A|/)\.{1,2}(?:/|\Z)")
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^?#]+)\Z")
+
+_FAULTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "s3": ("botocore.exceptions.BotoCoreError", "botocore.exceptions.ClientError", "aiohttp.ClientError"),
+    "gs": ("aiohttp.ClientError", "gcsfs.retry.HttpError", "google.auth.exceptions.GoogleAuthError"),
+    "abfs": ("azure.core.exceptions.AzureError",),
+    "oss": ("oss2.exceptions.OssError",),
+}
+"""What a store's fsspec implementation lets through, besides OSError."""
+_ALIASES: Final = {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs", "adl": "abfs"}
+_FINAL: Final = (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""Trying again cannot help."""
+_MODIFIED: Final = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
+"""Under which of its names an implementation tells when an object was written."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One object of a listing."""
+
+    key: str
+    size_bytes: int
+    modified: float | None
+    """Unix seconds, by the store's clock; None where it does not tell."""
+
+
+class ObjectStore:
+    """The objects below `url`. Any thread.
+
+    All calls but the constructor raise ObjectStoreFailed once `attempts` are used up, ParameterInvalid for a key that
+    is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        attempts: int = 4,
+        pause: float = 0.2,
+        faults: tuple[type[Exception], ...] = (),
+    ) -> None:
+        """url: `scheme://bucket/prefix`, e.g. s3://, oss://, abfs://, gs://, file:///directory, memory://. options: for
+        the fsspec implementation, e.g. `endpoint_url` or credentials. attempts: of each call, the first included.
+        pause: seconds before the second one; doubles. faults: further exceptions of the implementation to try again
+        after.
+
+        Raises ParameterInvalid (a URL that is none, a scheme without its package), ModuleNotFoundError (without the
+        extra `large`).
+        """
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+
+        split = _URL.match(str(url))
+        if split is None or "::" in url or not split[2].strip("/") or _DOTS.search(split[2]):
+            raise ParameterInvalid(parameter="url", reason="must be scheme://bucket/prefix, as in s3://bucket/large")
+        if attempts < 1:
+            raise ParameterInvalid(parameter="attempts", reason=f"must be 1 at least, not {attempts}")
+        self.url = url.rstrip("/")
+        self.scheme = split[1]
+        try:
+            # Listings from a cache would show a sweep what was there an hour ago.
+            self._files: Any = fsspec.filesystem(self.scheme, use_listings_cache=False, **(options or {}))
+        except (ImportError, ValueError) as error:
+            raise ParameterInvalid(parameter="url", reason=f"{self.scheme}://: {error}") from None
+        self._root: str = self._files._strip_protocol(self.url)
+        self._is_local = isinstance(self._files, LocalFileSystem)
+        self._attempts, self._pause = attempts, pause
+        self._faults: tuple[type[BaseException], ...] = (OSError, EOFError, *faults, *_faults(self.scheme))
+
+    @property
+    def bucket(self) -> str:
+        """First part of the path."""
+        return self._root.strip("/").partition("/")[0]
+
+    @property
+    def prefix(self) -> str:
+        """The rest of the path, with a slash at its end, or empty."""
+        rest = self._root.strip("/").partition("/")[2]
+        return f"{rest}/" if rest else ""
+
+    def put(self, key: str, content: bytes) -> None:
+        """Write the object as a whole; it is durable, or for remote stores what they call so, when this returns."""
+        path = self._path(key)
+        if self._is_local:
+            self._try("put", lambda: _put_local(path, content))
+        else:
+            self._try("put", lambda: self._files.pipe_file(path, content))
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Write the object if there is none; False if there is. Atomic for local files, memory and Amazon S3."""
+        path = self._path(key)
+        try:
+            if self._is_local:
+                self._try("create", lambda: _put_local(path, content, exclusive=True))
+            else:
+                self._try("create", lambda: self._files.pipe_file(path, content, mode="create"))
+        except FileExistsError:
+            return False
+        return True
+
+    def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        """Its bytes from `start` to before `stop`, or fewer if it ends there; None if there is no such object."""
+        path = self._path(key)
+        if stop is not None and stop <= start:
+            return b""
+        try:
+            content = self._try("get", lambda: self._files.cat_file(path, start=start or None, end=stop))
+        except FileNotFoundError:
+            return None
+        return bytes(content)
+
+    def size_bytes(self, key: str) -> int | None:
+        """Its size; None if there is no such object."""
+        path = self._path(key)
+        try:
+            return int(self._try("size", lambda: self._files.size(path)))
+        except FileNotFoundError:
+            return None
+
+    def remove(self, key: str) -> bool:
+        """Remove the object; False if the store says that there was none."""
+        path = self._path(key)
+        try:
+            self._try("remove", lambda: self._files.rm_file(path))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def remove_directory(self, key: str) -> None:
+        """Forget an empty directory, where there are any; nobody may be writing into it."""
+        if self._is_local:
+            try:
+                os.rmdir(self._path(key))
+            except OSError:
+                pass
+
+    def list(self, below: str) -> Iterator[Found]:
+        """The objects whose keys begin with `below` and a slash."""
+        path = self._path(below)
+        try:
+            found: dict[str, dict[str, Any]] = self._try("list", lambda: self._files.find(path, detail=True))
+        except FileNotFoundError:
+            return
+        for name, entry in found.items():
+            yield Found(name[len(self._root) + 1 :], int(entry.get("size") or 0), _modified(entry))
+
+    def key_of(self, url: str) -> str | None:
+        """The key of an object by its URL; None if it is not below ours."""
+        key = url[len(self.url) + 1 :]
+        return key if url.startswith(f"{self.url}/") and is_key(key) else None
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.url!r})"
+
+    def _path(self, key: str) -> str:
+        if not is_key(key):
+            raise ParameterInvalid(parameter="key", reason="is none of this store")
+        return f"{self._root}/{key}"
+
+    def _try(self, operation: str, call: Callable[[], T]) -> T:
+        """The result of the call. FileNotFoundError and FileExistsError go up as they are, but for a put."""
+        pause = self._pause
+        for number in range(1, self._attempts + 1):
+            try:
+                return call()
+            except FileNotFoundError:
+                if operation not in {"put", "create"}:
+                    raise
+                raise ObjectStoreFailed(operation=operation, reason="the bucket is missing", refused=True) from None
+            except self._faults as error:
+                if operation == "create" and _is_conflict(error):
+                    raise FileExistsError from None
+                if number == self._attempts or isinstance(error, _FINAL):
+                    # The kind alone: what a store says may quote its address, with a secret in it.
+                    reason = f"{type(error).__name__} after {number} attempts"
+                    raise ObjectStoreFailed(
+                        operation=operation, reason=reason, refused=isinstance(error, _FINAL)
+                    ) from error
+            time.sleep(pause)
+            pause *= 2
+        raise AssertionError("attempts ran out")
+
+
+def is_key(key: str) -> bool:
+    """Whether it is a relative path of safe characters without `.` and `..`."""
+    return len(key) <= KEY_CHARACTERS_MAX and bool(KEY.match(key)) and not _DOTS.search(key)
+
+
+def _is_conflict(error: BaseException) -> bool:
+    """S3 answers 412 PreconditionFailed, which reaches us as some OSError."""
+    return isinstance(error, FileExistsError) or "PreconditionFailed" in repr(error) or "pre-condition" in repr(error)
+
+
+def _faults(scheme: str) -> Iterator[type[Exception]]:
+    for name in _FAULTS.get(_ALIASES.get(scheme, scheme), ()):
+        module, _, kind = name.rpartition(".")
+        try:
+            yield getattr(importlib.import_module(module), kind)
+        except (ImportError, AttributeError):
+            continue
+
+
+def _modified(entry: Mapping[str, Any]) -> float | None:
+    for name in _MODIFIED:
+        told = entry.get(name)
+        if isinstance(told, datetime.datetime):
+            return (told if told.tzinfo else told.replace(tzinfo=datetime.UTC)).timestamp()
+        if isinstance(told, int | float):
+            return float(told)
+        if isinstance(told, str):
+            try:
+                return datetime.datetime.fromisoformat(told).timestamp()
+            except ValueError:
+                continue
+    return None
+
+
+def _put_local(path: str, content: bytes, *, exclusive: bool = False) -> None:
+    directory = os.path.dirname(path)
+    made = _make_directories(directory)
+    part = f"{path}.{secrets.token_hex(4)}.part"
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if exclusive:
+            os.link(part, path)
+        else:
+            os.replace(part, path)
+    finally:
+        if exclusive or os.path.exists(part):
+            os.unlink(part)
+    for each in [directory, *made]:
+        _sync_directory(each)
+
+
+def _make_directories(directory: str) -> list[str]:
+    """Make what is missing of it; returns the directories that got an entry by that."""
+    missing = []
+    while not os.path.isdir(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    for each in reversed(missing):
+        os.makedirs(each, mode=0o700, exist_ok=True)
+    return [os.path.dirname(each) for each in missing]
+
+
+def _sync_directory(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,32 @@
+"""Strict order over a queue that is only roughly ordered (the document's OrderedQueueWrapper).
+
+Strategy: the sender numbers, durably before it sends (sender.py); the receiver hands out only the next number
+(receiver.py, reorder.py); both keep their count in a storage that one process at a time may hold (storage.py,
+tables.py, objects.py, holding.py). docs/patterns/ordered-queue.md.
+"""
+
+from veilmq.client.ordered.entries import Ordered
+from veilmq.client.ordered.gaps import GapPolicy
+from veilmq.client.ordered.holding import StateLock
+from veilmq.client.ordered.objects import ObjectStorage
+from veilmq.client.ordered.queue import OrderedQueue
+from veilmq.client.ordered.receiver import OrderedReceiver
+from veilmq.client.ordered.running import OnFailure, run
+from veilmq.client.ordered.sender import OrderedSender
+from veilmq.client.ordered.storage import LocalFile, Storage
+from veilmq.client.ordered.tables import TableStorage
+
+__all__ = [
+    "GapPolicy",
+    "LocalFile",
+    "ObjectStorage",
+    "OnFailure",
+    "Ordered",
+    "OrderedQueue",
+    "OrderedReceiver",
+    "OrderedSender",
+    "StateLock",
+    "Storage",
+    "TableStorage",
+    "run",
+]

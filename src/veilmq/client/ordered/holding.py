@@ -1,0 +1,210 @@
+"""Locks for storages that no kernel watches: who holds it, until when, and the renewing of that.
+
+Strategy: the holder writes its name and an end into what it stores, and renews it from a thread of its own. Another one
+is refused until that end, or at once let in if the holder ran on this machine and is dead. `StateLock` gives such a
+lock to any object that can load and save. Source: seed 002 (one sender process, one receiver process).
+"""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final, cast
+
+import msgspec
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
+from veilmq.client.ordered.storage import LockedStorage, Storage
+from veilmq.model.errors import ParameterInvalid
+
+HOLD_SECONDS: Final = 30.0
+"""How long a storage stays held after its holder fell silent."""
+_RENEWALS: Final = 3
+"""Renewals in that time."""
+_NOTHING: Final = b"null"
+
+log = logging.getLogger("veilmq.ordered")
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who holds a storage, until when."""
+
+    token: str
+    pid: int
+    place: str
+    """The machine, its boot and its process namespace: where the pid means something."""
+    until: float
+    """Unix seconds."""
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.place.partition(' ')[0]}"
+
+    def shuts_out(self, other: "Owner", now: float) -> bool:
+        """Whether `other` must stay outside at `now` (Unix seconds)."""
+        if self.token == other.token or self.until <= now:
+            return False
+        return not (self.place == other.place and " " in self.place and not _alive(self.pid))
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """A state with its lock, as JSON."""
+
+    owner: Owner | None = None
+    state: msgspec.Raw = msgspec.Raw(_NOTHING)
+
+    @property
+    def content(self) -> bytes | None:
+        """The state itself."""
+        state = bytes(self.state)
+        return None if state == _NOTHING else state
+
+
+def opened(data: bytes | None, storage: str) -> Envelope:
+    """The envelope in what was stored. Raises StateInvalid."""
+    try:
+        return Envelope() if data is None else msgspec.json.decode(data, type=Envelope)
+    except msgspec.MsgspecError as error:
+        raise StateInvalid(storage=storage, reason=f"holds something else: {error}") from None
+
+
+def closed(owner: Owner | None, state: bytes | None) -> bytes:
+    """What is stored."""
+    return msgspec.json.encode(Envelope(owner, msgspec.Raw(_NOTHING if state is None else state)))
+
+
+class Watch:
+    """One holder's name, and the thread that renews its hold."""
+
+    def __init__(self, storage: str, clock: Clock, seconds: float) -> None:
+        if not seconds > 0:
+            raise ParameterInvalid(parameter="hold_seconds", reason=f"must be above 0, not {seconds!r}")
+        self._storage = storage
+        self._clock = clock
+        self._seconds = seconds
+        self._token = secrets.token_hex(8)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def owner(self) -> Owner:
+        """Me, from now on for `seconds`."""
+        return Owner(self._token, os.getpid(), _place(), self._clock.wall() + self._seconds)
+
+    def admit(self, holder: Owner | None) -> None:
+        """Raises StorageHeld if I must stay outside."""
+        if holder is not None and holder.shuts_out(self.owner(), self._clock.wall()):
+            raise StorageHeld(storage=self._storage, holder=str(holder))
+
+    def check(self, holder: Owner | None) -> None:
+        """Raises StorageLost unless I am the holder."""
+        if holder is None or holder.token != self._token:
+            raise StorageLost(storage=self._storage, holder=str(holder or "nobody"))
+
+    def start(self, renew: Callable[[], None]) -> None:
+        """Renew until `stop`."""
+        self._stop.clear()
+        self._thread = threading.Thread(
+            target=self._run, args=(renew,), name=f"veilmq hold {self._storage}", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more renewals."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._thread = None
+
+    def _run(self, renew: Callable[[], None]) -> None:
+        while not self._stop.wait(self._seconds / _RENEWALS):
+            try:
+                renew()
+            except StorageLost as error:
+                log.error("%s", error)
+                return
+            except Exception:  # a storage raises what it likes, and the next renewal may succeed
+                log.exception("%s: the hold was not renewed", self._storage)
+
+
+class StateLock:
+    """A lock for a storage that has only `load` and `save`.
+
+    Two that begin within the same instant can both believe to hold it until one of them saves: then the other is told
+    (StorageLost). Storages with a lock of their own have no such instant.
+    """
+
+    def __init__(self, storage: Storage, *, clock: Clock = SYSTEM, hold_seconds: float = HOLD_SECONDS) -> None:
+        self.storage = storage
+        self._watch = Watch(str(self), clock, hold_seconds)
+        self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        return type(self.storage).__name__
+
+    def acquire(self) -> None:
+        """See `LockedStorage.acquire`."""
+        with self._lock:
+            found = opened(self.storage.load(), str(self))
+            self._watch.admit(found.owner)
+            self.storage.save(closed(self._watch.owner(), found.content))
+            self._watch.admit(opened(self.storage.load(), str(self)).owner)
+        self._watch.start(self._renew)
+
+    def release(self) -> None:
+        """See `LockedStorage.release`."""
+        self._watch.stop()
+        with self._lock:
+            found = opened(self.storage.load(), str(self))
+            try:
+                self._watch.check(found.owner)
+            except StorageLost:
+                return
+            self.storage.save(closed(None, found.content))
+
+    def load(self) -> bytes | None:
+        """See `Storage.load`."""
+        with self._lock:
+            return opened(self.storage.load(), str(self)).content
+
+    def save(self, state: bytes) -> None:
+        """See `Storage.save`. Raises StorageLost."""
+        with self._lock:
+            self._watch.check(opened(self.storage.load(), str(self)).owner)
+            self.storage.save(closed(self._watch.owner(), state))
+
+    def _renew(self) -> None:
+        with self._lock:
+            found = opened(self.storage.load(), str(self))
+            self._watch.check(found.owner)
+            self.storage.save(closed(self._watch.owner(), found.content))
+
+
+def locked(storage: Storage, clock: Clock) -> LockedStorage:
+    """The storage itself if it has a lock, else with one in its state. Raises ParameterInvalid."""
+    for method in ("load", "save"):
+        if not callable(getattr(storage, method, None)):
+            raise ParameterInvalid(parameter="storage", reason=f"{type(storage).__name__} has no method {method}")
+    if hasattr(storage, "acquire") and hasattr(storage, "release"):
+        return cast(LockedStorage, storage)
+    return StateLock(storage, clock=clock)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _place() -> str:
+    """The host's name; with it, where the system tells, what makes a pid unique."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return f"{socket.gethostname()} {boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()

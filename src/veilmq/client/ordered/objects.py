@@ -1,0 +1,121 @@
+"""Numbers in an object of any store that fsspec reaches: S3, OSS, Azure, GCS, a directory.
+
+Strategy: object stores do not compare and swap, but they create exclusively. So each holder has an object of its own,
+`<path>.<generation>`, and taking over is creating the next one before the last one's state is read. Who saves looks
+afterwards whether a successor exists, and is then told that nothing of it counts: either the successor read the state
+after it was saved, or the saver sees the successor. Needs a store that shows what was written to whoever looks next
+(S3 since 2020, OSS, Azure, GCS do) and that refuses to create what exists (`mode="create"`).
+"""
+
+import re
+import threading
+from typing import Any, Final
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.errors import StorageHeld, StorageLost
+from veilmq.client.ordered.holding import HOLD_SECONDS, Envelope, Watch, closed, opened
+
+_GENERATION: Final = re.compile(r"\.(\d{12})\Z")
+
+
+class ObjectStorage:
+    """Objects beside `url`. Raises what the file system raises (OSError)."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        filesystem: Any = None,
+        clock: Clock = SYSTEM,
+        hold_seconds: float = HOLD_SECONDS,
+        **options: Any,
+    ) -> None:
+        """url: such as s3://bucket/orders/sender. filesystem: an fsspec one, if there is one already; else `options`
+        go to fsspec. hold_seconds: after so long without a renewal another process may take over.
+        """
+        self._url = url
+        if filesystem is None:
+            import fsspec
+
+            filesystem, self._path = fsspec.core.url_to_fs(url, **options)
+        else:
+            self._path = filesystem._strip_protocol(url)
+        self._files = filesystem
+        self._watch = Watch(url, clock, hold_seconds)
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._state: bytes | None = None
+
+    def __str__(self) -> str:
+        return self._url
+
+    def acquire(self) -> None:
+        """See `LockedStorage.acquire`."""
+        with self._lock:
+            before = self._generations()
+            latest = self._read(before[-1]) if before else Envelope()
+            self._watch.admit(latest.owner)
+            generation = before[-1] + 1 if before else 1
+            try:
+                self._files.pipe_file(self._object(generation), closed(self._watch.owner(), None), mode="create")
+            except FileExistsError:
+                raise StorageHeld(storage=self._url, holder="another process") from None
+            # A predecessor that died between its creation and its first save left no state: the one before it counts.
+            self._state = next(
+                (content for each in reversed(before) if (content := self._read(each).content) is not None), None
+            )
+            self._generation = generation
+            self._write(self._state)
+            for each in before:
+                self._files.rm_file(self._object(each))
+        self._watch.start(self._renew)
+
+    def release(self) -> None:
+        """See `LockedStorage.release`."""
+        self._watch.stop()
+        with self._lock:
+            if self._generation and self._generations()[-1:] == [self._generation]:
+                self._files.pipe_file(self._object(self._generation), closed(None, self._state))
+            self._generation = 0
+
+    def load(self) -> bytes | None:
+        """See `Storage.load`."""
+        with self._lock:
+            if self._generation:
+                return self._state
+            found = (self._read(each).content for each in reversed(self._generations()))
+            return next((content for content in found if content is not None), None)
+
+    def save(self, state: bytes) -> None:
+        """See `Storage.save`. Raises StorageLost."""
+        with self._lock:
+            self._write(state)
+            self._state = state
+
+    def _renew(self) -> None:
+        with self._lock:
+            if self._generation:
+                self._write(self._state)
+
+    def _write(self, state: bytes | None) -> None:
+        self._files.pipe_file(self._object(self._generation), closed(self._watch.owner(), state))
+        latest = self._generations()[-1]
+        if latest != self._generation:
+            raise StorageLost(storage=self._url, holder=str(self._read(latest).owner or "another process"))
+
+    def _read(self, generation: int) -> Envelope:
+        return opened(self._files.cat_file(self._object(generation)), self._url)
+
+    def _generations(self) -> list[int]:
+        """In rising order."""
+        parent, _, name = self._path.rpartition("/")
+        self._files.invalidate_cache()
+        try:
+            names = self._files.ls(parent, detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        found = (_GENERATION.search(each) for each in names if each.rpartition("/")[2][:-13] == name)
+        return sorted(int(each[1]) for each in found if each is not None)
+
+    def _object(self, generation: int) -> str:
+        return f"{self._path}.{generation:012d}"

@@ -1,0 +1,465 @@
+"""The receiving side: messages come out in the order of their numbers, each until it is acknowledged.
+
+Strategy: whoever calls `receive` pulls, one thread at a time; what is ahead waits in a buffer (reorder.py) whose leases
+a keeper holds. An acknowledgement is durable in the storage first, and only then is the message deleted: a crash in
+between brings it back, and its number tells that it was done. A handle names the place and the hand-out, so that a
+stale one changes nothing. Source: seed 002, OrderedQueueWrapper, whose sample deletes first and loses messages.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.errors import GapFound, Unordered
+from veilmq.client.keeper import Lease, LeaseKeeper
+from veilmq.client.messages import Received
+from veilmq.client.ordered.entries import FOREVER, Entry, Ordered, give_back, place_of, shown
+from veilmq.client.ordered.gaps import GapPolicy, GapWatch
+from veilmq.client.ordered.holding import locked
+from veilmq.client.ordered.marking import Mark, marking_of
+from veilmq.client.ordered.reorder import Fate, Place, Reorder
+from veilmq.client.ordered.state import ReceiverState, check_queue, decode
+from veilmq.client.ordered.storage import Storage
+from veilmq.client.queue import Queue
+from veilmq.client.unreadable import Policy, checked_policy, keep, set_aside
+from veilmq.model.errors import (
+    CapabilityMissing,
+    LeaseError,
+    LeaseTaken,
+    MessageGone,
+    ParameterInvalid,
+    ReceiptInvalid,
+    VeilError,
+)
+
+GAP_SECONDS: Final = 300.0
+LEASE_SECONDS: Final = 30.0
+BUFFER_MAX: Final = 1_000
+PULL_MAX: Final = 100
+ASIDE_SECONDS: Final = 1.0
+"""How long a message that is too far ahead for the buffer stays away."""
+_REST_SECONDS_MAX: Final = 1.0
+_REST_SECONDS_MIN: Final = 0.01
+
+log = logging.getLogger("veilmq.ordered")
+
+
+class OrderedReceiver:
+    """Hands out messages in order. One process holds the storage; its threads may receive.
+
+    With `in_hand_max` 1 nothing is handed out before the one before it is acknowledged. A message stays handed out
+    until it is acknowledged (`delete`), released, its hand-out's own lease ends, or the process ends.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        storage: Storage,
+        *,
+        marking: str = "auto",
+        lease: float = LEASE_SECONDS,
+        gap_timeout: float | None = GAP_SECONDS,
+        on_gap: GapPolicy | str = GapPolicy.WAIT,
+        tell_gap: Callable[[GapFound], object] | None = None,
+        unreadable: Policy = keep,
+        in_hand_max: int = 1,
+        buffer_max: int = BUFFER_MAX,
+        reset: bool = False,
+        keeper: LeaseKeeper | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """lease: seconds of each lease that the keeper renews; after a crash the buffered messages are back within it.
+        gap_timeout: seconds before a missing number is a gap (None: never, only to wait). on_gap: `wait` (and tell),
+        `skip`, `raise`. tell_gap: called with each gap. unreadable: what becomes of messages without a number, and of
+        those that come after their gap was skipped: `DeadLetters(queue)`, a function, or `keep` (they come again).
+        in_hand_max: messages handed out and not acknowledged at a time. keeper: one of the user's own, over this queue.
+
+        Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, what `stats` and the storage raise.
+        """
+        capabilities = queue.capabilities
+        if not 1 <= in_hand_max <= buffer_max:
+            reason = f"must be between 1 and buffer_max = {buffer_max}, not {in_hand_max}"
+            raise ParameterInvalid(parameter="in_hand_max", reason=reason)
+        self.queue = queue
+        self._marking = marking_of(marking, capabilities)
+        self._lease_seconds = lease
+        self._in_hand_max = in_hand_max
+        self._clock = clock
+        stats = queue.stats()
+        timeout = 0.0 if capabilities.native_fifo else gap_timeout
+        self._gaps = GapWatch(GapPolicy.of(on_gap), timeout, tell_gap)
+        if not capabilities.native_fifo:
+            self._gaps.check(lease, stats.retention)
+        self._unreadable = checked_policy(unreadable, queue)
+        self._keeper = keeper or LeaseKeeper(
+            queue, visibility_timeout=lease, interval=lease / 3, minimal_life=lease / 6, clock=clock
+        )
+        self._own_keeper = keeper is None
+        self._changed = threading.Condition()
+        self._acks = threading.Lock()
+        """Serialises what is saved; taken before `_changed`, never while it is held."""
+        self._pulling = self._closed = False
+        self._attempts = 0
+        self._undeleted: list[Lease] = []
+        self._storage = locked(storage, clock)
+        self._storage.acquire()
+        try:
+            self._reorder: Reorder[Entry] = Reorder(self._open(reset, stats.incarnation), buffer_max)
+        except BaseException:
+            self._storage.release()
+            raise
+
+    @property
+    def next_number(self) -> int:
+        """The first number that is not acknowledged."""
+        return self._reorder.state.next
+
+    @property
+    def buffered(self) -> int:
+        """Messages that wait for their turn."""
+        return len(self._reorder.held)
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        """The next messages in order, as `Ordered`; empty if the next one did not come within `wait` seconds.
+
+        lease: seconds until each is handed out again unless it was acknowledged or extended; None: not while this
+        process lives. Raises GapFound, QueueRecreated, StorageLost, and as `Queue.receive`.
+        """
+        if count_max < 1:
+            raise ParameterInvalid(parameter="count_max", reason=f"must be at least 1, not {count_max}")
+        deadline = self._clock.monotonic() + wait
+        rest = _REST_SECONDS_MIN
+        while True:
+            self._pass_voids()
+            with self._changed:
+                ready = self._hand_out(count_max, lease)
+                left = deadline - self._clock.monotonic()
+                if ready or self._closed:
+                    return [*ready]
+                if self._pulling or not self._wants_more():
+                    if left <= 0:
+                        return []
+                    self._changed.wait(min(left, self._pause()))
+                    continue
+                self._pulling = True
+            came, early = False, False
+            try:
+                came, early = self._pull(max(0.0, left))
+            finally:
+                with self._changed:
+                    self._pulling = False
+                    self._changed.notify_all()
+            if came:
+                rest = _REST_SECONDS_MIN
+            elif not self._mind_gap() and not self._ready():
+                left = deadline - self._clock.monotonic()
+                if left <= 0:
+                    return []
+                if early:
+                    with self._changed:
+                        self._changed.wait(min(rest, left))
+                    rest = min(rest * 2, _REST_SECONDS_MAX)
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        """Keep it for `lease` seconds from now; the keeper sees to the queue's own lease. Raises as `delete`,
+        CapabilityMissing for a body.
+        """
+        if body is not None:
+            raise CapabilityMissing(capability="replacing the body of an ordered message")
+        with self._changed:
+            _, entry = self._find(handle)
+            entry.until = self._clock.monotonic() + lease
+        return handle
+
+    def release(self, handle: str, delay: float = 0) -> None:
+        """Not done: it is handed out again after `delay` seconds, and nothing after it before. Raises as `delete`."""
+        with self._changed:
+            place, entry = self._find(handle)
+            entry.not_before = self._clock.monotonic() + delay
+            self._reorder.give_back(place)
+            self._changed.notify_all()
+
+    def delete(self, handle: str) -> None:
+        """Done: the acknowledgement is durable, then the message is deleted.
+
+        Raises LeaseTaken (handed out again since), MessageGone (acknowledged before), ReceiptInvalid, StorageLost, and
+        what the storage raises. If the queue cannot be reached the message stays there and is dropped by its number
+        when it comes back.
+        """
+        (error,) = self.delete_batch([handle])
+        if error is not None:
+            raise error
+
+    def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
+        """Acknowledge all, in one save; None for each that is done, else as `delete`."""
+        errors: list[VeilError | None] = []
+        with self._acks:
+            found: dict[Place, Entry] = {}
+            with self._changed:
+                for handle in handles:
+                    try:
+                        place, entry = self._find(handle)
+                    except VeilError as error:
+                        errors.append(error)
+                        continue
+                    found[place] = entry
+                    errors.append(None)
+                state = self._reorder.acknowledged(found.keys())
+            if found:
+                self._save(state)
+                self._acknowledged(found, state)
+        self._remove(entry.lease for entry in found.values())
+        return errors
+
+    @contextmanager
+    def acknowledging(self, handle: str) -> Iterator[Any]:
+        """A cursor of the storage's database: what is written through it and the acknowledgement are one transaction.
+
+        If the block raises, neither happens, and the message stays handed out. Raises as `delete`, CapabilityMissing if
+        the storage is no table. Nothing else is acknowledged meanwhile, in any thread.
+        """
+        saving = getattr(self._storage, "saving", None)
+        if saving is None:
+            raise CapabilityMissing(capability=f"a transaction in {self._storage}")
+        with self._acks:
+            with self._changed:
+                place, entry = self._find(handle)
+                state = self._reorder.acknowledged({place})
+            with saving(msgspec.json.encode(state)) as cursor:
+                yield cursor
+            self._acknowledged({place: entry}, state)
+        self._remove([entry.lease])
+
+    def reset(self, next_number: int = 1) -> None:
+        """Forget what was acknowledged, and begin with `next_number` of the first epoch to come."""
+        with self._acks:
+            state = self._fresh(self.queue.stats().incarnation)
+            state.next = next_number
+            self._save(state)
+            with self._changed:
+                entries = [*self._reorder.held.values(), *self._reorder.out.values()]
+                self._reorder = Reorder(state, self._reorder.room)
+        for entry in entries:
+            give_back(entry.lease)
+
+    def close(self) -> None:
+        """Give back what is buffered or handed out, and let the storage go; the queue stays open. Twice is once."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            entries = [*self._reorder.held.values(), *self._reorder.out.values()]
+            self._changed.notify_all()
+        if self._own_keeper:
+            self._keeper.close()
+        else:
+            for entry in entries:
+                give_back(entry.lease)
+        with self._acks:
+            self._storage.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, reset: bool, incarnation: str | None) -> ReceiverState:
+        data = self._storage.load()
+        if data is not None:
+            state = decode(ReceiverState, data, str(self._storage))
+            if not reset:
+                check_queue(state, self.queue.name, incarnation, str(self._storage))
+                return state
+        state = self._fresh(incarnation)
+        self._save(state)
+        return state
+
+    def _fresh(self, incarnation: str | None) -> ReceiverState:
+        return ReceiverState(queue=self.queue.name, incarnation=incarnation)
+
+    def _save(self, state: ReceiverState) -> None:
+        self._storage.save(msgspec.json.encode(state))
+
+    def _acknowledged(self, found: dict[Place, Entry], state: ReceiverState) -> None:
+        with self._changed:
+            self._reorder.acknowledge(found.keys(), state)
+            self._changed.notify_all()
+
+    def _find(self, handle: str) -> tuple[Place, Entry]:
+        """What the handle names. Raises ReceiptInvalid, LeaseTaken, MessageGone."""
+        place, attempt = place_of(handle)
+        entry = self._reorder.out.get(place)
+        if entry is None and place not in self._reorder.held:
+            raise MessageGone(sequence=place.number, attempt=attempt)
+        if entry is None or entry.attempt != attempt:
+            raise LeaseTaken(sequence=place.number, attempt=attempt)
+        return place, entry
+
+    def _wants_more(self) -> bool:
+        """Whether pulling could bring what may go out now."""
+        due = self._reorder.due()
+        return len(self._reorder.out) < self._in_hand_max and (due is None or due not in self._reorder.held)
+
+    def _ready(self) -> bool:
+        with self._changed:
+            return not self._wants_more()
+
+    def _pause(self) -> float:
+        """Seconds until something changes by itself."""
+        now = self._clock.monotonic()
+        ends = [entry.until for entry in self._reorder.out.values()]
+        due = self._reorder.due()
+        if due is not None and due in self._reorder.held:
+            ends.append(self._reorder.held[due].not_before)
+        return max(_REST_SECONDS_MIN, min([end - now for end in ends], default=_REST_SECONDS_MAX))
+
+    def _hand_out(self, count_max: int, lease: float | None) -> list[Ordered]:
+        """With the lock: what may go out now."""
+        now = self._clock.monotonic()
+        reorder = self._reorder
+        for place in [place for place, entry in reorder.out.items() if entry.until <= now]:
+            reorder.give_back(place)
+        ready: list[Ordered] = []
+        while len(ready) < count_max and len(reorder.out) < self._in_hand_max:
+            due = reorder.due()
+            entry = None if due is None else reorder.held.get(due)
+            if due is None or entry is None or entry.void or entry.not_before > now:
+                break
+            if entry.lease.lost:
+                reorder.forget(due, entry)
+                break
+            reorder.take()
+            self._attempts += 1
+            entry.hands += 1
+            entry.attempt = self._attempts
+            entry.until = FOREVER if lease is None else now + lease
+            ready.append(shown(due, entry, now + self._keeper.parameters.max_hold))
+        return ready
+
+    def _pass_voids(self) -> None:
+        """Acknowledge numbers that hold nothing, when it is their turn."""
+        while (due := self._reorder.due()) is not None:
+            entry = self._reorder.held.get(due)
+            if entry is None or not entry.void:
+                return
+            with self._acks:
+                with self._changed:
+                    state = self._reorder.acknowledged({due})
+                self._save(state)
+                self._acknowledged({due: entry}, state)
+            self._remove([entry.lease])
+
+    def _pull(self, wait: float) -> tuple[bool, bool]:
+        """Fetch once, without the lock: whether anything came of it, and whether it ended before its time."""
+        self._remove([])
+        capabilities = self.queue.capabilities
+        wait = min(wait, capabilities.wait_max, self._gaps.wait_max(self._clock.monotonic()))
+        before = self._clock.monotonic()
+        arrived = self.queue.receive(
+            min(capabilities.receive_messages_max, PULL_MAX, self._reorder.room), lease=self._lease_seconds, wait=wait
+        )
+        if not arrived:
+            return False, self._clock.monotonic() - before < wait / 2 or wait == 0
+        read = [(self._marking.read(message), message) for message in arrived]
+        came = False
+        for (mark, message), raw in sorted(((found, raw) for found, raw in read if found is not None), key=_by_mark):
+            came = self._admit(mark, message, raw) or came
+        for found, raw in read:
+            if found is None:
+                self._set_aside(raw, "it has no number")
+                came = True
+        return came, False
+
+    def _admit(self, mark: Mark, message: Received, raw: Received) -> bool:
+        """Put one message where it belongs; whether that changed anything. `raw`: as the queue gave it."""
+        place = Place(mark.epoch, mark.number)
+        with self._changed:
+            late = self._reorder.late(place)
+        if late is not None:
+            self._set_aside(raw, late)
+            return True
+        try:
+            lease = self._keeper.register(message)
+        except VeilError as error:
+            log.info("queue %s: number %d came too late to be kept: %s", self.queue.name, mark.number, error)
+            return False
+        entry = Entry(message, lease, mark.void)
+        with self._changed:
+            fate, other = self._reorder.arrive(place, entry)
+            if fate is Fate.AGAIN and other is not None:
+                if other.message.id == message.id:
+                    # Its lease was lost: the newer one counts, and the hand-out goes on.
+                    entry.attempt, entry.hands = other.attempt, other.hands
+                    entry.until, entry.not_before = other.until, other.not_before
+                    fate = Fate.KEPT
+                else:
+                    self._reorder.restore(place, other)
+                    fate = Fate.DUPLICATE
+        if fate is Fate.DUPLICATE:
+            self._remove([lease])
+        elif fate is Fate.FULL and other is not None:
+            give_back(other.lease, ASIDE_SECONDS)
+            if other is entry:
+                return False
+            fate = Fate.KEPT
+        if fate is Fate.KEPT:
+            lease.on_lost(lambda _: self._forget(place, entry))
+        return True
+
+    def _set_aside(self, message: Received, reason: str) -> None:
+        set_aside(self._unreadable, self.queue, message, Unordered(message=message.id, reason=reason))
+
+    def _forget(self, place: Place, entry: Entry) -> None:
+        with self._changed:
+            self._reorder.forget(place, entry)
+            self._changed.notify_all()
+
+    def _mind_gap(self) -> bool:
+        """See to a gap that has lasted; whether it is gone now. Raises GapFound, QueueRecreated."""
+        now = self._clock.monotonic()
+        with self._changed:
+            gap = self._reorder.gap()
+        waited = self._gaps.over(gap, now)
+        if gap is None or waited is None:
+            return False
+        state = self._reorder.state
+        check_queue(state, self.queue.name, self.queue.stats().incarnation, str(self._storage))
+        if not self._gaps.tell(self.queue.name, gap, waited, now):
+            return False
+        with self._acks:
+            with self._changed:
+                if self._reorder.gap() != gap:
+                    return True
+                state = self._reorder.skipped(gap)
+            self._save(state)
+            with self._changed:
+                self._reorder.skip(state)
+                self._changed.notify_all()
+        return True
+
+    def _remove(self, leases: Iterable[Lease]) -> None:
+        """Delete what is done. What the queue does not take now is tried again with the next pull."""
+        with self._changed:
+            waiting, self._undeleted = [*self._undeleted, *leases], []
+        for lease in waiting:
+            try:
+                lease.delete()
+            except (LeaseError, ReceiptInvalid):
+                continue
+            except VeilError as error:
+                log.info("queue %s: an acknowledged message is not deleted yet: %s", self.queue.name, error)
+                with self._changed:
+                    self._undeleted.append(lease)
+
+
+def _by_mark(read: tuple[tuple[Mark, Received], Received]) -> Mark:
+    return read[0][0]

@@ -1,0 +1,91 @@
+"""A loop for a handler that works off an ordered queue.
+
+Strategy: one message after the other, acknowledged after its handler. What happens when a handler fails is the point of
+an ordered queue, so it is a choice: block (nothing after it is handed out before it succeeds), dead letters (the order
+goes on without it), or raise to whoever runs the loop.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+from veilmq.client.messages import Message
+from veilmq.client.ordered.entries import Ordered
+from veilmq.client.ordered.receiver import OrderedReceiver
+from veilmq.client.queue import Queue
+from veilmq.model.errors import ParameterInvalid
+
+LOOK_SECONDS: Final = 1.0
+"""How often the loop looks whether it shall stop."""
+
+log = logging.getLogger("veilmq.ordered")
+
+
+class OnFailure(StrEnum):
+    """What a failing handler does to the order."""
+
+    BLOCK = "block"
+    """Handed out again after the retry delay, and nothing else before."""
+    DEAD_LETTER = "dead-letter"
+    """Sent to the dead letters, acknowledged, and on."""
+    RAISE = "raise"
+    """Released; the handler's exception ends the loop."""
+
+
+def run(
+    receiver: OrderedReceiver,
+    handler: Callable[[Ordered], object],
+    *,
+    on_failure: OnFailure | str = OnFailure.BLOCK,
+    retry_delay: float = 1.0,
+    dead_letters: Queue | None = None,
+    stop: threading.Event | None = None,
+    idle: float | None = None,
+) -> int:
+    """Call `handler` for each message in order until `stop` is set, or nothing came for `idle` seconds (None: for
+    ever); how many it handled. Raises ParameterInvalid, what `receive` and `delete` raise, what the handler raises with
+    OnFailure.RAISE, and what `dead_letters.send` raises.
+    """
+    policy = _policy(on_failure, dead_letters)
+    stop = stop or threading.Event()
+    handled = 0
+    quiet = 0.0
+    while not stop.is_set() and (idle is None or quiet < idle):
+        look = LOOK_SECONDS if idle is None else min(LOOK_SECONDS, idle)
+        messages = receiver.receive(wait=look)
+        quiet = 0.0 if messages else quiet + look
+        for message in messages:
+            assert isinstance(message, Ordered)
+            try:
+                handler(message)
+            except Exception:
+                if policy is OnFailure.RAISE:
+                    receiver.release(message.handle)
+                    raise
+                log.exception("number %d: its handler failed (%s)", message.number, policy)
+                if dead_letters is None or policy is OnFailure.BLOCK:
+                    receiver.release(message.handle, retry_delay)
+                    continue
+                _send_on(dead_letters, message)
+            receiver.delete(message.handle)
+            handled += 1
+    return handled
+
+
+def _send_on(dead_letters: Queue, message: Ordered) -> None:
+    can = dead_letters.capabilities
+    attributes = message.attributes if can.attributes else {}
+    dead_letters.send(Message(message.body, attributes=attributes, type=message.type if can.attributes else None))
+
+
+def _policy(given: OnFailure | str, dead_letters: Queue | None) -> OnFailure:
+    try:
+        policy = OnFailure(given)
+    except ValueError:
+        reason = f"must be one of {', '.join(OnFailure)}, not {given!r}"
+        raise ParameterInvalid(parameter="on_failure", reason=reason) from None
+    if policy is OnFailure.DEAD_LETTER and dead_letters is None:
+        raise ParameterInvalid(parameter="dead_letters", reason="is needed for on_failure=dead-letter")
+    return policy

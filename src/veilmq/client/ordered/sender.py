@@ -1,0 +1,278 @@
+"""The sending side: numbers that have neither gap nor double.
+
+Strategy: write ahead. A number and its message are durable before the message leaves, and stay so until it certainly
+arrived or certainly did not. What a crash or a lost answer leaves open is sent again, under the same number, before
+anything else; the receiver drops the second copy by its number. A number whose message the queue refused for good is
+given to the next one, or declared void if later numbers are on their way already. Source: seed 002,
+OrderedQueueWrapper.
+"""
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+from msgspec.structs import replace
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.errors import TransportError, may_have_happened
+from veilmq.client.messages import Message, Sent
+from veilmq.client.ordered.holding import locked
+from veilmq.client.ordered.marking import Mark, marking_of
+from veilmq.client.ordered.state import Pending, SenderState, check_queue, decode, packed, unpacked
+from veilmq.client.ordered.storage import Storage
+from veilmq.client.prepared import as_message, attempt, text_bytes, through
+from veilmq.client.queue import Queue
+from veilmq.model.errors import MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
+
+CHECK_SECONDS: Final = 60.0
+"""How old the last look at the queue's incarnation may be."""
+GROUP: Final = "veilmq.ordered"
+"""The one group of a FIFO queue."""
+_VOID: Final = Message("void")
+
+
+class OrderedSender:
+    """Numbers messages. One process holds the storage; its threads may send, and order is the order of their calls.
+
+    A call that raises with `may_have_happened` leaves its message open (`pending`): sending an equal message again is
+    the same message and gets the same number; sending another one sends the open one first.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        storage: Storage,
+        *,
+        marking: str = "auto",
+        reset: bool = False,
+        check_every: float = CHECK_SECONDS,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """marking: `auto`, `attribute`, `body`, or a form such as the document's `#num#`. reset: begin a new epoch,
+        whatever is stored. check_every: seconds between looks whether the queue was created anew.
+
+        Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, what `stats` and the storage raise.
+        """
+        self.queue = queue
+        self._marking = marking_of(marking, queue.capabilities)
+        self._clock = clock
+        self._check_every = check_every
+        self._lock = threading.Lock()
+        self._storage = locked(storage, clock)
+        self._storage.acquire()
+        try:
+            self._open(reset)
+        except BaseException:
+            self._storage.release()
+            raise
+
+    @property
+    def epoch(self) -> int:
+        """Greater after each reset."""
+        return self._state.epoch
+
+    @property
+    def next_number(self) -> int:
+        """What the next new message gets; all below were given out."""
+        return self._state.next
+
+    @property
+    def pending(self) -> list[Message]:
+        """Messages of which it is not known whether they arrived; `settle` decides them."""
+        with self._lock:
+            return [unpacked(each.message) for each in self._state.pending if not each.void]
+
+    def send(self, message: str | Message) -> Sent:
+        """Send it under the next number. Raises as `Queue.send`, QueueRecreated, StorageLost, and what the storage
+        raises; ParameterInvalid for a message with a life of its own, which would leave a gap.
+        """
+        (result,) = self._send([message])
+        if isinstance(result, VeilError):
+            raise result
+        return result
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        """Send them under consecutive numbers, in this order.
+
+        An entry that the queue refused for good has no number. After one whose outcome is unknown nothing more is
+        tried: the others say so, and that nothing of them happened.
+        """
+        return self._send(messages)
+
+    def settle(self) -> None:
+        """Send again what an earlier call, or an earlier life, left open. Raises as `send`."""
+        with self._lock:
+            self._check()
+            self._settle()
+
+    def reset(self) -> None:
+        """Begin a new epoch with number 1, and forget what is open: after the queue was created anew."""
+        with self._lock:
+            self._reset()
+
+    def close(self) -> None:
+        """Let the storage go; the queue stays open. Twice is once."""
+        with self._lock:
+            self._storage.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, reset: bool) -> None:
+        data = self._storage.load()
+        incarnation = self._incarnation()
+        if data is None or reset:
+            self._state = SenderState(queue=self.queue.name, incarnation=incarnation, epoch=0)
+            self._reset(decode(SenderState, data, str(self._storage)).epoch if data is not None else 0)
+            return
+        state = decode(SenderState, data, str(self._storage))
+        check_queue(state, self.queue.name, incarnation, str(self._storage))
+        self._state = state
+
+    def _incarnation(self) -> str | None:
+        self._checked = self._clock.monotonic()
+        return self.queue.stats().incarnation
+
+    def _reset(self, epoch: int | None = None) -> None:
+        # By the clock, so that an epoch whose storage was lost is an earlier one all the same.
+        before = self._state.epoch if epoch is None else epoch
+        fresh = max(int(self._clock.wall() * 1_000), before + 1)
+        self._save(SenderState(queue=self.queue.name, incarnation=self._incarnation(), epoch=fresh))
+
+    def _save(self, state: SenderState) -> None:
+        self._storage.save(msgspec.json.encode(state))
+        self._state = state
+
+    def _check(self) -> None:
+        if self._clock.monotonic() - self._checked >= self._check_every:
+            check_queue(self._state, self.queue.name, self._incarnation(), str(self._storage))
+
+    def _send(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        checked = [attempt(self._acceptable, each) for each in messages]
+        with self._lock:
+            self._check()
+            return through(checked, self._outcomes)
+
+    def _outcomes(self, messages: Sequence[Message]) -> list[Sent | VeilError]:
+        """First what is open: the first messages, if they are that once more. Then the rest, a request at a time."""
+        again = self._again(messages)
+        try:
+            outcomes: list[Sent | VeilError] = [*self._settle()[:again]]
+        except VeilError as error:
+            return [error] * again + _not_tried(len(messages) - again, error)
+        step = self.queue.capabilities.batch_messages_max if self._marking.voids else 1
+        for first in range(again, len(messages), step):
+            if self._state.pending:
+                return outcomes + _not_tried(len(messages) - first, None)
+            outcomes += self._transmit(messages[first : first + step], last=first + step >= len(messages))
+        return outcomes
+
+    def _acceptable(self, given: str | Message) -> Message:
+        """The message, if it may have a number. Raises ParameterInvalid, MessageTooLarge."""
+        message = as_message(given)
+        if message.ttl is not None:
+            raise ParameterInvalid(parameter="ttl", reason="a message that expires leaves a gap in the order")
+        text_bytes(message.body)
+        capabilities = self.queue.capabilities
+        marked = self._marked(Mark(self._state.epoch, self._state.next), message)
+        size_bytes = capabilities.transmitted_bytes(marked.body)
+        if size_bytes > capabilities.body_bytes_max:
+            raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=capabilities.body_bytes_max)
+        return message
+
+    def _again(self, messages: Sequence[Message]) -> int:
+        """How many of the messages are the open ones once more: all of those, at the beginning, or none."""
+        pending = [each.message for each in self._state.pending if not each.void]
+        return len(pending) if pending == [packed(each) for each in messages[: len(pending)]] else 0
+
+    def _settle(self) -> list[Sent]:
+        """Send what is open; afterwards nothing is. What was sent, without the voids."""
+        sent = []
+        for each in self._state.pending:
+            message, mark = self._numbered(each)
+            try:
+                answer = self.queue.send(self._marked(mark, message))
+            except VeilError as error:
+                if each.void or not self._marking.voids or not isinstance(error, ParameterInvalid | MessageTooLarge):
+                    raise
+                # The first attempt may have arrived all the same: then its copy comes first, or this one does.
+                void = Pending(each.number, packed(_VOID), void=True)
+                self._replace(each, void)
+                answer = self.queue.send(self._marked(mark._replace(void=True), _VOID))
+            if not each.void:
+                sent.append(answer)
+        if self._state.pending:
+            self._save(replace(self._state, pending=[]))
+        return sent
+
+    def _replace(self, old: Pending, new: Pending) -> None:
+        pending = [new if each == old else each for each in self._state.pending]
+        self._save(replace(self._state, pending=pending))
+
+    def _numbered(self, pending: Pending) -> tuple[Message, Mark]:
+        return unpacked(pending.message), Mark(self._state.epoch, pending.number, pending.void)
+
+    def _marked(self, mark: Mark, message: Message) -> Message:
+        marked = self._marking.write(message, mark)
+        if not self.queue.capabilities.native_fifo:
+            return marked
+        return replace(marked, group=GROUP, deduplication_id=f"{mark.epoch}.{mark.number}")
+
+    def _transmit(self, messages: Sequence[Message], last: bool) -> list[Sent | VeilError]:
+        """Send one request's worth. `last`: make it durable that all is decided; else the next numbers do that."""
+        following = self._state.next
+        pending = [Pending(number, packed(each)) for number, each in enumerate(messages, following)]
+        self._save(replace(self._state, next=following + len(messages), pending=pending))
+        outcomes = self._request(pending)
+        failed = [(each, error) for each, error in zip(pending, outcomes, strict=True) if isinstance(error, VeilError)]
+        undecided = [each for each, error in failed if may_have_happened(error)]
+        refused = [each for each, error in failed if not may_have_happened(error)]
+        if failed or last:
+            self._decide(undecided, refused)
+        else:
+            self._state = replace(self._state, pending=[])
+        return outcomes
+
+    def _request(self, pending: Sequence[Pending]) -> list[Sent | VeilError]:
+        marked = [self._marked(mark, message) for message, mark in map(self._numbered, pending)]
+        try:
+            if len(marked) == 1:
+                return [self.queue.send(marked[0])]
+            return self.queue.send_batch(marked)
+        except QueueMissing as error:
+            self._checked -= self._check_every
+            return [error] * len(marked)
+        except VeilError as error:
+            return [error] * len(marked)
+
+    def _decide(self, undecided: Sequence[Pending], refused: Sequence[Pending]) -> None:
+        """Numbers at the end that nobody has are given out again; those in between are void."""
+        following = self._state.next
+        free = {each.number for each in refused}
+        while following - 1 in free:
+            following -= 1
+            free.discard(following)
+        voids = [Pending(number, packed(_VOID), void=True) for number in free]
+        self._save(replace(self._state, next=following, pending=sorted([*undecided, *voids], key=_number)))
+        if voids and not undecided:
+            try:
+                self._settle()
+            except VeilError:
+                # They stay open and come before anything else; the caller has its own answers.
+                return
+
+
+def _not_tried(count: int, error: VeilError | None) -> list[Sent | VeilError]:
+    reason = "not sent: an earlier message is undecided" + (f" ({error})" if error is not None else "")
+    return [TransportError(reason=reason, may_have_happened=False)] * count
+
+
+def _number(pending: Pending) -> int:
+    return pending.number

@@ -1,0 +1,106 @@
+"""Where the numbers live: the shape of a storage, and the local file.
+
+Strategy: a storage is two methods, `load` and `save`; `save` is durable when it returns. One that can lock itself has
+`acquire` and `release` as well; one that cannot gets its lock inside its state (holding.py). The file is written
+beside itself, synced and renamed, and locked with flock, which the kernel lets go when its process dies.
+"""
+
+import fcntl
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from veilmq.client.errors import StorageHeld
+
+
+class Storage(Protocol):
+    """Any object with these two methods. Called by one thread at a time."""
+
+    def load(self) -> bytes | None:
+        """What was saved last; None if nothing ever was."""
+        ...
+
+    def save(self, state: bytes) -> None:
+        """Durable when this returns; raising says that it may or may not be saved."""
+        ...
+
+
+class LockedStorage(Storage, Protocol):
+    """A storage that keeps others out by itself."""
+
+    def acquire(self) -> None:
+        """Take it. Raises StorageHeld."""
+        ...
+
+    def release(self) -> None:
+        """Let others take it. Twice is once."""
+        ...
+
+
+class Transactional(Protocol):
+    """A storage that can save in a transaction of the application's own."""
+
+    def saving(self, state: bytes) -> AbstractContextManager[Any]:
+        """Yields a cursor; what it writes and the state are committed together, or rolled back together."""
+        ...
+
+
+class LocalFile:
+    """One file, and `<file>.lock` beside it. Its directory must exist. Raises OSError as the file system does."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+        self._pid = 0
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def acquire(self) -> None:
+        """See `LockedStorage.acquire`."""
+        lock = os.open(self._beside(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
+            os.close(lock)
+            raise StorageHeld(storage=str(self), holder=holder or "another process") from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"pid {os.getpid()}\n".encode(), 0)
+        self._lock, self._pid = lock, os.getpid()
+
+    def release(self) -> None:
+        """See `LockedStorage.release`."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def load(self) -> bytes | None:
+        """See `Storage.load`."""
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def save(self, state: bytes) -> None:
+        """See `Storage.save`. Raises StorageHeld in a forked child: the lock is its parent's."""
+        if self._lock is not None and os.getpid() != self._pid:
+            raise StorageHeld(storage=str(self), holder=f"pid {self._pid}")
+        written = self._beside(".new")
+        file = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            with open(file, "wb", closefd=False) as out:
+                out.write(state)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(written, self.path)
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(self.path.name + suffix)

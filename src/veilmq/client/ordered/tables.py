@@ -1,0 +1,183 @@
+"""Numbers in a table of any database that has a DB-API driver: SQLite, PostgreSQL, MySQL.
+
+Strategy: one row a storage, changed only by `UPDATE ... WHERE version = ?`: who was overtaken changes nothing and is
+told. The row also says who holds it (holding.py). One connection, made when it is needed and again after an error, used
+by one thread at a time. `saving` lends a cursor, so that the application's own rows and the acknowledged number are one
+transaction: then nothing is done twice, wherever the process dies.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.dbapi import Connect, check_transactional, paramstyle_of, run, table_name
+from veilmq.client.errors import StateInvalid, StorageLost
+from veilmq.client.ordered.holding import HOLD_SECONDS, Owner, Watch
+from veilmq.model.errors import ParameterInvalid
+
+NAME_CHARACTERS_MAX: Final = 120
+
+
+class TableStorage:
+    """A row of a table. Any thread, one at a time; the driver must allow its connection to change threads (sqlite3:
+    check_same_thread=False).
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        name: str,
+        *,
+        table: str = "veilmq_numbers",
+        create: bool = True,
+        paramstyle: str | None = None,
+        clock: Clock = SYSTEM,
+        hold_seconds: float = HOLD_SECONDS,
+    ) -> None:
+        """connect: makes a connection. name: which row; sender and receiver need one each. create: make the table if it
+        is missing. paramstyle: the driver's; None: asked of its module. hold_seconds: after so long without a renewal
+        another process may take over.
+
+        Raises ParameterInvalid; later, what the driver raises.
+        """
+        if not 1 <= len(name) <= NAME_CHARACTERS_MAX:
+            reason = f"must have 1 to {NAME_CHARACTERS_MAX} characters, not {name!r}"
+            raise ParameterInvalid(parameter="name", reason=reason)
+        self.name = name
+        self._table = table_name(table)
+        self._connect = connect
+        self._create = create
+        self._paramstyle = paramstyle
+        self._watch = Watch(str(self), clock, hold_seconds)
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._version = 0
+
+    def __str__(self) -> str:
+        return f"table {self._table}, {self.name}"
+
+    @property
+    def ddl(self) -> str:
+        """The statement that makes the table, for those who make their tables themselves."""
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self._table} (name VARCHAR({NAME_CHARACTERS_MAX}) NOT NULL PRIMARY KEY,"
+            " version BIGINT NOT NULL, holder TEXT, state TEXT)"
+        )
+
+    def acquire(self) -> None:
+        """See `LockedStorage.acquire`. Raises StorageLost if another one was faster."""
+        with self._lock:
+            with self._cursor() as cursor:
+                if self._create:
+                    self._run(cursor, self.ddl)
+            with self._cursor() as cursor:
+                row = self._row(cursor)
+                if row is None:
+                    # Two at once: the primary key lets one of them in, and the driver's error stops the other.
+                    values = (self.name, _text(self._watch.owner()))
+                    self._run(cursor, f"INSERT INTO {self._table} VALUES (?, 1, ?, NULL)", values)
+                    self._version = 1
+                else:
+                    self._version, holder, _ = row
+                    self._watch.admit(holder)
+                    self._change(cursor, "holder = ?", _text(self._watch.owner()))
+        self._watch.start(self._renew)
+
+    def release(self) -> None:
+        """See `LockedStorage.release`."""
+        self._watch.stop()
+        with self._lock:
+            if self._connection is None:
+                return
+            try:
+                with self._cursor() as cursor:
+                    self._change(cursor, "holder = NULL")
+            except StorageLost:
+                pass
+            finally:
+                self._drop()
+
+    def load(self) -> bytes | None:
+        """See `Storage.load`."""
+        with self._lock, self._cursor() as cursor:
+            row = self._row(cursor)
+        return None if row is None or row[2] is None else row[2].encode()
+
+    def save(self, state: bytes) -> None:
+        """See `Storage.save`. Raises StorageLost."""
+        with self.saving(state):
+            pass
+
+    @contextmanager
+    def saving(self, state: bytes) -> Iterator[Any]:
+        """See `Transactional.saving`. Raises StorageLost."""
+        with self._lock, self._cursor() as cursor:
+            yield cursor
+            self._change(cursor, "holder = ?, state = ?", _text(self._watch.owner()), state.decode())
+
+    def _renew(self) -> None:
+        with self._lock, self._cursor() as cursor:
+            self._change(cursor, "holder = ?", _text(self._watch.owner()))
+
+    def _row(self, cursor: Any) -> tuple[int, Owner | None, str | None] | None:
+        self._run(cursor, f"SELECT version, holder, state FROM {self._table} WHERE name = ?", (self.name,))
+        row = cursor.fetchone()
+        if row is None:
+            return None
+        version, holder, state = row
+        try:
+            owner = None if holder is None else msgspec.json.decode(holder, type=Owner)
+        except msgspec.MsgspecError as error:
+            raise StateInvalid(storage=str(self), reason=f"holds something else: {error}") from None
+        return version, owner, state
+
+    def _change(self, cursor: Any, what: str, *values: object) -> None:
+        """One version on, if nobody else went there."""
+        statement = f"UPDATE {self._table} SET version = ?, {what} WHERE name = ? AND version = ?"
+        self._run(cursor, statement, (self._version + 1, *values, self.name, self._version))
+        if cursor.rowcount != 1:
+            row = self._row(cursor)
+            self._watch.check(None if row is None else row[1])
+            assert row is not None
+            # A commit of ours whose answer was lost: what it wrote is there, only its version is not known here.
+            self._version = row[0]
+            self._run(cursor, statement, (self._version + 1, *values, self.name, self._version))
+            if cursor.rowcount != 1:
+                raise StorageLost(storage=str(self), holder="another process")
+        self._changed = True
+
+    def _run(self, cursor: Any, statement: str, values: tuple[object, ...] = ()) -> None:
+        run(cursor, paramstyle_of(self._paramstyle, self._connection), statement, values)
+
+    @contextmanager
+    def _cursor(self) -> Iterator[Any]:
+        """A cursor in a transaction: committed at the end, rolled back and reconnected after any error."""
+        if self._connection is None:
+            connection = self._connect()
+            check_transactional(connection)
+            self._connection = connection
+        self._changed = False
+        cursor = self._connection.cursor()
+        done = False
+        try:
+            yield cursor
+            self._connection.commit()
+            done = True
+        finally:
+            if not done:
+                self._drop()
+        cursor.close()
+        self._version += self._changed
+
+    def _drop(self) -> None:
+        """Closing rolls back what is open (PEP 249)."""
+        connection, self._connection = self._connection, None
+        connection.close()
+
+
+def _text(owner: Owner) -> str:
+    return msgspec.json.encode(owner).decode()

@@ -1,0 +1,147 @@
+"""Waiting on several queues at once: one parked poll a queue, however many threads wait.
+
+Strategy: whoever waits parks the polls that are not parked already, each in a thread of its own and for a slice of
+time, and sleeps until one brings something. The first that comes goes to one of the waiters; the other polls stay for
+the next waiter or end with their slice. What a poll brings when nobody waits any more is released at once: a message is
+never held for a caller who may not come. A queue that answers "nothing" early is asked again more and more slowly.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from veilmq.client.clock import Clock
+from veilmq.client.messages import Received
+from veilmq.client.unreadable import log
+from veilmq.model.errors import VeilError
+
+SLICE: Final = 5.0
+"""Seconds that a poll may outlive the wait that it was parked for."""
+_PAUSE_MIN: Final = 0.1
+_PAUSE_MAX: Final = 5.0
+
+Lease = float | None
+
+
+class _Arrived(msgspec.Struct):
+    lease: Lease
+    messages: list[Received]
+    error: VeilError | None = None
+
+
+class Parked:
+    """The polls of one set of queues. Any thread."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        poll: Callable[[str, Lease, float], list[Received]],
+        give_back: Callable[[Received], None],
+        clock: Clock,
+    ) -> None:
+        """poll: one receive of one message from the queue of that name, with that lease and wait."""
+        self._names = names
+        self._poll, self._give_back, self._clock = poll, give_back, clock
+        self._changed = threading.Condition()
+        self._waiting: dict[Lease, int] = {}
+        self._polls: set[tuple[str, Lease]] = set()
+        self._arrived: list[_Arrived] = []
+        self._pauses: dict[str, tuple[float, float]] = {}
+        self._closed = False
+
+    @property
+    def polls(self) -> int:
+        """How many are parked now."""
+        return len(self._polls)
+
+    def wait(self, lease: Lease, wait: float, count_max: int) -> list[Received]:
+        """The first that come within `wait` seconds, or nothing. Raises what a poll raised."""
+        deadline = self._clock.monotonic() + wait
+        with self._changed:
+            self._waiting[lease] = self._waiting.get(lease, 0) + 1
+            try:
+                came = self._first(lease, deadline, count_max)
+            finally:
+                self._waiting[lease] -= 1
+                over = self._over(lease)
+        self._release(over)
+        messages = [message for each in came for message in each.messages]
+        errors = [each.error for each in came if each.error is not None]
+        if errors and not messages:
+            raise errors[0]
+        return messages
+
+    def close(self) -> None:
+        """Waits end; polls end with their queues."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _first(self, lease: Lease, deadline: float, count_max: int) -> list[_Arrived]:
+        while not self._closed:
+            # A poll brings one message.
+            came = [arrived for arrived in self._arrived if arrived.lease == lease][:count_max]
+            if came:
+                self._arrived = [arrived for arrived in self._arrived if not any(arrived is each for each in came)]
+                return came
+            now = self._clock.monotonic()
+            if now >= deadline:
+                break
+            pause = self._park(lease, deadline, now)
+            self._changed.wait(min(deadline - now, pause))
+        return []
+
+    def _park(self, lease: Lease, deadline: float, now: float) -> float:
+        """Park what is not parked; returns seconds until the next one may be."""
+        soonest = SLICE
+        for name in self._names:
+            if (name, lease) in self._polls:
+                continue
+            until, _ = self._pauses.get(name, (now, 0.0))
+            if until > now:
+                soonest = min(soonest, until - now)
+                continue
+            self._polls.add((name, lease))
+            arguments = (name, lease, min(SLICE, deadline - now))
+            threading.Thread(target=self._run, args=arguments, name=f"poll {name}", daemon=True).start()
+        return soonest
+
+    def _run(self, name: str, lease: Lease, wait: float) -> None:
+        began = self._clock.monotonic()
+        came = _Arrived(lease, [])
+        try:
+            came.messages = self._poll(name, lease, wait)
+        except VeilError as error:
+            came.error = error
+        now = self._clock.monotonic()
+        with self._changed:
+            self._polls.discard((name, lease))
+            if came.messages:
+                self._pauses.pop(name, None)
+            elif came.error is not None or now - began < wait / 2:
+                _, last = self._pauses.get(name, (now, 0.0))
+                pause = min(max(_PAUSE_MIN, 2 * last), _PAUSE_MAX)
+                self._pauses[name] = now + pause, pause
+            if came.messages or came.error is not None:
+                self._arrived.append(came)
+            over = self._over(lease)
+            self._changed.notify_all()
+        self._release(over)
+
+    def _over(self, lease: Lease) -> list[Received]:
+        """What came for waiters who are gone."""
+        if self._waiting.get(lease):
+            return []
+        self._waiting.pop(lease, None)
+        gone = [arrived for arrived in self._arrived if arrived.lease == lease]
+        self._arrived = [arrived for arrived in self._arrived if arrived.lease != lease]
+        return [message for arrived in gone for message in arrived.messages]
+
+    def _release(self, messages: list[Received]) -> None:
+        for message in messages:
+            try:
+                self._give_back(message)
+            except VeilError as error:
+                log.warning("message %s could not be released: %s", message.id, error)

@@ -1,0 +1,202 @@
+"""Many callers, few parked polls: the receiver, for threads and for coroutines.
+
+Strategy: both are thin doors to the same `Polling`; they differ in how a caller sleeps. Source: seed 002 "LongPolling"
+(MessageReceiver).
+"""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.messages import Received
+from veilmq.client.queue import Queue
+from veilmq.client.receiver.exchange import Limits, Wish
+from veilmq.client.receiver.polling import Polling
+from veilmq.model.errors import ParameterInvalid, VeilError, as_fields
+
+WAIT: Final = 20.0
+"""Seconds of one parked poll, where the protocol allows them."""
+POLLS: Final = 1
+FETCHES: Final = 8
+GRACE: Final = 1.0
+BACKOFF_MAX: Final = 5.0
+_THREADS_MAX: Final = 1_000
+
+
+class _Door:
+    """What both receivers take, and how they close."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        *,
+        polls: int = POLLS,
+        fetches: int = FETCHES,
+        wait: float | None = None,
+        lease: float | None = None,
+        grace: float = GRACE,
+        backoff_max: float = BACKOFF_MAX,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        capabilities = queue.capabilities
+        wait = min(WAIT, capabilities.wait_max) if wait is None else wait
+        for name, value in (("polls", polls), ("fetches", fetches)):
+            if not 1 <= value <= _THREADS_MAX:
+                raise ParameterInvalid(parameter=name, reason=f"{value!r} is not between 1 and {_THREADS_MAX}")
+        if not 0 < wait <= capabilities.wait_max:
+            limit = f"{capabilities.wait_max:g} s of {capabilities.protocol}"
+            raise ParameterInvalid(parameter="wait", reason=f"{wait!r} is not above 0 and within the {limit}")
+        if lease is not None and not capabilities.lease_min <= lease <= capabilities.lease_max:
+            limit = f"{capabilities.lease_min:g} and {capabilities.lease_max:g} s of {capabilities.protocol}"
+            raise ParameterInvalid(parameter="lease", reason=f"{lease!r} is not between the {limit}")
+        for name, seconds in (("grace", grace), ("backoff_max", backoff_max)):
+            if not 0 < seconds <= WAIT:
+                raise ParameterInvalid(parameter=name, reason=f"{seconds!r} is not above 0 and at most {WAIT:g} s")
+        limits = Limits(
+            polls=polls,
+            fetches=fetches,
+            count_max=capabilities.receive_messages_max,
+            wait=wait,
+            grace=grace,
+            backoff_max=backoff_max,
+        )
+        self.queue = queue
+        self._clock = clock
+        self._polling = Polling(queue, limits, lease, clock)
+
+    @property
+    def waiting(self) -> int:
+        """Callers that wait now."""
+        return self._polling.waiting
+
+    def _until(self, timeout: float | None, now: float) -> float | None:
+        if timeout is None:
+            return float("inf")
+        if not timeout >= 0:
+            raise ParameterInvalid(parameter="timeout", reason=f"{timeout!r} is not a number of seconds from 0")
+        return now + timeout if timeout else None
+
+
+class Receiver(_Door):
+    """One receiver of a queue for any number of threads. Seconds.
+
+    At most `polls` requests are parked at the queue, each for up to `wait` (None: 20, or the protocol's longest), for
+    however many callers; once there are messages, up to `fetches` more requests without a wait collect them in batches.
+    `lease`: of each message; None: the queue's visibility timeout. Raises ParameterInvalid for what cannot work.
+    """
+
+    def receive(self, timeout: float | None = None) -> Received | None:
+        """The next message, or None if none came within `timeout` seconds or the receiver was closed.
+
+        None waits as long as it takes; 0 looks once and never waits. Raises what the queue raises where waiting cannot
+        help (QueueMissing, a ServiceError that is not retryable), and any other error only if nothing but errors came
+        until the timeout.
+        """
+        messages = self.receive_batch(1, timeout)
+        return messages[0] if messages else None
+
+    def receive_batch(self, count_max: int, timeout: float | None = None) -> Sequence[Received]:
+        """Up to `count_max` messages as they come together; as `receive`, with an empty list for None."""
+        now = self._clock.monotonic()
+        wish = _ThreadWish(_count(count_max), now, self._until(timeout, now))
+        self._polling.ask(wish)
+        try:
+            wish.woken.wait(timeout or None)
+        except BaseException:
+            self._polling.abandon(wish)
+            raise
+        return _outcome(self._polling.withdraw(wish))
+
+    def close(self, deadline: float = 0) -> None:
+        """Callers that wait get None at once, and so do later ones. Requests still parked end with their wait, or when
+        the queue is closed; what they bring is released. `deadline`: seconds to wait for them here."""
+        self._polling.close(deadline)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncReceiver(_Door):
+    """As `Receiver`, for coroutines; requests run in threads of their own, so that a busy loop delays no poll."""
+
+    async def receive(self, timeout: float | None = None) -> Received | None:  # noqa: ASYNC109
+        """See `Receiver.receive`. Cancelled, it passes on what it would have got."""
+        messages = await self.receive_batch(1, timeout)
+        return messages[0] if messages else None
+
+    async def receive_batch(self, count_max: int, timeout: float | None = None) -> Sequence[Received]:  # noqa: ASYNC109
+        """See `Receiver.receive_batch`."""
+        now = self._clock.monotonic()
+        wish = _LoopWish(_count(count_max), now, self._until(timeout, now))
+        self._polling.ask(wish)
+        try:
+            await asyncio.wait([wish.woken], timeout=timeout or None)
+        except BaseException:
+            self._polling.abandon(wish)
+            raise
+        return _outcome(self._polling.withdraw(wish))
+
+    async def close(self, deadline: float = 0) -> None:
+        """See `Receiver.close`."""
+        await asyncio.to_thread(self._polling.close, deadline)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class _ThreadWish(Wish):
+    """A thread that waits."""
+
+    def __init__(self, count: int, since: float, until: float | None) -> None:
+        super().__init__(count, since, until)
+        self.woken = threading.Event()
+
+    def resolve(self, outcome: Sequence[Received] | VeilError) -> None:
+        super().resolve(outcome)
+        self.woken.set()
+
+
+class _LoopWish(Wish):
+    """A coroutine that waits."""
+
+    def __init__(self, count: int, since: float, until: float | None) -> None:
+        super().__init__(count, since, until)
+        self.loop = asyncio.get_running_loop()
+        self.woken: asyncio.Future[None] = self.loop.create_future()
+
+    def resolve(self, outcome: Sequence[Received] | VeilError) -> None:
+        super().resolve(outcome)
+        # A loop that was closed under its coroutines: the message comes back when its lease ends.
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self.woken.done():
+            self.woken.set_result(None)
+
+
+def _count(count_max: int) -> int:
+    if count_max < 1:
+        raise ParameterInvalid(parameter="count_max", reason=f"{count_max!r} is not at least 1")
+    return count_max
+
+
+def _outcome(outcome: Sequence[Received] | VeilError) -> Sequence[Received]:
+    if isinstance(outcome, VeilError):
+        # One error may be for many callers, and each raise writes its own traceback into it.
+        raise type(outcome)(**as_fields(outcome)) from outcome
+    return outcome

@@ -1,0 +1,53 @@
+"""Batches of any length over requests of a bounded one.
+
+Strategy: `split` cuts by number and by size, keeping the order; `in_requests` sends piece after piece and gives every
+entry its result or error. A request that fails as a whole raises only if nothing of the batch can have happened. Once
+the way is broken the rest is not tried: each such entry says so, and that nothing of it happened.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from veilmq.client.errors import TransportError, may_have_happened
+from veilmq.model.errors import VeilError
+
+Entry = TypeVar("Entry")
+Result = TypeVar("Result")
+
+NOT_TRIED = "not tried: the request before it in the same batch failed"
+
+
+def split(entries: Sequence[Entry], count_max: int, bytes_max: int, size: Callable[[Entry], int]) -> list[list[Entry]]:
+    """The entries in their order, in pieces of at most `count_max` entries and `bytes_max` bytes.
+
+    An entry that is larger than `bytes_max` is a piece of its own, for the server to refuse.
+    """
+    pieces: list[list[Entry]] = []
+    room_bytes = -1
+    for entry in entries:
+        entry_bytes = size(entry)
+        if not pieces or len(pieces[-1]) >= count_max or entry_bytes > room_bytes:
+            pieces.append([])
+            room_bytes = bytes_max
+        pieces[-1].append(entry)
+        room_bytes -= entry_bytes
+    return pieces
+
+
+def in_requests(
+    pieces: Sequence[Sequence[Entry]], request: Callable[[Sequence[Entry]], Sequence[Result | VeilError]]
+) -> Iterator[Result | VeilError]:
+    """One result or error an entry, in order. Raises what the first request raised if nothing of it happened."""
+    broken = False
+    for number, piece in enumerate(pieces):
+        if broken:
+            yield from [TransportError(reason=NOT_TRIED, may_have_happened=False)] * len(piece)
+            continue
+        try:
+            results = request(piece)
+        except VeilError as error:
+            if number == 0 and not may_have_happened(error):
+                raise
+            broken = isinstance(error, TransportError)
+            results = [error] * len(piece)
+        yield from results

@@ -1,0 +1,168 @@
+"""What a service says in SQS's codes -> the house's errors.
+
+Strategy: one total table from code to error; a code that is not in it is a ServiceError as it stands. Codes come in two
+dresses (`AWS.SimpleQueueService.NonExistentQueue` of the Query form, `QueueDoesNotExist` of the service model): both
+are read. InvalidParameterValue is many things; its wording tells which. Sequence and attempt of a LeaseError are 0:
+SQS does not tell them. Source: the error sections of the SQS API Reference and the service model's shapes.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from veilmq.client.errors import ServiceError
+from veilmq.model.errors import (
+    CapabilityMissing,
+    InFlightFull,
+    LeaseExpired,
+    MessageGone,
+    MessageTooLarge,
+    ParameterInvalid,
+    PurgeInProgress,
+    QueueDeletedRecently,
+    QueueExists,
+    QueueMissing,
+    ReceiptInvalid,
+    VeilError,
+)
+
+_PREFIX: Final = "AWS.SimpleQueueService."
+_MINUTE_US: Final = 60_000_000
+_IN_FLIGHT_MAX: Final = 120_000
+_FIFO_IN_FLIGHT_MAX: Final = 20_000
+_MESSAGE_BYTES_MAX: Final = 1_048_576
+_ENTITY_TOO_LARGE: Final = 413
+
+_PARAMETER: Final = re.compile(r"for parameter (\w+) is invalid(?:\. Reason: (.*))?", re.DOTALL)
+_MISSING: Final = re.compile(r"must contain the parameter ([\w.]*\w)")
+_SETTING: Final = re.compile(r"for attribute (\w+)")
+_BYTES: Final = re.compile(r"(?:shorter than|longer than) (\d+) bytes")
+_SENT_BYTES: Final = re.compile(r"You have sent (\d+) bytes")
+
+
+class Said(NamedTuple):
+    """What a service said, and about which queue."""
+
+    code: str
+    status: int
+    request_id: str
+    message: str
+    queue: str
+    size_bytes: int = 0
+    """Of the message that was sent, if one was."""
+
+
+_PORT_NAMES: Final = {
+    "MessageBody": "body",
+    "Body": "body",
+    "MessageAttributes": "attributes",
+    "Attributes": "attributes",
+    "DelaySeconds": "delay",
+    "Delay": "delay",
+    "TimeToLive": "ttl",
+    "Priority": "priority",
+    "MessageGroupId": "group",
+    "Group": "group",
+    "MessageDeduplicationId": "deduplication_id",
+    "DeduplicationId": "deduplication_id",
+    "Type": "type",
+    "LeaseHint": "lease_hint",
+    "Tag": "tag",
+    "VisibilityTimeout": "lease",
+    "Lease": "lease",
+    "WaitTimeSeconds": "wait",
+    "Wait": "wait",
+    "MaxNumberOfMessages": "count_max",
+    "CountMax": "count_max",
+    "ReceiptHandle": "handle",
+    "Handle": "handle",
+    "Handles": "handle",
+    "QueueName": "name",
+    "Queue": "name",
+    "QueueUrl": "name",
+}
+"""What SQS or VeilMQ calls a parameter -> what the port calls it."""
+
+
+def port_name(parameter: str) -> str:
+    """The port's name of a parameter; the service's own if the port has none."""
+    return _PORT_NAMES.get(parameter, parameter)
+
+
+def error_of(said: Said) -> VeilError:
+    """The error that the code stands for. Never raises."""
+    if said.status == _ENTITY_TOO_LARGE:
+        return _too_large(said)
+    make = _TABLE.get(said.code.removeprefix(_PREFIX))
+    return service_error(said) if make is None else make(said)
+
+
+def service_error(said: Said) -> ServiceError:
+    """What was said, as it stands."""
+    return ServiceError(code=said.code, status=said.status, request_id=said.request_id, message=said.message)
+
+
+def _invalid_value(said: Said) -> VeilError:
+    text = said.message
+    if "must be shorter than" in text:
+        return _too_large(said)
+    if "does not exist or is not available for visibility timeout change" in text:
+        return MessageGone(sequence=0, attempt=0)
+    if "receipt handle has expired" in text:
+        return LeaseExpired(sequence=0, attempt=0)
+    found = _PARAMETER.search(text)
+    if found is None:
+        return ParameterInvalid(parameter="request", reason=text)
+    return ParameterInvalid(parameter=port_name(found[1]), reason=found[2] or text)
+
+
+def _too_large(said: Said) -> VeilError:
+    limit, sent = _BYTES.search(said.message), _SENT_BYTES.search(said.message)
+    return MessageTooLarge(
+        size_bytes=int(sent[1]) if sent else said.size_bytes, limit_bytes=int(limit[1]) if limit else _MESSAGE_BYTES_MAX
+    )
+
+
+def _exists(said: Said) -> VeilError:
+    found = _SETTING.search(said.message)
+    return QueueExists(queue=said.queue, setting=found[1] if found else "setting")
+
+
+def _missing_parameter(said: Said) -> VeilError:
+    found = _MISSING.search(said.message)
+    return ParameterInvalid(parameter=port_name(found[1]) if found else "request", reason=said.message)
+
+
+def _over_limit(said: Said) -> VeilError:
+    return InFlightFull(queue=said.queue, limit=_FIFO_IN_FLIGHT_MAX if said.queue.endswith(".fifo") else _IN_FLIGHT_MAX)
+
+
+def _invalid(parameter: str) -> Callable[[Said], VeilError]:
+    return lambda said: ParameterInvalid(parameter=parameter, reason=said.message)
+
+
+def _no_queue(said: Said) -> VeilError:
+    return QueueMissing(queue=said.queue)
+
+
+_TABLE: Final[dict[str, Callable[[Said], VeilError]]] = {
+    "NonExistentQueue": _no_queue,
+    "QueueDoesNotExist": _no_queue,
+    "QueueAlreadyExists": _exists,
+    "QueueNameExists": _exists,
+    "QueueDeletedRecently": lambda said: QueueDeletedRecently(queue=said.queue, wait_us=_MINUTE_US),
+    "PurgeQueueInProgress": lambda said: PurgeInProgress(queue=said.queue, wait_us=_MINUTE_US),
+    "ReceiptHandleIsInvalid": lambda said: ReceiptInvalid(reason=said.message),
+    "MessageNotInflight": lambda said: LeaseExpired(sequence=0, attempt=0),
+    "OverLimit": _over_limit,
+    "BatchRequestTooLong": _too_large,
+    "InvalidParameterValue": _invalid_value,
+    "InvalidParameterValueException": _invalid_value,
+    "MissingParameter": _missing_parameter,
+    "MissingRequiredParameterException": _missing_parameter,
+    "InvalidMessageContents": _invalid("body"),
+    "InvalidAttributeName": _invalid("attribute"),
+    "InvalidAttributeValue": _invalid("attribute"),
+    "InvalidIdFormat": lambda said: ReceiptInvalid(reason=said.message),
+    "UnsupportedOperation": lambda said: CapabilityMissing(capability=said.message),
+}

@@ -1,0 +1,111 @@
+"""Calls of a boto3 client, with the house's errors.
+
+Strategy: one door. What botocore raises becomes a TransportError, a ServiceError or an error of the model here.
+botocore retries by itself, so the exception that comes out tells of the last attempt only: a listener on its
+`needs-retry` event sees every attempt, and remembers whether one of them may have reached the service. Source:
+botocore's exceptions.py and endpoint.py.
+"""
+
+import threading
+from typing import Any
+
+from botocore.exceptions import (  # type: ignore[import-untyped]
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    HTTPClientError,
+    ParamValidationError,
+    ProxyConnectionError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
+from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
+
+from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.service_errors import Said, error_of
+from veilmq.model.errors import ParameterInvalid, VeilError
+
+_UNSENT = (EndpointConnectionError, ConnectTimeoutError, ProxyConnectionError)
+_BROKEN = (HTTPClientError, BotoConnectionError, ResponseParserError)
+
+
+class _Attempts(threading.local):
+    """Of the call that this thread is making."""
+
+    reached = False
+    """An attempt may have been carried out."""
+
+
+class Calls:
+    """A boto3 SQS client whose calls raise the house's errors. As thread-safe as the client is: fully."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._attempts = _Attempts()
+        self._id = f"veilmq-attempts-{id(self)}"
+        client.meta.events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
+
+    def close(self) -> None:
+        """Take the listener off the client."""
+        self.client.meta.events.unregister("needs-retry.sqs", unique_id=self._id)
+
+    def _attempted(self, response: Any = None, caught_exception: Any = None, **_: Any) -> None:
+        """Called by botocore after each attempt; says nothing about whether to retry."""
+        if caught_exception is not None:
+            self._attempts.reached |= not isinstance(caught_exception, _UNSENT)
+        elif response is not None:
+            self._attempts.reached |= response[0].status_code >= 500
+
+    def call(self, method: str, queue: str, *, size_bytes: int = 0, **given: Any) -> dict[str, Any]:
+        """The answer of one operation (snake case). `queue` and `size_bytes` are for errors.
+
+        Raises QueueMissing, TransportError, ServiceError and what `service_errors` has.
+        """
+        self._attempts.reached = False
+        try:
+            answer: dict[str, Any] = getattr(self.client, method)(**given)
+        except ClientError as error:
+            raise self._said(error, queue, size_bytes) from error
+        except _BROKEN as error:
+            unsent = isinstance(error, _UNSENT) and not self._attempts.reached
+            raise TransportError(reason=str(error), may_have_happened=not unsent) from error
+        except ParamValidationError as error:
+            raise ParameterInvalid(parameter="request", reason=str(error)) from error
+        except BotoCoreError as error:  # no credentials, no region ...: nothing was sent
+            raise ServiceError(code=type(error).__name__, status=0, request_id="", message=str(error)) from error
+        return answer
+
+    def _said(self, error: ClientError, queue: str, size_bytes: int) -> VeilError:
+        said, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
+        return error_of(
+            Said(
+                code=str(said.get("Code", "")),
+                status=int(about.get("HTTPStatusCode", 0)),
+                request_id=str(about.get("RequestId", "")),
+                message=str(said.get("Message", "")),
+                queue=queue,
+                size_bytes=size_bytes,
+            )
+        )
+
+
+def member(answer: dict[str, Any], name: str) -> Any:
+    """A member that an answer must have; botocore reads whatever comes. Raises TransportError."""
+    value = answer.get(name)
+    if value is None:
+        raise TransportError(reason=f"the answer has no {name}", may_have_happened=True)
+    return value
+
+
+def entry_error(failed: dict[str, Any], answer: dict[str, Any], queue: str, size_bytes: int = 0) -> VeilError:
+    """The error of one entry under `Failed`. SQS gives it no status: 400 if it blames the sender, else 500."""
+    return error_of(
+        Said(
+            code=str(failed.get("Code", "")),
+            status=400 if failed.get("SenderFault", True) else 500,
+            request_id=str(answer.get("ResponseMetadata", {}).get("RequestId", "")),
+            message=str(failed.get("Message", "")),
+            queue=queue,
+            size_bytes=size_bytes,
+        )
+    )

@@ -1,0 +1,121 @@
+"""Waiting calls that can be given up.
+
+Strategy: boto3 cannot be interrupted in a long poll, so one that waits runs on a thread of this room while its caller
+waits for either the answer or the end. Whoever gives it up (close, or an exception in the caller's thread) leaves the
+answer to `late`, which releases what it still brings. Threads are reused, end after a minute without work, and are
+daemons: an open poll never holds up the interpreter's exit.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, TypeVar
+
+from veilmq.model.errors import VeilError
+
+_IDLE_SECONDS: Final = 60.0
+
+Answer = TypeVar("Answer")
+
+
+class _Job(Generic[Answer]):
+    def __init__(self, call: Callable[[], Answer], late: Callable[[Answer], None]) -> None:
+        self.call = call
+        self.late = late
+        self.reply: SimpleQueue[tuple[Answer | None, Exception | None]] = SimpleQueue()
+        self._once = threading.Lock()
+
+    def settle(self) -> bool:
+        """True for the first who asks: theirs is the reply."""
+        return self._once.acquire(blocking=False)
+
+    def run(self) -> None:
+        answer: Answer | None = None
+        # What the caller sees if the call raises what no call may: this thread then ends with its traceback.
+        failure: Exception | None = AssertionError("a waiting call failed: see its thread's traceback")
+        try:
+            answer, failure = self.call(), None
+        except VeilError as error:
+            failure = error
+        finally:
+            settled = self.settle()
+            if settled:
+                self.reply.put((answer, failure))
+        if not settled and answer is not None:
+            try:
+                self.late(answer)
+            except VeilError:
+                pass  # the leases end by themselves
+
+
+_Inbox = SimpleQueue["_Job[Any] | None"]
+
+
+class Parking:
+    """The waiting calls of one queue."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._idle: deque[_Inbox] = deque()
+        self._jobs: set[_Job[Any]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def wait(self, call: Callable[[], Answer], late: Callable[[Answer], None]) -> Answer | None:
+        """The call's answer, or None if `close` came first; then `late` gets it. Raises what the call raises."""
+        job = _Job(call, late)
+        with self._lock:
+            if self._closed:
+                return None
+            self._jobs.add(job)
+        try:
+            self._start(job)
+            answer, failure = job.reply.get()
+        finally:
+            job.settle()
+            with self._lock:
+                self._jobs.discard(job)
+        if failure is not None:
+            raise failure
+        return answer
+
+    def close(self) -> None:
+        """Give up all that wait."""
+        with self._lock:
+            self._closed = True
+            jobs = list(self._jobs)
+        for job in jobs:
+            if job.settle():
+                job.reply.put((None, None))
+        while self._idle:
+            try:
+                self._idle.pop().put(None)
+            except IndexError:
+                break
+
+    def _start(self, job: _Job[Any]) -> None:
+        try:
+            inbox = self._idle.pop()
+        except IndexError:
+            inbox = SimpleQueue()
+            threading.Thread(target=self._serve, args=(inbox,), name=f"veilmq-poll-{self._name}", daemon=True).start()
+        inbox.put(job)
+
+    def _serve(self, inbox: _Inbox) -> None:
+        while True:
+            try:
+                job = inbox.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                try:
+                    self._idle.remove(inbox)
+                except ValueError:
+                    continue  # a job is on its way
+                return
+            if job is None:
+                return
+            job.run()
+            del job
+            self._idle.append(inbox)
+            if self._closed:
+                return

@@ -1,0 +1,339 @@
+"""One queue of Amazon SQS.
+
+Strategy: a batch of any length is cut at ten entries and 1 MiB; each entry's `Id` is its number in the request. A
+receive always names its wait, 0 too, so that the queue's own setting never counts. SQS knows whole seconds: what is
+asked for in fractions is rounded up, and `lease_end` still judged by what was asked. A receive that names no lease
+looks the queue's visibility timeout up (remembered for a minute), and honours senders' hints with one extension more.
+Source: SQS API Reference.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from veilmq.client.capabilities import Capabilities, HandleOnSend
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.errors import TransportError
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.queue_attributes import FIFO_SUFFIX
+from veilmq.client.requests import in_requests, split
+from veilmq.client.sqs.calls import Calls, entry_error, member
+from veilmq.client.sqs.parking import Parking
+from veilmq.client.sqs.receiving import received_of
+from veilmq.client.sqs.sending import Entry, entry_of
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
+
+if TYPE_CHECKING:
+    from veilmq.client.sqs.account import SqsAccount
+
+ENTRIES_MAX: Final = 10
+REQUEST_BYTES_MAX: Final = 1_048_576
+_LEASE_MAX: Final = 43_200
+_WAIT_MAX: Final = 20
+_SETTINGS_SECONDS: Final = 60.0
+"""How long the queue's visibility timeout is believed."""
+
+
+def capabilities_of(name: str, wait_max: float = _WAIT_MAX) -> Capabilities:
+    """What SQS can do on a queue of that name (Developer Guide, "Amazon SQS quotas")."""
+    fifo = name.endswith(FIFO_SUFFIX)
+    return Capabilities(
+        protocol="sqs",
+        body_bytes_max=REQUEST_BYTES_MAX,
+        batch_messages_max=ENTRIES_MAX,
+        receive_messages_max=ENTRIES_MAX,
+        lease_min=1,
+        lease_max=_LEASE_MAX,
+        lease_total_max=_LEASE_MAX,
+        wait_max=wait_max,
+        delay_max=0 if fifo else 900,
+        batch_extend=True,
+        receipts_rotate=False,
+        handle_on_send=HandleOnSend.NEVER,
+        body_replaceable=False,
+        retention_below_delay=False,
+        base64_body=False,
+        attributes=True,
+        peek=False,
+        priorities=False,
+        ttl=False,
+        groups=True,
+        native_fifo=fifo,
+        native_topics=False,
+        lease_hints=True,
+    )
+
+
+class SqsQueue:
+    """A `Queue` on SQS; made by `SqsAccount.queue`."""
+
+    def __init__(self, account: "SqsAccount", calls: Calls, name: str, url: str, clock: Clock = SYSTEM) -> None:
+        self._account = account
+        self._calls = calls
+        self._name = name
+        self.url = url
+        self._clock = clock
+        timeout = calls.client.meta.config.read_timeout
+        # A socket that gives up before the poll does would make an error of every empty answer.
+        wait_max = _WAIT_MAX if timeout is None else max(0, min(_WAIT_MAX, timeout - 1))
+        self._capabilities = capabilities_of(name, wait_max)
+        self._parking = Parking(name)
+        self._closed = False
+        self._settings_lock = threading.Lock()
+        self._visibility_timeout: tuple[float, float] | None = None
+        """(seconds, believed until)."""
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return self._capabilities
+
+    @property
+    def account(self) -> "SqsAccount":
+        """The account it is of."""
+        return self._account
+
+    def send(self, message: str | Message) -> Sent:
+        """SendMessage."""
+        entry = entry_of(message, self._capabilities)
+        answer = self._call("send_message", size_bytes=entry.size_bytes, **entry.given)
+        return _sent(answer)
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        """SendMessageBatch, as often as it takes."""
+        results: list[Sent | VeilError] = []
+        entries: list[Entry] = []
+        places: list[int] = []
+        for place, message in enumerate(messages):
+            try:
+                entries.append(entry_of(message, self._capabilities))
+            except VeilError as error:
+                results.append(error)
+            else:
+                results.append(_untold())
+                places.append(place)
+        pieces = split(entries, ENTRIES_MAX, REQUEST_BYTES_MAX, lambda entry: entry.size_bytes)
+        for place, result in zip(places, in_requests(pieces, self._send_piece), strict=True):
+            results[place] = result
+        return results
+
+    def _send_piece(self, entries: Sequence[Entry]) -> list[Sent | VeilError]:
+        sizes = [entry.size_bytes for entry in entries]
+        return self._batch("send_message_batch", [entry.given for entry in entries], _sent, sizes)
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        """ReceiveMessage, with all attributes. An empty list also if the queue is closed meanwhile."""
+        self._check_open()
+        able = self._capabilities
+        if not 1 <= count_max <= able.receive_messages_max:
+            reason = f"must be from 1 to {able.receive_messages_max}, not {count_max}"
+            raise ParameterInvalid(parameter="count_max", reason=reason)
+        if not 0 <= wait <= able.wait_max:
+            raise ParameterInvalid(parameter="wait", reason=f"must be from 0 to {able.wait_max:g} s, not {wait}")
+        given: dict[str, Any] = {
+            "MaxNumberOfMessages": count_max,
+            "WaitTimeSeconds": math.ceil(wait),
+            "MessageSystemAttributeNames": ["All"],
+            "MessageAttributeNames": ["All"],
+        }
+        if lease is None:
+            held = self._default_lease()
+        else:
+            held = lease
+            given["VisibilityTimeout"] = _lease_seconds(lease)
+        started = self._clock.monotonic()
+        if not wait:
+            messages = self._call("receive_message", **given).get("Messages", [])
+        else:
+            messages = self._parking.wait(lambda: self._polled(given), self._release_late) or []
+        received = [received_of(message, started + held) for message in messages]
+        if lease is None:
+            return self._honour_hints(received)
+        return [message for message, _ in received]
+
+    def _polled(self, given: dict[str, Any]) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = self._calls.call(
+            "receive_message", self._name, QueueUrl=self.url, **given
+        ).get("Messages", [])
+        return messages
+
+    def _release_late(self, messages: list[dict[str, Any]]) -> None:
+        """Nobody waits for these any more: let others have them at once."""
+        if messages:
+            entries = [{"ReceiptHandle": message["ReceiptHandle"], "VisibilityTimeout": 0} for message in messages]
+            self._entries_call("change_message_visibility_batch", entries)
+
+    def _honour_hints(self, received: list[tuple[Received, float | None]]) -> list[Received]:
+        hinted = [
+            Extension(message.handle, min(hint, self._capabilities.lease_max))
+            for message, hint in received
+            if hint is not None
+        ]
+        if not hinted:
+            return [message for message, _ in received]
+        started = self._clock.monotonic()
+        try:
+            results = self.extend_batch(hinted)
+        except VeilError as error:
+            results = [error] * len(hinted)
+        leases = {
+            extension.handle: started + extension.lease
+            for extension, result in zip(hinted, results, strict=True)
+            if isinstance(result, str)
+        }
+        return [
+            Received(**{**_fields(message), "lease_end": leases[message.handle]})
+            if message.handle in leases
+            else message
+            for message, _ in received
+        ]
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        """ChangeMessageVisibility."""
+        if body is not None:
+            raise CapabilityMissing(capability="body_replaceable")
+        self._call("change_message_visibility", ReceiptHandle=handle, VisibilityTimeout=_lease_seconds(lease))
+        return handle
+
+    def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
+        """ChangeMessageVisibilityBatch, as often as it takes."""
+        results: list[str | VeilError] = []
+        entries: list[dict[str, Any]] = []
+        places: list[int] = []
+        for place, extension in enumerate(extensions):
+            results.append(extension.handle)
+            try:
+                seconds = _lease_seconds(extension.lease)
+            except ParameterInvalid as error:
+                results[place] = error
+            else:
+                entries.append({"ReceiptHandle": extension.handle, "VisibilityTimeout": seconds})
+                places.append(place)
+        outcomes = self._in_requests("change_message_visibility_batch", entries)
+        for place, outcome in zip(places, outcomes, strict=True):
+            if outcome is not None:
+                results[place] = outcome
+        return results
+
+    def release(self, handle: str, delay: float = 0) -> None:
+        """ChangeMessageVisibility to `delay` seconds."""
+        self.extend(handle, delay)
+
+    def delete(self, handle: str) -> None:
+        """DeleteMessage. On a standard queue SQS does not tell whether the handle was stale."""
+        self._call("delete_message", ReceiptHandle=handle)
+
+    def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
+        """DeleteMessageBatch, as often as it takes."""
+        return self._in_requests("delete_message_batch", [{"ReceiptHandle": handle} for handle in handles])
+
+    def peek(self, count_max: int = 1) -> list[Peeked]:
+        """SQS has none."""
+        raise CapabilityMissing(capability="peek")
+
+    def stats(self) -> Stats:
+        """GetQueueAttributes."""
+        texts = member(self._call("get_queue_attributes", AttributeNames=["All"]), "Attributes")
+        return Stats(
+            visible=int(member(texts, "ApproximateNumberOfMessages")),
+            delayed=int(member(texts, "ApproximateNumberOfMessagesDelayed")),
+            in_flight=int(member(texts, "ApproximateNumberOfMessagesNotVisible")),
+            visibility_timeout=self._believe(float(member(texts, "VisibilityTimeout"))),
+            retention=float(member(texts, "MessageRetentionPeriod")),
+            delay=float(member(texts, "DelaySeconds")),
+            # In whole seconds; that is enough, because SQS makes no queue of that name again within a minute.
+            incarnation=member(texts, "CreatedTimestamp"),
+        )
+
+    def close(self) -> None:
+        """A parked receive ends; what it still brings is released. The client's connections are the account's."""
+        self._closed = True
+        self._parking.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransportError(reason=f"queue {self._name} is closed", may_have_happened=False)
+
+    def _call(self, method: str, *, size_bytes: int = 0, **given: Any) -> dict[str, Any]:
+        self._check_open()
+        return self._calls.call(method, self._name, size_bytes=size_bytes, QueueUrl=self.url, **given)
+
+    def _in_requests(self, method: str, entries: Sequence[dict[str, Any]]) -> list[VeilError | None]:
+        pieces = split(entries, ENTRIES_MAX, REQUEST_BYTES_MAX, lambda entry: 0)
+        return list(in_requests(pieces, lambda piece: self._batch(method, piece, _nothing)))
+
+    def _batch(
+        self, method: str, entries: Sequence[dict[str, Any]], read: Callable[[dict[str, Any]], Any],
+        sizes: Sequence[int] = (),
+    ) -> list[Any]:  # fmt: skip
+        self._check_open()
+        return self._entries_call(method, entries, read, sizes)
+
+    def _entries_call(
+        self, method: str, entries: Sequence[dict[str, Any]],
+        read: Callable[[dict[str, Any]], Any] = lambda entry: None, sizes: Sequence[int] = (),
+    ) -> list[Any]:  # fmt: skip
+        """One batch request of at most ten entries: `read` of each that succeeded, in order, or its error."""
+        numbered = [{"Id": str(number), **entry} for number, entry in enumerate(entries)]
+        answer = self._calls.call(method, self._name, size_bytes=sum(sizes), QueueUrl=self.url, Entries=numbered)
+        # An entry that the service forgets in its answer may have happened.
+        results: list[Any] = [_untold() for _ in entries]
+        places = {entry["Id"]: place for place, entry in enumerate(numbered)}
+        for entry in answer.get("Successful", ()):
+            if (place := places.get(entry.get("Id"))) is not None:
+                results[place] = read(entry)
+        for entry in answer.get("Failed", ()):
+            if (place := places.get(entry.get("Id"))) is not None:
+                results[place] = entry_error(entry, answer, self._name, sizes[place] if sizes else 0)
+        return results
+
+    def _default_lease(self) -> float:
+        with self._settings_lock:
+            known = self._visibility_timeout
+        if known is not None and self._clock.monotonic() < known[1]:
+            return known[0]
+        answer = self._call("get_queue_attributes", AttributeNames=["VisibilityTimeout"])
+        return self._believe(float(member(member(answer, "Attributes"), "VisibilityTimeout")))
+
+    def _believe(self, seconds: float) -> float:
+        with self._settings_lock:
+            self._visibility_timeout = (seconds, self._clock.monotonic() + _SETTINGS_SECONDS)
+        return seconds
+
+
+def _untold() -> TransportError:
+    return TransportError(reason="the answer does not mention this entry", may_have_happened=True)
+
+
+def _lease_seconds(lease: float) -> int:
+    if not 0 <= lease <= _LEASE_MAX:
+        raise ParameterInvalid(parameter="lease", reason=f"must be from 0 to {_LEASE_MAX} s, not {lease}")
+    return math.ceil(lease)
+
+
+def _sent(answer: dict[str, Any]) -> Sent:
+    sequence = answer.get("SequenceNumber")
+    return Sent(id=member(answer, "MessageId"), sequence_number=None if sequence is None else int(sequence))
+
+
+def _nothing(entry: dict[str, Any]) -> None:
+    return None
+
+
+def _fields(message: Received) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in message.__struct_fields__}

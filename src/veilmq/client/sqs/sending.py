@@ -1,0 +1,90 @@
+"""The port's messages as entries of SendMessage and SendMessageBatch.
+
+Strategy: what SQS cannot carry is refused here, before any I/O; what is left are SQS's own limits on size and
+characters, which are checked too, so that an entry that cannot pass never costs its neighbours a request. Source:
+SendMessage in the SQS API Reference.
+"""
+
+import math
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.messages import Message
+from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, size_bytes, typed
+from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
+from veilmq.model.message import first_forbidden_character
+
+
+class Entry(msgspec.Struct, gc=False):
+    """A message ready to travel."""
+
+    given: dict[str, Any]
+    """Members of SendMessage, without QueueUrl."""
+    size_bytes: int
+    """What counts against the limit."""
+
+
+def entry_of(message: str | Message, capabilities: Capabilities) -> Entry:
+    """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
+    if isinstance(message, str):
+        message = Message(message)
+    _check_missing(message, capabilities)
+    index = first_forbidden_character(message.body)
+    if index is not None:
+        reason = f"U+{ord(message.body[index]):04X} at index {index} is no character of XML 1.0"
+        raise ParameterInvalid(parameter="body", reason=reason)
+    if not message.body:
+        raise ParameterInvalid(parameter="body", reason="must not be empty")
+    attributes = _attributes(message)
+    total_bytes = len(message.body.encode()) + size_bytes(attributes)
+    if total_bytes > capabilities.body_bytes_max:
+        raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=capabilities.body_bytes_max)
+    given: dict[str, Any] = {"MessageBody": message.body}
+    if attributes:
+        given["MessageAttributes"] = {name: _value(*each) for name, each in attributes.items()}
+    if message.delay is not None and not capabilities.native_fifo:
+        given["DelaySeconds"] = math.ceil(message.delay)
+    if message.group is not None:
+        given["MessageGroupId"] = message.group
+    if message.deduplication_id is not None:
+        given["MessageDeduplicationId"] = message.deduplication_id
+    return Entry(given, total_bytes)
+
+
+_CANNOT: Final = {"ttl": "ttl", "priority": "priorities", "tag": "tags"}
+"""Field of a message -> the ability that it needs and SQS lacks."""
+
+
+def _check_missing(message: Message, capabilities: Capabilities) -> None:
+    for field, capability in _CANNOT.items():
+        if getattr(message, field) is not None:
+            raise CapabilityMissing(capability=capability)
+    if message.deduplication_id is not None and not capabilities.native_fifo:
+        raise CapabilityMissing(capability="deduplication")
+    if message.group is None and capabilities.native_fifo:
+        raise ParameterInvalid(parameter="group", reason="a FIFO queue's messages need one")
+    delay = message.delay
+    if delay is not None and not 0 <= delay <= capabilities.delay_max:
+        raise ParameterInvalid(parameter="delay", reason=f"must be from 0 to {capabilities.delay_max:g} s, not {delay}")
+    if message.lease_hint is not None and not 0 < message.lease_hint <= capabilities.lease_max:
+        reason = f"must be above 0 and at most {capabilities.lease_max:g} s, not {message.lease_hint}"
+        raise ParameterInvalid(parameter="lease_hint", reason=reason)
+
+
+def _attributes(message: Message) -> dict[str, tuple[str, str | bytes]]:
+    attributes = {name: typed(name, value) for name, value in message.attributes.items()}
+    for name, value in ((TYPE_ATTRIBUTE, message.type), (LEASE_HINT_ATTRIBUTE, message.lease_hint)):
+        if value is not None:
+            if name in attributes:
+                raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="is given as a field of the message")
+            attributes[name] = typed(name, value)
+    if len(attributes) > ATTRIBUTES_MAX:
+        reason = f"{len(attributes)} are more than {ATTRIBUTES_MAX} (type and lease_hint count as one each)"
+        raise ParameterInvalid(parameter="attributes", reason=reason)
+    return attributes
+
+
+def _value(kind: str, content: str | bytes) -> dict[str, Any]:
+    return {"DataType": kind, "StringValue" if isinstance(content, str) else "BinaryValue": content}

@@ -1,0 +1,25 @@
+"""Topics whose subscribers pull: every subscription is a queue.
+
+Strategy: `definitions` is which topics there are and what their subscriptions are, durable and shared; `making` creates
+and deletes them; `topic` publishes; `encoding` is raw or base64 bodies. No protocol is asked for topics of its own yet
+(`Capabilities.native_topics`), so a publish is one batch a queue. Source: the seed documents' CloudPullTopic.
+"""
+
+from veilmq.client.topics.definitions import Definition, Definitions, Subscription
+from veilmq.client.topics.encoding import Encoding, decoded
+from veilmq.client.topics.making import create_pull_topic, delete_pull_topic, open_pull_topic
+from veilmq.client.topics.topic import ID_ATTRIBUTE, Published, PullTopic
+
+__all__ = [
+    "ID_ATTRIBUTE",
+    "Definition",
+    "Definitions",
+    "Encoding",
+    "Published",
+    "PullTopic",
+    "Subscription",
+    "create_pull_topic",
+    "decoded",
+    "delete_pull_topic",
+    "open_pull_topic",
+]

@@ -1,0 +1,106 @@
+"""Which topics there are: one small JSON object each, in a directory or bucket that all publishers can reach.
+
+    {"topic": "news", "state": "ready", "created": ["a"],
+     "subscriptions": [{"name": "a", "queue": "a", "tags": ["urgent"], "encoding": "raw"}]}
+
+Strategy: a queue has no place to keep such a list that every protocol lets us read, so it is kept beside the queues.
+The object exists before the first queue is made and after the last one is deleted, and lists the queues that were made
+for the topic as they are made: whatever a crash leaves can be deleted, and nothing else is.
+"""
+
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.client.errors import TopicExists, TopicMissing
+from veilmq.client.objects import ObjectStore, is_key
+from veilmq.client.topics.encoding import Encoding
+from veilmq.model.errors import ParameterInvalid
+
+NAME_CHARACTERS_MAX: Final = 120
+_DIRECTORY: Final = "topics"
+
+
+class State(StrEnum):
+    """How far the making of a topic got."""
+
+    CREATING = "creating"
+    READY = "ready"
+    DELETING = "deleting"
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """A queue that gets what is published."""
+
+    name: str
+    queue: str
+    """Its endpoint."""
+    tags: tuple[str, ...] = ()
+    """Gets messages with one of these tags; none: all."""
+    encoding: Encoding = Encoding.RAW
+
+
+class Definition(msgspec.Struct, frozen=True):
+    """A topic."""
+
+    topic: str
+    subscriptions: tuple[Subscription, ...]
+    state: State = State.READY
+    created: tuple[str, ...] = ()
+    """Queues that were made for it, and go with it."""
+
+
+class Definitions:
+    """The topics below one URL. Any thread; all calls raise ObjectStoreFailed."""
+
+    def __init__(self, store: str | ObjectStore) -> None:
+        """store: a URL as large messages take it, e.g. `file:///var/lib/app` or `s3://bucket/app`, the same for
+        everybody who publishes. Raises ParameterInvalid, ModuleNotFoundError (without the extra `large`).
+        """
+        self._store = store if isinstance(store, ObjectStore) else ObjectStore(store)
+
+    def add(self, definition: Definition) -> None:
+        """Raises TopicExists. Of two who add at once one wins, on local files, memory and Amazon S3."""
+        if not self._store.create(_key(definition.topic), msgspec.json.encode(definition)):
+            raise TopicExists(topic=definition.topic, reason="it was made at the same time")
+
+    def write(self, definition: Definition) -> None:
+        """Over what is there."""
+        self._store.put(_key(definition.topic), msgspec.json.encode(definition))
+
+    def find(self, topic: str) -> Definition | None:
+        """The topic, in any state. Raises TopicExists if there is something else in its place."""
+        raw = self._store.get(_key(topic))
+        if raw is None:
+            return None
+        try:
+            return msgspec.json.decode(raw, type=Definition)
+        except msgspec.DecodeError as error:
+            raise TopicExists(topic=topic, reason=f"its definition cannot be read: {error}") from None
+
+    def get(self, topic: str) -> Definition:
+        """The topic, if it is ready. Raises TopicMissing, TopicExists (half made or half deleted)."""
+        found = self.find(topic)
+        if found is None:
+            raise TopicMissing(topic=topic)
+        if found.state is not State.READY:
+            raise TopicExists(topic=topic, reason=f"it is {found.state}: create or delete it again")
+        return found
+
+    def remove(self, topic: str) -> None:
+        """Twice is once."""
+        self._store.remove(_key(topic))
+
+    def names(self) -> list[str]:
+        """The topics there are, in any state."""
+        found = (each.key.rpartition("/")[2] for each in self._store.list(_DIRECTORY))
+        return sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
+
+
+def _key(topic: Any) -> str:
+    key = f"{_DIRECTORY}/{topic}.json"
+    if not isinstance(topic, str) or not is_key(key) or "/" in topic or not 1 <= len(topic) <= NAME_CHARACTERS_MAX:
+        reason = f"a name has 1 to {NAME_CHARACTERS_MAX} of A-Z a-z 0-9 . _ = @ + -"
+        raise ParameterInvalid(parameter="topic", reason=reason)
+    return key

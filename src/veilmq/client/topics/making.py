@@ -1,0 +1,157 @@
+"""Making a topic, whole or not at all, and opening one that is there.
+
+Strategy: the definition is written first, so that one of two who make the same topic at once wins; then the queues,
+each noted as it is made; then the definition is ready. An error on the way takes back what this call made, and what a
+crash leaves is finished by making the topic again or by deleting it. An existing topic is taken only if it is the same.
+Source: the seed documents' createPullTopic(topicMeta, queueNameList, needCreateQueue, queueMetaTemplate).
+"""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from veilmq.client.errors import SubscriptionExists, TopicExists, TopicMissing
+from veilmq.client.messages import Template
+from veilmq.client.queue import Account
+from veilmq.client.topics.definitions import Definition, Definitions, State, Subscription
+from veilmq.client.topics.encoding import Encoding
+from veilmq.client.topics.topic import Bodies, PullTopic, delete_topic
+from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
+
+log = logging.getLogger("veilmq.client")
+
+
+def create_pull_topic(
+    account: Account,
+    topic: str,
+    queue_names: Sequence[str] | Mapping[str, str],
+    *,
+    definitions: Definitions | str,
+    create_queues: bool = False,
+    template: Template | None = None,
+    tags: Mapping[str, Collection[str]] | None = None,
+    encodings: Mapping[str, Encoding | str] | None = None,
+    bodies: Bodies | None = None,
+) -> PullTopic:
+    """Make the topic, or open it if it is there and the same.
+
+    queue_names: one queue a subscription; a mapping names subscriptions that are called otherwise than their queues.
+    definitions: where topics are written down, or its URL. create_queues: make the queues that are missing, with the
+    settings of `template`; they go when the topic is deleted. tags, encodings: by subscription; without: all messages,
+    raw. bodies: see `PullTopic`.
+
+    Raises ParameterInvalid; SubscriptionExists, TopicExists (it is there, and another); QueueMissing (without
+    create_queues); what `Account.create` raises; ObjectStoreFailed. After any of them there is no more than before.
+    """
+    where = definitions if isinstance(definitions, Definitions) else Definitions(definitions)
+    wanted = Definition(topic, _subscriptions(queue_names, tags or {}, encodings or {}), State.CREATING)
+    if template is not None and not create_queues:
+        raise ParameterInvalid(parameter="template", reason="is for queues that are made: create_queues=True")
+    if bodies is not None and any(each.encoding is Encoding.BASE64 for each in wanted.subscriptions):
+        raise ParameterInvalid(parameter="encodings", reason="bodies that are made by `bodies` are raw")
+    there = where.find(topic)
+    if there is None:
+        where.add(wanted)
+    else:
+        _check_same(there, wanted)
+        if there.state is State.READY:
+            return PullTopic(account, where, there, bodies=bodies)
+        wanted = msgspec.structs.replace(wanted, created=there.created)
+    made: list[str] = []
+    try:
+        for each in wanted.subscriptions:
+            if create_queues and account.create(each.queue, template):
+                made.append(each.queue)
+                wanted = msgspec.structs.replace(wanted, created=(*wanted.created, each.queue))
+                where.write(wanted)
+        ready = msgspec.structs.replace(wanted, state=State.READY)
+        result = PullTopic(account, where, ready, bodies=bodies)
+        where.write(ready)
+    except VeilError:
+        _take_back(account, where, there, topic, made)
+        raise
+    return result
+
+
+def open_pull_topic(
+    account: Account, topic: str, *, definitions: Definitions | str, bodies: Bodies | None = None
+) -> PullTopic:
+    """A topic that somebody made. Raises TopicMissing, TopicExists (half made or half deleted), QueueMissing."""
+    where = definitions if isinstance(definitions, Definitions) else Definitions(definitions)
+    return PullTopic(account, where, where.get(topic), bodies=bodies)
+
+
+def delete_pull_topic(account: Account, topic: str, *, definitions: Definitions | str) -> None:
+    """As `PullTopic.delete`, for one in any state: what a crash left, too. Raises TopicMissing."""
+    where = definitions if isinstance(definitions, Definitions) else Definitions(definitions)
+    found = where.find(topic)
+    if found is None:
+        raise TopicMissing(topic=topic)
+    delete_topic(account, where, found)
+
+
+def _subscriptions(
+    queue_names: Sequence[str] | Mapping[str, str],
+    tags: Mapping[str, Collection[str]],
+    encodings: Mapping[str, Encoding | str],
+) -> tuple[Subscription, ...]:
+    """Raises ParameterInvalid."""
+    if isinstance(queue_names, str) or not queue_names:
+        raise ParameterInvalid(parameter="queue_names", reason="must be names of queues, one at least")
+    named = dict(queue_names) if isinstance(queue_names, Mapping) else {name: name for name in queue_names}
+    if len(named) != len(queue_names) or len(set(named.values())) != len(named):
+        raise ParameterInvalid(
+            parameter="queue_names", reason="a queue is there twice: it would get every message twice"
+        )
+    for parameter, given in (("tags", tags), ("encodings", encodings)):
+        unknown = sorted(set(given) - set(named))
+        if unknown:
+            raise ParameterInvalid(parameter=parameter, reason=f"no subscription is called {unknown[0]!r}")
+    for name, listed in tags.items():
+        if isinstance(listed, str) or not all(listed):
+            raise ParameterInvalid(parameter=f"tags[{name!r}]", reason="must be a collection of tags")
+    for name, encoding in encodings.items():
+        if encoding not in set(Encoding):
+            raise ParameterInvalid(parameter=f"encodings[{name!r}]", reason=f"must be raw or base64, not {encoding!r}")
+    return tuple(
+        Subscription(name, queue, tuple(sorted(tags.get(name, ()))), Encoding(encodings.get(name, Encoding.RAW)))
+        for name, queue in named.items()
+    )
+
+
+def _check_same(there: Definition, wanted: Definition) -> None:
+    """Raises SubscriptionExists, TopicExists."""
+    topic = there.topic
+    if there.state is State.DELETING:
+        raise TopicExists(topic=topic, reason="it is half deleted: delete it again")
+    theirs = {each.name: each for each in there.subscriptions}
+    for mine in wanted.subscriptions:
+        other = theirs.pop(mine.name, None)
+        if other is None:
+            raise TopicExists(topic=topic, reason=f"it has no subscription {mine.name}")
+        for setting, one, another in (
+            ("endpoint", mine.queue, other.queue),
+            ("tags", mine.tags, other.tags),
+            ("encoding", mine.encoding, other.encoding),
+        ):
+            if one != another:
+                raise SubscriptionExists(topic=topic, subscription=mine.name, setting=setting)
+    if theirs:
+        raise TopicExists(topic=topic, reason=f"it has the subscription {min(theirs)}, too")
+
+
+def _take_back(account: Account, where: Definitions, there: Definition | None, topic: str, made: Sequence[str]) -> None:
+    """Undo what this call did; what cannot be undone is logged, and the definition says what is left."""
+    try:
+        for queue in made:
+            try:
+                account.delete(queue)
+            except QueueMissing:
+                continue
+        if there is None:
+            where.remove(topic)
+        else:
+            where.write(there)
+    except VeilError as error:
+        log.error("topic %s is half made, delete it: %s", topic, error)

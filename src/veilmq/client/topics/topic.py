@@ -1,0 +1,222 @@
+"""Publishing: one message to every subscription that wants it.
+
+Strategy: the messages of a publish become one batch a queue, and the queues are served side by side. Every copy carries
+the publish's id: as deduplication id where the queue is FIFO, so that publishing again with that id adds no second copy
+there; as an attribute elsewhere, by which a consumer can drop one. What failed is named by subscription, and only that
+need be published again. Source: the seed documents' CloudPullTopic.publishMessage.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.client.errors import EncodingMismatch, PublishIncomplete
+from veilmq.client.messages import Message, Sent
+from veilmq.client.prepared import as_message, attempt, send_prepared, text_bytes
+from veilmq.client.queue import Account, Queue
+from veilmq.client.topics.definitions import Definition, Definitions, State, Subscription
+from veilmq.client.topics.encoding import ENCODING_ATTRIBUTE, Encoding, encoded
+from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
+
+ID_ATTRIBUTE: Final = "veilmq.id"
+"""Carries the publish's id."""
+ID_CHARACTERS_MAX: Final = 128
+"""SQS's for a deduplication id."""
+_THREADS_MAX: Final = 8
+
+Bodies = Callable[[Message, Sequence[str]], Sequence[Message]]
+"""From a message and the subscriptions that get it to one message for each (`large.SharedBodies`)."""
+
+
+class Published(msgspec.Struct, frozen=True):
+    """All subscriptions that want it have it."""
+
+    id: str
+    sent: dict[str, Sent]
+    """By subscription."""
+
+
+class _Copies(msgspec.Struct):
+    """One published message on its way."""
+
+    id: str
+    messages: dict[str, Message]
+    """By subscription."""
+    results: dict[str, Sent | VeilError] = msgspec.field(default_factory=dict)
+
+
+class PullTopic:
+    """A topic whose subscriptions are queues; `create_pull_topic` and `open_pull_topic` make it. Any thread."""
+
+    def __init__(
+        self, account: Account, definitions: Definitions, definition: Definition, *, bodies: Bodies | None = None
+    ) -> None:
+        """bodies: makes the copies of a message, if they are not all alike. Raises QueueMissing."""
+        self._account, self._definitions, self._definition = account, definitions, definition
+        self._bodies = bodies
+        self._queues = {each.name: account.queue(each.queue) for each in definition.subscriptions}
+
+    @property
+    def name(self) -> str:
+        """Of the topic."""
+        return self._definition.topic
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """As they were when the topic was opened."""
+        return self._definition.subscriptions
+
+    def queue(self, subscription: str) -> Queue:
+        """A subscription's queue, to receive from. Raises ParameterInvalid."""
+        found = self._queues.get(subscription)
+        if found is None:
+            raise ParameterInvalid(parameter="subscription", reason=f"topic {self.name} has no {subscription!r}")
+        return found
+
+    def publish(
+        self,
+        message: str | Message,
+        *,
+        id: str | None = None,  # noqa: A002 - the word of the port
+        to: Collection[str] | None = None,
+        encoding: Encoding | str | None = None,
+    ) -> Published:
+        """Send it to every subscription whose tags it meets.
+
+        id: of an earlier try, to publish again; None: the message's deduplication id, or a new one. to: these
+        subscriptions only. encoding: what the subscriptions must have; None: each its own. Raises PublishIncomplete
+        (with what is needed to try again); and before anything is sent EncodingMismatch, ParameterInvalid,
+        MessageTooLarge, CapabilityMissing, and what `bodies` raises.
+        """
+        (answer,) = self._publish([message], id, to, encoding)
+        if isinstance(answer, VeilError):
+            raise answer
+        return answer
+
+    def publish_batch(
+        self, messages: Sequence[str | Message], *, encoding: Encoding | str | None = None
+    ) -> list[Published | VeilError]:
+        """Any number, as one batch a queue; one result or error a message, in order."""
+        return self._publish(messages, None, None, encoding)
+
+    def delete(self) -> None:
+        """Delete the topic and the queues that were made for it, with their messages; other queues stay.
+
+        Can be repeated after an error. Raises what `Account.delete` raises, but for a queue that is gone.
+        """
+        delete_topic(self._account, self._definitions, self._definition)
+
+    def close(self) -> None:
+        """Let the queues' connections go."""
+        for queue in self._queues.values():
+            queue.close()
+
+    def _publish(
+        self,
+        given: Sequence[str | Message],
+        publish_id: str | None,
+        to: Collection[str] | None,
+        encoding: Encoding | str | None,
+    ) -> list[Published | VeilError]:
+        targets = self._targets(to, None if encoding is None else Encoding(encoding))
+
+        def prepare(each: str | Message) -> _Copies:
+            message = as_message(each)
+            return self._copies(message, _checked_id(publish_id or message.deduplication_id), targets)
+
+        copies = [attempt(prepare, each) for each in given]
+        good = [each for each in copies if not isinstance(each, VeilError)]
+        names = [each.name for each in targets if any(each.name in one.messages for one in good)]
+        if names:
+            with ThreadPoolExecutor(min(_THREADS_MAX, len(names))) as pool:
+                for name, results in zip(names, pool.map(lambda name: self._send(name, good), names), strict=True):
+                    for one, result in zip([one for one in good if name in one.messages], results, strict=True):
+                        one.results[name] = result
+        return [each if isinstance(each, VeilError) else self._outcome(each) for each in copies]
+
+    def _send(self, name: str, copies: Sequence[_Copies]) -> list[Sent | VeilError]:
+        messages = [one.messages[name] for one in copies if name in one.messages]
+        try:
+            return send_prepared(self._queues[name], messages)
+        except VeilError as error:
+            return [error] * len(messages)
+
+    def _outcome(self, copies: _Copies) -> Published | VeilError:
+        failed = {name: result for name, result in copies.results.items() if isinstance(result, VeilError)}
+        sent = {name: result for name, result in copies.results.items() if isinstance(result, Sent)}
+        if not failed:
+            return Published(copies.id, sent)
+        return PublishIncomplete(topic=self.name, id=copies.id, done=tuple(sent), failed=failed)
+
+    def _targets(self, to: Collection[str] | None, encoding: Encoding | None) -> list[Subscription]:
+        known = {each.name: each for each in self.subscriptions}
+        if to is not None:
+            unknown = [name for name in to if name not in known]
+            if isinstance(to, str) or unknown:
+                raise ParameterInvalid(parameter="to", reason=f"must be subscriptions of topic {self.name}: {unknown}")
+        targets = [each for each in self.subscriptions if to is None or each.name in to]
+        for each in targets:
+            if encoding is not None and each.encoding is not encoding:
+                reason = f"subscription {each.name} gets bodies in {each.encoding}"
+                raise EncodingMismatch(wanted=encoding, reason=reason)
+        return targets
+
+    def _copies(self, message: Message, publish_id: str, targets: Sequence[Subscription]) -> _Copies:
+        text_bytes(message.body)
+        if ID_ATTRIBUTE in message.attributes or ENCODING_ATTRIBUTE in message.attributes:
+            raise ParameterInvalid(parameter="attributes", reason=f"{ID_ATTRIBUTE}, {ENCODING_ATTRIBUTE} are reserved")
+        wanted = [each for each in targets if not each.tags or message.tag in each.tags]
+        names = [each.name for each in wanted]
+        bodies = [message] * len(names) if self._bodies is None else self._bodies(message, names)
+        return _Copies(
+            publish_id,
+            {each.name: self._copy(body, publish_id, each) for each, body in zip(wanted, bodies, strict=True)},
+        )
+
+    def _copy(self, message: Message, publish_id: str, target: Subscription) -> Message:
+        """The message for one queue, which can carry it; an attribute is added where there are any."""
+        can = self._queues[target.name].capabilities
+        if message.attributes and not can.attributes:
+            raise CapabilityMissing(capability="attributes")
+        if can.native_fifo and message.group is None:
+            raise ParameterInvalid(parameter="group", reason=f"queue {target.queue} is FIFO and needs one")
+        body = encoded(message.body, target.encoding)
+        size_bytes = can.transmitted_bytes(body)
+        if size_bytes > can.body_bytes_max:
+            raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=can.body_bytes_max)
+        added: dict[str, Any] = {}
+        if can.attributes:
+            added[ID_ATTRIBUTE] = publish_id
+            if target.encoding is Encoding.BASE64:
+                added[ENCODING_ATTRIBUTE] = str(Encoding.BASE64)
+        return msgspec.structs.replace(
+            message,
+            body=body,
+            attributes={**message.attributes, **added},
+            # The tag did its work: who gets the message is settled.
+            tag=None,
+            deduplication_id=publish_id if can.native_fifo else None,
+        )
+
+
+def delete_topic(account: Account, definitions: Definitions, definition: Definition) -> None:
+    """See `PullTopic.delete`."""
+    definitions.write(msgspec.structs.replace(definition, state=State.DELETING))
+    for queue in definition.created:
+        try:
+            account.delete(queue)
+        except QueueMissing:
+            continue
+    definitions.remove(definition.topic)
+
+
+def _checked_id(given: Any) -> str:
+    if given is None:
+        return secrets.token_hex(16)
+    if not isinstance(given, str) or not 1 <= len(given) <= ID_CHARACTERS_MAX or not given.isascii():
+        reason = f"must be 1 to {ID_CHARACTERS_MAX} characters of ASCII"
+        raise ParameterInvalid(parameter="id", reason=reason)
+    return given

@@ -1,0 +1,143 @@
+"""What becomes of a message that a pattern cannot read.
+
+Strategy: such a message never reaches the application and never stops the queue. A policy is called with the queue, the
+message as it came and the error; what it does with the lease is its own business. `DeadLetters` puts a copy away and
+then deletes the message; `keep` leaves it to its lease, so that it comes back, and the queue's own redrive ends that. A
+policy that fails with a typed error leaves the message leased too: it comes again, and so does the policy's chance.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from veilmq.client.clock import Clock
+from veilmq.client.errors import Unreadable
+from veilmq.client.messages import Message, Received
+from veilmq.client.queue import Queue
+from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
+
+REASON_ATTRIBUTE: Final = "veilmq.unreadable"
+SOURCE_ATTRIBUTE: Final = "veilmq.source"
+ROUNDS_MAX: Final = 1_000
+"""Receives of one call that bring nothing readable, before it says that nothing came."""
+_REASON_CHARACTERS_MAX: Final = 200
+
+log = logging.getLogger("veilmq.client")
+
+
+class Policy(Protocol):
+    """Deals with one unreadable message."""
+
+    def __call__(self, queue: Queue, message: Received, error: Unreadable) -> None:
+        """`message` is as `queue` gave it, body and handle. Whatever VeilError this raises is logged, no more."""
+        ...
+
+
+class DeadLetters:
+    """Sends the message as it is to another queue, and then deletes it: a crash between leaves it twice, never away.
+
+    The copy has the attributes of the message and, if they fit, `veilmq.unreadable` (why) and `veilmq.source` (the
+    queue it was in).
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+
+    def __call__(self, queue: Queue, message: Received, error: Unreadable) -> None:
+        """Raises what the send and the delete raise."""
+        can = self.queue.capabilities
+        copy = Message(
+            message.body,
+            attributes=message.attributes if can.attributes else {},
+            type=message.type if can.attributes else None,
+            priority=message.priority if can.priorities else None,
+            group=(message.group or queue.name) if can.native_fifo else message.group if can.groups else None,
+            deduplication_id=message.id if can.native_fifo else None,
+        )
+        why = {REASON_ATTRIBUTE: str(error)[:_REASON_CHARACTERS_MAX], SOURCE_ATTRIBUTE: queue.name}
+        try:
+            self.queue.send(
+                msgspec.structs.replace(copy, attributes={**copy.attributes, **why} if can.attributes else {})
+            )
+        except (MessageTooLarge, ParameterInvalid, CapabilityMissing):
+            # Ten attributes are there already, or they count against the size: the message matters, not our note.
+            self.queue.send(copy)
+        queue.delete(message.handle)
+
+
+def keep(queue: Queue, message: Received, error: Unreadable) -> None:
+    """Leaves the message to its lease."""
+
+
+def set_aside(policy: Policy, queue: Queue, message: Received, error: Unreadable) -> None:
+    """Call the policy; log what it cannot do."""
+    log.warning("queue %s: %s", queue.name, error)
+    try:
+        policy(queue, message, error)
+    except VeilError as failure:
+        log.error("queue %s: message %s could not be set aside: %s", queue.name, message.id, failure)
+
+
+def checked_policy(policy: Policy, inner: Queue) -> Policy:
+    """The policy. Raises ParameterInvalid if it cannot be one, or sends back into the queue it takes from."""
+    if not callable(policy):
+        raise ParameterInvalid(parameter="unreadable", reason="must be DeadLetters(queue), keep, or a function")
+    if isinstance(policy, DeadLetters) and policy.queue.name == inner.name and policy.queue.account is inner.account:
+        raise ParameterInvalid(parameter="unreadable", reason="the dead letters would go back into the queue itself")
+    return policy
+
+
+def receive_readable(
+    receive: Callable[[float], list[Received]],
+    read: Callable[[list[Received]], list[Received]],
+    wait: float,
+    clock: Clock,
+) -> list[Received]:
+    """Receive until something readable came, nothing came at all, or one of the unreadable comes round again.
+
+    `receive` takes the seconds it may still wait; `read` gives the readable ones of its messages and sets the others
+    aside.
+    """
+    deadline = clock.monotonic() + wait
+    seen: set[str] = set()
+    left = wait
+    for _ in range(ROUNDS_MAX):
+        came = receive(left)
+        found = read(came)
+        # A policy may have released it at once: going on would be a busy loop.
+        if found or not came or any(message.id in seen for message in came):
+            return found
+        seen.update(message.id for message in came)
+        left = max(0.0, deadline - clock.monotonic()) if wait else 0
+    return []
+
+
+def read_each(
+    messages: list[Received], read: Callable[[Received], Received], policy: Policy, queue: Queue
+) -> list[Received]:
+    """`read` of each message, without those for which it raises Unreadable.
+
+    If a policy raises what is no VeilError, the messages of this receive are released and it goes on up.
+    """
+    found = []
+    for place, message in enumerate(messages):
+        try:
+            found.append(read(message))
+        except Unreadable as error:
+            try:
+                set_aside(policy, queue, message, error)
+            except BaseException:
+                give_back(queue, [each.handle for each in found] + [each.handle for each in messages[place + 1 :]])
+                raise
+    return found
+
+
+def give_back(queue: Queue, handles: list[str], delay: float = 0) -> None:
+    """Release all that can be released."""
+    for handle in handles:
+        try:
+            queue.release(handle, delay)
+        except VeilError as error:
+            log.warning("queue %s: a message could not be released: %s", queue.name, error)

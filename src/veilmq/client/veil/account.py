@@ -1,0 +1,129 @@
+"""One account and region of our own server.
+
+Strategy: one pool of connections and one signer; a queue gets a line of its own over them. The key decides the account;
+`account` names another one where the server lets a key do that (development mode).
+"""
+
+import ssl
+import threading
+import weakref
+from typing import Final
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.messages import Template
+from veilmq.client.queue_attributes import creation_attributes
+from veilmq.client.veil.connections import Pool
+from veilmq.client.veil.line import Line, operation
+from veilmq.client.veil.queue import DESCRIBE, VeilQueue
+from veilmq.client.veil.signing import Signer
+from veilmq.model.access import HOME_REGION_DEFAULT
+from veilmq.model.errors import ParameterInvalid
+from veilmq.protocols.sqs.inputs import CreateQueueInput, ListQueuesInput
+from veilmq.protocols.sqs.operations import veil_shapes as shapes
+from veilmq.protocols.sqs.results import ListQueuesResult
+
+PORT_DEFAULT: Final = 9324
+TIMEOUT_SECONDS: Final = 30.0
+CONNECT_TIMEOUT_SECONDS: Final = 5.0
+_NOBODY: Final = "veilmq"
+"""Key id and secret where none are given: development mode takes any."""
+_PAGE_MAX: Final = 1_000
+
+_CREATE: Final = operation("VeilMQ.CreateQueue", shapes.CreateQueueResult, repeatable=True)
+_DELETE: Final = operation("VeilMQ.DeleteQueue", shapes.PurgeQueueResult, repeatable=False)
+_LIST: Final = operation("AmazonSQS.ListQueues", ListQueuesResult, repeatable=True)
+
+
+class VeilAccount:
+    """An `Account` on our server. Safe for threads; after a fork the child opens connections of its own."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int | None = None,
+        key: str | None = None,
+        secret: str | None = None,
+        *,
+        tls: bool | ssl.SSLContext = False,
+        region: str = HOME_REGION_DEFAULT,
+        account: str | None = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """Opens no connection yet.
+
+        `tls`: True verifies by the system's authorities; a context by its own. `account`: 12 digits, if not the key's.
+        `token`: of temporary credentials. `timeout`: seconds for an answer, beyond what a receive waits. Raises
+        ParameterInvalid.
+        """
+        if (key is None) is not (secret is None):
+            raise ParameterInvalid(parameter="secret", reason="key and secret need each other")
+        if timeout <= 0 or connect_timeout <= 0:
+            raise ParameterInvalid(parameter="timeout", reason="must be above 0 s")
+        port = PORT_DEFAULT if port is None else port
+        shown = f"[{host}]" if ":" in host else host
+        try:
+            signer = Signer(f"{shown}:{port}", key or _NOBODY, secret or _NOBODY, region, token, clock)
+        except ValueError as error:
+            raise ParameterInvalid(parameter="account", reason=str(error)) from error
+        context = ssl.create_default_context() if tls is True else tls or None
+        self._pool = Pool(host, port, context, connect_timeout, clock)
+        self._signer = signer
+        self._timeout = timeout
+        self._clock = clock
+        self._prefix = "" if account is None else f"{account}/"
+        self._line = self._new_line("")
+        self._lock = threading.Lock()
+        self._queues: weakref.WeakSet[VeilQueue] = weakref.WeakSet()
+
+    def _new_line(self, name: str) -> Line:
+        return Line(self._pool, self._signer, self._timeout, name)
+
+    def queue(self, name: str) -> VeilQueue:
+        """A queue that exists. Raises QueueMissing."""
+        line = self._new_line(name)
+        path = self._prefix + name
+        line.call(DESCRIBE, shapes.QueueInput(queue=path))
+        queue = VeilQueue(self, line, name, path, self._clock)
+        with self._lock:
+            self._queues.add(queue)
+        return queue
+
+    def create(self, name: str, template: Template | None = None) -> bool:
+        """VeilMQ.CreateQueue. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
+        template = template or Template()
+        dead_letter_arn = None
+        if template.dead_letter_queue is not None:
+            path = self._prefix + template.dead_letter_queue
+            target, _ = self._new_line(template.dead_letter_queue).call(DESCRIBE, shapes.QueueInput(queue=path))
+            dead_letter_arn = f"arn:aws:sqs:{target.region}:{target.account}:{target.name}"
+        attributes = creation_attributes(name, template, dead_letter_arn)
+        given = CreateQueueInput(queue_name=name, attributes=attributes, tags=dict(template.tags) or None)
+        result, again = self._new_line(name).call(_CREATE, given)
+        return bool(result.created or again)
+
+    def delete(self, name: str) -> None:
+        """VeilMQ.DeleteQueue. Raises QueueMissing."""
+        self._new_line(name).call(_DELETE, shapes.QueueInput(queue=self._prefix + name))
+
+    def names(self, prefix: str = "") -> list[str]:
+        """ListQueues, all pages."""
+        names: list[str] = []
+        given = ListQueuesInput(queue_name_prefix=prefix or None, max_results=_PAGE_MAX)
+        while True:
+            page, _ = self._line.call(_LIST, given)
+            names += [url.rpartition("/")[2] for url in page.queue_urls or ()]
+            if not page.next_token:
+                return names
+            given.next_token = page.next_token
+
+    def close(self) -> None:
+        """Close the queues and let all connections go."""
+        with self._lock:
+            queues = list(self._queues)
+        self._pool.close()
+        self._line.close()
+        for queue in queues:
+            queue.close()

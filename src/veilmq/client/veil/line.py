@@ -1,0 +1,153 @@
+"""A way to the server: one call after another, each with its answer or one of the house's errors.
+
+Strategy: a queue and an account have a line each over the same pool, so that each can be closed alone. A request goes
+out again, once and on a new connection, only if nothing of it can have happened, or if to do it twice is to do it once.
+"""
+
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from veilmq.client.errors import TransportError
+from veilmq.client.service_errors import Said, error_of
+from veilmq.client.veil.connections import Answer, Connection, Pool
+from veilmq.client.veil.signing import Signer
+from veilmq.model.errors import ParameterInvalid, VeilError
+
+Result = TypeVar("Result")
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class Operation(NamedTuple):
+    """One operation of the server."""
+
+    target: bytes
+    decoder: Any
+    """msgspec's, of the result."""
+    repeatable: bool
+    """Twice is as good as once."""
+
+
+def operation(target: str, result: type[msgspec.Struct], *, repeatable: bool) -> Operation:
+    """`target`: as X-Amz-Target has it."""
+    return Operation(target.encode(), msgspec.json.Decoder(result), repeatable)
+
+
+class _Error(msgspec.Struct):
+    type: str = msgspec.field(default="", name="__type")
+    message: str = ""
+
+
+_ERROR: Final = msgspec.json.Decoder(_Error)
+
+
+class Line:
+    """Calls of one queue, or of the account. Safe for threads."""
+
+    def __init__(self, pool: Pool, signer: Signer, timeout: float, name: str) -> None:
+        """`timeout`: seconds for an answer, beyond what the request itself waits. `name`: for errors."""
+        self._pool = pool
+        self._signer = signer
+        self._timeout = timeout
+        self._name = name
+        self._active: set[Connection] = set()
+        self.closed = False
+
+    def call(self, kind: Operation, given: Any, wait: float = 0.0, size_bytes: int = 0) -> tuple[Any, bool]:
+        """(the result, whether the request went out twice). Raises TransportError, ServiceError, the model's errors."""
+        try:
+            body = _ENCODE(given)
+        except UnicodeEncodeError as error:
+            raise ParameterInvalid(parameter="body", reason=f"has no UTF-8 form: {error.reason}") from error
+        answer, again = self._exchange(kind, body, self._timeout + wait)
+        if answer.status != 200:
+            refusal = self._refused(answer, size_bytes)
+            if not self._corrected(answer, refusal):
+                raise refusal
+            answer, again = self._exchange(kind, body, self._timeout + wait)
+            if answer.status != 200:
+                raise self._refused(answer, size_bytes)
+        try:
+            return kind.decoder.decode(answer.body), again
+        except (msgspec.MsgspecError, ValueError) as error:
+            reason = f"the answer does not fit {kind.target.decode()}: {error}"
+            raise TransportError(reason=reason, may_have_happened=True) from error
+
+    def close(self) -> None:
+        """End the calls under way, and take no more."""
+        self.closed = True
+        for connection in list(self._active):
+            connection.abort()
+
+    def _exchange(self, kind: Operation, body: bytes, timeout: float) -> tuple[Answer, bool]:
+        request = self._signer.request(kind.target, body)
+        if self.closed:
+            raise self._is_closed(False)
+        connection = self._pool.take()
+        fresh = not connection.used
+        try:
+            return self._over(connection, request, timeout), False
+        except TransportError as error:
+            if self.closed:
+                raise self._is_closed(error.may_have_happened) from error
+            doubt = error.may_have_happened
+            if isinstance(error.__cause__, TimeoutError) or ((doubt or fresh) and not kind.repeatable):
+                raise
+        try:
+            return self._over(self._pool.connect(), request, timeout), doubt
+        except TransportError as error:
+            if self.closed:
+                raise self._is_closed(doubt or error.may_have_happened) from error
+            if doubt and not error.may_have_happened:
+                raise TransportError(reason=error.reason, may_have_happened=True) from error
+            raise
+
+    def _over(self, connection: Connection, request: bytes, timeout: float) -> Answer:
+        active = self._active
+        active.add(connection)
+        try:
+            if self.closed:  # close() may have looked before the line above
+                raise self._is_closed(False)
+            answer = connection.exchange(request, timeout)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            active.discard(connection)
+        if answer.last:
+            connection.close()
+        else:
+            self._pool.give(connection)
+        return answer
+
+    def _is_closed(self, may_have_happened: bool) -> TransportError:
+        return TransportError(reason=f"{self._name or 'the account'} is closed", may_have_happened=may_have_happened)
+
+    def _refused(self, answer: Answer, size_bytes: int) -> VeilError:
+        try:
+            said = _ERROR.decode(answer.body)
+        except (msgspec.MsgspecError, ValueError):
+            said = _Error(message=answer.body[:256].decode("utf-8", "replace"))
+        code = answer.header(b"x-amzn-query-error").partition(b";")[0].decode("latin-1")
+        return error_of(
+            Said(
+                code=code or said.type.rpartition("#")[2] or f"HTTP {answer.status}",
+                status=answer.status,
+                request_id=answer.header(b"x-amzn-requestid").decode("latin-1"),
+                message=said.message,
+                queue=self._name,
+                size_bytes=size_bytes,
+            )
+        )
+
+    def _corrected(self, answer: Answer, refusal: VeilError) -> bool:
+        """Refused because our wall clock is wrong: from now on requests are stamped by the server's."""
+        if getattr(refusal, "code", "") != "RequestExpired":
+            return False
+        try:
+            theirs = parsedate_to_datetime(answer.header(b"date").decode("latin-1")).timestamp()
+        except (ValueError, TypeError):
+            return False
+        self._signer.correct(theirs)
+        return True

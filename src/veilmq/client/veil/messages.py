@@ -1,0 +1,127 @@
+"""The port's messages as VeilMQ.Send has them, and the wire's as the port has them.
+
+Strategy: pure functions, the short way first: most messages are a body alone. What our server checks is left to it;
+here is refused only what has no form on the wire. Source: docs/veil-protocol.md.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from veilmq.client.errors import ServiceError
+from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Sent
+from veilmq.client.service_errors import port_name
+from veilmq.client.typed_attributes import size_bytes, typed, untyped
+from veilmq.model.errors import ParameterInvalid, VeilError, from_fields
+from veilmq.protocols.sqs.inputs import AttributeValue as WireValue
+from veilmq.protocols.sqs.operations.veil_shapes import Failure, MessageIn, MessageOut, SentLine
+
+_NONE: Final[Mapping[str, AttributeValue]] = {}
+
+
+def wire_of(message: str | Message) -> MessageIn:
+    """Raises ParameterInvalid for an attribute of a type that has none on the wire."""
+    if isinstance(message, str):
+        return MessageIn(body=message)
+    return MessageIn(
+        body=message.body,
+        attributes=_wire_values(message.attributes) if message.attributes else None,
+        delay=message.delay,
+        time_to_live=message.ttl,
+        priority=message.priority,
+        group=message.group,
+        deduplication_id=message.deduplication_id,
+        type=message.type,
+        lease_hint=message.lease_hint,
+        tag=message.tag,
+    )
+
+
+def _wire_values(attributes: Mapping[str, AttributeValue]) -> dict[str, WireValue]:
+    values = {}
+    for name, value in attributes.items():
+        kind, content = typed(name, value)
+        if isinstance(content, str):
+            values[name] = WireValue(data_type=kind, string_value=content)
+        else:
+            values[name] = WireValue(data_type=kind, binary_value=content)
+    return values
+
+
+def wire_bytes(message: MessageIn) -> int:
+    """What the message counts for in the size of a request."""
+    body = message.body or ""
+    body_bytes = len(body) if body.isascii() else len(body.encode(errors="replace"))
+    if not message.attributes:
+        return body_bytes
+    return body_bytes + size_bytes(
+        {
+            name: (value.data_type or "", value.string_value or value.binary_value or "")
+            for name, value in message.attributes.items()
+        }
+    )
+
+
+def sent_of(line: SentLine) -> Sent | VeilError:
+    """One line of a Send's answer."""
+    if line.error is not None:
+        return failure_of(line.error)
+    return Sent(line.id, line.handle, line.sequence_number, line.duplicate)
+
+
+def failure_of(failure: Failure) -> VeilError:
+    """The error that the server named; one that this version does not know is a ServiceError."""
+    fields = dict(failure.fields)
+    try:
+        if failure.name == ParameterInvalid.__name__:
+            fields["parameter"] = port_name(str(fields["parameter"]))
+        return from_fields(failure.name, fields)
+    except (KeyError, TypeError):
+        return ServiceError(code=failure.name, status=400, request_id="", message=failure.message)
+
+
+def _values(message: MessageOut) -> Mapping[str, AttributeValue]:
+    if not message.attributes:
+        return _NONE
+    return {
+        name: untyped(
+            value.data_type or "", value.string_value if value.string_value is not None else value.binary_value or b""
+        )
+        for name, value in message.attributes.items()
+    }
+
+
+def received_of(message: MessageOut, granted_by: float, asked_lease: float | None) -> Received:
+    """`granted_by`: by our monotonic clock, an instant not after the grant."""
+    lease = message.lease if message.lease is not None else asked_lease or 0.0
+    return Received(
+        message.id,
+        message.body,
+        _values(message),
+        message.receive_count,
+        message.sent,
+        message.group,
+        message.sequence_number,
+        message.priority,
+        message.type,
+        message.expires,
+        handle=message.handle,
+        lease_end=granted_by + lease,
+        first_received=message.first_received,
+        deduplication_id=message.deduplication_id,
+    )
+
+
+def peeked_of(message: MessageOut) -> Peeked:
+    """A message of a Peek."""
+    return Peeked(
+        message.id,
+        message.body,
+        _values(message),
+        message.receive_count,
+        message.sent,
+        message.group,
+        message.sequence_number,
+        message.priority,
+        message.type,
+        message.expires,
+    )

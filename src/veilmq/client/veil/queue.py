@@ -1,0 +1,262 @@
+"""One queue of our own server.
+
+Strategy: Send, Extend and Delete are batches on the wire and a single one is a batch of one. Delete and Extend may go
+out twice after a broken connection, because twice is as good as once; a Delete that then finds the message gone has
+done its work. `lease_end` counts from the grant: from when the request left, and what the server says it then waited.
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from veilmq.client.capabilities import Capabilities, HandleOnSend
+from veilmq.client.clock import Clock
+from veilmq.client.errors import TransportError
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.queue_attributes import FIFO_SUFFIX
+from veilmq.client.requests import in_requests, split
+from veilmq.client.veil.line import Line, Operation, operation
+from veilmq.client.veil.messages import failure_of, peeked_of, received_of, sent_of, wire_bytes, wire_of
+from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
+from veilmq.protocols.sqs.operations import veil_shapes as shapes
+
+if TYPE_CHECKING:
+    from veilmq.client.veil.account import VeilAccount
+
+_SEND: Final = operation("VeilMQ.Send", shapes.SendResult, repeatable=False)
+_RECEIVE: Final = operation("VeilMQ.Receive", shapes.MessagesResult, repeatable=False)
+_EXTEND: Final = operation("VeilMQ.Extend", shapes.FailuresResult, repeatable=True)
+_DELETE: Final = operation("VeilMQ.Delete", shapes.FailuresResult, repeatable=True)
+_PEEK: Final = operation("VeilMQ.Peek", shapes.MessagesResult, repeatable=True)
+DESCRIBE: Final = operation("VeilMQ.DescribeQueue", shapes.DescribeQueueResult, repeatable=True)
+
+
+def capabilities_of(name: str) -> Capabilities:
+    """What our server can do on a queue of that name."""
+    fifo = name.endswith(FIFO_SUFFIX)
+    return Capabilities(
+        protocol="veil",
+        body_bytes_max=shapes.REQUEST_BYTES_MAX,
+        batch_messages_max=shapes.ENTRIES_MAX,
+        receive_messages_max=shapes.RECEIVE_COUNT_MAX,
+        lease_min=0.001,
+        lease_max=shapes.LEASE_SECONDS_MAX,
+        lease_total_max=None,
+        wait_max=shapes.WAIT_SECONDS_MAX,
+        delay_max=0 if fifo else shapes.DELAY_SECONDS_MAX,
+        batch_extend=True,
+        receipts_rotate=False,
+        handle_on_send=HandleOnSend.ALWAYS,
+        body_replaceable=True,
+        retention_below_delay=True,
+        base64_body=False,
+        attributes=True,
+        peek=True,
+        priorities=not fifo,
+        ttl=True,
+        groups=True,
+        native_fifo=fifo,
+        native_topics=False,
+        lease_hints=True,
+    )
+
+
+class VeilQueue:
+    """A `Queue` on our server; made by `VeilAccount.queue`."""
+
+    def __init__(self, account: "VeilAccount", line: Line, name: str, path: str, clock: Clock) -> None:
+        """`path`: how the server is told which queue: `name` or `account/name`."""
+        self._account = account
+        self._line = line
+        self._name = name
+        self._path = path
+        self._clock = clock
+        self._capabilities = capabilities_of(name)
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return self._capabilities
+
+    @property
+    def account(self) -> "VeilAccount":
+        """The account it is of."""
+        return self._account
+
+    def send(self, message: str | Message) -> Sent:
+        """VeilMQ.Send of one."""
+        wire = _fitting(message, self._capabilities)
+        result = self._send([wire], len(wire.body or ""))[0]
+        if isinstance(result, VeilError):
+            raise result
+        return result
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        """VeilMQ.Send, as often as it takes."""
+        results: list[Sent | VeilError | None] = []
+        entries: list[tuple[shapes.MessageIn, int]] = []
+        for message in messages:
+            try:
+                wire = _fitting(message, self._capabilities)
+            except VeilError as error:
+                results.append(error)
+            else:
+                entries.append((wire, wire_bytes(wire)))
+                results.append(None)
+        pieces = split(entries, shapes.ENTRIES_MAX, shapes.REQUEST_BYTES_MAX, lambda entry: entry[1])
+        outcomes = in_requests(pieces, self._send_piece)
+        return [next(outcomes) if result is None else result for result in results]
+
+    def _send_piece(self, entries: Sequence[tuple[shapes.MessageIn, int]]) -> list[Sent | VeilError]:
+        return self._send([wire for wire, _ in entries], sum(size for _, size in entries))
+
+    def _send(self, messages: list[shapes.MessageIn], size_bytes: int) -> list[Sent | VeilError]:
+        given = shapes.SendInput(queue=self._path, messages=messages, want_handles=True)
+        answer, _ = self._line.call(_SEND, given, size_bytes=size_bytes)
+        if len(answer.results) != len(messages):
+            raise _other_count()
+        return [sent_of(line) for line in answer.results]
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        """VeilMQ.Receive. An empty list also if the queue is closed meanwhile."""
+        self._check_count(count_max)
+        if not 0 <= wait <= shapes.WAIT_SECONDS_MAX:
+            reason = f"must be from 0 to {shapes.WAIT_SECONDS_MAX} s, not {wait}"
+            raise ParameterInvalid(parameter="wait", reason=reason)
+        _check_lease(lease or 0.0)
+        given = shapes.ReceiveInput(queue=self._path, count_max=count_max, lease=lease, wait=wait)
+        was_open = not self._line.closed
+        started = self._clock.monotonic()
+        try:
+            answer, _ = self._line.call(_RECEIVE, given, wait)
+        except TransportError:
+            if was_open and self._line.closed:
+                return []  # the server gives back what it was about to hand out
+            raise
+        granted_by = started + answer.waited
+        return [received_of(message, granted_by, lease) for message in answer.messages]
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        """VeilMQ.Extend of one; with `body`, Azure's Update Message."""
+        _check_lease(lease)
+        entry = shapes.ExtendEntry(handle=handle, lease=lease, body=body)
+        self._raise_first(self._failures(_EXTEND, shapes.ExtendInput(queue=self._path, entries=[entry])))
+        return handle
+
+    def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
+        """VeilMQ.Extend, as often as it takes. The handles stay as they are."""
+        pieces = split(extensions, shapes.ENTRIES_MAX, 0, lambda entry: 0)
+        errors = in_requests(pieces, self._extend_piece)
+        return [
+            extension.handle if error is None else error for extension, error in zip(extensions, errors, strict=True)
+        ]
+
+    def _extend_piece(self, extensions: Sequence[Extension]) -> list[VeilError | None]:
+        entries = [shapes.ExtendEntry(handle=each.handle, lease=each.lease) for each in extensions]
+        failures = self._failures(_EXTEND, shapes.ExtendInput(queue=self._path, entries=entries))
+        return [failures.get(index) for index in range(len(entries))]
+
+    def release(self, handle: str, delay: float = 0) -> None:
+        """VeilMQ.Extend to `delay` seconds."""
+        self.extend(handle, delay)
+
+    def delete(self, handle: str) -> None:
+        """VeilMQ.Delete of one."""
+        self._raise_first(self._delete([handle]))
+
+    def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
+        """VeilMQ.Delete, as often as it takes."""
+        pieces = split(handles, shapes.ENTRIES_MAX, 0, lambda handle: 0)
+        return list(in_requests(pieces, self._delete_piece))
+
+    def _delete_piece(self, handles: Sequence[str]) -> list[VeilError | None]:
+        failures = self._delete(list(handles))
+        return [failures.get(index) for index in range(len(handles))]
+
+    def _delete(self, handles: list[str]) -> dict[int, VeilError]:
+        return self._failures(_DELETE, shapes.DeleteInput(queue=self._path, handles=handles))
+
+    def peek(self, count_max: int = 1) -> list[Peeked]:
+        """VeilMQ.Peek."""
+        self._check_count(count_max)
+        answer, _ = self._line.call(_PEEK, shapes.PeekInput(queue=self._path, count_max=count_max))
+        return [peeked_of(message) for message in answer.messages]
+
+    def stats(self) -> Stats:
+        """VeilMQ.DescribeQueue."""
+        described, _ = self._line.call(DESCRIBE, shapes.QueueInput(queue=self._path))
+        return Stats(
+            visible=described.visible,
+            delayed=described.delayed,
+            in_flight=described.in_flight,
+            visibility_timeout=described.visibility_timeout,
+            retention=described.retention,
+            delay=described.delay,
+            incarnation=str(described.incarnation),
+        )
+
+    def close(self) -> None:
+        """A parked receive ends. Idle connections are the account's."""
+        self._line.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _failures(self, kind: Operation, given: shapes.ExtendInput | shapes.DeleteInput) -> dict[int, VeilError]:
+        """What was not done, by place in the request."""
+        answer, again = self._line.call(kind, given)
+        if not answer.failures:
+            return {}
+        failures = {each.index: failure_of(each.error) for each in answer.failures}
+        if again and kind is _DELETE:
+            return {index: error for index, error in failures.items() if not isinstance(error, MessageGone)}
+        return failures
+
+    @staticmethod
+    def _raise_first(failures: dict[int, VeilError]) -> None:
+        if failures:
+            raise failures[0]
+
+    @staticmethod
+    def _check_count(count_max: int) -> None:
+        if not 1 <= count_max <= shapes.RECEIVE_COUNT_MAX:
+            reason = f"must be from 1 to {shapes.RECEIVE_COUNT_MAX}, not {count_max}"
+            raise ParameterInvalid(parameter="count_max", reason=reason)
+
+
+def _fitting(message: str | Message, able: Capabilities) -> shapes.MessageIn:
+    """The message on the wire. What no server of ours does, what is too large and what has no UTF-8 is refused here."""
+    if not isinstance(message, str):
+        if message.deduplication_id is not None and not able.native_fifo:
+            raise CapabilityMissing(capability="deduplication")
+        if message.priority is not None and not able.priorities:
+            raise CapabilityMissing(capability="priorities")
+    wire = wire_of(message)
+    body = wire.body or ""
+    if len(body) > shapes.REQUEST_BYTES_MAX:
+        raise MessageTooLarge(size_bytes=wire_bytes(wire), limit_bytes=shapes.REQUEST_BYTES_MAX)
+    if not body.isascii():
+        try:
+            body.encode()
+        except UnicodeEncodeError as error:
+            raise ParameterInvalid(parameter="body", reason=f"has no UTF-8 form: {error.reason}") from error
+    return wire
+
+
+def _check_lease(lease: float) -> None:
+    if not 0 <= lease <= shapes.LEASE_SECONDS_MAX:
+        raise ParameterInvalid(parameter="lease", reason=f"must be from 0 to {shapes.LEASE_SECONDS_MAX} s, not {lease}")
+
+
+def _other_count() -> TransportError:
+    return TransportError(reason="the answer has another number of results", may_have_happened=True)

@@ -1,0 +1,46 @@
+"""The worker: handlers on messages, in threads, processes or coroutines; checkpoints and an idempotency guard.
+
+Strategy: intake (intake.py) brings messages into hand (hand.py) and into a line (ready.py); runners take them from
+there through a flow (flow.py) that settles them (settling.py). docs/patterns/worker.md and checkpoint.md explain it.
+"""
+
+from veilmq.client.worker.backoff import Backoff
+from veilmq.client.worker.cancellation import Cancellation, Cancelled, Cause
+from veilmq.client.worker.checkpoints import Checkpoints, FileCheckpoints, ObjectCheckpoints, Saved
+from veilmq.client.worker.guard import Begun, Busy, Claim, Done, Guard, Superseded
+from veilmq.client.worker.guard_directory import DirectoryGuard
+from veilmq.client.worker.guard_table import TableGuard
+from veilmq.client.worker.job import AsyncJob, Job, Reject, Retry
+from veilmq.client.worker.metrics import Counts, Meter, PrometheusMeter
+from veilmq.client.worker.parameters import Kind
+from veilmq.client.worker.worker import Options, Worker, worker
+
+__all__ = [
+    "AsyncJob",
+    "Backoff",
+    "Begun",
+    "Busy",
+    "Cancellation",
+    "Cancelled",
+    "Cause",
+    "Checkpoints",
+    "Claim",
+    "Counts",
+    "DirectoryGuard",
+    "Done",
+    "FileCheckpoints",
+    "Guard",
+    "Job",
+    "Kind",
+    "Meter",
+    "ObjectCheckpoints",
+    "Options",
+    "PrometheusMeter",
+    "Reject",
+    "Retry",
+    "Saved",
+    "Superseded",
+    "TableGuard",
+    "Worker",
+    "worker",
+]

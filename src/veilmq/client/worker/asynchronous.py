@@ -1,0 +1,121 @@
+"""Handlers as coroutines.
+
+Strategy: one event loop in a thread of its own, with a task for each call of the handler; a feeder thread takes
+messages when a task is free, and a small pool does what blocks (guard, delete, release). A handler whose messages are
+all cancelled has its task cancelled: that is how coroutines are told to stop.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from veilmq.client.worker.flow import Flow
+from veilmq.client.worker.hand import Hand
+from veilmq.client.worker.job import AsyncJob
+from veilmq.client.worker.results import STOPPED, Result, of_error, of_return
+
+_BLOCKING_MAX: Final = 32
+
+log = logging.getLogger("veilmq.worker")
+
+
+class AsyncRunners:
+    """Await `handler` on messages of `flow` until its line is closed."""
+
+    def __init__(self, flow: Flow, handler: Callable[[Any], Awaitable[Any]]) -> None:
+        self._flow = flow
+        self._handler = handler
+        self._loop = asyncio.new_event_loop()
+        self._free = threading.Semaphore(flow.parameters.concurrency)
+        self._pool = ThreadPoolExecutor(min(_BLOCKING_MAX, flow.parameters.concurrency), "veilmq worker settling")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._killed = False
+
+    def start(self) -> None:
+        """Returns once the handlers can run."""
+        threading.Thread(target=self._run_loop, name="veilmq worker loop", daemon=True).start()
+        threading.Thread(target=self._feed, name="veilmq worker feeder", daemon=True).start()
+
+    def kill(self) -> None:
+        """Shutdown, and handlers still run: cancel their tasks."""
+        self._killed = True
+        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
+
+    def close(self) -> None:
+        """Nothing is left to run."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._pool.shutdown(wait=False)
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+
+    def _feed(self) -> None:
+        while self._free.acquire() and (hands := self._flow.take()):
+            self._loop.call_soon_threadsafe(self._start, hands)
+
+    def _start(self, hands: Sequence[Hand]) -> None:
+        task = self._loop.create_task(self._work(hands))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, hands: Sequence[Hand]) -> None:
+        """As `Flow.work`, with the blocking parts in the pool."""
+        flow = self._flow
+        try:
+            if todo := await self._blocking(lambda: flow.prepare(hands)):
+                start = time.perf_counter()
+                with flow.spans.around([hand.message for hand in todo]) as span:
+                    results = await self._call(todo)
+                    flow.spans.tell(span, results)
+                seconds = time.perf_counter() - start
+                await self._blocking(lambda: flow.finish(todo, results, seconds))
+        except Exception:
+            log.exception("a worker's own fault: the messages go back")
+            await self._blocking(lambda: flow.rescue(hands))
+        finally:
+            flow.done(hands)
+            self._free.release()
+
+    async def _blocking(self, call: Callable[[], Any]) -> Any:
+        return await asyncio.shield(self._loop.run_in_executor(self._pool, call))
+
+    async def _call(self, hands: Sequence[Hand]) -> list[Result]:
+        batch = self._flow.parameters.batch is not None
+        jobs = [
+            AsyncJob(hand.message, hand, hand.cancelled, hand.state, hand.deadline, self._flow.clock) for hand in hands
+        ]
+        # A task of the handler's own: cancelling it must not cancel the settling that follows.
+        task = self._loop.create_task(_coroutine(self._handler(list(jobs) if batch else jobs[0])))
+
+        def stop() -> None:
+            if all(hand.cancelled for hand in hands):
+                self._loop.call_soon_threadsafe(task.cancel)
+
+        for hand in hands:
+            hand.cancelled.on_set(stop)
+        try:
+            return of_return(jobs, await task, batch)
+        except asyncio.CancelledError as error:
+            task.cancel()
+            # A handler that raises it unasked has failed: given back at once it would come at once.
+            told = self._killed or all(hand.cancelled for hand in hands)
+            return [STOPPED if told else of_error(error)] * len(hands)
+        except Exception as error:  # noqa: BLE001 the handler's edge: what it raises becomes the message's result
+            return [of_error(error)] * len(hands)
+
+
+async def _coroutine(awaitable: Awaitable[Any]) -> Any:
+    try:
+        return await awaitable
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Either would end the loop, and with it all others.
+        raise RuntimeError(f"the handler raised {error!r}") from error

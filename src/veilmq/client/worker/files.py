@@ -1,0 +1,42 @@
+"""Files that are written whole or not at all.
+
+Strategy: write beside, fsync, rename, fsync the directory: a reader sees the old content or the new one, and so does
+whoever comes after a power cut. A lock is an flock on a file that stays, so that a killed holder frees it.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Durable when this returns. Raises OSError."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone with this file, among all threads and processes of the machine."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)

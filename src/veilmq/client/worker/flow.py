@@ -1,0 +1,206 @@
+"""The way of messages through a handler, but for the call itself.
+
+Strategy: `prepare` sorts out what must not be worked (lost, over, poisoned, done before), `finish` settles what was. In
+a FIFO group the first message that stays in the queue blocks the rest: it goes back in order, unworked. Threads,
+child processes and coroutines differ only in what they do in between. `work` is the edge: whatever breaks inside costs
+that message one receive, and never a runner.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from veilmq.client.clock import Clock
+from veilmq.client.worker.alarm import Alarm
+from veilmq.client.worker.backoff import chance
+from veilmq.client.worker.cancellation import Cause
+from veilmq.client.worker.guard import Begun, Claim, Done
+from veilmq.client.worker.hand import Hand
+from veilmq.client.worker.metrics import Counts
+from veilmq.client.worker.parameters import Parameters
+from veilmq.client.worker.ready import Ready
+from veilmq.client.worker.results import STOPPED, Result, Verdict, of_error
+from veilmq.client.worker.settling import Settling
+from veilmq.client.worker.spans import Spans
+from veilmq.model.errors import VeilError
+
+log = logging.getLogger("veilmq.worker")
+
+Call = Callable[[Sequence[Hand]], list[Result]]
+"""Runs the handler; one result a message."""
+
+
+class Flow:
+    """One run's. Any thread."""
+
+    def __init__(
+        self, parameters: Parameters, ready: Ready[Hand], settling: Settling, counts: Counts, spans: Spans, clock: Clock
+    ) -> None:
+        self.parameters = parameters
+        self.ready = ready
+        self.spans = spans
+        self.clock = clock
+        self.alarm = Alarm(clock, "veilmq worker alarm")
+        self._settling = settling
+        self._counts = counts
+        self._lock = threading.Lock()
+        self._running: set[Hand] = set()
+        self._plain = parameters.keeper is False
+        self._stop_before = parameters.stop_before_expiry or 0.0
+
+    def take(self) -> list[Hand]:
+        """The next messages for one call of the handler; empty when the worker stops."""
+        hands = self.ready.take(self.parameters.batch or 1)
+        with self._lock:
+            self._running.update(hands)
+        return hands
+
+    def done(self, hands: Sequence[Hand]) -> None:
+        """They are through."""
+        with self._lock:
+            self._running.difference_update(hands)
+        self.ready.done(hands)
+        self._counts.in_hand(self.ready.in_hand)
+
+    def work(self, hands: Sequence[Hand], call: Call) -> None:
+        """From taken to done, in this thread."""
+        try:
+            if todo := self.prepare(hands):
+                start = time.perf_counter()
+                with self.spans.around([hand.message for hand in todo]) as span:
+                    results = call(todo)
+                    self.spans.tell(span, results)
+                self.finish(todo, results, time.perf_counter() - start)
+        except Exception:
+            log.exception("a worker's own fault: the messages go back")
+            self.rescue(hands)
+        finally:
+            self.done(hands)
+
+    def prepare(self, hands: Sequence[Hand]) -> list[Hand]:
+        """Those to be worked; the others are settled."""
+        todo: list[Hand] = []
+        blocked: set[str] = set()
+        for hand in hands:
+            if hand.lane in blocked:
+                self._settling.release(hand)
+            elif (out := self._sort_out(hand)) is None:
+                todo.append(hand)
+                self._watch(hand)
+            elif not out and hand.lane is not None:
+                # Those of its group before it are worked still: what comes after it in the queue must wait.
+                blocked.add(hand.lane)
+                self._send_back(hand.lane)
+        return todo
+
+    def finish(self, hands: Sequence[Hand], results: Sequence[Result], seconds: float) -> None:
+        """Settle what was worked."""
+        blocked: set[str] = set()
+        for hand, result in zip(hands, results, strict=True):
+            if not self._ours(hand):
+                continue
+            if hand.lane in blocked:
+                result = STOPPED
+            if not self._settling.settle(hand, result, seconds) and hand.lane is not None:
+                blocked.add(hand.lane)
+        for lane in blocked:
+            self._send_back(lane)
+
+    def rescue(self, hands: Sequence[Hand]) -> None:
+        """Give back whatever of these is still held."""
+        for hand in hands:
+            if self._ours(hand):
+                try:
+                    hand.lease.release(0)
+                except VeilError as error:
+                    self._settling.report("release", error)
+
+    def tell_running(self, cause: Cause) -> None:
+        """Set the token of every message in a handler."""
+        for hand in self._snapshot():
+            hand.cancelled.set(cause)
+
+    def abandon_running(self) -> int:
+        """Give back what handlers still work on: they come too late. How many."""
+        with self._lock:
+            left, self._running = self._running, set()
+        for hand in sorted(left, key=lambda hand: hand.key):
+            if not hand.lost:
+                self._settling.release(hand)
+        return len(left)
+
+    def _snapshot(self) -> list[Hand]:
+        with self._lock:
+            return list(self._running)
+
+    def _ours(self, hand: Hand) -> bool:
+        """False once `abandon_running` has given it back."""
+        with self._lock:
+            return hand in self._running
+
+    def _send_back(self, lane: str) -> None:
+        for hand in self.ready.withdraw(lane):
+            self._settling.release(hand)
+
+    def _sort_out(self, hand: Hand) -> bool | None:
+        """None: work it. Else it was settled; True: it is out of its group's way."""
+        if hand.lost or hand.lease.remaining() <= 0:
+            self._counts.ended("lost" if hand.lost else "expired")
+            return False
+        if hand.deadline <= self.clock.monotonic():
+            self._settling.release(hand, outcome="expired")
+            return False
+        if self._settling.poisoned(hand):
+            most = self.parameters.poison_after
+            return self._settling.dead_letter(hand, f"received more than {most} times; a worker may have died of it")
+        try:
+            return self._begin(hand)
+        except Exception as error:  # noqa: BLE001 a guard's or a record's storage may fail in any way
+            return self._settling.settle(hand, of_error(error), 0.0)
+
+    def _begin(self, hand: Hand) -> bool | None:
+        guard = self.parameters.guard
+        if guard is not None:
+            wall = self.clock.wall()
+            until = wall + max(hand.deadline + self._stop_before - self.clock.monotonic(), 0.0)
+            claim = Claim(hand.key, hand.message.receive_count, wall, until)
+            answer = guard.begin(self._settling.guard_key(hand), claim)
+            if isinstance(answer, Done):
+                return self._settling.repeat(hand, answer.result)
+            if not isinstance(answer, Begun):
+                delay = self.parameters.retry.delay(hand.message.receive_count, chance())
+                self._settling.release(hand, min(delay, max(answer.until - wall, 0.0)), "busy")
+                return False
+            hand.guard_fence = answer.fence
+        hand.load()
+        return None
+
+    def _watch(self, hand: Hand) -> None:
+        """Tell the handler before its time is over, where nobody else does."""
+        if self._plain or self._stop_before:
+            self._arm(hand, hand.deadline)
+
+    def _arm(self, hand: Hand, when: float) -> None:
+        def earlier() -> None:
+            if hand.deadline < when:
+                self._arm(hand, hand.deadline)
+
+        hand.on_extended = earlier
+        self.alarm.at(when, partial(self._due, hand, when))
+
+    def _due(self, hand: Hand, when: float) -> None:
+        if not self._ours(hand) or hand.cancelled:
+            return
+        if hand.deadline > when:
+            self._arm(hand, hand.deadline)  # its handler extended it
+        elif self._stop_before:
+            hand.cancelled.set(Cause.EXPIRING)
+        else:
+            self._settling.lose(hand, "the lease ended, and nobody keeps it")
+
+
+def failed(error: str, count: int) -> list[Result]:
+    """The same failure for each of `count` messages."""
+    return [Result(Verdict.FAILED, error=error)] * count

@@ -1,0 +1,115 @@
+"""An idempotency guard in a table, over any DB-API driver (PEP 249).
+
+Strategy: one row a key; every change is a single statement that names the fence it expects, so that it is right at any
+isolation level, and is tried again after it met another's. Put the table into the database that the handler itself
+writes, and both survive the same crashes.
+"""
+
+import sys
+import threading
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.client.dbapi import Connect, paramstyle_of, run, table_name
+from veilmq.client.worker.guard import Answer, Begun, Claim, Record, Superseded, abandoned, finished, judge
+from veilmq.model.errors import Overloaded, ParameterInvalid
+
+_TRIES: Final = 20
+
+
+class TableGuard:
+    """See `Guard`. All calls raise the driver's errors, and Overloaded when too many want one key at the same time.
+
+    connect: makes a new connection; one a thread is kept. table: is created if it is missing, with columns that every
+    database knows. paramstyle: the driver's, if it does not tell. Raises ParameterInvalid, the driver's errors.
+    """
+
+    def __init__(self, connect: Connect, table: str = "veilmq_guard", paramstyle: str | None = None) -> None:
+        self._table = table_name(table)
+        self._connect = connect
+        self._local = threading.local()
+        connection = self._connection()
+        self._paramstyle = paramstyle_of(paramstyle, connection)
+        self._taken = _integrity_error(connection)
+        self._run(
+            f"CREATE TABLE IF NOT EXISTS {table} (name VARCHAR(255) PRIMARY KEY, fence BIGINT NOT NULL, "
+            "record TEXT NOT NULL)"
+        )
+
+    def begin(self, key: str, claim: Claim) -> Answer:
+        """See `Guard.begin`."""
+        for _ in range(_TRIES):
+            record = self._read(key)
+            answer = judge(record, claim)
+            if not isinstance(answer, Record):
+                return answer
+            if self._write(key, record, answer):
+                return Begun(answer.fence)
+        raise Overloaded(limit=_TRIES)
+
+    def finish(self, key: str, fence: int, result: Any) -> None:
+        """See `Guard.finish`."""
+        record = self._read(key)
+        if not self._write(key, record, finished(record, key, fence, result)):
+            raise Superseded(key)
+
+    def abandon(self, key: str, fence: int) -> None:
+        """See `Guard.abandon`."""
+        record = self._read(key)
+        after = abandoned(record, fence)
+        if after is not None:
+            self._write(key, record, after)
+
+    def _read(self, key: str) -> Record | None:
+        rows = self._run(f"SELECT record FROM {self._table} WHERE name = ?", key)
+        return msgspec.json.decode(rows[0][0], type=Record) if rows else None
+
+    def _write(self, key: str, before: Record | None, after: Record) -> bool:
+        """False if the row is no longer `before`."""
+        text = msgspec.json.encode(after).decode()
+        if before is None:
+            statement = f"INSERT INTO {self._table} (name, fence, record) VALUES (?, ?, ?)"
+            try:
+                self._run(statement, key, after.fence, text)
+            except self._taken:
+                return False
+            return True
+        old = msgspec.json.encode(before).decode()
+        statement = f"UPDATE {self._table} SET fence = ?, record = ? WHERE name = ? AND fence = ? AND record = ?"
+        changed: int = self._run(statement, after.fence, text, key, before.fence, old)
+        return changed == 1
+
+    def _run(self, statement: str, *values: Any) -> Any:
+        """Rows of a SELECT; the number of changed rows of anything else, committed."""
+        connection = self._connection()
+        try:
+            cursor = run(connection.cursor(), self._paramstyle, statement, values)
+            found: Any = cursor.fetchall() if statement.startswith("SELECT") else cursor.rowcount
+            connection.commit()
+            cursor.close()
+        except BaseException:
+            # A connection that failed may be broken: the next call opens another.
+            self._local.connection = None
+            connection.close()
+            raise
+        return found
+
+    def _connection(self) -> Any:
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self._connect()
+        return connection
+
+
+def _integrity_error(connection: Any) -> type[Exception]:
+    """The driver's IntegrityError: an attribute of its connections or of its module (PEP 249)."""
+    found = getattr(connection, "IntegrityError", None)
+    package = type(connection).__module__
+    while package and found is None:
+        found = getattr(sys.modules.get(package), "IntegrityError", None)
+        package = package.rpartition(".")[0]
+    if not isinstance(found, type):
+        raise ParameterInvalid(parameter="connect", reason="its driver has no IntegrityError: it is no DB-API driver")
+    kind: type[Exception] = found
+    return kind

@@ -1,0 +1,120 @@
+"""A message in the worker's hand, from its receive until it is settled.
+
+Strategy: one record joins the message (its body unwrapped), its lease, the handler's token and where its progress is
+kept; jobs, in whatever thread or process, call it. A checkpoint asks the queue first: if the lease is gone nothing is
+saved.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.messages import Received
+from veilmq.client.worker.cancellation import Cancellation, Cause
+from veilmq.client.worker.checkpoints import Checkpoints, Saved, encode_state, unwrap, wrap
+from veilmq.client.worker.held import Held
+from veilmq.model.errors import CapabilityMissing, LeaseExpired, MessageTooLarge
+
+log = logging.getLogger("veilmq.worker")
+
+
+class Hand:
+    """One message. `message` has the original body; `state` its last checkpoint. Any thread."""
+
+    def __init__(
+        self,
+        queue: str,
+        message: Received,
+        lease: Held,
+        *,
+        capabilities: Capabilities,
+        seconds: float,
+        stop_before: float,
+        checkpoints: Checkpoints | None,
+    ) -> None:
+        self.state: Any = None
+        if capabilities.body_replaceable:
+            body, self.state = unwrap(message.body)
+            if body is not message.body:
+                message = msgspec.structs.replace(message, body=body)
+        self.message = message
+        self.lease = lease
+        self.seconds = seconds
+        """Length of the lease that a checkpoint gives."""
+        self.cancelled = Cancellation()
+        self.key = f"{queue}/{message.id}"
+        self.lane = message.group if capabilities.native_fifo else None
+        self.fence = message.receive_count
+        """Number of this hand's side records."""
+        self.on_extended: Callable[[], object] | None = None
+        """Called after its handler has moved the lease's end."""
+        self.guard_fence: int | None = None
+        """Of the guard's record, while this hand has claimed it."""
+        self._capabilities = capabilities
+        self._stop_before = stop_before
+        self._checkpoints = checkpoints
+
+    @property
+    def deadline(self) -> float:
+        """When its handler must be done, on the monotonic clock."""
+        kept: float | None = getattr(self.lease, "hold_end", None)
+        return (self.lease.deadline if kept is None else kept) - self._stop_before
+
+    @property
+    def lost(self) -> bool:
+        """Its lease is known to be gone."""
+        return self.cancelled.cause is Cause.LOST
+
+    def load(self) -> None:
+        """Read the side record, if there are any. Raises what the storage raises."""
+        if self._checkpoints is None:
+            return
+        saved = self._checkpoints.load(self.key)
+        if saved is not None:
+            self.state = saved.state
+            self.fence = max(self.fence, saved.fence + 1)
+
+    def forget(self) -> None:
+        """Drop the side record: the message is done with. Raises what the storage raises."""
+        if self._checkpoints is not None:
+            self._checkpoints.drop(self.key)
+
+    def extend(self, seconds: float) -> None:
+        """The lease ends `seconds` from now. Raises as `Queue.extend`."""
+        self._extend(seconds)
+
+    def checkpoint(self, state: Any, lease: float | None) -> None:
+        """See `Job.checkpoint`."""
+        seconds = self.seconds if lease is None else lease
+        if self.lost:
+            raise LeaseExpired(sequence=0, attempt=self.message.receive_count)
+        if self._checkpoints is not None:
+            encode_state(state)
+            self._extend_or_go_on(seconds)
+            self._checkpoints.save(self.key, Saved(self.fence, state))
+        elif self._capabilities.body_replaceable:
+            body = wrap(self.message.body, state)
+            size_bytes = self._capabilities.transmitted_bytes(body)
+            if size_bytes > self._capabilities.body_bytes_max:
+                raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=self._capabilities.body_bytes_max)
+            self._extend(seconds, body)
+        else:
+            raise CapabilityMissing(capability="checkpoint (bodies stay here: give the worker `checkpoints`)")
+
+    def _extend(self, seconds: float, body: str | None = None) -> None:
+        self.lease.extend(seconds, body)
+        if self.on_extended is not None:
+            self.on_extended()
+
+    def _extend_or_go_on(self, seconds: float) -> None:
+        """A queue that cannot be reached for a moment takes no progress away: the lease runs on."""
+        try:
+            self._extend(seconds)
+        except (TransportError, ServiceError) as error:
+            if self.lease.remaining() <= 0:
+                raise
+            log.warning("%s: saving a checkpoint without an extension: %s", self.key, error)

@@ -1,0 +1,218 @@
+"""Receiving: the threads that bring messages into the worker's hand.
+
+Strategy: a place is reserved before a message is received, and its lease is registered with the keeper as soon as it
+is here, so that a prefetched message is kept like one in a handler. Errors are reported and backed off, never fatal but
+for those that no time heals; so is an empty answer that comes back early, or a server that refuses to park would be
+stormed. What an open poll brings after the stop goes back at once.
+
+Source: seed 002, "LongPolling" (the request storm); patterns.md, "Receiver".
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from veilmq.client.clock import Clock
+from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.messages import Received
+from veilmq.client.queue import Queue
+from veilmq.client.worker.backoff import Backoff, chance
+from veilmq.client.worker.hand import Hand
+from veilmq.client.worker.held import Held, PlainLease
+from veilmq.client.worker.metrics import Counts
+from veilmq.client.worker.parameters import WAIT, Parameters
+from veilmq.client.worker.ready import Ready
+from veilmq.client.worker.settling import Settling
+from veilmq.client.wrapping import Wrapping
+from veilmq.model.errors import CapabilityMissing, LeaseError, ParameterInvalid, VeilError
+
+FAILED: Final = Backoff(first=0.2, longest=30.0)
+"""After a receive that failed."""
+EARLY: Final = Backoff(first=0.05, longest=5.0)
+"""After an empty answer that came before half of the wait was over."""
+
+log = logging.getLogger("veilmq.worker")
+
+
+class Intake:
+    """Receives through `poll`, holds through `queue`. `fatal(error)` and `idle()` are told at most once a thread."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        poll: Queue,
+        parameters: Parameters,
+        ready: Ready[Hand],
+        settling: Settling,
+        counts: Counts,
+        keeper: LeaseKeeper | None,
+        clock: Clock,
+        *,
+        fatal: Callable[[VeilError], None],
+        idle: Callable[[], None],
+        until_empty: bool,
+    ) -> None:
+        self._queue = queue
+        self._poll = poll
+        self._parameters = parameters
+        self._ready = ready
+        self._settling = settling
+        self._counts = counts
+        self._keeper = keeper
+        self._clock = clock
+        self._fatal = fatal
+        self._idle = idle
+        self._until_empty = until_empty
+        self._able = queue.capabilities
+        self._wait = min(WAIT, self._able.wait_max) if parameters.wait is None else parameters.wait
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def wait(self) -> float:
+        """Longest wait of a poll, in seconds."""
+        return self._wait
+
+    def start(self) -> None:
+        """Start receiving."""
+        for number in range(1, self._parameters.pollers + 1):
+            thread = threading.Thread(target=self._run, name=f"veilmq worker poller {number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Begin no more receives. The line must be closed too."""
+        self._stop.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for the open polls; whether all have ended."""
+        end = self._clock.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, end - self._clock.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        tries = early = 0
+        failing_since: float | None = None
+        while places := self._ready.reserve(self._able.receive_messages_max):
+            before = self._clock.monotonic()
+            try:
+                came = self._poll.receive(places, lease=self._parameters.first_lease, wait=self._wait)
+            except VeilError as error:
+                self._ready.give_back(places)
+                failing_since = before if failing_since is None else failing_since
+                if not self._go_on(error, before - failing_since):
+                    return
+                tries += 1
+                self._stop.wait(FAILED.delay(tries, chance()))
+                continue
+            tries, failing_since = 0, None
+            taken = self._admit(came)
+            self._ready.give_back(places - taken)
+            if came:
+                early = 0
+            elif self._until_empty and self._ready.in_hand == 0:
+                self._idle()
+                return
+            elif self._clock.monotonic() - before < self._wait / 2 or not self._wait:
+                early += 1
+                self._stop.wait(EARLY.delay(early, chance()))
+        if not self._stop.is_set():
+            # No more may be received: that is the end, once the last one is through.
+            self._ready.wait_until_free(None)
+            self._idle()
+
+    def _go_on(self, error: VeilError, failing: float) -> bool:
+        """Whether a failed receive is to be repeated."""
+        if self._stop.is_set():
+            return False
+        self._settling.report("receive", error)
+        limit = self._parameters.give_up_after
+        hopeless = isinstance(error, (ParameterInvalid, CapabilityMissing))
+        if hopeless or (limit is not None and failing >= limit):
+            self._fatal(error)
+            return False
+        return True
+
+    def _admit(self, came: list[Received]) -> int:
+        """Take them in hand; how many reserved places they took."""
+        taken = 0
+        self._counts.came(len(came))
+        for message in came:
+            if self._stop.is_set():
+                self._return(message)
+                continue
+            hand = self._hold(message)
+            if hand is None:
+                continue
+            if self._ready.put(hand):
+                taken += 1
+            else:
+                self._settling.release(hand)
+        self._counts.in_hand(self._ready.in_hand)
+        return taken
+
+    def _hold(self, message: Received) -> Hand | None:
+        """None if the lease is gone already."""
+        seconds = self._length(message)
+        lease: Held
+        try:
+            if self._keeper is not None:
+                lease = self._keeper.register(message, lease=seconds)
+            else:
+                lease = PlainLease(self._queue, message, self._clock)
+                if seconds is not None:
+                    lease.extend(seconds)
+        except LeaseError:
+            self._counts.ended("expired")
+            return None
+        except VeilError as error:
+            self._settling.report("extend", error)
+            self._counts.ended("unsettled")
+            return None
+        hand = Hand(
+            self._queue.name,
+            message,
+            lease,
+            capabilities=self._able,
+            seconds=self._parameters.first_lease if seconds is None else seconds,
+            stop_before=self._parameters.stop_before_expiry or 0.0,
+            checkpoints=self._parameters.checkpoints,
+        )
+        lease.on_lost(lambda lost: self._settling.lose(hand, str(getattr(lost, "reason", "its extension was refused"))))
+        return hand
+
+    def _length(self, message: Received) -> float | None:
+        """What the user's function wants for this message, within what the queue can; None: as it was received."""
+        wanted: Any = self._parameters.lease
+        if not callable(wanted):
+            return None
+        try:
+            return min(max(float(wanted(message)), self._able.lease_min), self._able.lease_max)
+        except Exception:
+            log.exception("the lease function failed on message %s: it gets the default", message.id)
+            return None
+
+    def _return(self, message: Received) -> None:
+        try:
+            self._queue.release(message.handle)
+        except VeilError as error:
+            self._settling.report("release", error)
+        self._counts.ended("stopped")
+
+
+def poll_of(queue: Queue) -> Queue:
+    """A queue to poll with that can be closed by itself, so that a stop ends an open poll; `queue` if there is none.
+
+    A pattern that changes what is received must receive itself: then an open poll is waited for.
+    """
+    inner = queue
+    while isinstance(inner, Wrapping) and type(inner).receive is Wrapping.receive:
+        inner = inner.inner
+    if isinstance(inner, Wrapping):
+        return queue
+    fresh = inner.account.queue(inner.name)
+    if type(fresh) is type(inner) and fresh is not inner:
+        return fresh
+    return queue

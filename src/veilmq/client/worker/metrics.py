@@ -1,0 +1,130 @@
+"""What a worker counts.
+
+Strategy: `Counts` is always there, one lock and plain numbers; a `Meter` hears the same, one call an event. The one for
+Prometheus needs prometheus-client and is made by the user, so that several workers share it.
+"""
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from veilmq.model.errors import CapabilityMissing
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+SECONDS: Final = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1_800.0, 7_200.0)
+"""Upper bounds of the processing time's buckets."""
+
+
+class Meter(Protocol):
+    """Hears what happens. Any thread; must not block."""
+
+    def ended(self, queue: str, outcome: str, seconds: float) -> None:
+        """A message is through: `outcome` is one of Counts' names, `seconds` its handler's time, 0 if it had none."""
+        ...
+
+    def failed(self, queue: str, call: str, error: str) -> None:
+        """A call to the queue failed: `receive`, `delete`, `release` ..., and the error's class."""
+        ...
+
+    def in_hand(self, queue: str, messages: int) -> None:
+        """So many are received and not through."""
+        ...
+
+
+class Counts:
+    """Messages and failed calls since the worker was made.
+
+    Outcomes: `done` (deleted), `repeated` (done before, deleted), `failed`, `retry`, `busy` (another delivery is at
+    it), `stopped`, `dead_lettered`, `lost` (the lease was lost: also a delete that came too late, document 003's sign
+    of a timeout too short), `unsettled` (the queue could not be reached: it comes back by itself), `expired` (over
+    before it could start).
+    """
+
+    def __init__(self, queue: str, meter: Meter | None) -> None:
+        self._queue = queue
+        self._meter = meter
+        self._lock = threading.Lock()
+        self._outcomes: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._received = 0
+
+    @property
+    def received(self) -> int:
+        """Messages received."""
+        return self._received
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Messages by outcome."""
+        with self._lock:
+            return dict(self._outcomes)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Failed calls to the queue, by call."""
+        with self._lock:
+            return dict(self._failed)
+
+    def came(self, messages: int) -> None:
+        """So many were received."""
+        with self._lock:
+            self._received += messages
+
+    def ended(self, outcome: str, seconds: float = 0.0) -> None:
+        """A message is through."""
+        with self._lock:
+            self._outcomes[outcome] += 1
+        if self._meter is not None:
+            self._meter.ended(self._queue, outcome, seconds)
+
+    def failed(self, call: str, error: BaseException) -> None:
+        """A call to the queue failed."""
+        with self._lock:
+            self._failed[call] += 1
+        if self._meter is not None:
+            self._meter.failed(self._queue, call, type(error).__name__)
+
+    def in_hand(self, messages: int) -> None:
+        """So many are received and not through."""
+        if self._meter is not None:
+            self._meter.in_hand(self._queue, messages)
+
+
+class PrometheusMeter:
+    """A `Meter` in prometheus-client's registry; None: its own default one. Make one and give it to all workers.
+
+    Raises CapabilityMissing where prometheus-client is not installed.
+    """
+
+    def __init__(self, registry: "CollectorRegistry | None" = None) -> None:
+        try:
+            from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+        except ImportError as error:
+            raise CapabilityMissing(capability="metrics (pip install 'veilmq[telemetry]')") from error
+        given: Any = {"registry": registry or REGISTRY}
+        self._messages = Counter(
+            "veilmq_worker_messages", "Messages that are through, by outcome.", ["queue", "outcome"], **given
+        )
+        self._seconds = Histogram(
+            "veilmq_worker_processing_seconds", "Time in the handler.", ["queue"], buckets=SECONDS, **given
+        )
+        self._failures = Counter(
+            "veilmq_worker_failed_calls", "Failed calls to the queue.", ["queue", "call", "error"], **given
+        )
+        self._in_hand = Gauge("veilmq_worker_in_hand", "Messages received and not through.", ["queue"], **given)
+
+    def ended(self, queue: str, outcome: str, seconds: float) -> None:
+        """See `Meter`."""
+        self._messages.labels(queue, outcome).inc()
+        if seconds > 0:
+            self._seconds.labels(queue).observe(seconds)
+
+    def failed(self, queue: str, call: str, error: str) -> None:
+        """See `Meter`."""
+        self._failures.labels(queue, call, error).inc()
+
+    def in_hand(self, queue: str, messages: int) -> None:
+        """See `Meter`."""
+        self._in_hand.labels(queue).set(messages)

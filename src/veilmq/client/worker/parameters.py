@@ -1,0 +1,132 @@
+"""A worker's parameters, and why some cannot work.
+
+Strategy: one frozen value, checked when the worker is made, and once more against what the queue can do as soon as the
+queue is known, before a message is received. Durations are seconds.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.keeper.parameters import check_lease, positive
+from veilmq.client.messages import Received
+from veilmq.client.queue import Queue
+from veilmq.client.worker.backoff import Backoff
+from veilmq.client.worker.checkpoints import Checkpoints
+from veilmq.client.worker.guard import Guard
+from veilmq.client.worker.metrics import Meter
+from veilmq.model.errors import ParameterInvalid, VeilError
+
+LEASE: Final = 30.0
+WAIT: Final = 20.0
+CONCURRENCY_MAX: Final = 10_000
+IN_HAND_MAX: Final = 100_000
+
+
+class Kind(StrEnum):
+    """Where handlers run."""
+
+    THREADS = "threads"
+    PROCESSES = "processes"
+    """Child processes, for handlers that compute: the parent keeps the leases."""
+    ASYNC = "async"
+    """Coroutines on one event loop, which has a thread of its own."""
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """See `Worker`."""
+
+    concurrency: int = 1
+    kind: Kind = Kind.THREADS
+    prefetch: int = 0
+    batch: int | None = None
+    lease: float | Callable[[Received], float] = LEASE
+    keeper: "bool | Mapping[str, Any] | LeaseKeeper" = True
+    stop_before_expiry: float | None = None
+    retry: Backoff = Backoff()
+    poison_after: int | None = None
+    dead_letter_queue: str | Queue | None = None
+    checkpoints: Checkpoints | None = None
+    guard: Guard | None = None
+    guard_key: Callable[[Received], str] | None = None
+    wait: float | None = None
+    pollers: int = 1
+    drain: float = 30.0
+    kill_after: float = 10.0
+    give_up_after: float | None = None
+    on_lost: Callable[[Any], object] | None = None
+    on_error: Callable[[VeilError], object] | None = None
+    on_result: Callable[[Any, Any], object] | None = None
+    metrics: Meter | None = None
+    tracer: Any = None
+
+    def __post_init__(self) -> None:
+        _between("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        _between("prefetch", self.prefetch, 0, IN_HAND_MAX)
+        _between("pollers", self.pollers, 1, 100)
+        if self.batch is not None:
+            _between("batch", self.batch, 1, IN_HAND_MAX)
+        if self.capacity > IN_HAND_MAX:
+            raise ParameterInvalid(
+                parameter="concurrency",
+                reason=f"with batch and prefetch these are {self.capacity} messages in hand, more than {IN_HAND_MAX}",
+            )
+        for name in ("stop_before_expiry", "give_up_after", "kill_after"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
+        for name in ("drain", "wait"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ParameterInvalid(parameter=name, reason=f"{value!r} is not a number of seconds from 0 on")
+        if not callable(self.lease):
+            positive("lease", self.lease)
+        if self.poison_after is not None:
+            _between("poison_after", self.poison_after, 1, 1_000_000)
+            if self.dead_letter_queue is None:
+                raise ParameterInvalid(parameter="dead_letter_queue", reason="poison_after needs one to send to")
+        if self.guard_key is not None and self.guard is None:
+            raise ParameterInvalid(parameter="guard", reason="guard_key says nothing without one")
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        if self.stop_before_expiry is None or callable(self.lease) or self.keeper is not False:
+            return
+        if self.stop_before_expiry >= self.lease:
+            raise ParameterInvalid(
+                parameter="stop_before_expiry",
+                reason=f"{self.stop_before_expiry:g} s is not below the lease of {self.lease:g} s",
+            )
+
+    @property
+    def capacity(self) -> int:
+        """Most messages in hand."""
+        return self.concurrency * (self.batch or 1) + self.prefetch
+
+    @property
+    def first_lease(self) -> float:
+        """What a receive asks for, before a message's content is known."""
+        return LEASE if callable(self.lease) else self.lease
+
+    def keeper_parameters(self) -> dict[str, Any]:
+        """Of the keeper that the worker makes: the lease, extended when half of it is gone, unless said otherwise."""
+        lease = self.first_lease
+        derived = {"visibility_timeout": lease, "interval": lease / 3, "minimal_life": lease / 6}
+        return derived | dict(self.keeper) if isinstance(self.keeper, Mapping) else derived
+
+    def check(self, capabilities: Capabilities) -> None:
+        """Raises ParameterInvalid for what this queue cannot do."""
+        check_lease("lease", self.first_lease, capabilities)
+        if self.wait is not None and self.wait > capabilities.wait_max:
+            raise ParameterInvalid(
+                parameter="wait",
+                reason=f"{self.wait:g} s is above the {capabilities.wait_max:g} s of {capabilities.protocol}",
+            )
+
+
+def _between(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ParameterInvalid(parameter=name, reason=f"{value!r} is not between {least} and {most}")

@@ -1,0 +1,149 @@
+"""Messages that were received and wait for their turn.
+
+Strategy: one line, and on FIFO queues a lane for each group: a group stands in the line once, and not at all while one
+of its messages is worked, so that no two of a group run at the same time and none overtakes. Receives reserve their
+places beforehand: what is in hand never exceeds the capacity. Generic over what waits; knows no threads' work.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+
+class Grouped(Protocol):
+    """What can wait here."""
+
+    @property
+    def lane(self) -> str | None: ...
+
+
+Item = TypeVar("Item", bound=Grouped)
+
+
+class Ready(Generic[Item]):
+    """Up to `capacity` items: reserved, or in hand (waiting or working). Any thread."""
+
+    def __init__(self, capacity: int, quota: int | None = None) -> None:
+        """quota: reserve so many places in all, and then no more."""
+        self.capacity = capacity
+        self._quota = quota
+        self.in_hand = 0
+        self._reserved = 0
+        self._line: deque[Item | str] = deque()
+        self._lanes: dict[str, deque[Item]] = {}
+        self._busy: set[str] = set()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def reserve(self, most: int, timeout: float | None = None) -> int:
+        """Places for a receive: at least 1, at most `most`.
+
+        0 once it is closed or the quota is used up, and when `timeout` seconds are over.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._used_up() or self._free() > 0, timeout)
+            if self._closed:
+                return 0
+            found = max(0, min(most, self._free()))
+            self._reserved += found
+            if self._quota is not None:
+                self._quota -= found
+            return found
+
+    def give_back(self, places: int) -> None:
+        """Reserved places that no item took."""
+        with self._changed:
+            self._reserved -= places
+            if self._quota is not None:
+                self._quota += places
+            self._changed.notify_all()
+
+    def put(self, item: Item) -> bool:
+        """Into the line, in a reserved place; False once it is closed: then the caller still has both."""
+        with self._changed:
+            if self._closed:
+                return False
+            self._reserved -= 1
+            self.in_hand += 1
+            lane = item.lane
+            if lane is None:
+                self._line.append(item)
+            else:
+                waiting = self._lanes.get(lane)
+                if waiting is None:
+                    waiting = self._lanes[lane] = deque()
+                    if lane not in self._busy:
+                        self._line.append(lane)
+                waiting.append(item)
+            self._changed.notify_all()
+            return True
+
+    def take(self, most: int) -> list[Item]:
+        """The next items, at most `most`, once there are any; empty when closed. Their groups wait until `done`."""
+        with self._changed:
+            while not self._line:
+                if self._closed:
+                    return []
+                self._changed.wait()
+            taken: list[Item] = []
+            while self._line and len(taken) < most:
+                first = self._line.popleft()
+                if not isinstance(first, str):
+                    taken.append(first)
+                    continue
+                self._busy.add(first)
+                lane = self._lanes[first]
+                while lane and len(taken) < most:
+                    taken.append(lane.popleft())
+                if not lane:
+                    del self._lanes[first]
+            return taken
+
+    def done(self, items: Sequence[Item]) -> None:
+        """Taken items that are through, whatever became of them."""
+        with self._changed:
+            self.in_hand -= len(items)
+            for lane in {item.lane for item in items} - {None}:
+                assert lane is not None
+                self._busy.discard(lane)
+                if lane in self._lanes:
+                    self._line.append(lane)
+            self._changed.notify_all()
+
+    def withdraw(self, lane: str) -> list[Item]:
+        """Take the waiting rest of a group out, in order: it must not run after a failure. The places become free."""
+        with self._changed:
+            rest = list(self._lanes.pop(lane, ()))
+            self.in_hand -= len(rest)
+            if lane not in self._busy and lane in self._line:
+                self._line.remove(lane)
+            self._changed.notify_all()
+            return rest
+
+    def close(self) -> list[Item]:
+        """Take no more and hand out no more; all that waits, in order."""
+        with self._changed:
+            self._closed = True
+            rest: list[Item] = []
+            for each in self._line:
+                rest += [each] if not isinstance(each, str) else self._lanes.pop(each)
+            for lane in self._lanes.values():
+                rest += lane
+            self._line.clear()
+            self._lanes.clear()
+            self.in_hand -= len(rest)
+            self._changed.notify_all()
+            return rest
+
+    def wait_until_free(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds until nothing is in hand; whether that came."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.in_hand == 0, timeout)
+
+    def _free(self) -> int:
+        free = self.capacity - self.in_hand - self._reserved
+        return free if self._quota is None else min(free, self._quota)
+
+    def _used_up(self) -> bool:
+        return self._quota == 0 and self._reserved == 0

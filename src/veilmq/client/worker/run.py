@@ -1,0 +1,195 @@
+"""One run of a worker: from the first receive until the last lease is settled.
+
+Strategy: threads receive and run handlers; the thread that runs this waits for what is said to it (`Said`), then
+drains: stop receiving, give back what has not begun, wait for handlers, tell them, give back the rest, and release what
+an open poll still brings. Whatever says something uses a SimpleQueue, which signal handlers may use too.
+
+Source: patterns.md, "Lease keeper" (shutdown) and "Worker".
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol
+
+from veilmq.client.clock import Clock
+from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.queue import Queue
+from veilmq.client.worker.asynchronous import AsyncRunners
+from veilmq.client.worker.cancellation import Cause
+from veilmq.client.worker.dead_letters import DeadLetters
+from veilmq.client.worker.flow import Flow
+from veilmq.client.worker.hand import Hand
+from veilmq.client.worker.intake import Intake, poll_of
+from veilmq.client.worker.metrics import Counts
+from veilmq.client.worker.parameters import Kind, Parameters
+from veilmq.client.worker.processes import ProcessRunners
+from veilmq.client.worker.ready import Ready
+from veilmq.client.worker.settling import Settling
+from veilmq.client.worker.spans import Spans
+from veilmq.client.worker.threads import ThreadRunners
+from veilmq.model.errors import ParameterInvalid, VeilError
+
+GRACE: Final = 1.0
+"""Seconds for handlers that were told to stop."""
+_POLL_SLACK: Final = 5.0
+
+log = logging.getLogger("veilmq.worker")
+
+
+class Said(Enum):
+    """What a run hears; a VeilError is the fourth: nothing can be received any more."""
+
+    STOP = "stop"
+    """Drain. The second time: drain no longer."""
+    IDLE = "idle"
+    """The queue is empty, or as many as wanted were received, and that was to be the end."""
+    FREE = "free"
+    """Nothing is in hand any more."""
+
+
+class Runners(Protocol):
+    """Threads, processes or coroutines that run the handler."""
+
+    def start(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+_RUNNERS: Final[dict[Kind, Callable[[Flow, Callable[[Any], Any]], Runners]]] = {
+    Kind.THREADS: ThreadRunners,
+    Kind.PROCESSES: ProcessRunners,
+    Kind.ASYNC: AsyncRunners,
+}
+
+
+class Run:
+    """See `Worker.run`. Raises as it when made, before anything is received."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        handler: Callable[[Any], Any],
+        parameters: Parameters,
+        clock: Clock,
+        inbox: "SimpleQueue[Said | VeilError]",
+        *,
+        until_empty: bool,
+        messages_max: int | None = None,
+    ) -> None:
+        able = queue.capabilities
+        parameters.check(able)
+        self._name = queue.name
+        self._parameters = parameters
+        self._clock = clock
+        self._inbox = inbox
+        self.counts = Counts(queue.name, parameters.metrics)
+        spans = Spans(queue.name, able.protocol, parameters.tracer)
+        self._settling = Settling(queue, parameters, self.counts, _dead_letters(queue, parameters))
+        self.ready: Ready[Hand] = Ready(parameters.capacity, messages_max)
+        self._flow = Flow(parameters, self.ready, self._settling, self.counts, spans, clock)
+        self.runners = _RUNNERS[parameters.kind](self._flow, handler)
+        self._own_keeper = not isinstance(parameters.keeper, LeaseKeeper)
+        self.keeper = _keeper(queue, parameters, clock)
+        self._poll = poll_of(queue)
+        self._own_poll = self._poll is not queue
+        self._intake = Intake(
+            queue,
+            self._poll,
+            parameters,
+            self.ready,
+            self._settling,
+            self.counts,
+            self.keeper,
+            clock,
+            fatal=inbox.put,
+            idle=lambda: inbox.put(Said.IDLE),
+            until_empty=until_empty,
+        )
+
+    def go(self) -> None:
+        """Work until told to stop. Raises what ended it, if it was an error."""
+        try:
+            self.runners.start()
+            log.info("queue %s: working", self._name)
+            self._intake.start()
+            said = self._inbox.get()
+        except BaseException:
+            self._drain(0)
+            raise
+        hurried = self._drain(self._parameters.drain)
+        log.info("queue %s: %s: %s", self._name, "stopped at once" if hurried else "stopped", self.counts.outcomes)
+        if isinstance(said, VeilError):
+            raise said
+
+    def _drain(self, seconds: float) -> bool:
+        """Everything in hand is settled or given back when this returns; True if it was told to hurry."""
+        self._intake.stop()
+        rest = self.ready.close()
+        if self._own_poll:
+            self._poll.close()
+        threads = [
+            threading.Thread(target=self._give_back, args=(rest,), name="veilmq worker release", daemon=True),
+            threading.Thread(target=self._tell_free, name="veilmq worker drain", daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        end = self._clock.monotonic() + seconds
+        hurried = self._wait_free(end)
+        if self.ready.in_hand:
+            log.warning("queue %s: %d messages are still in their handlers", self._name, self.ready.in_hand)
+            self._flow.tell_running(Cause.SHUTDOWN)
+            if not hurried:
+                hurried = self._wait_free(self._clock.monotonic() + GRACE)
+            self._settling.give_up()
+            self.runners.kill()
+            self._flow.abandon_running()
+        threads[0].join(max(GRACE, end - self._clock.monotonic()))
+        self._settling.give_up()
+        if not self._intake.join(GRACE if self._own_poll or hurried else self._intake.wait + _POLL_SLACK):
+            log.warning("queue %s: a poll is still open; what it brings comes back by itself", self._name)
+        self._flow.alarm.close()
+        self.runners.close()
+        if self.keeper is not None and self._own_keeper:
+            self.keeper.close()
+        return hurried
+
+    def _wait_free(self, end: float) -> bool:
+        """Until nothing is in hand or `end` is there; True if told to hurry."""
+        while self.ready.in_hand and (left := end - self._clock.monotonic()) > 0:
+            try:
+                if self._inbox.get(timeout=left) is Said.STOP:
+                    return True
+            except Empty:
+                return False
+        return False
+
+    def _give_back(self, hands: list[Hand]) -> None:
+        for hand in hands:
+            self._settling.release(hand)
+
+    def _tell_free(self) -> None:
+        self.ready.wait_until_free(None)
+        self._inbox.put(Said.FREE)
+
+
+def _keeper(queue: Queue, parameters: Parameters, clock: Clock) -> LeaseKeeper | None:
+    if parameters.keeper is False:
+        return None
+    if isinstance(parameters.keeper, LeaseKeeper):
+        return parameters.keeper
+    return LeaseKeeper(queue, clock=clock, **parameters.keeper_parameters())
+
+
+def _dead_letters(queue: Queue, parameters: Parameters) -> DeadLetters | None:
+    target = parameters.dead_letter_queue
+    if target is None:
+        return None
+    found = queue.account.queue(target) if isinstance(target, str) else target
+    if found.name == queue.name and found.account is queue.account:
+        raise ParameterInvalid(parameter="dead_letter_queue", reason="is the queue itself")
+    return DeadLetters(queue.name, found)

@@ -1,0 +1,193 @@
+"""What follows a handler: delete, release with backoff, dead letter; and that nothing of it is lost on a bad line.
+
+Strategy: one table from verdict to deed. A deed that meets an unreachable queue is tried again until the lease is
+over: after that the message comes back by itself. Every message ends in exactly one of Counts' outcomes.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from veilmq.client.queue import Queue
+from veilmq.client.worker.backoff import Backoff, chance
+from veilmq.client.worker.cancellation import Cause
+from veilmq.client.worker.dead_letters import DeadLetters
+from veilmq.client.worker.guard import Superseded
+from veilmq.client.worker.hand import Hand
+from veilmq.client.worker.metrics import Counts
+from veilmq.client.worker.parameters import Parameters
+from veilmq.client.worker.results import HandlerFailed, Result, Verdict
+from veilmq.model.errors import CapabilityMissing, LeaseError, QueueMissing, ReceiptInvalid, UsageError, VeilError
+
+log = logging.getLogger("veilmq.worker")
+
+_AGAIN = Backoff(first=0.1, longest=5.0)
+_TRIES_MAX = 20
+_REFUSED = (LeaseError, ReceiptInvalid, QueueMissing)
+
+
+class Settling:
+    """Ends messages in hand. Any thread; blocks while it calls the queue."""
+
+    def __init__(self, queue: Queue, parameters: Parameters, counts: Counts, dead_letters: DeadLetters | None) -> None:
+        self._queue = queue
+        self._parameters = parameters
+        self._counts = counts
+        self._dead_letters = dead_letters
+        self._longest = queue.capabilities.lease_max
+        self._over = threading.Event()
+
+    def give_up(self) -> None:
+        """Shutdown: from now on a deed is tried once."""
+        self._over.set()
+
+    def report(self, call: str, error: VeilError) -> None:
+        """A call to the queue failed: count it, log it, tell the user."""
+        self._counts.failed(call, error)
+        log.warning("queue %s: %s failed: %s", self._queue.name, call, error)
+        if self._parameters.on_error is not None:
+            self.tell(self._parameters.on_error, error)
+
+    def tell(self, callback: Callable[..., object], *values: Any) -> None:
+        """Call a user's callback; what it raises is logged and stops nothing."""
+        try:
+            callback(*values)
+        except Exception:
+            log.exception("queue %s: a callback failed", self._queue.name)
+
+    def lose(self, hand: Hand, detail: str) -> None:
+        """The lease is gone: tell the handler, and once the user."""
+        if hand.cancelled.set(Cause.LOST, detail):
+            log.warning("queue %s: message %s: %s", self._queue.name, hand.message.id, detail)
+            if self._parameters.on_lost is not None:
+                self.tell(self._parameters.on_lost, hand.message)
+
+    def settle(self, hand: Hand, result: Result, seconds: float) -> bool:
+        """Do what the result asks for; whether the message is out of its group's way (deleted or dead-lettered)."""
+        outcome = self._settle(hand, result)
+        self._counts.ended(outcome, seconds)
+        return outcome in ("done", "dead_lettered")
+
+    def repeat(self, hand: Hand, value: Any) -> bool:
+        """The guard knows the result already: just delete; whether the message is out of the way."""
+        if self._parameters.on_result is not None:
+            self.tell(self._parameters.on_result, hand.message, value)
+        outcome = self._delete(hand)
+        self._counts.ended("repeated" if outcome == "done" else outcome)
+        return outcome == "done"
+
+    def release(self, hand: Hand, delay: float = 0, outcome: str = "stopped") -> None:
+        """Give it back unworked."""
+        self._counts.ended(self._release(hand, delay, outcome))
+
+    def poisoned(self, hand: Hand) -> bool:
+        """It was received more often than `poison_after` allows: a crash kept it from being dead-lettered before."""
+        most = self._parameters.poison_after
+        return most is not None and hand.message.receive_count > most
+
+    def _settle(self, hand: Hand, result: Result) -> str:
+        verdict = result.verdict
+        if verdict is Verdict.DONE:
+            return self._done(hand, result)
+        self._abandon(hand)
+        if hand.lost:
+            return "lost"
+        if verdict is Verdict.STOPPED:
+            return self._release(hand, 0, "stopped")
+        if verdict is not Verdict.RETRY:
+            log.warning("queue %s: message %s failed (receive %d): %s", self._queue.name, hand.message.id,
+                        hand.message.receive_count, result.error,
+                        exc_info=HandlerFailed(result.trace) if result.trace else None)  # fmt: skip
+        most = self._parameters.poison_after
+        worn = most is not None and hand.message.receive_count >= most
+        if self._dead_letters is not None and (worn or verdict is Verdict.REJECTED):
+            outcome = self._dead_letter(self._dead_letters, hand, result.error)
+            if outcome is not None:
+                return outcome
+        delay = result.delay
+        if delay is None:
+            delay = self._parameters.retry.delay(hand.message.receive_count, chance())
+        return self._release(hand, delay, "retry" if verdict is Verdict.RETRY else "failed")
+
+    def _done(self, hand: Hand, result: Result) -> str:
+        guard = self._parameters.guard
+        if guard is not None and hand.guard_fence is not None:
+            try:
+                guard.finish(self.guard_key(hand), hand.guard_fence, result.value)
+            except Superseded as error:
+                self.lose(hand, str(error))
+                return "lost"
+            except Exception as error:
+                # Not stored means not done for the next delivery: the message must come back and be worked again.
+                log.exception("queue %s: message %s: its result was not stored", self._queue.name, hand.message.id)
+                if isinstance(error, TypeError):
+                    self._abandon(hand)
+                delay = self._parameters.retry.delay(hand.message.receive_count, chance())
+                return self._release(hand, delay, "failed")
+        if self._parameters.on_result is not None:
+            self.tell(self._parameters.on_result, hand.message, result.value)
+        return self._delete(hand)
+
+    def guard_key(self, hand: Hand) -> str:
+        """Under which key its work is known."""
+        key = self._parameters.guard_key
+        return hand.key if key is None else key(hand.message)
+
+    def _abandon(self, hand: Hand) -> None:
+        if self._parameters.guard is None or hand.guard_fence is None:
+            return
+        fence, hand.guard_fence = hand.guard_fence, None
+        self.tell(self._parameters.guard.abandon, self.guard_key(hand), fence)
+
+    def _delete(self, hand: Hand) -> str:
+        outcome = self._insist("delete", hand, hand.lease.delete) or "done"
+        if outcome == "done":
+            self.tell(hand.forget)
+        return outcome
+
+    def _release(self, hand: Hand, delay: float, outcome: str) -> str:
+        delay = min(max(delay, 0), self._longest)
+        return self._insist("release", hand, lambda: hand.lease.release(delay)) or outcome
+
+    def _dead_letter(self, dead_letters: DeadLetters, hand: Hand, reason: str) -> str | None:
+        """None if it could not be sent: then it stays in its queue."""
+        try:
+            dead_letters.send(hand.message, reason)
+        except VeilError as error:
+            self.report("dead_letter", error)
+            return None
+        log.warning("queue %s: message %s went to %s after %d receives: %s", self._queue.name, hand.message.id,
+                    dead_letters.target.name, hand.message.receive_count, reason)  # fmt: skip
+        outcome = self._delete(hand)
+        return "dead_lettered" if outcome == "done" else outcome
+
+    def dead_letter(self, hand: Hand, reason: str) -> bool:
+        """A message that must not be worked any more; whether it is out of the way."""
+        outcome = None
+        if self._dead_letters is not None and not hand.lost:
+            outcome = self._dead_letter(self._dead_letters, hand, reason)
+        if outcome is None:
+            delay = self._parameters.retry.delay(hand.message.receive_count, chance())
+            outcome = "lost" if hand.lost else self._release(hand, delay, "failed")
+        self._counts.ended(outcome)
+        return outcome == "dead_lettered"
+
+    def _insist(self, name: str, hand: Hand, call: Callable[[], None]) -> str | None:
+        """None once the call is done, else the outcome that says why it is not."""
+        tries = 0
+        while True:
+            try:
+                call()
+            except _REFUSED as error:
+                self._counts.failed(name, error)
+                self.lose(hand, f"{name}: {error}")
+                return "lost"
+            except VeilError as error:
+                self.report(name, error)
+                tries += 1
+                hopeless = isinstance(error, (UsageError, CapabilityMissing)) or hand.lease.remaining() <= 0
+                if hopeless or tries >= _TRIES_MAX or self._over.wait(_AGAIN.delay(tries, chance())):
+                    return "unsettled"
+            else:
+                return None

@@ -1,0 +1,245 @@
+"""The worker: receives messages, keeps their leases, runs a handler on them, and settles them.
+
+Strategy: this class is what users see; a `Run` (run.py) does the work, made anew for each run, so that a worker can be
+made at import time and started anywhere. Parameters are checked when it is made.
+
+Source: the issues of seeds 003 and 004 on processing times; patterns.md, "Worker".
+"""
+
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any, Final, Self, TypedDict, Unpack
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.messages import Received
+from veilmq.client.queue import Queue
+from veilmq.client.worker.backoff import Backoff
+from veilmq.client.worker.checkpoints import Checkpoints
+from veilmq.client.worker.child import reference
+from veilmq.client.worker.guard import Guard
+from veilmq.client.worker.metrics import Counts, Meter
+from veilmq.client.worker.parameters import Kind, Parameters
+from veilmq.client.worker.run import Run, Said
+from veilmq.model.errors import ParameterInvalid, VeilError
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Options(TypedDict, total=False):
+    """A worker's parameters; durations are seconds."""
+
+    concurrency: int
+    """Handlers at the same time, 1 by default."""
+    kind: Kind | str
+    """`threads` (default), `processes` or `async`."""
+    prefetch: int
+    """Messages received ahead, their leases kept; 0 by default."""
+    batch: int | None
+    """The handler gets a list of up to so many jobs and returns those that failed; None: one job."""
+    lease: float | Callable[[Received], float]
+    """First lease, 30 by default; or a function of the message (seed 003: "based on the content of a message")."""
+    keeper: bool | Mapping[str, Any] | LeaseKeeper
+    """True (default): a lease keeper of its own, made for the lease; a mapping: its parameters; False: none."""
+    stop_before_expiry: float | None
+    """Cancel the handler so long before its deadline (seed 003, 3a)."""
+    retry: Backoff
+    """When a failed message is visible again, by its receive count."""
+    poison_after: int | None
+    """After so many receives a message goes to `dead_letter_queue`; None: the queue's own rule decides."""
+    dead_letter_queue: str | Queue | None
+    """Name of a queue of the same account, or any queue."""
+    checkpoints: Checkpoints | None
+    """Where `job.checkpoint` saves; None: in the body, where the queue lets it be replaced."""
+    guard: Guard | None
+    """What was done once is not done again; results must then be what JSON can say."""
+    guard_key: Callable[[Received], str] | None
+    """Which work a message stands for; None: the message itself."""
+    wait: float | None
+    """Of one poll; None: 20, or what the queue can."""
+    pollers: int
+    """Receives at the same time, 1 by default."""
+    drain: float
+    """How long handlers may go on after a stop, 30 by default."""
+    kill_after: float
+    """A child process that goes on so long after it was told to stop is killed, 10 by default."""
+    give_up_after: float | None
+    """Receives that fail for so long end the run with their error; None: never."""
+    on_lost: Callable[[Any], object] | None
+    """`on_lost(received)`: a lease was lost, or a delete came too late."""
+    on_error: Callable[[VeilError], object] | None
+    """`on_error(error)`: a call to the queue failed, and is tried again."""
+    on_result: Callable[[Any, Any], object] | None
+    """`on_result(received, value)`: done, now or (with a guard) before."""
+    metrics: Meter | None
+    """For example a `PrometheusMeter`."""
+    tracer: Any
+    """An OpenTelemetry tracer, or True for the global one."""
+
+
+class Worker:
+    """Runs `handler` on the messages of `queue`, a `Queue` or a URL that is connected when the worker runs.
+
+    A handler that returns is done: the message is deleted. One that raises has failed: the message is visible again
+    after a backoff. It may raise `Retry`, `Reject` and, when told to stop, `Cancelled`. Raises ParameterInvalid for
+    parameters that cannot work.
+    """
+
+    def __init__(
+        self, queue: Queue | str, handler: Callable[[Any], Any], *, clock: Clock = SYSTEM, **options: Unpack[Options]
+    ) -> None:
+        unknown = set(options) - set(Parameters.__struct_fields__)
+        if unknown:
+            raise ParameterInvalid(parameter=sorted(unknown)[0], reason="no worker has this parameter")
+        given: dict[str, Any] = dict(options)
+        try:
+            given["kind"] = Kind(given.get("kind", Kind.THREADS))
+        except ValueError:
+            reason = f"{given['kind']!r} is not one of {', '.join(Kind)}"
+            raise ParameterInvalid(parameter="kind", reason=reason) from None
+        self.queue = queue
+        self.handler = handler
+        self.parameters = Parameters(**given)
+        self._clock = clock
+        _check_handler(handler, self.parameters.kind)
+        if not isinstance(queue, str):
+            self.parameters.check(queue.capabilities)
+        self._inbox: SimpleQueue[Said | VeilError] = SimpleQueue()
+        self._run: Run | None = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @classmethod
+    def decorate(cls, queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Self]:
+        """`@Worker.decorate(queue, ...)` over a handler makes it a worker; calling that calls the handler."""
+        return lambda handler: cls(queue, handler, **options)
+
+    def __call__(self, job: Any) -> Any:
+        """The handler itself, as for a test of it."""
+        return self.handler(job)
+
+    @property
+    def counts(self) -> Counts | None:
+        """What happened in the latest run; None before the first."""
+        return None if self._run is None else self._run.counts
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes that run the handler now, with kind=processes."""
+        return list(getattr(self._run.runners, "pids", ())) if self._run is not None else []
+
+    def run(self, *, signals: bool = False, until_empty: bool = False, messages_max: int | None = None) -> Counts:
+        """Work until `stop`, or with `until_empty` until a poll brings nothing and nothing is in hand.
+
+        messages_max: receive so many, a message that comes again counted again, and end when they are through.
+
+        signals: in the main thread, SIGTERM and SIGINT stop it with a drain, a second one without. Raises QueueMissing,
+        ParameterInvalid, CapabilityMissing (before anything is received, or by a receive), and what receives met for
+        longer than `give_up_after`.
+        """
+        if messages_max is not None and messages_max < 1:
+            raise ParameterInvalid(parameter="messages_max", reason=f"{messages_max} is below 1")
+        connected = isinstance(self.queue, str)
+        queue = _connect(self.queue) if isinstance(self.queue, str) else self.queue
+        try:
+            run = self._run = Run(
+                queue,
+                self.handler,
+                self.parameters,
+                self._clock,
+                self._inbox,
+                until_empty=until_empty,
+                messages_max=messages_max,
+            )
+            with self._handled(signals):
+                run.go()
+            return run.counts
+        finally:
+            self._inbox = SimpleQueue()
+            if connected:
+                queue.close()
+
+    def start(self) -> None:
+        """Run in a thread of its own."""
+        if self._thread is not None and self._thread.is_alive():
+            raise ParameterInvalid(parameter="worker", reason="it runs already")
+        self._error = None
+        self._thread = threading.Thread(target=self._run_aside, name="veilmq worker", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop with a drain; called again, without. Returns at once, and may be called from a signal handler."""
+        self._inbox.put(Said.STOP)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait up to `timeout` seconds for a started worker; whether it has ended. Raises what ended it."""
+        thread = self._thread
+        if thread is None:
+            return True
+        thread.join(timeout)
+        if thread.is_alive():
+            return False
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return True
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.join()
+
+    def _run_aside(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:  # noqa: BLE001 raised again by join
+            self._error = error
+
+    @contextmanager
+    def _handled(self, wanted: bool) -> Iterator[None]:
+        if not wanted:
+            yield
+            return
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self.stop()
+
+        before = {number: signal.signal(number, stop) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def worker(queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Worker]:
+    """`@worker(queue, concurrency=4)` over a handler: see `Worker.decorate`."""
+    return Worker.decorate(queue, **options)
+
+
+def _connect(url: str) -> Queue:
+    from veilmq.client.connect import connect
+
+    return connect(url)
+
+
+def _check_handler(handler: Any, kind: Kind) -> None:
+    if not callable(handler):
+        raise ParameterInvalid(parameter="handler", reason=f"{handler!r} cannot be called")
+    call = getattr(handler, "__call__", None)  # noqa: B004 an object with an async __call__ is a coroutine function too
+    coroutine = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+    if coroutine != (kind is Kind.ASYNC):
+        reason = "is a coroutine function: kind=async runs it" if coroutine else "kind=async needs a coroutine function"
+        raise ParameterInvalid(parameter="handler", reason=reason)
+    if kind is Kind.PROCESSES:
+        reference(handler)

@@ -1,0 +1,160 @@
+"""`veilmq-events`: the history for Spark, in batch and as a stream.
+
+    spark.read.format("veilmq-events").option("server", "http://127.0.0.1:9325").option("token", ...).load()
+    spark.readStream.format("veilmq-events").option("path", "exported").option("maxRows", 1_000_000).load()
+
+Options: `server` (with `token`, `certificate`) or `path`; `from` (an offset, `first`, `next`; `first` unless told) and
+`until` (an offset); `partitionRows` (200,000); for a stream `maxRows` a micro-batch. The offset of a stream is
+`{"seq": n}`: the next event. Replay is identical by construction: an offset names the same event for ever.
+
+Strategy: the readers hold options and nothing else, because Spark pickles them and makes a second one for `read`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from veilmq.pipeline.errors import HistoryGap, OptionInvalid
+from veilmq.pipeline.events.columns import SPARK_SCHEMA
+from veilmq.pipeline.events.reading import History, ParquetHistory, ServerHistory
+
+PARTITION_ROWS_DEFAULT: Final = 200_000
+_OPTIONS: Final = frozenset({"server", "token", "certificate", "path", "from", "until", "partitionrows", "maxrows"})
+
+
+class Piece(InputPartition):
+    """The offsets of one task."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        super().__init__(None)
+        self.start = start
+        self.stop = stop
+
+
+class Wanted:
+    """The options, read once."""
+
+    def __init__(self, options: Any) -> None:
+        """Raises OptionInvalid."""
+        given = {str(name).lower(): str(value) for name, value in dict(options).items()}
+        unknown = given.keys() - _OPTIONS
+        if unknown:
+            raise OptionInvalid(
+                f"veilmq-events has no option {min(unknown)}.", f"It has {', '.join(sorted(_OPTIONS))}."
+            )
+        if ("server" in given) == ("path" in given):
+            raise OptionInvalid("veilmq-events needs one of the options server and path.", "")
+        self.history: History
+        if "server" in given:
+            self.history = ServerHistory(given["server"], given.get("token"), given.get("certificate"))
+        else:
+            self.history = ParquetHistory(given["path"])
+        self.start = given.get("from", "first")
+        if self.start not in {"first", "next"} and not self.start.isdigit():
+            raise OptionInvalid(f"from={self.start!r} is none of an offset, first and next.", "")
+        self.until = _number(given, "until", None)
+        self.partition_rows = _number(given, "partitionrows", PARTITION_ROWS_DEFAULT) or 1
+        self.rows_max = _number(given, "maxrows", None)
+
+    def first(self) -> int:
+        """The offset to begin with. Raises HistoryGap if it was trimmed."""
+        first, following = self.history.bounds()
+        if self.start in {"first", "next"}:
+            return first if self.start == "first" else following
+        start = int(self.start)
+        if not first <= start <= following:
+            mend = f"The history holds {first} to {following}: begin with from=first."
+            raise HistoryGap(f"There is no offset {start}.", mend)
+        return start
+
+    def end(self) -> int:
+        """The offset to stop before."""
+        following = self.history.bounds().following
+        return following if self.until is None else min(following, self.until)
+
+    def pieces(self, start: int, stop: int) -> list[Piece]:
+        """The tasks for a range."""
+        return [Piece(*each) for each in self.history.splits(start, stop, self.partition_rows)]
+
+
+def _number(given: dict[str, str], name: str, default: int | None) -> int | None:
+    if name not in given:
+        return default
+    if not given[name].isdigit():
+        raise OptionInvalid(f"{name}={given[name]!r} is no whole number.", "")
+    return int(given[name])
+
+
+class EventsReader(DataSourceReader):
+    """One look at the history."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Pieces of about `partitionRows` offsets."""
+        return self._wanted.pieces(self._wanted.first(), self._wanted.end())
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Record batches of one piece."""
+        assert isinstance(partition, Piece)
+        yield from self._wanted.history.read(partition.start, partition.stop)
+
+
+class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The history as it grows."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:
+        """Where a new query begins."""
+        return {"seq": self._wanted.first()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """`maxRows` a micro-batch."""
+        return ReadAllAvailable() if self._wanted.rows_max is None else ReadMaxRows(self._wanted.rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What comes from now on is the next run's."""
+        self._target = self._wanted.end()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """Up to where the next micro-batch goes."""
+        end = self._wanted.end() if self._target is None else self._target
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, start["seq"] + limit.max_rows)
+        return {"seq": max(end, start["seq"])}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Pieces of the micro-batch."""
+        return self._wanted.pieces(start["seq"], end["seq"])
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Record batches of one piece."""
+        assert isinstance(partition, Piece)
+        yield from self._wanted.history.read(partition.start, partition.stop)
+
+
+class EventsSource(DataSource):
+    """The data source; Spark makes one for each use."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` takes."""
+        return "veilmq-events"
+
+    def schema(self) -> str:
+        """The columns of /api/v1/events."""
+        return SPARK_SCHEMA
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        """For `spark.read`."""
+        return EventsReader(Wanted(self.options))
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        """For `spark.readStream`."""
+        return EventsStreamReader(Wanted(self.options))

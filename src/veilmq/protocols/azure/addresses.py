@@ -1,0 +1,185 @@
+"""What a request is about: account, primary or secondary, queue, message, and the query's parameters.
+
+Strategy: a host of the form `<account>.queue.<anything>`, `<account>.localhost` or `<account>.<base domain>` names the
+account (host style); under every other host the first segment of the path does (path style), and a `-secondary` after
+the name means the other endpoint. Names of parameters are read without regard to case; a parameter given twice is
+refused, so that what is signed and what is done cannot differ.
+"""
+
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from veilmq.protocols.azure import limits
+from veilmq.protocols.azure.errors import (
+    INVALID_RESOURCE_NAME,
+    INVALID_URI,
+    OUT_OF_RANGE_INPUT,
+    REQUEST_URL_FAILED_TO_PARSE,
+    Refusal,
+    bad_parameter,
+)
+from veilmq.protocols.http import Request
+
+SECONDARY: Final = "-secondary"
+_SERVICE_LABEL: Final = "queue"
+_MESSAGES: Final = "messages"
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """How clients reach the listener, and what its operator decided."""
+
+    external_url: str | None = None
+    """What ServiceEndpoint begins with, instead of how the client addressed us; without account."""
+    base_domain: str | None = None
+    trusted_proxy: bool = False
+    """Believe X-Forwarded-Proto, X-Forwarded-Host and the last X-Forwarded-For."""
+    cooldowns: bool = True
+    """QueueBeingDeleted for 30 seconds, as Azure has it."""
+    authority: str = "https://login.microsoftonline.com"
+    """Where the challenge of a refused bearer token sends its client."""
+
+
+class Kind(IntEnum):
+    """What a path names."""
+
+    SERVICE = 1
+    QUEUE = 2
+    MESSAGES = 3
+    MESSAGE = 4
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A path and host, read."""
+
+    account: str
+    secondary: bool
+    kind: Kind
+    queue: str
+    message: str
+    path_style: bool
+
+
+def read_place(request: Request, base_domain: str | None) -> Place:
+    """What the request's host and path name. Raises Refusal: InvalidUri."""
+    host = request.authority or request.headers.get(b"host", b"")
+    path = request.path
+    if len(path) > _PATH_BYTES_CACHED_MAX or b"/messages/" in path:
+        return _place(host, path, base_domain)
+    return _known_place(host, path, base_domain)
+
+
+_PATH_BYTES_CACHED_MAX: Final = 128
+
+
+@lru_cache(4_096)
+def account_of_host(host: bytes, base_domain: str | None) -> str | None:
+    """The account that a host names in host style, `-secondary` and all; None: the path names it."""
+    name = host.rpartition(b":")[0] if host.rpartition(b":")[2].isdigit() else host
+    first, _, rest = name.decode("latin-1").lower().partition(".")
+    if rest == "localhost" or rest.split(".")[0] == _SERVICE_LABEL or (base_domain and rest == base_domain.lower()):
+        return first
+    return None
+
+
+def _place(host: bytes, path: bytes, base_domain: str | None) -> Place:
+    try:
+        segments = unquote_to_bytes(path).decode().split("/")
+    except UnicodeDecodeError:
+        raise Refusal(REQUEST_URL_FAILED_TO_PARSE) from None
+    if segments[0]:
+        raise Refusal(INVALID_URI)
+    segments = segments[1:-1] if segments[-1] == "" else segments[1:]
+    account = account_of_host(host, base_domain)
+    path_style = account is None
+    if account is None:
+        if not segments:
+            raise Refusal(INVALID_URI, {"Reason": "The path must begin with the name of the storage account."})
+        account, *segments = segments
+    secondary = account.endswith(SECONDARY)
+    account = account.removesuffix(SECONDARY)
+    if not segments:
+        return Place(account, secondary, Kind.SERVICE, "", "", path_style)
+    queue = segments[0]
+    if len(segments) == 1:
+        return Place(account, secondary, Kind.QUEUE, queue, "", path_style)
+    if segments[1] != _MESSAGES or len(segments) > 3:
+        raise Refusal(INVALID_URI)
+    if len(segments) == 2:
+        return Place(account, secondary, Kind.MESSAGES, queue, "", path_style)
+    return Place(account, secondary, Kind.MESSAGE, queue, segments[2], path_style)
+
+
+_known_place = lru_cache(4_096)(_place)
+
+
+def check_queue_name(name: str) -> str:
+    """The name, if Azure allows it. Raises Refusal: OutOfRangeInput, InvalidResourceName."""
+    if not limits.QUEUE_NAME_CHARACTERS_MIN <= len(name) <= limits.QUEUE_NAME_CHARACTERS_MAX:
+        raise Refusal(OUT_OF_RANGE_INPUT)
+    if not limits.QUEUE_NAME.match(name):
+        raise Refusal(INVALID_RESOURCE_NAME)
+    return name
+
+
+def is_queue_name(name: str) -> bool:
+    """Whether a queue of that name can be seen through Azure."""
+    length_allowed = limits.QUEUE_NAME_CHARACTERS_MIN <= len(name) <= limits.QUEUE_NAME_CHARACTERS_MAX
+    return length_allowed and limits.QUEUE_NAME.match(name) is not None
+
+
+def read_query(query: bytes) -> dict[str, str]:
+    """Parameters by name in lower case, decoded once. Raises Refusal for one that is given twice or is no UTF-8."""
+    parameters: dict[str, str] = {}
+    if not query:
+        return parameters
+    pairs = query.split(b"&")
+    if len(pairs) > limits.QUERY_PAIRS_MAX:
+        raise Refusal(REQUEST_URL_FAILED_TO_PARSE, {"Reason": f"More than {limits.QUERY_PAIRS_MAX} parameters."})
+    for pair in pairs:
+        raw_name, _, raw = pair.partition(b"=")
+        if not raw_name:
+            continue
+        try:
+            name = (unquote_to_bytes(raw_name) if b"%" in raw_name else raw_name).decode().lower()
+            value = (unquote_to_bytes(raw) if b"%" in raw else raw).decode()
+        except UnicodeDecodeError:
+            raise Refusal(REQUEST_URL_FAILED_TO_PARSE) from None
+        if name in parameters:
+            raise bad_parameter(name, value, "The parameter is given more than once.")
+        parameters[name] = value
+    return parameters
+
+
+def service_endpoint(endpoint: Endpoint, request: Request, place: Place) -> str:
+    """What names of queues are appended to, as this client addresses us: ends in a slash."""
+    account = place.account + (SECONDARY if place.secondary else "")
+    if endpoint.external_url is not None:
+        return f"{endpoint.external_url.rstrip('/')}/{account}/"
+    headers = request.headers
+    scheme = b"https" if is_secure(endpoint, request) else b"http"
+    host = request.authority or headers.get(b"host") or b"localhost"
+    if endpoint.trusted_proxy:
+        host = headers.get(b"x-forwarded-host", host).partition(b",")[0].strip()
+    start = f"{scheme.decode()}://{host.decode('latin-1')}/"
+    return f"{start}{account}/" if place.path_style else start
+
+
+def is_secure(endpoint: Endpoint, request: Request) -> bool:
+    """Whether the client came over HTTPS, to us or to the proxy before us."""
+    if endpoint.trusted_proxy:
+        forwarded = request.headers.get(b"x-forwarded-proto", b"").partition(b",")[0].strip()
+        return request.secure or forwarded == b"https"
+    return request.secure
+
+
+def source_address(endpoint: Endpoint, request: Request) -> str:
+    """The address that the client came from, to us or to the proxy before us."""
+    if endpoint.trusted_proxy:
+        forwarded = request.headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
+        if forwarded:
+            return forwarded.decode("latin-1")
+    return request.peer

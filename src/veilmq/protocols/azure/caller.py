@@ -1,0 +1,72 @@
+"""Who sent a request, once that is certain, and by what right.
+
+Strategy: one value for every way to sign in. What it may do is asked in two places: a SAS carries its own permissions,
+which `operations/` rows name; a key's grants are the server's to check.
+"""
+
+from enum import StrEnum
+from functools import lru_cache
+
+import msgspec
+
+from veilmq.model.access import AccessKey, NamedAccount
+from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
+from veilmq.model.instant import Instant
+
+
+class Way(StrEnum):
+    """How a request was authorised."""
+
+    SHARED_KEY = "shared key"
+    ACCOUNT_SAS = "account SAS"
+    QUEUE_SAS = "queue SAS"
+    DELEGATION_SAS = "user delegation SAS"
+    BEARER = "bearer token"
+
+
+class Sas(msgspec.Struct, frozen=True):
+    """A shared access signature whose signature is right; times and the rest are still to be checked."""
+
+    way: Way
+    key: AccessKey
+    permissions: str | None
+    """`sp`; None: the stored policy's."""
+    start: Instant | None
+    expiry: Instant | None
+    policy: str | None
+    """`si`: the stored access policy that completes it."""
+    address: tuple[int, int] | None
+    """First and last IPv4 address of `sip`."""
+    https_only: bool
+    resource_types: str = ""
+    services: str = "q"
+    delegated_to: str | None = None
+    """`sduoid`: a bearer token of this user must come with it."""
+    delegated_tenant: str | None = None
+    """`skdutid`: and of this tenant."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a verified bearer token is of."""
+
+    key: AccessKey
+    object_id: str
+    tenant: str
+    expiry: Instant
+
+
+class Caller(msgspec.Struct, gc=False):
+    """Who sent a request."""
+
+    account: NamedAccount
+    key: AccessKey
+    way: Way
+    origin: Origin
+    sas: Sas | None = None
+    identity: Identity | None = None
+
+
+@lru_cache(4_096)
+def origin_of(principal: str, agent: bytes) -> Origin:
+    """One object for all requests of a principal and client."""
+    return Origin("azure", principal, agent[:CLIENT_NAME_CHARACTERS_MAX].decode("utf-8", "replace"))

@@ -1,0 +1,235 @@
+"""The codec of Azure Queue Storage: requests to calls, outcomes to answers.
+
+Strategy: one way for every request. What it is about (addresses.py), who sent it (signature.py), what it asks for
+(operations/), whether its SAS covers that: each step may refuse, and every refusal becomes an answer here. A SAS with a
+stored policy and a request of a web page are judged by what is stored: the call that comes first asks for it, and
+`encode` gives the call that follows. No exception leaves `decode` or `encode`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from veilmq.model.access import Action, NamedAccounts
+from veilmq.model.commands import AnyCommand, DescribeQueue
+from veilmq.model.errors import QueueMissing, VeilError
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.outcomes import Outcome, QueueDescribed
+from veilmq.protocols.azure import cors, errors, limits
+from veilmq.protocols.azure.addresses import Endpoint, read_place, read_query
+from veilmq.protocols.azure.bearer import Tokens
+from veilmq.protocols.azure.call import Asked, Call, Headers, Operation, service_queue
+from veilmq.protocols.azure.caller import Way, origin_of
+from veilmq.protocols.azure.errors import Refusal, fault_of
+from veilmq.protocols.azure.instants import print_iso
+from veilmq.protocols.azure.operations import table
+from veilmq.protocols.azure.operations.service import properties_from
+from veilmq.protocols.azure.parameters import check_timeout
+from veilmq.protocols.azure.policies import policies_of
+from veilmq.protocols.azure.properties import CorsRule
+from veilmq.protocols.azure.sas import check_permission, with_policy
+from veilmq.protocols.azure.signature import Verifier
+from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, write_error
+from veilmq.protocols.http import Request, Response
+
+__all__ = ["Call", "Codec", "Endpoint"]
+
+_VISIBLE: Final = re.compile(rb"[ -~]*")
+
+
+def _no_plan(asked: Asked) -> "tuple[tuple[AnyCommand, ...], None]":
+    raise AssertionError("a preflight is answered from its question")
+
+
+def _no_answer(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    raise AssertionError("a preflight is answered from its question")
+
+
+_PREFLIGHT: Final = Operation("Preflight Queue Request", _no_plan, _no_answer)
+
+
+class Codec:
+    """One listener's Azure Queue Storage. Not thread-safe: its caches belong to one loop."""
+
+    def __init__(self, accounts: NamedAccounts, endpoint: Endpoint, tokens: Tokens) -> None:
+        self._accounts = accounts
+        self._endpoint = endpoint
+        self._verifier = Verifier(accounts, endpoint, tokens)
+
+    def decode(self, request: Request, wall: Instant, arrived: Instant) -> Call | Response:
+        """What the request asks of the engine; a Response if it is refused, or answered without the engine.
+
+        `wall` judges signatures; `arrived`, on the lease clock, is when the server began to read the request.
+        """
+        asked = None
+        try:
+            place = read_place(request, self._endpoint.base_domain)
+            parameters = read_query(request.query)
+            version = _version(request, parameters)
+            asked = Asked(request, place, parameters, version, wall, arrived, self._endpoint)
+            if request.method == "OPTIONS":
+                return self._preflight(asked)
+            asked.caller = self._verifier.verify(request, place, parameters, version, wall)
+            row = table.find(asked)
+            check_timeout(parameters)
+            _authorize(asked, row)
+            questions = _questions(asked)
+            if questions:
+                return Call(asked.caller.account.key, questions, row, asked, question=True)
+            return self._planned(asked, row)
+        except Refusal as refusal:
+            return self._refused(refusal, request, wall, asked)
+
+    def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
+        """The answer to a call, from the outcomes of its commands in their order; or the call that it asked for."""
+        asked = call.asked
+        try:
+            if call.question:
+                return self._judged(call, outcomes)
+            return _finish(call.row.answer(call, outcomes), asked)
+        except Refusal as refusal:
+            return self._refused(refusal, asked.request, asked.wall, asked)
+
+    def refuse(self, status: int, reason: str, request: Request | None = None, request_id: str = "") -> Response:
+        """A refusal of the listener or the server in Azure's own form."""
+        fault = errors.HTTP_CODES.get(status, errors.SERVER_BUSY if status >= 500 else errors.INVALID_INPUT)
+        fault = errors.Fault(fault.code, status, reason)
+        if request is None:
+            body = write_error(fault.code, f"{reason}\nRequestId:{request_id}", {})
+            headers = ((b"x-ms-request-id", request_id.encode()), (b"x-ms-error-code", fault.code.encode()))
+            return Response(status, CONTENT_TYPE, body, headers)
+        return self._refused(Refusal(fault), request, None, None)
+
+    def failure(self, request: Request) -> Response:
+        """The answer when the server itself failed: 500, so that an SDK tries again."""
+        return self._refused(Refusal(errors.INTERNAL_ERROR), request, None, None)
+
+    def denied(self, call: Call, action: Action) -> Response:
+        """The answer when the bearer of a token was not granted the action."""
+        extra = {"AuthenticationErrorDetail": f"{call.key.id} was not granted {action.value}."}
+        refusal = Refusal(errors.AUTHORIZATION_PERMISSION_MISMATCH, extra)
+        return self._refused(refusal, call.asked.request, call.asked.wall, call.asked)
+
+    def _planned(self, asked: Asked, row: Operation) -> Call | Response:
+        commands, memo = row.plan(asked)
+        call = Call(asked.sender.key, commands, row, asked, memo)
+        return call if commands else _finish(row.answer(call, ()), asked)
+
+    def _preflight(self, asked: Asked) -> Call:
+        cors.read_preflight(asked.request)
+        account = self._accounts.find_account(asked.place.account)
+        if account is None:
+            raise Refusal(errors.CORS_PREFLIGHT_FAILURE)
+        origin = origin_of(account.name, asked.request.headers.get(b"user-agent", b""))
+        question = DescribeQueue(queue=service_queue(account.key), origin=origin)
+        return Call(account.key, (question,), _PREFLIGHT, asked, question=True)
+
+    def _judged(self, call: Call, outcomes: Sequence[Outcome]) -> Call | Response:
+        """A question was answered: by the account's CORS rules and the queue's policies the request goes on."""
+        asked, row = call.asked, call.row
+        for command, outcome in zip(call.commands, outcomes, strict=True):
+            assert isinstance(command, DescribeQueue)
+            if command.queue.name == service_queue(call.key).name:
+                rules = properties_from(outcome, command).cors
+                if row is _PREFLIGHT:
+                    return _finish(cors.preflight(rules, asked.request), asked)
+                self._admit_page(asked, rules)
+            else:
+                _complete(asked, row, command, outcome)
+        return self._planned(asked, row)
+
+    def _admit_page(self, asked: Asked, rules: tuple[CorsRule, ...]) -> None:
+        origin, method = asked.request.headers[b"origin"].decode("latin-1"), asked.request.method
+        if not self._accounts.checks and not cors.fits(rules, origin, method) and not _is_own(asked.request, origin):
+            # Everybody knows the key of development mode: a page must not use it unless the rules let it.
+            raise Refusal(errors.AUTHORIZATION_FAILURE, {"Reason": "No CORS rule lets this Origin in."})
+        if origin.isascii() and origin.isprintable():
+            asked.cors = cors.answer_headers(rules, origin, method)
+
+    def _refused(self, refusal: Refusal, request: Request, wall: Instant | None, asked: Asked | None) -> Response:
+        message = f"{refusal.message}\nRequestId:{request.request_id}"
+        if wall is not None:
+            message += f"\nTime:{print_iso(wall)[:-1]}.{wall % SECOND_US * 10:07d}Z"
+        code = refusal.fault.code
+        headers = (
+            (b"x-ms-error-code", code.encode()),
+            *refusal.headers,
+            *_headers(request, asked),
+        )
+        body = write_error(code, message, refusal.extra)
+        return Response(refusal.fault.status, CONTENT_TYPE, body, headers)
+
+
+def _version(request: Request, parameters: dict[str, str]) -> str:
+    """The version whose semantics apply. Raises Refusal if it is no version, or is nowhere."""
+    header = request.headers.get(b"x-ms-version")
+    if header is not None:
+        version = header.decode("latin-1")
+        if not limits.VERSION.match(version):
+            raise errors.bad_header("x-ms-version", version)
+        return version
+    for name in ("api-version", "sv"):
+        given = parameters.get(name)
+        if given is not None:
+            if not limits.VERSION.match(given):
+                raise errors.bad_parameter(name, given, "Not a version of the service.")
+            return given
+    if request.method == "OPTIONS":
+        return limits.VERSION_CORS
+    raise errors.missing_header("x-ms-version")
+
+
+def _authorize(asked: Asked, row: Operation) -> None:
+    """Raises Refusal if the way in which the caller signed in does not reach this operation."""
+    caller = asked.sender
+    if asked.place.secondary and row.writes:
+        raise Refusal(errors.INSUFFICIENT_ACCOUNT_PERMISSIONS)
+    if row.only_bearer and caller.way is not Way.BEARER:
+        raise Refusal(errors.AUTHORIZATION_FAILURE, {"Reason": f"{row.name} needs a bearer token."})
+    if caller.way is Way.BEARER and asked.version < row.bearer_since:
+        raise Refusal(errors.FEATURE_VERSION_MISMATCH)
+    sas = caller.sas
+    if sas is not None and sas.policy is None:
+        check_permission(sas, row.account_types, row.account_permissions, row.queue_permissions)
+
+
+def _questions(asked: Asked) -> tuple[AnyCommand, ...]:
+    """What must be known before the request can be judged."""
+    caller = asked.sender
+    questions: list[AnyCommand] = []
+    if b"origin" in asked.request.headers:
+        questions.append(DescribeQueue(queue=service_queue(caller.account.key), origin=caller.origin))
+    if caller.sas is not None and caller.sas.policy is not None:
+        questions.append(DescribeQueue(queue=asked.queue(), origin=caller.origin))
+    return tuple(questions)
+
+
+def _complete(asked: Asked, row: Operation, command: AnyCommand, outcome: Outcome) -> None:
+    """Join the stored policy into the SAS that names it. Raises Refusal."""
+    if isinstance(outcome, VeilError) and not isinstance(outcome, QueueMissing):
+        raise fault_of(outcome, command)
+    labels = outcome.info.settings.labels if isinstance(outcome, QueueDescribed) else {}
+    sas = asked.sender.sas
+    assert sas is not None
+    whole = with_policy(sas, policies_of(labels), asked.wall)
+    check_permission(whole, row.account_types, row.account_permissions, row.queue_permissions)
+
+
+def _is_own(request: Request, origin: str) -> bool:
+    return origin.partition("://")[2].encode("latin-1") == request.headers.get(b"host")
+
+
+def _finish(response: Response, asked: Asked) -> Response:
+    response.headers = (*response.headers, *_headers(asked.request, asked))
+    return response
+
+
+def _headers(request: Request, asked: Asked | None) -> Headers:
+    """What every answer has."""
+    headers: Headers = ((b"x-ms-request-id", request.request_id.encode()),)
+    if asked is not None:
+        headers += ((b"x-ms-version", asked.version.encode()),)
+    echoed = request.headers.get(b"x-ms-client-request-id")
+    if echoed and len(echoed) <= limits.CLIENT_REQUEST_ID_CHARACTERS_MAX and _VISIBLE.fullmatch(echoed):
+        headers += ((b"x-ms-client-request-id", echoed),)
+    return headers if asked is None else headers + asked.cors

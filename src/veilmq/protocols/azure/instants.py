@@ -1,0 +1,61 @@
+"""The forms of time on Azure's wire: RFC 1123 in headers and messages, ISO 8601 in SAS, policies and keys.
+
+Strategy: times of a second repeat, so that printing and reading them is remembered. All of it is integer arithmetic on
+UTC; nothing here reads a clock.
+"""
+
+import calendar
+import re
+import time
+from email.utils import formatdate, parsedate_to_datetime
+from functools import lru_cache
+from typing import Final
+
+from veilmq.model.instant import SECOND_US, Instant
+
+NEVER: Final = "Fri, 31 Dec 9999 23:59:59 GMT"
+"""What stands for a time to live without end."""
+_SECONDS_MAX: Final = 253_402_300_799
+_ISO: Final = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})(?:T([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,7}))?)?(?:Z|\+00:00)?)?\Z"
+)
+
+
+@lru_cache(1_024)
+def _print_seconds(seconds: int) -> str:
+    return NEVER if seconds >= _SECONDS_MAX else formatdate(seconds, usegmt=True)
+
+
+def print_rfc1123(instant: Instant) -> str:
+    """`Thu, 21 Nov 2026 03:37:00 GMT`, rounded down to the second."""
+    return _print_seconds(instant // SECOND_US)
+
+
+@lru_cache(1_024)
+def read_rfc1123(text: bytes) -> Instant | None:
+    """The instant that a Date or x-ms-date header names, or None."""
+    try:
+        moment = parsedate_to_datetime(text.decode("ascii"))
+        return Instant(calendar.timegm(moment.utctimetuple()) * SECOND_US)
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None
+
+
+@lru_cache(1_024)
+def read_iso(text: str) -> Instant | None:
+    """The instant of a date, or of a date and time in UTC (ISO 8601 as SAS and policies write it), or None."""
+    found = _ISO.match(text)
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
+    if not (1 <= month <= 12 and 1 <= day <= calendar.monthrange(max(year, 1), month)[1]):
+        return None
+    if year < 1 or hour > 23 or minute > 59 or second > 59:
+        return None
+    fraction_us = int((found[7] or "").ljust(6, "0")[:6])
+    return Instant(calendar.timegm((year, month, day, hour, minute, second)) * SECOND_US + fraction_us)
+
+
+def print_iso(instant: Instant) -> str:
+    """`2026-11-21T03:37:00Z`, rounded down to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(instant // SECOND_US))

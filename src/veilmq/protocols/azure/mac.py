@@ -1,0 +1,26 @@
+"""The one signature of the room: HMAC-SHA256 in base64, by any of an account's keys."""
+
+import binascii
+import hmac
+from base64 import b64decode
+from typing import Final
+
+from veilmq.protocols.azure.errors import unauthenticated
+
+_SIGNATURE_BYTES: Final = 32
+
+
+def read_signature(text: bytes) -> bytes:
+    """The 32 bytes of a signature. Raises Refusal."""
+    try:
+        raw = b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raw = b""
+    if len(raw) != _SIGNATURE_BYTES:
+        raise unauthenticated("The signature is not 32 bytes in base64.")
+    return raw
+
+
+def matches(secrets: tuple[bytes, ...], text: bytes, signature: bytes) -> bool:
+    """Whether one of the secrets signs the text so."""
+    return any(hmac.compare_digest(hmac.digest(secret, text, "sha256"), signature) for secret in secrets)

@@ -1,0 +1,167 @@
+"""Create and Delete Queue, its metadata, its access policies, and the list of queues.
+
+Strategy: a queue made here gets Azure's retention of 7 days, and is the same as one that exists if its metadata is.
+Queues whose names Azure does not allow are left out of lists; a marker names the last queue of its page. Source: the
+pages of these operations in the REST API.
+"""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+from typing import Final
+
+from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues
+from veilmq.model.instant import SECOND_US
+from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
+from veilmq.model.queue import QueueInfo
+from veilmq.protocols.azure import limits
+from veilmq.protocols.azure.addresses import is_queue_name, service_endpoint
+from veilmq.protocols.azure.call import Asked, Call, Plan, sole
+from veilmq.protocols.azure.errors import (
+    INVALID_MARKER,
+    Refusal,
+    bad_parameter,
+)
+from veilmq.protocols.azure.metadata import as_headers, metadata_of, read_metadata
+from veilmq.protocols.azure.metadata import label_of as metadata_label
+from veilmq.protocols.azure.parameters import whole_number
+from veilmq.protocols.azure.policies import label_of as policies_label
+from veilmq.protocols.azure.policies import policies_of, read_policies, write_policies
+from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, DECLARATION, escape, escape_attribute
+from veilmq.protocols.http import Response
+
+_COOLDOWN_US: Final = 30 * SECOND_US
+"""How long Azure keeps the name of a deleted queue."""
+_DEFAULTS: Final = {"retention_us": limits.TTL_SECONDS_DEFAULT * SECOND_US}
+_MARKER_START: Final = "1!"
+_COUNT: Final = b"x-ms-approximate-messages-count"
+
+
+def plan_create(asked: Asked) -> Plan:
+    """Create Queue."""
+    command = CreateQueue(
+        queue=asked.queue(),
+        origin=asked.sender.origin,
+        change={"labels": metadata_label(read_metadata(asked.request))},
+        defaults=_DEFAULTS,
+        cooldown_us=_COOLDOWN_US if asked.endpoint.cooldowns else 0,
+    )
+    return (command,), None
+
+
+def answer_create(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """201, or 204 if the queue was there with the same metadata."""
+    created: QueueCreated = sole(call, outcomes)
+    return Response(201 if created.created else 204, None, b"")
+
+
+def plan_delete(asked: Asked) -> Plan:
+    """Delete Queue."""
+    return (DeleteQueue(queue=asked.queue(), origin=asked.sender.origin),), None
+
+
+def answer_done(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """204."""
+    sole(call, outcomes)
+    return Response(204, None, b"")
+
+
+def plan_describe(asked: Asked) -> Plan:
+    """Get Queue Metadata and Get Queue ACL."""
+    return (DescribeQueue(queue=asked.queue(), origin=asked.sender.origin),), None
+
+
+def answer_metadata(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """Metadata and the number of messages, in headers alone. In flight and delayed ones count too."""
+    described: QueueDescribed = sole(call, outcomes)
+    info = described.info
+    count = (_COUNT, str(info.counts.total).encode())
+    return Response(200, None, b"", (count, *as_headers(metadata_of(info.settings.labels))))
+
+
+def plan_set_metadata(asked: Asked) -> Plan:
+    """Set Queue Metadata: what is not given is gone."""
+    change = {"labels": metadata_label(read_metadata(asked.request))}
+    return (ChangeQueue(queue=asked.queue(), origin=asked.sender.origin, change=change),), None
+
+
+def answer_acl(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """The stored access policies."""
+    described: QueueDescribed = sole(call, outcomes)
+    return Response(200, CONTENT_TYPE, write_policies(policies_of(described.info.settings.labels)))
+
+
+def plan_set_acl(asked: Asked) -> Plan:
+    """Set Queue ACL: what is not given is gone. Takes effect at once."""
+    change = {"labels": policies_label(read_policies(asked.request.body))}
+    return (ChangeQueue(queue=asked.queue(), origin=asked.sender.origin, change=change),), None
+
+
+def plan_list(asked: Asked) -> Plan:
+    """List Queues."""
+    parameters = asked.parameters
+    count = whole_number(parameters, "maxresults", 1, limits.LIST_MAX) or limits.LIST_MAX
+    include = [each for each in parameters.get("include", "").lower().split(",") if each]
+    if any(each != "metadata" for each in include):
+        raise bad_parameter("include", parameters["include"], "Only metadata can be included.")
+    key = asked.sender.account.key
+    prefix = parameters.get("prefix", "")
+    command = ListQueues(
+        origin=asked.sender.origin,
+        account=key.account,
+        region=key.home_region,
+        prefix=prefix,
+        after=_read_marker(parameters.get("marker", "")),
+        count_max=count,
+    )
+    return (command,), bool(include)
+
+
+def answer_list(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """A page of names, with metadata if asked for."""
+    listed: QueuesListed = sole(call, outcomes)
+    asked: Asked = call.asked
+    parameters = asked.parameters
+    endpoint = service_endpoint(asked.endpoint, asked.request, asked.place)
+    old = asked.version < limits.VERSION_CORS
+    attribute = f'{"AccountName" if old else "ServiceEndpoint"}="{escape_attribute(endpoint)}"'
+    given = "".join(
+        f"<{name}>{escape(parameters[name.lower()])}</{name}>"
+        for name in ("Prefix", "Marker", "MaxResults")
+        if parameters.get(name.lower())
+    )
+    queues = "".join(
+        _queue(info, call.memo, f"{endpoint}{info.key.name}" if old else "")
+        for info in listed.queues
+        if is_queue_name(info.key.name)
+    )
+    following = _marker_after(listed.queues[-1]) if listed.more else ""
+    text = (
+        f"{DECLARATION}<EnumerationResults {attribute}>{given}<Queues>{queues}</Queues>"
+        f"<NextMarker>{following}</NextMarker></EnumerationResults>"
+    )
+    return Response(200, CONTENT_TYPE, text.encode())
+
+
+def _queue(info: QueueInfo, with_metadata: bool, url: str) -> str:
+    shown = f"<Url>{escape(url)}</Url>" if url else ""
+    if with_metadata:
+        pairs = metadata_of(info.settings.labels).items()
+        shown += f"<Metadata>{''.join(f'<{name}>{escape(value)}</{name}>' for name, value in pairs)}</Metadata>"
+    return f"<Queue><Name>{info.key.name}</Name>{shown}</Queue>"
+
+
+def _marker_after(info: QueueInfo) -> str:
+    return _MARKER_START + urlsafe_b64encode(info.key.name.encode()).decode()
+
+
+def _read_marker(marker: str) -> str:
+    """The name that a marker stands for. Raises Refusal: InvalidMarker."""
+    if not marker:
+        return ""
+    try:
+        name = urlsafe_b64decode(marker.removeprefix(_MARKER_START).encode("ascii")).decode()
+    except ValueError:
+        raise Refusal(INVALID_MARKER) from None
+    if not marker.startswith(_MARKER_START) or not name:
+        raise Refusal(INVALID_MARKER)
+    return name

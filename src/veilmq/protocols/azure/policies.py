@@ -1,0 +1,86 @@
+"""Stored access policies of a queue: from XML, to XML, and as the label that keeps them.
+
+Strategy: a queue keeps its policies as one label, in JSON. Times are kept as the client wrote them, because that is
+what Get Queue ACL shows. Source: "Set Queue ACL".
+"""
+
+from typing import Final
+
+import msgspec
+
+from veilmq.protocols.azure import limits
+from veilmq.protocols.azure.errors import bad_node, bad_xml, missing_node
+from veilmq.protocols.azure.instants import read_iso
+from veilmq.protocols.azure.xml_reading import Node, read_document
+from veilmq.protocols.azure.xml_writing import DECLARATION, escape
+
+LABEL: Final = "azure.policies"
+_PERMISSIONS: Final = "raup"
+
+
+class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One SignedIdentifier. What is None is left to the SAS."""
+
+    id: str
+    start: str | None = None
+    expiry: str | None = None
+    permission: str | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(tuple[Policy, ...])
+
+
+def policies_of(labels: dict[str, str]) -> tuple[Policy, ...]:
+    """The policies that a queue's labels keep."""
+    text = labels.get(LABEL)
+    return _DECODER.decode(text) if text else ()
+
+
+def label_of(policies: tuple[Policy, ...]) -> dict[str, str]:
+    """The labels that keep these policies and no others."""
+    return {LABEL: msgspec.json.encode(policies).decode() if policies else ""}
+
+
+def read_policies(body: bytes) -> tuple[Policy, ...]:
+    """The policies of a Set Queue ACL request; no body means none. Raises Refusal."""
+    if not body:
+        return ()
+    root = read_document(body, "SignedIdentifiers", limits.DOCUMENT_BYTES_MAX)
+    policies = tuple(_policy(node) for node in root.only("SignedIdentifier"))
+    if len(policies) > limits.POLICIES_MAX:
+        raise bad_xml(f"A queue has at most {limits.POLICIES_MAX} access policies.")
+    if len({policy.id for policy in policies}) != len(policies):
+        raise bad_xml("Two access policies have the same Id.")
+    return policies
+
+
+def _policy(node: Node) -> Policy:
+    known = node.members(("Id", "AccessPolicy"))
+    identifier = known.get("Id")
+    if identifier is None or not identifier.text:
+        raise missing_node("Id")
+    if len(identifier.text) > limits.POLICY_ID_CHARACTERS_MAX:
+        raise bad_xml(f"An Id has at most {limits.POLICY_ID_CHARACTERS_MAX} characters.")
+    access = known.get("AccessPolicy")
+    if access is None:
+        return Policy(identifier.text)
+    fields = {name: member.text for name, member in access.members(("Start", "Expiry", "Permission")).items()}
+    for name in ("Start", "Expiry"):
+        if fields.get(name) and read_iso(fields[name]) is None:
+            raise bad_node(name, fields[name], "Not a time in the form of ISO 8601.")
+    permission = fields.get("Permission") or None
+    if permission is not None and any(permission.count(letter) > (letter in _PERMISSIONS) for letter in permission):
+        raise bad_node("Permission", permission, f"Permissions are some of {_PERMISSIONS}.")
+    return Policy(identifier.text, fields.get("Start") or None, fields.get("Expiry") or None, permission)
+
+
+def write_policies(policies: tuple[Policy, ...]) -> bytes:
+    """Answer to Get Queue ACL."""
+    return f"{DECLARATION}<SignedIdentifiers>{''.join(map(_written, policies))}</SignedIdentifiers>".encode()
+
+
+def _written(policy: Policy) -> str:
+    members = (("Start", policy.start), ("Expiry", policy.expiry), ("Permission", policy.permission))
+    fields = "".join(f"<{name}>{escape(text)}</{name}>" for name, text in members if text is not None)
+    access = f"<AccessPolicy>{fields}</AccessPolicy>" if fields else "<AccessPolicy/>"
+    return f"<SignedIdentifier><Id>{escape(policy.id)}</Id>{access}</SignedIdentifier>"

@@ -1,0 +1,230 @@
+"""Service properties of an account: logging, metrics, CORS rules; from XML, to XML, and as the labels that keep them.
+
+Strategy: logging and metrics are kept and shown, and do nothing (VeilMQ has its own); CORS rules have effect (cors.py).
+Each part is a label, so that one
+that a request leaves out stays as it is. Source: "Set Queue Service Properties".
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.protocols.azure import limits
+from veilmq.protocols.azure.errors import bad_node, bad_xml, missing_node
+from veilmq.protocols.azure.xml_reading import Node, read_document
+from veilmq.protocols.azure.xml_writing import DECLARATION, escape
+
+LABEL_PREFIX: Final = "azure.service."
+_BOOLEANS: Final = {"true": True, "false": False}
+_METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "MERGE", "PATCH", "POST", "OPTIONS", "PUT"})
+_SECONDS_MAX: Final = 2_147_483_647
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """RetentionPolicy; None: kept for ever."""
+
+    days: int | None = None
+
+
+class Logging(msgspec.Struct, frozen=True):
+    """Which requests would be logged."""
+
+    delete: bool = False
+    read: bool = False
+    write: bool = False
+    retention: Retention = Retention()
+    version: str = "1.0"
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """Which metrics would be kept."""
+
+    enabled: bool = False
+    include_apis: bool | None = None
+    retention: Retention = Retention()
+    version: str = "1.0"
+
+
+class CorsRule(msgspec.Struct, frozen=True):
+    """Which pages may do what."""
+
+    origins: tuple[str, ...]
+    methods: tuple[str, ...]
+    allowed_headers: tuple[str, ...]
+    exposed_headers: tuple[str, ...]
+    max_age_s: int
+
+
+class Properties(msgspec.Struct, frozen=True):
+    """All of them; the defaults are those of a new account."""
+
+    logging: Logging = Logging()
+    hour_metrics: Metrics = Metrics()
+    minute_metrics: Metrics = Metrics()
+    cors: tuple[CorsRule, ...] = ()
+
+
+_TYPES: Final[dict[str, Any]] = {
+    "logging": Logging,
+    "hour_metrics": Metrics,
+    "minute_metrics": Metrics,
+    "cors": tuple[CorsRule, ...],
+}
+
+
+def properties_of(labels: dict[str, str]) -> Properties:
+    """The properties that labels keep."""
+    kept = {
+        name: msgspec.json.decode(labels[LABEL_PREFIX + name], type=kind)
+        for name, kind in _TYPES.items()
+        if LABEL_PREFIX + name in labels
+    }
+    return Properties(**kept)
+
+
+def labels_of(change: dict[str, Any]) -> dict[str, str]:
+    """The labels that keep these fields of `Properties`, and leave the others."""
+    return {LABEL_PREFIX + name: msgspec.json.encode(value).decode() for name, value in change.items()}
+
+
+def read_change(body: bytes) -> dict[str, Any]:
+    """The fields of `Properties` that a Set Queue Service Properties request sets. Raises Refusal."""
+    root = read_document(body, "StorageServiceProperties", limits.DOCUMENT_BYTES_MAX)
+    members = root.members(tuple(_PARTS))
+    return {_PARTS[name][0]: _PARTS[name][1](node) for name, node in members.items()}
+
+
+def _need(members: dict[str, Node], name: str) -> Node:
+    if name not in members:
+        raise missing_node(name)
+    return members[name]
+
+
+def _boolean(node: Node) -> bool:
+    if node.text.lower() not in _BOOLEANS:
+        raise bad_node(node.name, node.text, "Not true or false.")
+    return _BOOLEANS[node.text.lower()]
+
+
+def _number(node: Node, minimum: int, maximum: int) -> int:
+    text = node.text
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and minimum <= int(text) <= maximum):
+        raise bad_node(node.name, text, f"Not a whole number from {minimum} to {maximum}.")
+    return int(text)
+
+
+def _version(members: dict[str, Node]) -> str:
+    node = _need(members, "Version")
+    if node.text != "1.0":
+        raise bad_node("Version", node.text, "The version is 1.0.")
+    return node.text
+
+
+def _retention(members: dict[str, Node]) -> Retention:
+    policy = _need(members, "RetentionPolicy").members(("Enabled", "Days"))
+    if not _boolean(_need(policy, "Enabled")):
+        return Retention()
+    return Retention(_number(_need(policy, "Days"), 1, limits.RETENTION_DAYS_MAX))
+
+
+def _logging(node: Node) -> Logging:
+    members = node.members(("Version", "Delete", "Read", "Write", "RetentionPolicy"))
+    delete, read, write = (_boolean(_need(members, name)) for name in ("Delete", "Read", "Write"))
+    return Logging(delete, read, write, _retention(members), _version(members))
+
+
+def _metrics(node: Node) -> Metrics:
+    members = node.members(("Version", "Enabled", "IncludeAPIs", "RetentionPolicy"))
+    enabled = _boolean(_need(members, "Enabled"))
+    include = None
+    if enabled:
+        include = _boolean(_need(members, "IncludeAPIs"))
+    elif "IncludeAPIs" in members and members["IncludeAPIs"].text:
+        raise bad_node("IncludeAPIs", members["IncludeAPIs"].text, "Only with Enabled true.")
+    return Metrics(enabled, include, _retention(members), _version(members))
+
+
+def _cors(node: Node) -> tuple[CorsRule, ...]:
+    rules = tuple(_rule(child) for child in node.only("CorsRule"))
+    if len(rules) > limits.CORS_RULES_MAX:
+        raise bad_xml(f"There are at most {limits.CORS_RULES_MAX} CORS rules.")
+    size_bytes = sum(len(",".join(part).encode()) for rule in rules for part in _texts(rule))
+    if size_bytes > limits.CORS_BYTES_MAX:
+        raise bad_xml(f"The CORS rules exceed {limits.CORS_BYTES_MAX} bytes.")
+    return rules
+
+
+def _texts(rule: CorsRule) -> tuple[tuple[str, ...], ...]:
+    return rule.origins, rule.methods, rule.allowed_headers, rule.exposed_headers
+
+
+def _rule(node: Node) -> CorsRule:
+    names = ("AllowedOrigins", "AllowedMethods", "AllowedHeaders", "ExposedHeaders", "MaxAgeInSeconds")
+    members = node.members(names)
+    origins, methods = (_list(_need(members, name)) for name in names[:2])
+    allowed, exposed = (_list(_need(members, name)) for name in names[2:4])
+    for name, values in zip(names[:2], (origins, methods), strict=True):
+        if not values:
+            raise bad_node(name, "", "At least one must be given.")
+    for method in methods:
+        if method not in _METHODS:
+            raise bad_node("AllowedMethods", method, "Not a method that a rule can allow.")
+    for name, headers in (("AllowedHeaders", allowed), ("ExposedHeaders", exposed)):
+        prefixes = sum(header.endswith("*") and header != "*" for header in headers)
+        if prefixes > limits.CORS_PREFIXES_MAX or len(headers) - prefixes > limits.CORS_HEADERS_MAX:
+            reason = f"At most {limits.CORS_HEADERS_MAX} headers and {limits.CORS_PREFIXES_MAX} prefixes."
+            raise bad_node(name, ",".join(headers), reason)
+    return CorsRule(origins, methods, allowed, exposed, _number(_need(members, "MaxAgeInSeconds"), 0, _SECONDS_MAX))
+
+
+def _list(node: Node) -> tuple[str, ...]:
+    values = tuple(part for each in node.text.split(",") if (part := each.strip()))
+    for value in values:
+        if len(value) > limits.CORS_NAME_CHARACTERS_MAX or not (value.isascii() and value.isprintable()):
+            reason = f"At most {limits.CORS_NAME_CHARACTERS_MAX} printable ASCII characters."
+            raise bad_node(node.name, value, reason)
+    return values
+
+
+_PARTS: Final[dict[str, tuple[str, Callable[[Node], Any]]]] = {
+    "Logging": ("logging", _logging),
+    "HourMetrics": ("hour_metrics", _metrics),
+    "MinuteMetrics": ("minute_metrics", _metrics),
+    "Cors": ("cors", _cors),
+}
+
+
+def write_properties(properties: Properties) -> bytes:
+    """Answer to Get Queue Service Properties."""
+    logging = properties.logging
+    text = (
+        f"{DECLARATION}<StorageServiceProperties><Logging><Version>{logging.version}</Version>"
+        f"<Read>{_said(logging.read)}</Read><Write>{_said(logging.write)}</Write>"
+        f"<Delete>{_said(logging.delete)}</Delete>{_written_retention(logging.retention)}</Logging>"
+        f"<HourMetrics>{_written_metrics(properties.hour_metrics)}</HourMetrics>"
+        f"<MinuteMetrics>{_written_metrics(properties.minute_metrics)}</MinuteMetrics>"
+        f"<Cors>{''.join(map(_written_rule, properties.cors))}</Cors></StorageServiceProperties>"
+    )
+    return text.encode()
+
+
+def _said(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _written_retention(retention: Retention) -> str:
+    days = "" if retention.days is None else f"<Days>{retention.days}</Days>"
+    return f"<RetentionPolicy><Enabled>{_said(retention.days is not None)}</Enabled>{days}</RetentionPolicy>"
+
+
+def _written_metrics(metrics: Metrics) -> str:
+    include = "" if metrics.include_apis is None else f"<IncludeAPIs>{_said(metrics.include_apis)}</IncludeAPIs>"
+    start = f"<Version>{metrics.version}</Version><Enabled>{_said(metrics.enabled)}</Enabled>"
+    return f"{start}{include}{_written_retention(metrics.retention)}"
+
+
+def _written_rule(rule: CorsRule) -> str:
+    lists = zip(("AllowedOrigins", "AllowedMethods", "AllowedHeaders", "ExposedHeaders"), _texts(rule), strict=True)
+    inside = "".join(f"<{name}>{escape(','.join(values))}</{name}>" for name, values in lists)
+    return f"<CorsRule>{inside}<MaxAgeInSeconds>{rule.max_age_s}</MaxAgeInSeconds></CorsRule>"

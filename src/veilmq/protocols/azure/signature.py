@@ -1,0 +1,140 @@
+"""Who sent a request: SharedKey, SharedKeyLite, a shared access signature or a bearer token.
+
+Strategy: the Authorization header decides if there is one, else `sig` in the query. Both keys of an account are tried.
+An account nobody knows is treated as one whose keys do not fit, so that a stranger learns no names. A request that is
+signed by itself must be fresh: its date is within 15 minutes of ours. Source: "Authorize requests to Azure Storage".
+"""
+
+from typing import Final
+
+from veilmq.model.access import NamedAccount, NamedAccounts
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.protocols.azure import limits
+from veilmq.protocols.azure.addresses import Endpoint, Place, is_secure
+from veilmq.protocols.azure.bearer import Tokens, challenge, identify
+from veilmq.protocols.azure.caller import Caller, Identity, Way, origin_of
+from veilmq.protocols.azure.canonical import header_orders, shared_key_lite_text, shared_key_text
+from veilmq.protocols.azure.errors import (
+    INVALID_AUTHENTICATION_INFO,
+    NO_AUTHENTICATION_INFORMATION,
+    Refusal,
+    show,
+    unauthenticated,
+)
+from veilmq.protocols.azure.instants import print_rfc1123, read_rfc1123
+from veilmq.protocols.azure.mac import matches, read_signature
+from veilmq.protocols.azure.sas import SasReader
+from veilmq.protocols.http import Request
+
+_SKEW_US: Final = limits.SKEW_SECONDS_MAX * SECOND_US
+_SHARED_KEY: Final = b"sharedkey"
+_SHARED_KEY_LITE: Final = b"sharedkeylite"
+_BEARER: Final = b"bearer"
+_NO_SECRET: Final = (b"",)
+
+
+class Verifier:
+    """Checks requests of one listener. Holds caches and no other state."""
+
+    def __init__(self, accounts: NamedAccounts, endpoint: Endpoint, tokens: Tokens) -> None:
+        self._accounts = accounts
+        self._endpoint = endpoint
+        self._tokens = tokens
+        self._sas = SasReader(endpoint)
+
+    def verify(self, request: Request, place: Place, parameters: dict[str, str], version: str, wall: Instant) -> Caller:
+        """Who sent the request. Raises Refusal if that is not certain."""
+        account = self._accounts.find_account(place.account)
+        authorization = request.headers.get(b"authorization")
+        if authorization is None:
+            if "sig" in parameters:
+                return self._by_sas(request, place, parameters, account, wall, None)
+            raise Refusal(NO_AUTHENTICATION_INFORMATION, headers=challenge(self._endpoint.authority, self._tokens))
+        scheme, _, credentials = authorization.partition(b" ")
+        scheme = scheme.lower()
+        if scheme in {_SHARED_KEY, _SHARED_KEY_LITE}:
+            lite = scheme == _SHARED_KEY_LITE
+            return self._by_key(request, parameters, version, account, credentials.strip(), wall, lite)
+        if scheme == _BEARER:
+            identity = self._by_token(request, account, credentials.strip(), version, wall)
+            if "sig" in parameters:
+                return self._by_sas(request, place, parameters, account, wall, identity)
+            assert account is not None
+            origin = origin_of(f"{account.name}/{identity.object_id}", request.headers.get(b"user-agent", b""))
+            return Caller(account, identity.key, Way.BEARER, origin, None, identity)
+        raise Refusal(INVALID_AUTHENTICATION_INFO)
+
+    def _by_key(
+        self,
+        request: Request,
+        parameters: dict[str, str],
+        version: str,
+        account: NamedAccount | None,
+        credentials: bytes,
+        wall: Instant,
+        lite: bool,
+    ) -> Caller:
+        name, colon, signature = credentials.partition(b":")
+        if not colon or not name:
+            raise Refusal(INVALID_AUTHENTICATION_INFO)
+        if account is not None and name.decode("latin-1") != account.name:
+            account = None
+        _check_fresh(request, wall)
+        given = read_signature(signature)
+        claimed = name.decode("latin-1")
+        headers = request.headers
+        text = b""
+        for names in header_orders(headers):
+            if lite:
+                text = shared_key_lite_text(request, claimed, parameters, names)
+            else:
+                text = shared_key_text(request, claimed, parameters, version, names)
+            if matches(_NO_SECRET if account is None else account.secrets, text, given) and account is not None:
+                origin = origin_of(account.name, headers.get(b"user-agent", b""))
+                return Caller(account, account.key, Way.SHARED_KEY, origin)
+        shown = text.decode("utf-8", "replace").replace("\n", "\\n")
+        detail = "The MAC signature found in the HTTP request is not the same as any computed signature."
+        raise unauthenticated(f"{detail} Server used following string to sign: '{shown}'.")
+
+    def _by_sas(
+        self,
+        request: Request,
+        place: Place,
+        parameters: dict[str, str],
+        account: NamedAccount | None,
+        wall: Instant,
+        identity: Identity | None,
+    ) -> Caller:
+        sas = self._sas.read(parameters, place, account, wall)
+        assert account is not None
+        self._sas.check(sas, request, wall, identity)
+        principal = f"{account.name}/sas"
+        if sas.policy is not None:
+            principal = f"{account.name}/sas/{sas.policy}"
+        elif sas.way is Way.DELEGATION_SAS:
+            principal = f"{account.name}/{sas.key.id}/sas"
+        origin = origin_of(principal, request.headers.get(b"user-agent", b""))
+        return Caller(account, sas.key, sas.way, origin, sas, identity)
+
+    def _by_token(
+        self, request: Request, account: NamedAccount | None, token: bytes, version: str, wall: Instant
+    ) -> Identity:
+        if not is_secure(self._endpoint, request):
+            raise unauthenticated("Authentication scheme Bearer is only allowed over HTTPS.")
+        if version < limits.VERSION_BEARER:
+            detail = f"Authentication scheme Bearer is not supported in version {version} of the service."
+            raise unauthenticated(detail)
+        return identify(self._tokens, self._endpoint.authority, account, token, wall)
+
+
+def _check_fresh(request: Request, wall: Instant) -> None:
+    stamp = request.headers.get(b"x-ms-date") or request.headers.get(b"date")
+    if stamp is None:
+        raise unauthenticated("Request date header not specified.")
+    signed = read_rfc1123(stamp)
+    shown = show(stamp.decode("latin-1"))
+    if signed is None:
+        raise unauthenticated(f"Request date header is not in the format of RFC 1123: '{shown}'.")
+    if not -_SKEW_US <= wall - signed <= _SKEW_US:
+        age = "old" if wall > signed else "early"
+        raise unauthenticated(f"Request date header too {age}: '{shown}'; it is {print_rfc1123(wall)} here.")

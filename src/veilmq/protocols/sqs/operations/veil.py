@@ -1,0 +1,347 @@
+"""The VeilMQ operations: what the house's own clients ask for and SQS has no words for.
+
+Strategy: same door, signature and JSON form as SQS's, `X-Amz-Target: VeilMQ.<Operation>`; no Query form. Batches are
+the only form of Send, Extend and Delete; what is wrong with an entry fails that entry, with the house's own error and
+its data, what is wrong with the request refuses it in SQS's words. None of SQS's own limits count here (12 h in total,
+120,000 in flight). A handle that is not current is told so, on standard queues too. Source: docs/veil-protocol.md.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from veilmq.model.commands import (
+    AfterExpiry,
+    AnyCommand,
+    Delete,
+    DeleteQueue,
+    DescribeQueue,
+    Extend,
+    Peek,
+    PurgeQueue,
+    Receive,
+    Send,
+)
+from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError, as_fields
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.message import Delivery
+from veilmq.model.outcomes import Outcome, Purged, QueueCreated, QueueDeleted, QueueDescribed, Received, Sent
+from veilmq.model.queue import QueueKey
+from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs.addresses import is_fifo, is_queue_name
+from veilmq.protocols.sqs.call import Asked, Call, Operation, Plan, sole
+from veilmq.protocols.sqs.checksums import id_text
+from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
+from veilmq.protocols.sqs.inputs import AttributeValue, CreateQueueInput
+from veilmq.protocols.sqs.operations import queues
+from veilmq.protocols.sqs.operations import veil_shapes as shapes
+from veilmq.protocols.sqs.operations.veil_messages import checked_body, message_of
+
+Input = TypeVar("Input")
+
+
+def _queue(asked: Asked, text: str | None) -> QueueKey:
+    """`name`, of the key's own account, or `account/name`. Raises Refusal."""
+    if not text:
+        raise missing("Queue")
+    if "/" in text:
+        return asked.queue("/" + text)
+    if not is_queue_name(text):
+        raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
+    return QueueKey(asked.caller.key.account, asked.caller.region, text)
+
+
+def _microseconds(name: str, seconds: float | None, seconds_max: int) -> int | None:
+    """Raises Refusal naming the member."""
+    if seconds is None:
+        return None
+    if not 0 <= seconds <= seconds_max:
+        raise invalid_value(name, seconds, f"Must be from 0 to {seconds_max} seconds.")
+    return round(seconds * SECOND_US)
+
+
+# Batches.
+
+Planned = list[int | VeilError]
+"""For each entry the number of its command, or what is wrong with it."""
+
+
+def _entries(
+    given: list[Input] | None, member: str, command_of: Callable[[Input], AnyCommand]
+) -> tuple[tuple[AnyCommand, ...], Planned]:
+    if not given:
+        raise missing(member)
+    if len(given) > shapes.ENTRIES_MAX:
+        raise invalid_value(member, f"of {len(given)} entries", f"Must be at most {shapes.ENTRIES_MAX}.")
+    commands: list[AnyCommand] = []
+    planned: Planned = []
+    for entry in given:
+        try:
+            commands.append(command_of(entry))
+        except VeilError as error:
+            planned.append(error)
+        else:
+            planned.append(len(commands) - 1)
+    return tuple(commands), planned
+
+
+def _check_queue(call: Call, outcomes: Sequence[Outcome]) -> None:
+    """Raises Refusal if there is no such queue: then it is no matter of an entry."""
+    if outcomes and isinstance(outcomes[0], QueueMissing):
+        raise fault_of(outcomes[0], call.commands[0])
+
+
+def _failure(error: VeilError) -> shapes.Failure:
+    return shapes.Failure(name=type(error).__name__, fields=as_fields(error), message=str(error))
+
+
+def plan_send(asked: Asked, given: shapes.SendInput) -> Plan:
+    """VeilMQ.Send."""
+    queue = _queue(asked, given.queue)
+    origin, wants_handle = asked.caller.origin, given.want_handles
+
+    def command_of(message: shapes.MessageIn) -> Send:
+        return message_of(message, queue, origin, wants_handle)
+
+    commands, planned = _entries(given.messages, "Messages", command_of)
+    total_bytes = sum(command.size_bytes for command in commands if isinstance(command, Send))
+    if total_bytes > shapes.REQUEST_BYTES_MAX:
+        text = f"Batch requests cannot be longer than {shapes.REQUEST_BYTES_MAX} bytes."
+        raise Refusal(errors.BATCH_REQUEST_TOO_LONG, f"{text} You have sent {total_bytes} bytes.")
+    return commands, planned
+
+
+def answer_send(call: Call, outcomes: Sequence[Outcome]) -> shapes.SendResult:
+    """A line a message."""
+    _check_queue(call, outcomes)
+    lines = []
+    for place in call.memo:
+        outcome = place if isinstance(place, VeilError) else outcomes[place]
+        if isinstance(outcome, VeilError):
+            lines.append(shapes.SentLine(error=_failure(outcome)))
+            continue
+        assert isinstance(outcome, Sent)
+        command = call.commands[place]
+        assert isinstance(command, Send)
+        lines.append(
+            shapes.SentLine(
+                id=id_text(outcome.id),
+                handle=outcome.handle or None,
+                sequence_number=outcome.sequence if is_fifo(command.queue.name) else None,
+                duplicate=outcome.duplicate,
+            )
+        )
+    return shapes.SendResult(results=lines)
+
+
+def plan_extend(asked: Asked, given: shapes.ExtendInput) -> Plan:
+    """VeilMQ.Extend."""
+    queue = _queue(asked, given.queue)
+
+    def command_of(entry: shapes.ExtendEntry) -> Extend:
+        if not entry.handle:
+            raise ParameterInvalid(parameter="Handle", reason="must be given")
+        if entry.lease is None:
+            raise ParameterInvalid(parameter="Lease", reason="must be given")
+        if not 0 <= entry.lease <= shapes.LEASE_SECONDS_MAX:
+            reason = f"must be from 0 to {shapes.LEASE_SECONDS_MAX} seconds, not {entry.lease}"
+            raise ParameterInvalid(parameter="Lease", reason=reason)
+        command = Extend(
+            queue=queue,
+            origin=asked.caller.origin,
+            handle=entry.handle,
+            lease_us=round(entry.lease * SECOND_US),
+            arrived=asked.arrived,
+        )
+        if entry.body is not None:
+            command.body = entry.body
+            raw, command.md5 = checked_body(entry.body)
+            command.size_bytes = len(raw)
+        return command
+
+    return _entries(given.entries, "Entries", command_of)
+
+
+def plan_delete(asked: Asked, given: shapes.DeleteInput) -> Plan:
+    """VeilMQ.Delete. An expired handle is good on a standard queue while nobody else was granted the message."""
+    queue = _queue(asked, given.queue)
+    after_expiry = AfterExpiry.REFUSE if is_fifo(queue.name) else AfterExpiry.ALLOW
+    origin, arrived = asked.caller.origin, asked.arrived
+
+    def command_of(handle: str) -> Delete:
+        if not handle:
+            raise ParameterInvalid(parameter="Handles", reason="must not be empty")
+        return Delete(queue=queue, origin=origin, handle=handle, arrived=arrived, after_expiry=after_expiry)
+
+    return _entries(given.handles, "Handles", command_of)
+
+
+def answer_failures(call: Call, outcomes: Sequence[Outcome]) -> shapes.FailuresResult:
+    """What of an Extend or Delete was not done."""
+    _check_queue(call, outcomes)
+    failures = []
+    for index, place in enumerate(call.memo):
+        outcome = place if isinstance(place, VeilError) else outcomes[place]
+        if isinstance(outcome, VeilError):
+            failures.append(shapes.FailedEntry(index=index, error=_failure(outcome)))
+    return shapes.FailuresResult(failures=failures or None)
+
+
+# Messages out.
+
+
+def plan_receive(asked: Asked, given: shapes.ReceiveInput) -> Plan:
+    """VeilMQ.Receive."""
+    _check_count(given.count_max)
+    command = Receive(
+        queue=_queue(asked, given.queue),
+        origin=asked.caller.origin,
+        count_max=given.count_max,
+        lease_us=_microseconds("Lease", given.lease, shapes.LEASE_SECONDS_MAX),
+        wait_us=_microseconds("Wait", given.wait, shapes.WAIT_SECONDS_MAX),
+    )
+    return (command,), asked.arrived
+
+
+def plan_peek(asked: Asked, given: shapes.PeekInput) -> Plan:
+    """VeilMQ.Peek."""
+    _check_count(given.count_max)
+    queue = _queue(asked, given.queue)
+    return (Peek(queue=queue, origin=asked.caller.origin, count_max=given.count_max),), None
+
+
+def _check_count(count: int) -> None:
+    if not 1 <= count <= shapes.RECEIVE_COUNT_MAX:
+        raise invalid_value("CountMax", count, f"Must be from 1 to {shapes.RECEIVE_COUNT_MAX}.")
+
+
+def answer_messages(call: Call, outcomes: Sequence[Outcome]) -> shapes.MessagesResult:
+    """All that is known of each message."""
+    received: Received = sole(call, outcomes)
+    if not received.messages:
+        return shapes.MessagesResult()
+    command = call.commands[0]
+    assert isinstance(command, Receive | Peek)
+    fifo = is_fifo(command.queue.name)
+    waited_us = 0
+    first = received.messages[0]
+    if first.due is not None and first.lease_us is not None:
+        waited_us = max(0, first.due - first.lease_us - call.memo)
+    return shapes.MessagesResult(
+        messages=[_message(delivery, fifo) for delivery in received.messages], waited=waited_us / SECOND_US
+    )
+
+
+def _message(delivery: Delivery, fifo: bool) -> shapes.MessageOut:
+    message = shapes.MessageOut(
+        id=id_text(delivery.id),
+        body=delivery.body,
+        handle=delivery.handle,
+        lease=None if delivery.lease_us is None else delivery.lease_us / SECOND_US,
+        receive_count=delivery.receive_count,
+        sent=_unix(delivery.sent),
+        expires=_unix(delivery.expires),
+        first_received=None if delivery.first_received is None else _unix(delivery.first_received),
+        priority=delivery.priority,
+        sequence_number=delivery.sequence if fifo else None,
+    )
+    extras = delivery.extras
+    if extras.attributes:
+        message.attributes = {
+            attribute.name: AttributeValue(data_type=attribute.type, string_value=attribute.value)
+            if isinstance(attribute.value, str)
+            else AttributeValue(data_type=attribute.type, binary_value=attribute.value)
+            for attribute in extras.attributes
+        }
+    message.group, message.deduplication_id = extras.group, extras.deduplication_id
+    message.type, message.tag = extras.type, extras.tag
+    if extras.dead_letter_source is not None:
+        message.dead_letter_source = extras.dead_letter_source.name
+    return message
+
+
+def _unix(instant: Instant) -> float:
+    return instant / SECOND_US
+
+
+# Queues.
+
+
+def plan_describe(asked: Asked, given: shapes.QueueInput) -> Plan:
+    """VeilMQ.DescribeQueue."""
+    return (DescribeQueue(queue=_queue(asked, given.queue), origin=asked.caller.origin),), None
+
+
+def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> shapes.DescribeQueueResult:
+    """Settings, counts and incarnation."""
+    described: QueueDescribed = sole(call, outcomes)
+    info = described.info
+    settings, redrive = info.settings, info.settings.redrive
+    return shapes.DescribeQueueResult(
+        name=info.key.name,
+        account=info.key.account,
+        region=info.key.region,
+        incarnation=info.incarnation,
+        created=_unix(info.created),
+        modified=_unix(info.modified),
+        visible=info.counts.visible,
+        delayed=info.counts.delayed,
+        in_flight=info.counts.in_flight,
+        visibility_timeout=settings.visibility_timeout_us / SECOND_US,
+        delay=settings.delay_us / SECOND_US,
+        retention=settings.retention_us / SECOND_US,
+        wait=settings.wait_us / SECOND_US,
+        message_bytes_max=settings.message_bytes_max,
+        fifo=settings.fifo,
+        content_deduplication=settings.content_deduplication,
+        dead_letter_queue=None if redrive is None else redrive.target.name,
+        receive_count_max=None if redrive is None else redrive.receive_count_max,
+        tags=settings.tags,
+    )
+
+
+def answer_create(call: Call, outcomes: Sequence[Outcome]) -> shapes.CreateQueueResult:
+    """Whether the queue is new."""
+    created: QueueCreated = sole(call, outcomes)
+    return shapes.CreateQueueResult(created=created.created, incarnation=created.info.incarnation)
+
+
+def _cooldown_us(asked: Asked) -> int:
+    return limits.COOLDOWN_SECONDS * SECOND_US if asked.endpoint.cooldowns else 0
+
+
+def plan_delete_queue(asked: Asked, given: shapes.QueueInput) -> Plan:
+    """VeilMQ.DeleteQueue."""
+    return (DeleteQueue(queue=_queue(asked, given.queue), origin=asked.caller.origin),), None
+
+
+def plan_purge(asked: Asked, given: shapes.QueueInput) -> Plan:
+    """VeilMQ.PurgeQueue."""
+    queue = _queue(asked, given.queue)
+    return (PurgeQueue(queue=queue, origin=asked.caller.origin, cooldown_us=_cooldown_us(asked)),), None
+
+
+def answer_count(call: Call, outcomes: Sequence[Outcome]) -> shapes.PurgeQueueResult:
+    """How many messages went."""
+    gone: Purged | QueueDeleted = sole(call, outcomes)
+    return shapes.PurgeQueueResult(count=gone.count)
+
+
+def _rows() -> tuple[Operation, ...]:
+    def row(name: str, takes: Any, plan: Any, answer: Any) -> Operation:
+        return Operation(name, takes, plan, answer)
+
+    return (
+        row("Send", shapes.SendInput, plan_send, answer_send),
+        row("Receive", shapes.ReceiveInput, plan_receive, answer_messages),
+        row("Extend", shapes.ExtendInput, plan_extend, answer_failures),
+        row("Delete", shapes.DeleteInput, plan_delete, answer_failures),
+        row("Peek", shapes.PeekInput, plan_peek, answer_messages),
+        row("DescribeQueue", shapes.QueueInput, plan_describe, answer_describe),
+        row("CreateQueue", CreateQueueInput, queues.plan_create, answer_create),
+        row("DeleteQueue", shapes.QueueInput, plan_delete_queue, answer_count),
+        row("PurgeQueue", shapes.QueueInput, plan_purge, answer_count),
+    )
+
+
+VEIL_OPERATIONS: Final = {row.name: row for row in _rows()}
+"""The rows of this page, by name; CreateQueue takes what SQS's takes."""

@@ -1,0 +1,130 @@
+"""Receive attempts: a receive that is asked for again under its ReceiveRequestAttemptId gets its messages again.
+
+Strategy: a row for five minutes from the receive, with the handles it gave and the ends of their leases. The same
+messages are given again, under the same handles, as long as every one of those leases is in force and has the end that
+the row knows: whoever extended, released or deleted one has had the answer. Their visibility timeout starts again; the
+receive count does not rise, since nothing new was granted. Source: ReceiveRequestAttemptId in ReceiveMessage, SQS API
+Reference.
+"""
+
+from hashlib import md5 as md5_of
+from typing import Final
+
+import msgspec
+
+from veilmq.model.commands import LeaseSource, Receive
+from veilmq.model.events import Kind
+from veilmq.model.instant import MINUTE_US, Instant
+from veilmq.model.message import Delivery
+from veilmq.store.sqlite.endings import Place, event_of, extras_of, find_places
+from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.writer import Writer
+
+ATTEMPT_US: Final = 5 * MINUTE_US
+_LEASES: Final = msgspec.msgpack.Decoder(list[tuple[str, int]])
+_PACK: Final = msgspec.msgpack.Encoder()
+_FIND: Final = "SELECT number, ends, leases FROM receive_attempt WHERE generation = ? AND id = ?"
+_MESSAGE: Final = (
+    "SELECT m.sender, m.extras, m.md5, m.body, l.first FROM message m JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.sequence = ?"
+)
+
+
+def remember(writer: Writer, queue: LiveQueue, attempt_id: str, granted: list[Delivery]) -> None:
+    """Keep what the receive got, in the place of what an earlier one of that id got."""
+    leases = _PACK.encode([(message.handle, message.due) for message in granted])
+    writer.write(
+        "INSERT OR REPLACE INTO receive_attempt (ends, generation, id, leases) VALUES (?, ?, ?, ?)",
+        (writer.now + ATTEMPT_US, queue.generation, attempt_id, leases),
+    )
+
+
+def replay(writer: Writer, queue: LiveQueue, command: Receive, attempt_id: str) -> list[Delivery] | None:
+    """What the receive of that id got, leased anew; None if there was none, or one of its messages has changed."""
+    row = writer.read_one(_FIND, (queue.generation, attempt_id))
+    if row is None or row[1] <= writer.now:
+        return None
+    leases = _LEASES.decode(row[2])
+    held = _held(writer, queue, leases)
+    if held is None:
+        return None
+    again = []
+    for (handle, _), place in zip(leases, held, strict=True):
+        delivery = _delivery(writer, queue, command, place, handle)
+        if delivery is None:
+            return None
+        again.append(delivery)
+    writer.touch(queue)
+    for place, delivery in zip(held, again, strict=True):
+        assert delivery.due is not None
+        writer.write("UPDATE lease SET due = ? WHERE sequence = ?", (delivery.due, place.sequence))
+        writer.queues.lower_due(queue, delivery.due)
+        event = event_of(Kind.EXTENDED, writer.now, queue, writer.origin(command.origin), place, {"attempt_id": True})
+        event.lease_us, event.source = delivery.lease_us, LeaseSource.RECEIVE
+        writer.events.append(event)
+    leases = [(message.handle, message.due or 0) for message in again]
+    writer.write("UPDATE receive_attempt SET leases = ? WHERE number = ?", (_PACK.encode(leases), row[0]))
+    return again
+
+
+def _held(writer: Writer, queue: LiveQueue, leases: list[tuple[str, int]]) -> list[Place] | None:
+    """Where the messages are, if each is still under the lease that the row knows."""
+    receipts = [writer.receipts.unseal(handle) for handle, _ in leases]
+    places = find_places(writer, [receipt.sequence for receipt in receipts if receipt is not None])
+    held = []
+    for receipt, (_, due) in zip(receipts, leases, strict=True):
+        place = None if receipt is None else places.get(receipt.sequence)
+        if (
+            receipt is None
+            or place is None
+            or not place.hidden
+            or (place.attempt, place.rotation, place.due) != (receipt.attempt, receipt.rotation, due)
+            or place.due <= writer.now
+            or place.expires(queue.settings.retention_us) <= writer.now
+        ):
+            return None
+        held.append(place)
+    return held
+
+
+def _delivery(writer: Writer, queue: LiveQueue, command: Receive, place: Place, handle: str) -> Delivery | None:
+    """The message as it is delivered again; None if its body is damaged."""
+    row = writer.read_one(_MESSAGE, (place.sequence,))
+    assert row is not None
+    sender, packed, md5, body, first = row
+    if md5_of(body, usedforsecurity=False).digest() != md5:
+        return None
+    extras = extras_of(packed)
+    lease_us = command.lease_us
+    if lease_us is None:
+        lease_us = extras.lease_hint_us
+    if lease_us is None:
+        lease_us = queue.settings.visibility_timeout_us
+    return Delivery(
+        place.id,
+        place.sequence,
+        body.decode(),
+        md5,
+        extras,
+        sender,
+        place.priority,
+        Instant(place.sent),
+        Instant(place.expires(queue.settings.retention_us)),
+        place.attempt,
+        first,
+        handle,
+        Instant(writer.now + lease_us),
+        lease_us,
+    )
+
+
+def sweep(writer: Writer, rows_max: int) -> int:
+    """Drop up to `rows_max` rows whose time is over; returns how many."""
+    row = writer.read_one(
+        "SELECT count(*), max(number) FROM (SELECT number, ends FROM receive_attempt ORDER BY number LIMIT ?)"
+        " WHERE ends <= ?", (rows_max, writer.now)
+    )  # fmt: skip
+    assert row is not None
+    if row[0]:
+        writer.write("DELETE FROM receive_attempt WHERE number <= ?", (row[1],))
+    return int(row[0])

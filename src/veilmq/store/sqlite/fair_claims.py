@@ -1,0 +1,109 @@
+"""Receives from standard queues with tenants: nobody's thousands of messages stand before somebody else's ten.
+
+Strategy: messages of the usual priority that name a group are the group's, a tenant; those that name none are one tenant
+together. Each message is taken of the tenant that has visible ones and the fewest in flight, then of the one whose
+message is oldest: the first entry of an index, however many tenants there are. More urgent messages go before all
+tenants, less urgent ones after, as everywhere. Source: "Amazon SQS fair queues" in the SQS Developer Guide.
+"""
+
+from typing import Final
+
+from veilmq.model.commands import Receive
+from veilmq.model.errors import InFlightFull
+from veilmq.model.message import Delivery
+from veilmq.model.outcomes import Outcome, Received
+from veilmq.model.queue import PRIORITY_DEFAULT
+from veilmq.store.sqlite.claims import DETOURS_MAX, Candidate, grant, stays
+from veilmq.store.sqlite.groups import settle
+from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.sends import INSERT_LEASE
+from veilmq.store.sqlite.writer import Row, Writer
+
+_FIRST: Final = (
+    "SELECT held, free FROM message_group INDEXED BY message_group_free"
+    " WHERE generation = ? AND free IS NOT NULL ORDER BY held, free LIMIT 1"
+)
+_READY: Final = (
+    "SELECT sequence FROM message INDEXED BY message_line"
+    " WHERE generation = ? AND line = ? AND sequence > ? ORDER BY sequence LIMIT 1"
+)
+_RETURNED: Final = (
+    "SELECT priority, sequence FROM lease INDEXED BY lease_returned"
+    " WHERE generation = ? AND hidden = 0 AND priority <= ? ORDER BY priority, sequence LIMIT 1"
+)
+_MESSAGE: Final = (
+    "SELECT m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, length(m.body),"
+    " coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0), l.first,"
+    " m.sender, m.extras, m.md5, m.body FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.sequence = ?"
+)
+
+
+def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
+    """Lease up to `count_max` messages. What is due has returned, and groups are settled."""
+    wanted = command.count_max
+    if command.in_flight_max is not None:
+        wanted = min(wanted, command.in_flight_max - queue.in_flight)
+        if wanted <= 0:
+            return InFlightFull(queue=str(command.queue), limit=command.in_flight_max)
+    wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
+    if not queue.visible:
+        return Received([], wait_us)
+    writer.touch(queue)
+    assert queue.groups is not None
+    origin = writer.origin(command.origin)
+    granted: list[Delivery] = []
+    detours = 0
+    alone: Candidate | None = None
+    looked = False
+    while len(granted) < wanted and queue.visible and detours < DETOURS_MAX:
+        if not looked:
+            alone, looked = _alone(writer, queue), True
+        candidate = _next(writer, queue, alone)
+        if candidate is None:
+            break
+        if candidate is alone:
+            looked = False
+        leases: list[Row] = []
+        extras = stays(writer, queue, candidate)
+        if extras is None:
+            detours += 1
+        else:
+            granted.append(grant(writer, queue, command, candidate, extras, origin, leases))
+            queue.groups.holds(candidate.line, 0 if candidate.returned else candidate.sequence)
+            if leases:
+                writer.write_many(INSERT_LEASE, leases)
+        settle(writer, queue)
+    if detours >= DETOURS_MAX and queue.visible:
+        queue.woken += 1
+    return Received(granted, wait_us, queue.settings.xml_body)
+
+
+def _alone(writer: Writer, queue: LiveQueue) -> Candidate | None:
+    """The first message that is of no group."""
+    found = writer.read(_RETURNED, (queue.generation, LINES_MAX)) if queue.returned else []
+    for priority in sorted(queue.ready):
+        if queue.ready[priority]:
+            row = writer.read_one(_READY, (queue.generation, priority, queue.cursors.get(priority, 0)))
+            assert row is not None
+            found.append((priority, row[0]))
+            break
+    return _candidate(writer, min(found)[1]) if found else None
+
+
+def _next(writer: Writer, queue: LiveQueue, alone: Candidate | None) -> Candidate | None:
+    """Whose turn it is."""
+    if alone is not None and alone.priority < PRIORITY_DEFAULT:
+        return alone
+    first = writer.read_one(_FIRST, (queue.generation,))
+    if first is None:
+        return alone
+    if alone is not None and alone.priority == PRIORITY_DEFAULT:
+        if (queue.in_flight - queue.grouped, alone.sequence) < first:
+            return alone
+    return _candidate(writer, first[1])
+
+
+def _candidate(writer: Writer, sequence: int) -> Candidate:
+    (row,) = writer.read(_MESSAGE, (sequence,))
+    return Candidate(*row)

@@ -1,0 +1,131 @@
+"""Receives from FIFO queues: consecutive messages of free groups.
+
+Strategy: free groups are walked by their first message, and of each as many messages are taken as there is room for,
+until one is delayed; so one statement finds all that a receive takes. A group that gave messages is locked until all of
+them have left or come back. A message that is dead, damaged or due for the dead-letter queue goes on the way, and the
+next of its group takes its place. Source: "FIFO queue delivery logic" in the SQS Developer Guide.
+"""
+
+from typing import Any, Final
+
+from veilmq.model.commands import Receive
+from veilmq.model.message import Delivery
+from veilmq.model.outcomes import Received
+from veilmq.store.sqlite import attempts
+from veilmq.store.sqlite.claims import DETOURS_MAX, Candidate, grant, stays
+from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.sends import INSERT_LEASE
+from veilmq.store.sqlite.writer import Row, Writer
+
+_COLUMNS: Final = (
+    "m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, length(m.body),"
+    " coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0), l.first,"
+    " m.sender, m.extras, m.md5, m.body, coalesce(l.hidden, 0)"
+)
+_FREE: Final = (
+    f"SELECT {_COLUMNS}, g.free"
+    " FROM message_group g INDEXED BY message_group_free CROSS JOIN message m INDEXED BY message_line"
+    " ON m.generation = g.generation AND m.line = g.number LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE g.generation = ? AND g.held = 0 AND g.free > ? ORDER BY g.free, g.number, m.sequence LIMIT ?"
+)
+_REST: Final = (
+    f"SELECT {_COLUMNS} FROM message m INDEXED BY message_line LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? ORDER BY m.sequence LIMIT ?"
+)
+_LOCK: Final = "UPDATE message_group SET held = ?, free = NULL, granted = ? WHERE number = ?"
+
+
+def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Received:
+    """Lease up to `count_max` messages; empty if no group is free. What is due has returned, and groups are settled.
+
+    At the cap on messages in flight it is empty too ("Amazon SQS returns no error messages").
+    """
+    wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
+    if command.attempt_id is not None:
+        replayed = attempts.replay(writer, queue, command, command.attempt_id)
+        if replayed is not None:
+            return Received(replayed, wait_us, queue.settings.xml_body)
+    wanted = command.count_max
+    if command.in_flight_max is not None:
+        wanted = min(wanted, command.in_flight_max - queue.in_flight)
+    if not queue.visible or wanted <= 0:
+        return Received([], wait_us)
+    claim = _Claim(writer, queue, command, wanted)
+    claim.walk()
+    claim.lock()
+    if command.attempt_id is not None and claim.granted:
+        attempts.remember(writer, queue, command.attempt_id, claim.granted)
+    return Received(claim.granted, wait_us, queue.settings.xml_body)
+
+
+class _Claim:
+    """One receive on its way through the groups."""
+
+    def __init__(self, writer: Writer, queue: LiveQueue, command: Receive, wanted: int) -> None:
+        writer.touch(queue)
+        self.granted: list[Delivery] = []
+        self._writer = writer
+        self._queue = queue
+        self._command = command
+        self._wanted = wanted
+        self._origin = writer.origin(command.origin)
+        self._leases: list[Row] = []
+        self._taken: dict[int, int] = {}
+        self._ended: int | None = None
+        """The group of which no more can be taken."""
+        self._detours = 0
+
+    def walk(self) -> None:
+        """Take what there is, group by group."""
+        after = 0
+        while room := self._room():
+            rows = self._writer.read(_FREE, (self._queue.generation, after, room))
+            for row in rows:
+                self._look(row[:-1])
+            if len(rows) < room:
+                return
+            after = rows[-1][-1]
+            self._finish(rows[-1][4], rows[-1][0])
+        if self._detours >= DETOURS_MAX and self._queue.visible:
+            self._queue.woken += 1
+
+    def _room(self) -> int:
+        return self._wanted - len(self.granted) if self._detours < DETOURS_MAX else 0
+
+    def _finish(self, number: int, sequence: int) -> None:
+        """The rows were cut amid a group, and some of them went elsewhere: take what follows in it."""
+        while number != self._ended and (room := self._room()):
+            rows = self._writer.read(_REST, (self._queue.generation, number, sequence, room))
+            for row in rows:
+                self._look(row)
+            if len(rows) < room:
+                return
+            sequence = rows[-1][0]
+
+    def _look(self, row: tuple[Any, ...]) -> None:
+        """Take the message, unless it goes elsewhere; one that is delayed ends its group."""
+        number, hidden = row[4], row[18]
+        if number == self._ended:
+            return
+        if hidden:
+            self._ended = number
+            return
+        candidate = Candidate(*row[:18])
+        extras = stays(self._writer, self._queue, candidate)
+        if extras is None:
+            self._detours += 1
+            return
+        self.granted.append(
+            grant(self._writer, self._queue, self._command, candidate, extras, self._origin, self._leases)
+        )
+        self._taken[number] = self._taken.get(number, 0) + 1
+
+    def lock(self) -> None:
+        """Write the leases, and lock the groups that gave messages."""
+        if not self.granted:
+            return
+        writer, queue = self._writer, self._queue
+        if self._leases:
+            writer.write_many(INSERT_LEASE, self._leases)
+        writer.write_many(_LOCK, [(count, writer.now, number) for number, count in self._taken.items()])
+        queue.grouped += len(self.granted)

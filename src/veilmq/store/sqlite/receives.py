@@ -1,0 +1,24 @@
+"""Receives, by the kind of queue.
+
+Strategy: a standard queue that never had a message of a group is served by `claims` and knows nothing of the rest.
+"""
+
+from veilmq.model.commands import Receive
+from veilmq.model.outcomes import Outcome
+from veilmq.store.sqlite import claims, fair_claims, fifo_claims
+from veilmq.store.sqlite.endings import return_due
+from veilmq.store.sqlite.groups import settle
+from veilmq.store.sqlite.writer import Writer
+
+
+def receive(writer: Writer, command: Receive) -> Outcome:
+    """Lease up to `count_max` messages; empty if there is none to be had."""
+    queue = writer.queue(command.queue)
+    if queue is None or queue.groups is None:
+        return claims.receive(writer, command)
+    if writer.now >= queue.next_due:
+        return_due(writer, queue, claims.RETURNS_MAX)
+    settle(writer, queue)
+    if queue.settings.fifo:
+        return fifo_claims.receive(writer, queue, command)
+    return fair_claims.receive(writer, queue, command)

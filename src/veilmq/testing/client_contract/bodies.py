@@ -1,0 +1,115 @@
+"""Bodies and attributes: they come back as they went, or are refused and leave no trace."""
+
+from typing import Any
+
+import pytest
+
+from veilmq.client.messages import Message, Template
+from veilmq.model.errors import MessageTooLarge, ParameterInvalid
+from veilmq.testing.client_contract.stage import Stage
+
+
+class TestBodies:
+    """Bodies and attributes."""
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "x",
+            "žluťoučký 漢字 \U0001f600 \U0010fffd",
+            "a\r\nb\rc\nd\te",
+            "  spaces around  ",
+            "<a b='c'>&amp;\"]]></a>",
+            '{"n": 1, "s": "\\u0000"}',
+            "100%25+%2B&a=b",
+            "é" * 30_000,
+        ],
+        ids=["short", "unicode", "line-ends", "spaces", "xml", "json", "escapes", "long"],
+    )
+    def test_a_body_comes_back_as_it_went(self, stage: Stage, body: str) -> None:
+        queue = stage.create()
+        sent = queue.send(body)
+        received = stage.take(queue)
+        assert (received.body, received.id) == (body, sent.id)
+
+    @pytest.mark.parametrize("character", ["\0", "\x0b", "\x1f", "\ud800", "\ufffe", "\uffff"])
+    def test_what_xml_cannot_carry_is_refused(self, stage: Stage, character: str) -> None:
+        queue = stage.create()
+        with pytest.raises(ParameterInvalid) as refused:
+            queue.send(f"a{character}b")
+        assert refused.value.parameter == "body"
+        assert queue.receive() == []
+
+    def test_a_message_larger_than_the_adapter_carries_is_refused(self, stage: Stage) -> None:
+        queue = stage.create()
+        able = queue.capabilities
+        body = "é" * (able.body_bytes_max // 2)
+        while able.transmitted_bytes(body) > able.body_bytes_max:
+            body = body[: len(body) - 1 - (able.transmitted_bytes(body) - able.body_bytes_max) // 4]
+        with pytest.raises(MessageTooLarge):
+            queue.send(body + "é" * 4)
+        queue.send(body)
+        assert stage.take(queue).body == body
+
+    def test_a_message_larger_than_the_queue_takes_is_refused(self, stage: Stage) -> None:
+        queue = stage.create(Template(message_bytes_max=1024))
+        with pytest.raises(MessageTooLarge):
+            queue.send("é" * 513)
+        queue.send("é" * 512)
+        assert len(stage.empty(queue)) == 1
+
+    def test_attributes_come_back_with_their_kinds(self, stage: Stage) -> None:
+        queue = stage.create()
+        if not queue.capabilities.attributes:
+            return
+        given: dict[str, Any] = {
+            "text": "žluť\r\n'<&>\"",
+            "digits": "007",
+            "whole": -12_345_678_901_234,
+            "zero": 0,
+            "part": 1.5,
+            "tiny": 1e-7,
+            "raw": bytes(range(256)),
+            "dots.in_a-name": "x",
+        }
+        queue.send(Message("x", given))
+        attributes = dict(stage.take(queue).attributes)
+        assert attributes == given
+        assert {name: type(value) for name, value in attributes.items()} == {
+            name: type(value) for name, value in given.items()
+        }
+
+    @pytest.mark.parametrize(
+        "attributes",
+        [{"a": ""}, {"a": b""}, {"a": float("nan")}, {"a": True}, {"a": None}, {"": "x"}, {"a..b": "x"}, {"a b": "x"},
+         {"a": "\0"}, {f"a{number}": "x" for number in range(11)}],
+        ids=["empty", "no-bytes", "nan", "bool", "none", "no-name", "two-dots", "space", "control", "eleven"],
+    )  # fmt: skip
+    def test_attributes_that_cannot_be_are_refused(self, stage: Stage, attributes: dict[str, Any]) -> None:
+        queue = stage.create()
+        if not queue.capabilities.attributes:
+            return
+        with pytest.raises(ParameterInvalid):
+            queue.send(Message("x", attributes))
+        assert queue.receive() == []
+
+    def test_a_type_travels_and_is_no_attribute(self, stage: Stage) -> None:
+        queue = stage.create()
+        if not queue.capabilities.attributes:
+            return
+        queue.send(Message("x", {"a": "b"}, type="invoice"))
+        received = stage.take(queue)
+        assert (received.type, dict(received.attributes)) == ("invoice", {"a": "b"})
+
+    def test_a_group_comes_back(self, stage: Stage) -> None:
+        queue = stage.create()
+        if not queue.capabilities.groups:
+            return
+        queue.send(Message("x", group="tenant-1"))
+        assert stage.take(queue).group == "tenant-1"
+
+    def test_a_plain_message_has_nothing_that_was_not_given(self, stage: Stage) -> None:
+        queue = stage.create()
+        received = stage.held(queue)
+        assert (dict(received.attributes), received.group, received.type) == ({}, None, None)
+        assert received.receive_count == 1

@@ -1,0 +1,70 @@
+"""What a queue says that it cannot do, it refuses before any I/O: on a queue that is gone it says the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from veilmq.client.messages import Message
+from veilmq.client.queue import Queue
+from veilmq.model.errors import CapabilityMissing
+from veilmq.testing.client_contract.stage import LONG, Stage, message_with
+
+NEEDS: dict[str, Callable[[Queue], Any]] = {
+    "peek": lambda queue: queue.peek(),
+    "ttl": lambda queue: queue.send(message_with(queue, ttl=60)),
+    "priorities": lambda queue: queue.send(message_with(queue, priority=1)),
+    "groups": lambda queue: queue.send(Message("x", group="g")),
+    "attributes": lambda queue: queue.send(message_with(queue, attributes={"a": "b"})),
+    "native_fifo": lambda queue: queue.send(Message("x", group="g", deduplication_id="d")),
+    "lease_hints": lambda queue: queue.send(message_with(queue, lease_hint=60)),
+    "body_replaceable": lambda queue: queue.extend("0" * 66, LONG, body="x"),
+}
+"""By field of `Capabilities`: a call that needs it."""
+
+
+class TestCapabilities:
+    """Capabilities."""
+
+    @pytest.mark.parametrize("capability", NEEDS)
+    def test_what_it_cannot_do_is_refused_before_any_io(self, stage: Stage, capability: str) -> None:
+        queue = stage.create()
+        if getattr(queue.capabilities, capability):
+            return
+        stage.account.delete(queue.name)
+        with pytest.raises(CapabilityMissing):
+            NEEDS[capability](queue)
+
+    @pytest.mark.parametrize(
+        ("capability", "fields"),
+        [("ttl", {"ttl": 60}), ("priorities", {"priority": 1}), ("attributes", {"attributes": {"a": "b"}})],
+    )
+    def test_in_a_batch_it_is_the_entrys_error(self, stage: Stage, capability: str, fields: dict[str, Any]) -> None:
+        queue = stage.create()
+        if getattr(queue.capabilities, capability):
+            return
+        results = queue.send_batch(["a", message_with(queue, **fields), "b"])
+        assert [type(result).__name__ for result in results] == ["Sent", "CapabilityMissing", "Sent"]
+        assert len(stage.empty(queue)) == 2
+
+    def test_they_make_sense(self, stage: Stage) -> None:
+        able = stage.create().capabilities
+        assert able.receive_messages_max >= 1
+        assert able.batch_messages_max >= 1
+        assert 0 < able.lease_min <= able.lease_max <= (able.lease_total_max or able.lease_max)
+        assert able.wait_max >= 0
+        assert able.delay_max >= 0
+        assert able.body_bytes_max >= 64 * 1024 - 1024
+
+    def test_a_peek_takes_no_lease(self, stage: Stage) -> None:
+        queue = stage.create()
+        if not queue.capabilities.peek:
+            return
+        assert queue.peek() == []
+        sent = queue.send("x\r\ny")
+        for _ in range(2):
+            (peeked,) = queue.peek()
+            assert (peeked.id, peeked.body, peeked.receive_count) == (sent.id, "x\r\ny", 0)
+        message = stage.take(queue)
+        assert message.receive_count == 1
+        assert queue.peek() == []

@@ -1,0 +1,27 @@
+"""The embedded adapter as a `ClientAccount`: a data directory whose clock is moved instead of slept through."""
+
+import itertools
+from pathlib import Path
+
+from veilmq.client.embedded import EmbeddedAccount
+from veilmq.store.sqlite.options import Options
+from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.sqlite import SMALL
+
+
+class EmbeddedClient:
+    """See `veilmq.testing.client_contract.ClientAccount`."""
+
+    def __init__(self, directory: Path, options: Options = SMALL) -> None:
+        self.clock = MovableClock()
+        self.account = EmbeddedAccount(directory, clock=self.clock, options=options)
+        self._numbers = itertools.count(1)
+
+    def pass_time(self, seconds: float) -> None:
+        """Move the clock; what is due by then has happened when this returns."""
+        self.clock.advance(seconds)
+        self.account.settle()
+
+    def name(self, prefix: str) -> str:
+        """A fresh queue name."""
+        return f"{prefix}-{next(self._numbers)}"

@@ -1,0 +1,108 @@
+"""FIFO queues, where an adapter has them: order in a group, one lease at a time, deduplication."""
+
+from typing import Any
+
+import pytest
+
+from veilmq.client.messages import Message, Template
+from veilmq.client.queue import Queue
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid
+from veilmq.testing.client_contract.stage import LONG, SECOND, Stage
+
+
+def fifo(stage: Stage, **settings: Any) -> Queue:
+    """A FIFO queue; skips the case where there are none."""
+    name = f"{stage.name('q')}.fifo"
+    try:
+        stage.account.create(name, Template(fifo=True, **{"visibility_timeout": LONG, **settings}))
+    except CapabilityMissing:
+        pytest.skip("no FIFO queues here")
+    queue = stage.account.queue(name)
+    assert queue.capabilities.native_fifo
+    return queue
+
+
+def put(queue: Queue, *bodies: str) -> list[Any]:
+    """Send messages; the first character of each is its group, all of it its deduplication id."""
+    return [queue.send(Message(body, group=body[0], deduplication_id=body)) for body in bodies]
+
+
+class TestFifo:
+    """FIFO queues."""
+
+    def test_a_group_comes_in_its_order_one_by_one(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        sent = put(queue, "a1", "a2", "a3")
+        numbers = [each.sequence_number for each in sent]
+        assert numbers == sorted(set(numbers))
+        for body, number in zip(("a1", "a2", "a3"), numbers, strict=True):
+            message = stage.take(queue)
+            assert (message.body, message.group, message.sequence_number) == (body, "a", number)
+            assert queue.receive() == []
+            queue.delete(message.handle)
+
+    def test_groups_do_not_wait_for_each_other(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(queue, "a1", "a2", "b1", "b2")
+        first, second = stage.take(queue), stage.take(queue)
+        assert {first.body, second.body} == {"a1", "b1"}
+        assert queue.receive() == []
+        queue.delete(first.handle)
+        assert stage.take(queue).body == f"{first.body[0]}2"
+
+    def test_a_released_message_is_still_the_first_of_its_group(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(queue, "a1", "a2")
+        queue.release(stage.take(queue).handle)
+        again = stage.take(queue)
+        assert (again.body, again.receive_count) == ("a1", 2)
+
+    def test_an_expired_lease_frees_the_group_and_its_handle_deletes_nothing(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(queue, "a1", "a2")
+        late = stage.take(queue, lease=SECOND)
+        stage.pass_time(2 * SECOND)
+        results = queue.delete_batch([late.handle])
+        assert results != [None]
+        assert stage.take(queue).body == "a1"
+
+    def test_the_same_deduplication_id_is_the_same_message(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        (first,) = put(queue, "a1")
+        (again,) = put(queue, "a1")
+        assert again.id == first.id
+        assert len(stage.empty(queue)) == 1
+
+    def test_the_same_content_is_the_same_message_where_the_queue_says_so(self, stage: Stage) -> None:
+        queue = fifo(stage, content_deduplication=True)
+        first, again = (queue.send(Message("x", group="g")) for _ in range(2))
+        other = queue.send(Message("x", group="g", deduplication_id="another"))
+        assert first.id == again.id != other.id
+        for expected in (first, other):
+            message = stage.take(queue)
+            assert message.id == expected.id
+            queue.delete(message.handle)
+        assert queue.receive() == []
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            Message("x", deduplication_id="d"),
+            Message("x", group="g"),
+            Message("x", group="g", deduplication_id="d", delay=1),
+        ],
+        ids=["no-group", "no-identity", "delay"],
+    )
+    def test_what_a_message_must_have(self, stage: Stage, message: Message) -> None:
+        queue = fifo(stage)
+        with pytest.raises(ParameterInvalid):
+            queue.send(message)
+        (result,) = queue.send_batch([message])
+        assert isinstance(result, ParameterInvalid)
+        assert queue.receive() == []
+
+    def test_the_name_of_a_fifo_queue(self, stage: Stage) -> None:
+        fifo(stage)
+        with pytest.raises(ParameterInvalid) as refused:
+            stage.account.create(stage.name("q"), Template(fifo=True))
+        assert refused.value.parameter == "name"

@@ -1,0 +1,111 @@
+"""What the cases of the client contract stand on: an account, its clock, and short ways to make and empty queues.
+
+Strategy: durations are whole seconds, because some protocols know no others; `SECOND` is the shortest of them, and
+cases that need time to pass ask for as little as they can.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol
+
+import pytest
+
+from veilmq.client.clock import Clock
+from veilmq.client.messages import Message, Received, Sent, Template
+from veilmq.client.queue import Account, Queue
+from veilmq.model.errors import VeilError
+
+SECOND: Final = 1
+LONG: Final = 600
+"""A lease or delay that ends in no case."""
+WAIT: Final = 20
+"""A wait that no case sits through; the shorter of it and the adapter's longest is asked for."""
+PATIENCE_SECONDS: Final = 8
+"""By then a thread that does not wait for the queue has come back, on the slowest machine."""
+
+
+class ClientAccount(Protocol):
+    """What an adapter's tests bring (fixture `client_account`)."""
+
+    account: Account
+    clock: Clock
+    """The clock on which `lease_end` is measured."""
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass for the queues and for `clock`; what is due by then has happened."""
+        ...
+
+    def name(self, prefix: str) -> str:
+        """A queue name that nobody has used, beginning with `prefix`."""
+        ...
+
+
+class Stage:
+    """An account with fresh queues."""
+
+    def __init__(self, brought: ClientAccount) -> None:
+        self.account = brought.account
+        self.clock = brought.clock
+        self.pass_time = brought.pass_time
+        self.name = brought.name
+
+    def create(self, template: Template | None = None) -> Queue:
+        """A new queue; with a visibility timeout of ten minutes if the template names none."""
+        name = self.name("q")
+        assert self.account.create(name, template or Template(visibility_timeout=LONG))
+        return self.account.queue(name)
+
+    def wait(self, queue: Queue) -> float:
+        """A wait that no case sits through."""
+        return min(WAIT, queue.capabilities.wait_max)
+
+    def take(self, queue: Queue, lease: float = LONG) -> Received:
+        """The one message that must be there."""
+        (received,) = queue.receive(lease=lease)
+        return received
+
+    def held(self, queue: Queue, body: str = "held", lease: float = LONG) -> Received:
+        """Send a message and receive it."""
+        queue.send(body)
+        return self.take(queue, lease)
+
+    def empty(self, queue: Queue) -> list[Received]:
+        """Everything that is visible, leased for long."""
+        found: list[Received] = []
+        while received := queue.receive(min(10, queue.capabilities.receive_messages_max), lease=LONG):
+            found += received
+        return found
+
+    def aside(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        """Run the call on a thread of its own; what is returned waits for its result, `PATIENCE_SECONDS` at most."""
+        pool = ThreadPoolExecutor(1)
+        began = threading.Event()
+
+        def run() -> Any:
+            began.set()
+            return call()
+
+        future = pool.submit(run)
+        assert began.wait(PATIENCE_SECONDS)
+        pool.shutdown(wait=False)
+        return lambda: future.result(PATIENCE_SECONDS)
+
+
+def sent(result: Sent | VeilError) -> Sent:
+    """The result, which must be one."""
+    assert isinstance(result, Sent), result
+    return result
+
+
+def message_with(queue: Queue, **fields: Any) -> Message:
+    """A message with these fields and, on a FIFO queue, a group."""
+    if queue.capabilities.native_fifo:
+        fields = {"group": "g", **fields}
+    return Message("with fields", **fields)
+
+
+@pytest.fixture
+def stage(client_account: ClientAccount) -> Iterator[Stage]:
+    """A stage on the adapter's account."""
+    yield Stage(client_account)

@@ -1,0 +1,149 @@
+"""Receive attempts: who asks again under the same id gets the same messages, unless one of them has changed."""
+
+import pytest
+
+from veilmq.model.commands import Undeliver
+from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
+from veilmq.model.message import Delivery
+from veilmq.model.outcomes import Deleted, Extended
+from veilmq.model.queue import QueueKey
+from veilmq.testing.contract.fifo import clear, fifo, put
+from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect
+
+LEASE_US = 30 * SECOND_US
+WINDOW_US = 5 * MINUTE_US
+
+
+def ask(stage: Stage, queue: QueueKey, attempt: str = "x", lease_us: int = LEASE_US) -> list[Delivery]:
+    """Receive up to two messages under an attempt id."""
+    return stage.receive(queue, 2, attempt_id=attempt, lease_us=lease_us)
+
+
+def handles(messages: list[Delivery]) -> list[str]:
+    """Their handles."""
+    return [message.handle for message in messages]
+
+
+class TestFifoAttempts:
+    """Receive attempts."""
+
+    @pytest.mark.parametrize("kill", [None, False, True])
+    def test_the_same_messages_come_again_under_the_same_handles(self, stage: Stage, kill: bool | None) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1", "a2", "a3", "b1")
+        first = ask(stage, queue)
+        stage.later(SECOND_US)
+        if kill is not None:
+            stage.reopen(kill=kill)
+        again = ask(stage, queue)
+        assert bodies(again) == bodies(first) == ["a1", "a2"]
+        assert handles(again) == handles(first)
+        assert [message.receive_count for message in again] == [1, 1]
+        assert [message.first_received for message in again] == [message.first_received for message in first]
+        assert stage.counts(queue) == (2, 0, 2)
+        clear(stage, queue, again)
+        assert sorted(bodies(stage.receive(queue, 2))) == ["a3", "b1"]
+
+    def test_the_visibility_timeout_starts_again(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1")
+        ask(stage, queue)
+        stage.later(LEASE_US - 1)
+        (again,) = ask(stage, queue, lease_us=LEASE_US)
+        assert again.due == stage.now + LEASE_US
+        stage.later(LEASE_US - 1)
+        assert stage.receive(queue) == []
+        clear(stage, queue, [again])
+
+    def test_a_replay_has_the_visibility_timeout_that_it_asks_for(self, stage: Stage) -> None:
+        queue = fifo(stage, visibility_timeout_us=7 * SECOND_US)
+        put(stage, queue, "a1")
+        ask(stage, queue)
+        (again,) = stage.receive(queue, attempt_id="x")
+        assert again.due == stage.now + 7 * SECOND_US
+        assert [message.due for message in ask(stage, queue, lease_us=HOUR_US)] == [stage.now + HOUR_US]
+
+    def test_it_is_an_event_of_the_lease_and_no_receive(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1")
+        ask(stage, queue)
+        start = stage.following()
+        ask(stage, queue)
+        (event,) = stage.events(start)
+        assert (event.kind, event.attempt, event.lease_us) == ("extended", 1, LEASE_US)
+        assert event.detail == {"attempt_id": True}
+
+    def test_another_id_gets_other_messages(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1", "a2", "b1")
+        assert bodies(ask(stage, queue, "x")) == ["a1", "a2"]
+        assert bodies(ask(stage, queue, "y")) == ["b1"]
+        assert bodies(ask(stage, queue, "x")) == ["a1", "a2"]
+        assert ask(stage, queue, "z") == []
+
+    @pytest.mark.parametrize("change", ["delete", "extend", "release", "undeliver"])
+    def test_once_one_has_changed_it_is_a_receive_like_any(self, stage: Stage, change: str) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1", "a2", "b1")
+        first, second = ask(stage, queue)
+        stage.later(SECOND_US)
+        if change == "delete":
+            expect(stage.delete(queue, second.handle), Deleted)
+        elif change == "undeliver":
+            stage.do(Undeliver(queue=queue, origin=TESTER, handles=(first.handle, second.handle)))
+        else:
+            expect(stage.extend(queue, second.handle, 0 if change == "release" else HOUR_US), Extended)
+        again = ask(stage, queue)
+        assert bodies(again) == (["a1", "a2"] if change == "undeliver" else ["b1"])
+        assert set(handles(again)).isdisjoint(handles([first, second]))
+        assert handles(ask(stage, queue)) == handles(again), "the id stands for the later receive now"
+
+    def test_after_the_lease_it_is_a_receive_like_any(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1")
+        (first,) = ask(stage, queue)
+        stage.later(LEASE_US)
+        (again,) = ask(stage, queue)
+        assert again.handle != first.handle
+        assert again.receive_count == 2
+
+    @pytest.mark.parametrize("sweep", [False, True])
+    def test_an_id_is_good_for_five_minutes(self, stage: Stage, sweep: bool) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1", "b1")
+        first = stage.receive(queue, attempt_id="x", lease_us=HOUR_US)
+        stage.later(WINDOW_US - 1)
+        if sweep:
+            stage.sweep()
+        assert handles(stage.receive(queue, attempt_id="x", lease_us=HOUR_US)) == handles(first)
+        stage.later(1)
+        if sweep:
+            stage.sweep()
+        assert bodies(stage.receive(queue, attempt_id="x")) == ["b1"]
+
+    def test_an_id_that_got_nothing_stands_for_nothing(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        assert ask(stage, queue) == []
+        put(stage, queue, "a1")
+        assert bodies(ask(stage, queue)) == ["a1"]
+
+    def test_a_purge_ends_what_the_id_stood_for(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1")
+        ask(stage, queue)
+        stage.purge(queue)
+        put(stage, queue, "a2")
+        assert bodies(ask(stage, queue)) == ["a2"]
+
+    def test_ids_of_two_queues_are_two(self, stage: Stage) -> None:
+        queue, other = fifo(stage), fifo(stage, "other.fifo")
+        put(stage, queue, "a1")
+        put(stage, other, "a2")
+        assert bodies(ask(stage, queue)) == ["a1"]
+        assert bodies(ask(stage, other)) == ["a2"]
+
+    def test_at_the_cap_in_flight_a_replay_still_answers(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1")
+        first = stage.receive(queue, attempt_id="x", in_flight_max=1)
+        assert handles(stage.receive(queue, attempt_id="x", in_flight_max=1)) == handles(first)

@@ -1,0 +1,16 @@
+"""What the tests of the client share: an account in a data directory of their own, with a clock that they move."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from veilmq.testing.client_contract.embedded import EmbeddedClient
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[EmbeddedClient]:
+    """`embedded.account` has the queues, `embedded.pass_time(seconds)` moves its clock."""
+    client = EmbeddedClient(tmp_path / "embedded")
+    yield client
+    client.account.close()

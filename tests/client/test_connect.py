@@ -1,0 +1,239 @@
+"""`veilmq.connect`: every form that is built, the SDKs' own objects, and what it says of those that are not."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+import veilmq
+from veilmq.client.connect import OPENERS, connect, connect_account
+from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.messages import Template
+from veilmq.client.queue import Queue
+from veilmq.client.urls import SCHEMES
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, QueueMissing
+from veilmq.testing.server import ServerProcess
+
+SECRET = "a s3cret/of+the=tests"
+ENCODED = "a%20s3cret%2Fof%2Bthe%3Dtests"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """With a credentials file that knows one key."""
+    directory = tmp_path_factory.mktemp("server")
+    credentials = directory / "credentials.toml"
+    credentials.write_text(
+        f'[[account]]\nid = "111111111111"\n[[account.key]]\nid = "AKIDCONNECT000000001"\nsecret = "{SECRET}"\n'
+    )
+    credentials.chmod(0o600)
+    process = ServerProcess(directory, "--credentials", str(credentials)).start()
+    yield process
+    assert process.stop() == 0
+
+
+def place(server: ServerProcess) -> str:
+    return server.sqs.removeprefix("http://").rstrip("/")
+
+
+def used(queue: Queue) -> None:
+    """The queue carries a message, and is closed."""
+    with queue:
+        sent = queue.send("x")
+        (message,) = queue.receive(lease=60, wait=5)
+        assert (message.id, message.body) == (sent.id, "x")
+        queue.delete(message.handle)
+
+
+def client(server: ServerProcess, service: str = "sqs", secret: str = SECRET) -> Any:
+    return boto3.client(
+        service, endpoint_url=server.sqs, region_name="us-east-1", aws_access_key_id="AKIDCONNECT000000001",
+        aws_secret_access_key=secret,
+    )  # fmt: skip
+
+
+class TestUrls:
+    """From a URL."""
+
+    def test_embedded(self, tmp_path: Path) -> None:
+        url = f"veil://{tmp_path}/data?queue=jobs"
+        used(connect(f"{url}&create=1"))
+        used(connect(url))
+        with EmbeddedAccount(tmp_path / "data") as account:
+            assert account.names() == ["jobs"]
+
+    def test_a_queue_closes_the_account_that_was_opened_for_it(self, tmp_path: Path) -> None:
+        queue = connect(f"veil://{tmp_path}/data?queue=jobs&create=1")
+        account = queue.account
+        queue.close()
+        queue.close()
+        with pytest.raises(TransportError):
+            account.names()
+
+    def test_nothing_is_made_without_being_asked_to(self, tmp_path: Path) -> None:
+        url = f"veil://{tmp_path}/data?queue=jobs"
+        with pytest.raises(ParameterInvalid):
+            connect(url)
+        assert not (tmp_path / "data").exists()
+        connect(f"{url}&create=1").close()
+        with pytest.raises(QueueMissing):
+            connect(f"veil://{tmp_path}/data?queue=other")
+        with connect_account(f"veil://{tmp_path}/data") as account:  # type: ignore[attr-defined]
+            assert account.names() == ["jobs"]
+
+    def test_a_template_makes_the_queue_as_it_says(self, tmp_path: Path) -> None:
+        url = f"veil://{tmp_path}/data?queue=jobs&create=1"
+        with connect(url, template=Template(visibility_timeout=7)) as queue:
+            assert queue.stats().visibility_timeout == 7
+        with pytest.raises(QueueExists):
+            connect(url, template=Template(visibility_timeout=8))
+        connect(url).close()
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("scheme", ["veil", "sqs"])
+    def test_a_server(self, server: ServerProcess, scheme: str) -> None:
+        url = f"{scheme}://AKIDCONNECT000000001:{ENCODED}@{place(server)}"
+        used(connect(f"{url}/{scheme}-jobs?tls=0&create=1"))
+        used(connect(f"{url}/{scheme}-jobs?tls=0"))
+        with pytest.raises(QueueMissing) as refused:
+            connect(f"{url}/missing?tls=0")
+        assert refused.value.queue == "missing"
+        account = connect_account(f"{url}/?tls=0")
+        assert f"{scheme}-jobs" in account.names()
+        used(account.queue(f"{scheme}-jobs"))
+        account.close()
+
+    @pytest.mark.slow
+    def test_an_account_in_an_sqs_url(self, server: ServerProcess) -> None:
+        url = f"sqs://AKIDCONNECT000000001:{ENCODED}@{place(server)}/111111111111/owned?tls=0"
+        used(connect(f"{url}&create=1"))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("scheme", ["veil", "sqs"])
+    def test_a_wrong_secret_is_told_and_not_shown(self, server: ServerProcess, scheme: str) -> None:
+        url = f"{scheme}://AKIDCONNECT000000001:wrong%2F{ENCODED}@{place(server)}/jobs?tls=0"
+        with pytest.raises(ServiceError) as refused:
+            connect(url)
+        error: BaseException | None = refused.value
+        while error is not None:
+            for shown in (str(error), repr(error)):
+                assert SECRET not in shown
+                assert ENCODED not in shown
+            error = error.__cause__ or error.__context__
+
+    def test_nobody_there(self) -> None:
+        with pytest.raises(TransportError) as refused:
+            connect(f"veil://key:{ENCODED}@127.0.0.1:1/jobs?tls=0")
+        assert not refused.value.may_have_happened
+        assert SECRET not in str(refused.value)
+
+    @pytest.mark.slow
+    def test_a_held_directory_names_the_url_to_use(self, server: ServerProcess) -> None:
+        with pytest.raises(TransportError) as refused:
+            connect(f"veil://{server.data}?queue=jobs&create=1")
+        assert refused.value.reason.endswith(f"held by pid {server.process.pid}, use veil://{place(server)}/NAME")
+
+    @pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - set(OPENERS)))
+    def test_an_adapter_that_is_not_built_says_so(self, scheme: str) -> None:
+        url = {"azure": "azure://:a2V5@127.0.0.1:1/account/jobs", "mns": "mns://id:secret@127.0.0.1:1/jobs"}[scheme]
+        with pytest.raises(CapabilityMissing) as refused:
+            connect(url)
+        assert scheme in refused.value.capability
+
+    def test_an_sdk_that_is_not_installed_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "boto3", None)
+        with pytest.raises(CapabilityMissing, match=r"pip install 'veilmq\[sqs\]'"):
+            connect("sqs://key:secret@127.0.0.1:1/jobs?tls=0")
+
+    @pytest.mark.parametrize(
+        ("url", "queue", "parameter"),
+        [
+            ("veil:///data", None, "url"),
+            ("veil:///data?queue=jobs", "jobs", "queue"),
+            ("sqs:///?region=us-east-1", None, "url"),
+            ("redis://127.0.0.1", None, "url"),
+        ],
+    )
+    def test_which_queue_must_be_clear(self, url: str, queue: str | None, parameter: str) -> None:
+        with pytest.raises(ParameterInvalid) as refused:
+            connect(url, queue)
+        assert refused.value.parameter == parameter
+
+    def test_an_account_has_no_queue(self, tmp_path: Path) -> None:
+        with pytest.raises(ParameterInvalid):
+            connect_account(f"veil://{tmp_path}/data?queue=jobs")
+        with connect_account(f"veil://{tmp_path}/data?create=1") as account:  # type: ignore[attr-defined]
+            account.create("jobs")
+            assert account.names() == ["jobs"]
+
+
+@pytest.mark.slow
+class TestSdkObjects:
+    """From what the user already has."""
+
+    def test_a_boto3_client_with_a_name_or_url(self, server: ServerProcess) -> None:
+        sqs = client(server)
+        url = sqs.create_queue(QueueName="sdk")["QueueUrl"]
+        used(connect(sqs, "sdk"))
+        used(connect(sqs, url))
+        used(connect(sqs, "sdk-made", template=Template(visibility_timeout=60)))
+        assert sqs.list_queues(QueueNamePrefix="sdk")["QueueUrls"]  # the client is still the user's
+        assert "sdk" in connect_account(sqs).names()
+
+    def test_boto3_resources(self, server: ServerProcess) -> None:
+        resource = boto3.resource(
+            "sqs", endpoint_url=server.sqs, region_name="us-east-1", aws_access_key_id="AKIDCONNECT000000001",
+            aws_secret_access_key=SECRET,
+        )  # fmt: skip
+        queue = resource.create_queue(QueueName="resource")
+        used(connect(queue))
+        used(connect(resource, "resource"))
+        with pytest.raises(ParameterInvalid) as refused:
+            connect(queue, "resource")
+        assert refused.value.parameter == "queue"
+        with pytest.raises(ParameterInvalid):
+            connect_account(queue)
+
+    def test_a_client_without_a_queue(self, server: ServerProcess) -> None:
+        with pytest.raises(ParameterInvalid) as refused:
+            connect(client(server))
+        assert refused.value.parameter == "queue"
+
+    def test_a_client_of_another_service(self, server: ServerProcess) -> None:
+        with pytest.raises(ParameterInvalid, match="not of sns"):
+            connect(client(server, "sns"), "jobs")
+
+    @pytest.mark.parametrize("thing", [None, 7, b"veil:///data", object(), Path("/data")])
+    def test_anything_else(self, thing: object) -> None:
+        with pytest.raises(ParameterInvalid) as refused:
+            connect(thing, "jobs")
+        assert refused.value.parameter == "source"
+
+
+class TestLaziness:
+    """`import veilmq` costs nothing."""
+
+    def test_the_package_offers_it(self) -> None:
+        assert veilmq.connect is connect
+        assert veilmq.connect_account is connect_account
+        with pytest.raises(AttributeError, match="conect"):
+            veilmq.conect  # type: ignore[attr-defined]  # noqa: B018
+
+    @pytest.mark.parametrize("modules", ["veilmq", "veilmq, veilmq.server.service, veilmq.admin.app, veilmq.cli.serve"])
+    def test_neither_it_nor_the_server_imports_the_client(self, modules: str) -> None:
+        script = f"import sys, {modules}; print([name for name in sys.modules if name.startswith('veilmq.client')])"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+        assert (done.stdout, done.stderr) == ("[]\n", "")
+
+    def test_an_adapter_imports_no_other_ones_sdk(self) -> None:
+        script = (
+            "import sys, veilmq; veilmq.connect; import veilmq.client.embedded\n"
+            "print([name for name in ('boto3', 'botocore', 'azure', 'mns', 'asyncio') if name in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+        assert (done.stdout, done.stderr) == ("[]\n", "")

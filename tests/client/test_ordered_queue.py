@@ -1,0 +1,776 @@
+"""Strict order over queues that are not: numbers without gap or double, each message until it is acknowledged."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.errors import GapFound, QueueRecreated, ServiceError, StateInvalid, StorageHeld, TransportError
+from veilmq.client.messages import Message, Received, Sent, Template
+from veilmq.client.ordered import LocalFile, Ordered, OrderedQueue, OrderedReceiver, OrderedSender, run
+from veilmq.client.queue import Queue
+from veilmq.client.unreadable import DeadLetters
+from veilmq.client.wrapping import Wrapping
+from veilmq.model.errors import (
+    CapabilityMissing,
+    LeaseTaken,
+    MessageGone,
+    MessageTooLarge,
+    ParameterInvalid,
+    ReceiptInvalid,
+    VeilError,
+)
+from veilmq.testing.client_contract.embedded import EmbeddedClient
+from veilmq.testing.disordered import Disordered
+
+
+class Memory:
+    """A storage of two methods, as a user may bring one."""
+
+    def __init__(self) -> None:
+        self.state: bytes | None = None
+        self.saves = 0
+
+    def load(self) -> bytes | None:
+        return self.state
+
+    def save(self, state: bytes) -> None:
+        self.state = state
+        self.saves += 1
+
+
+class Place:
+    """One queue, with both sides' files, where either side can be closed and opened again."""
+
+    def __init__(self, embedded: EmbeddedClient, directory: Path) -> None:
+        self.embedded = embedded
+        self.directory = directory
+        embedded.account.create("orders")
+        self.queue: Queue = embedded.account.queue("orders")
+        self.open: list[OrderedSender | OrderedReceiver] = []
+
+    def sender(self, queue: Queue | None = None, **options: object) -> OrderedSender:
+        side = OrderedSender(queue or self.queue, LocalFile(self.directory / "send"), clock=self.clock, **options)
+        self.open.append(side)
+        return side
+
+    def receiver(self, queue: Queue | None = None, **options: object) -> OrderedReceiver:
+        side = OrderedReceiver(
+            queue or self.queue, LocalFile(self.directory / "receive"), **({"clock": self.clock} | options)
+        )
+        self.open.append(side)
+        return side
+
+    @property
+    def clock(self):
+        return self.embedded.clock
+
+
+@pytest.fixture
+def place(embedded: EmbeddedClient, tmp_path: Path) -> Iterator[Place]:
+    place = Place(embedded, tmp_path)
+    yield place
+    for side in place.open:
+        side.close()
+
+
+def drain(receiver: OrderedReceiver | OrderedQueue, count_max: int = 1) -> list[str]:
+    """Receive and acknowledge until nothing comes."""
+    bodies = []
+    while messages := receiver.receive(count_max):
+        for message in messages:
+            receiver.delete(message.handle)
+            bodies.append(message.body)
+    return bodies
+
+
+def bodies(count: int, first: int = 1) -> list[str]:
+    return [str(number) for number in range(first, first + count)]
+
+
+class Failing(Wrapping):
+    """Sends fail as told: `plan` has, for each send, an error or None, and whether the message gets through."""
+
+    def __init__(self, inner: Queue) -> None:
+        super().__init__(inner)
+        self.plan: list[tuple[VeilError | None, bool]] = []
+        self.sent: list[Message] = []
+
+    def send(self, message: str | Message) -> Sent:
+        assert isinstance(message, Message)
+        self.sent.append(message)
+        error, through = self.plan.pop(0) if self.plan else (None, True)
+        sent = self.inner.send(message) if through else None
+        if error is not None:
+            raise error
+        assert sent is not None
+        return sent
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        results: list[Sent | VeilError] = []
+        for message in messages:
+            try:
+                results.append(self.send(message))
+            except VeilError as error:
+                results.append(error)
+        return results
+
+
+LOST = TransportError(reason="the answer was lost", may_have_happened=True)
+UNREACHED = TransportError(reason="unreachable", may_have_happened=False)
+
+
+# The document's run.
+
+
+def test_a_plain_disordered_queue_shows_the_documents_run(place: Place) -> None:
+    plain = Disordered(place.queue, window=1, seed=21, clock=place.clock)
+    for body in bodies(10):
+        plain.send(body)
+    assert [plain.receive()[0].body for _ in range(10)] == ["1", "3", "2", "5", "4", "7", "6", "9", "8", "10"]
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 50])
+@pytest.mark.parametrize("marking", ["auto", "body", "#num#"])
+def test_the_ordered_queue_restores_the_order(place: Place, window: int, marking: str) -> None:
+    plain = Disordered(place.queue, window=window, seed=window, clock=place.clock)
+    sender, receiver = place.sender(plain, marking=marking), place.receiver(plain, marking=marking)
+    for body in bodies(40):
+        sender.send(body)
+    sender.send_batch(bodies(60, 41))
+    assert drain(receiver) == bodies(100)
+    assert place.queue.stats().visible == place.queue.stats().in_flight == 0
+
+
+def test_disorder_is_bounded_and_loses_nothing(place: Place) -> None:
+    plain = Disordered(place.queue, window=3, seed=5, clock=place.clock)
+    plain.send_batch(bodies(200))
+    came = [int(message.body) for _ in range(50) for message in plain.receive(4)]
+    assert sorted(came) == list(range(1, 201))
+    assert came != sorted(came)
+    late = [place - number for place, number in enumerate(came, 1)]
+    assert max(late) <= 3
+    assert plain.receive() == []
+    with pytest.raises(ParameterInvalid, match="window"):
+        Disordered(place.queue, window=0)
+
+
+# Numbers.
+
+
+def test_numbers_go_on_after_a_restart(place: Place) -> None:
+    with place.sender() as sender:
+        sender.send("1")
+        epoch = sender.epoch
+    with place.sender() as sender:
+        assert sender.next_number == 2
+        sender.send("2")
+    with place.receiver() as receiver:
+        (first,) = receiver.receive()
+        assert isinstance(first, Ordered)
+        assert (first.epoch, first.number, first.body) == (epoch, 1, "1")
+        assert "veilmq.order" not in first.attributes
+        receiver.delete(first.handle)
+    with place.receiver() as receiver:
+        assert receiver.next_number == 2
+        assert drain(receiver) == ["2"]
+
+
+def test_the_number_is_durable_before_the_send(place: Place) -> None:
+    seen: list[bytes] = []
+
+    class Looking(Wrapping):
+        def send(self, message: str | Message) -> Sent:
+            seen.append((place.directory / "send").read_bytes())
+            return super().send(message)
+
+    sender = place.sender(Looking(place.queue))
+    sender.send("1")
+    assert b'"next":2' in seen[0]
+    assert b'"pending":[{"number":1' in seen[0]
+    assert b'"pending":[]' in (place.directory / "send").read_bytes()
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_retried_message_keeps_its_number(place: Place, arrived: bool, restart: bool) -> None:
+    queue = Failing(place.queue)
+    queue.plan = [(LOST, arrived)]
+    sender = place.sender(queue)
+    with pytest.raises(TransportError):
+        sender.send("1")
+    assert [message.body for message in sender.pending] == ["1"]
+    if restart:
+        sender.close()
+        sender = place.sender(queue)
+    sender.send("1")
+    sender.send("2")
+    assert sender.next_number == 3
+    assert drain(place.receiver()) == ["1", "2"]
+    assert place.queue.stats().visible == 0
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_an_open_message_comes_before_another_one(place: Place, restart: bool) -> None:
+    queue = Failing(place.queue)
+    queue.plan = [(LOST, False)]
+    sender = place.sender(queue)
+    with pytest.raises(TransportError):
+        sender.send("1")
+    if restart:
+        sender.close()
+        sender = place.sender(queue)
+    queue.plan = [(UNREACHED, False)]
+    with pytest.raises(TransportError) as caught:
+        sender.send("2")
+    assert not caught.value.may_have_happened
+    sender.send("2")
+    assert drain(place.receiver()) == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UNREACHED,
+        MessageTooLarge(size_bytes=9, limit_bytes=1),
+        ServiceError(code="AccessDenied", status=403, request_id="", message=""),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_number_that_certainly_was_not_used_is_given_to_the_next(place: Place, error: VeilError) -> None:
+    queue = Failing(place.queue)
+    queue.plan = [(error, False)]
+    sender = place.sender(queue)
+    with pytest.raises(type(error)):
+        sender.send("never")
+    assert (sender.next_number, sender.pending) == (1, [])
+    sender.send("1")
+    assert drain(place.receiver()) == ["1"]
+
+
+def test_equal_messages_are_two_once_the_first_one_is_decided(place: Place) -> None:
+    sender = place.sender()
+    sender.send("tick")
+    sender.close()
+    sender = place.sender()
+    sender.send("tick")
+    assert drain(place.receiver()) == ["tick", "tick"]
+
+
+def test_a_batch_is_written_ahead_once_a_request_and_splits(place: Place) -> None:
+    storage = Memory()
+
+    class Small(Wrapping):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(self.inner.capabilities, batch_messages_max=10)
+
+    with OrderedSender(Small(place.queue), storage) as sender:
+        before = storage.saves
+        results = sender.send_batch(bodies(100))
+        assert all(isinstance(result, Sent) for result in results)
+        assert storage.saves - before == 11
+    assert drain(place.receiver()) == bodies(100)
+
+
+def test_a_refused_entry_in_a_batch_leaves_no_gap(place: Place) -> None:
+    queue = Failing(place.queue)
+    refused = ParameterInvalid(parameter="body", reason="not that one")
+    queue.plan = [(None, True), (refused, False), (None, True), (refused, False)]
+    sender = place.sender(queue)
+    results = sender.send_batch(["1", "never", "3", "never"])
+    assert [isinstance(result, Sent) for result in results] == [True, False, True, False]
+    assert sender.next_number == 4
+    sender.send("4")
+    assert drain(place.receiver()) == ["1", "3", "4"]
+    assert place.queue.stats().visible == 0
+
+
+def test_after_an_undecided_entry_nothing_more_is_tried(place: Place) -> None:
+    queue = Failing(place.queue)
+
+    class Pairs(Failing):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(self.inner.capabilities, batch_messages_max=2)
+
+    queue = Pairs(place.queue)
+    queue.plan = [(None, True), (LOST, False), (None, True)]
+    sender = place.sender(queue)
+    results = sender.send_batch(bodies(6))
+    assert isinstance(results[0], Sent)
+    assert results[1] == LOST
+    assert all(isinstance(each, TransportError) and not each.may_have_happened for each in results[2:])
+    queue.plan = []
+    retried = [body for body, result in zip(bodies(6), results, strict=True) if isinstance(result, VeilError)]
+    assert all(isinstance(each, Sent) for each in sender.send_batch(retried))
+    assert drain(place.receiver()) == bodies(6)
+
+
+def test_what_cannot_keep_the_order_is_refused_before_it_has_a_number(place: Place) -> None:
+    sender = place.sender()
+    with pytest.raises(ParameterInvalid, match="ttl"):
+        sender.send(Message("1", ttl=60))
+    with pytest.raises(MessageTooLarge):
+        sender.send("x" * (place.queue.capabilities.body_bytes_max + 1))
+    with pytest.raises(ParameterInvalid, match="body"):
+        sender.send(Message(b"bytes"))  # type: ignore[arg-type]
+    with pytest.raises(ParameterInvalid, match="message"):
+        sender.send(7)  # type: ignore[arg-type]
+    results = sender.send_batch(["1", "\0", "2"])
+    assert [isinstance(result, Sent) for result in results] == [True, False, True]
+    assert sender.next_number == 3
+
+
+def test_threads_share_a_sender(place: Place) -> None:
+    sender = place.sender()
+
+    def work(name: str) -> None:
+        for number in range(25):
+            sender.send(f"{name} {number}")
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    came = drain(place.receiver())
+    assert len(came) == 100
+    for name in "abcd":
+        assert [body for body in came if body.startswith(name)] == [f"{name} {number}" for number in range(25)]
+
+
+# Handing out.
+
+
+def test_nothing_is_handed_out_before_the_one_before_is_acknowledged(place: Place) -> None:
+    place.sender().send_batch(bodies(3))
+    receiver = place.receiver()
+    (first,) = receiver.receive(10)
+    assert receiver.receive(10) == []
+    receiver.delete(first.handle)
+    (second,) = receiver.receive(10)
+    assert second.body == "2"
+
+
+def test_several_in_hand_come_in_order_and_may_be_acknowledged_in_any(place: Place) -> None:
+    place.sender().send_batch(bodies(6))
+    receiver = place.receiver(in_hand_max=3)
+    one, two, three = receiver.receive(10)
+    assert [message.body for message in (one, two, three)] == ["1", "2", "3"]
+    receiver.delete(two.handle)
+    assert receiver.next_number == 1
+    (four,) = receiver.receive(10)
+    receiver.close()
+    again = place.receiver(in_hand_max=10)
+    assert [message.body for message in again.receive(10)] == ["1", "3", "4", "5", "6"]
+    with pytest.raises(ReceiptInvalid):
+        again.delete("nonsense")
+    with pytest.raises((LeaseTaken, MessageGone)):
+        again.delete(four.handle + "9")
+
+
+def test_a_released_message_blocks_until_its_delay_is_over(place: Place) -> None:
+    place.sender().send_batch(bodies(2))
+    receiver = place.receiver()
+    (first,) = receiver.receive()
+    receiver.release(first.handle, 30)
+    assert receiver.receive() == []
+    with pytest.raises(LeaseTaken):
+        receiver.delete(first.handle)
+    place.embedded.pass_time(30)
+    (again,) = receiver.receive()
+    assert (again.body, again.receive_count) == ("1", 2)
+    receiver.delete(again.handle)
+    with pytest.raises(MessageGone):
+        receiver.delete(again.handle)
+    assert drain(receiver) == ["2"]
+
+
+def test_a_hand_out_with_a_lease_ends_unless_it_is_extended(place: Place) -> None:
+    place.sender().send_batch(bodies(2))
+    receiver = place.receiver()
+    (first,) = receiver.receive(lease=10)
+    place.embedded.pass_time(6)
+    assert receiver.extend(first.handle, 10) == first.handle
+    place.embedded.pass_time(6)
+    assert receiver.receive(lease=10) == []
+    place.embedded.pass_time(6)
+    (again,) = receiver.receive(lease=10)
+    assert again.body == "1"
+    with pytest.raises(LeaseTaken):
+        receiver.delete(first.handle)
+
+
+def test_an_acknowledgement_comes_before_the_delete(place: Place) -> None:
+    """A crash between the two: the message comes back, and its number tells that it was done."""
+
+    class Undeletable(Wrapping):
+        def delete(self, handle: str) -> None:
+            raise LOST
+
+    place.sender().send_batch(bodies(2))
+    receiver = place.receiver(Undeletable(place.queue))
+    (first,) = receiver.receive()
+    receiver.delete(first.handle)
+    receiver.close()
+    assert place.queue.stats().visible == 2
+    assert drain(place.receiver()) == ["2"]
+    assert place.queue.stats().visible == 0
+
+
+def test_a_crash_before_the_acknowledgement_loses_nothing(place: Place) -> None:
+    """The sample of the document deletes before it hands out."""
+    place.sender().send_batch(bodies(2))
+    receiver = place.receiver()
+    receiver.receive()
+    receiver.close()
+    assert drain(place.receiver()) == ["1", "2"]
+
+
+def test_duplicates_are_dropped_by_their_number(place: Place) -> None:
+    copies: list[Message] = []
+
+    class Copying(Wrapping):
+        def send(self, message: str | Message) -> Sent:
+            assert isinstance(message, Message)
+            copies.append(message)
+            self.inner.send(message)
+            return self.inner.send(message)
+
+    sender = place.sender(Copying(place.queue))
+    for body in bodies(5):
+        sender.send(body)
+    receiver = place.receiver()
+    assert drain(receiver) == bodies(5)
+    place.queue.send(copies[2])
+    assert drain(receiver) == []
+    stats = place.queue.stats()
+    assert (stats.visible, stats.in_flight) == (0, 0)
+
+
+def test_a_small_buffer_still_finds_the_next_one(place: Place) -> None:
+    sent: list[Message] = []
+
+    class Keeping(Wrapping):
+        def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+            sent.extend(message for message in messages if isinstance(message, Message))
+            return [Sent("x") for _ in messages]
+
+    place.sender(Keeping(place.queue)).send_batch(bodies(30))
+    place.queue.send_batch(sent[::-1])
+    receiver = place.receiver(buffer_max=4)
+    came: list[str] = []
+    for _ in range(60):
+        came += drain(receiver)
+        assert receiver.buffered <= 4
+        place.embedded.pass_time(1)
+    assert came == bodies(30)
+
+
+def test_a_lost_lease_in_the_buffer_comes_again(place: Place) -> None:
+    """Somebody else receives a buffered message (its lease could not be renewed in time) and gives it back."""
+    sender = place.sender()
+    sender.send_batch(bodies(3))
+    held = place.queue.receive(lease=1000)[0]
+    receiver = place.receiver(lease=10)
+    assert receiver.receive() == []
+    assert receiver.buffered == 2
+    place.queue.release(held.handle)
+    assert drain(receiver) == bodies(3)
+
+
+def test_receivers_in_threads_get_each_message_once(place: Place) -> None:
+    place.sender().send_batch(bodies(60))
+    receiver = place.receiver(in_hand_max=8)
+    came: list[str] = []
+
+    def work() -> None:
+        while messages := receiver.receive(3, wait=0.3):
+            for message in messages:
+                came.append(message.body)
+                receiver.delete(message.handle)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(came, key=int) == bodies(60)
+
+
+def test_a_waiting_receive_gets_what_comes_and_ends_with_close(place: Place) -> None:
+    sender, receiver = place.sender(), place.receiver()
+    came: list[list[Received]] = []
+    thread = threading.Thread(target=lambda: came.append(receiver.receive(wait=30)))
+    thread.start()
+    sender.send("1")
+    thread.join(10)
+    assert [message.body for message in came[0]] == ["1"]
+    other = threading.Thread(target=lambda: came.append(receiver.receive(wait=0.2)))
+    other.start()
+    other.join(10)
+    assert came[1] == []
+
+
+# Gaps.
+
+
+def with_a_gap(place: Place) -> None:
+    """Numbers 1, 2, 4, 5: the third one is gone."""
+    place.sender().send_batch(bodies(5))
+    taken = place.queue.receive(5)
+    place.queue.delete(taken[2].handle)
+    for message in taken[:2] + taken[3:]:
+        place.queue.release(message.handle)
+
+
+def test_a_gap_is_waited_for_and_told_once(place: Place) -> None:
+    told: list[GapFound] = []
+    with_a_gap(place)
+    receiver = place.receiver(gap_timeout=60, tell_gap=told.append)
+    assert drain(receiver) == ["1", "2"]
+    for _ in range(5):
+        place.embedded.pass_time(25)
+        assert drain(receiver) == []
+    assert [(gap.first, gap.last) for gap in told] == [(3, 3)]
+    assert told[0].waited >= 60
+
+
+def test_a_gap_raises_after_each_timeout(place: Place) -> None:
+    with_a_gap(place)
+    receiver = place.receiver(gap_timeout=60, on_gap="raise")
+    assert drain(receiver) == ["1", "2"]
+    for _ in range(2):
+        assert receiver.receive() == []
+        place.embedded.pass_time(61)
+        with pytest.raises(GapFound) as caught:
+            receiver.receive()
+        assert (caught.value.first, caught.value.last) == (3, 3)
+
+
+def test_a_gap_is_skipped_and_what_comes_late_goes_to_the_dead_letters(place: Place) -> None:
+    copies: list[Message] = []
+
+    class Copying(Wrapping):
+        def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+            copies.extend(message for message in messages if isinstance(message, Message))
+            return self.inner.send_batch(messages)
+
+    place.queue = Copying(place.queue)
+    with_a_gap(place)
+    place.embedded.account.create("dead")
+    dead = place.embedded.account.queue("dead")
+    receiver = place.receiver(gap_timeout=60, on_gap="skip", unreadable=DeadLetters(dead))
+    assert drain(receiver) == ["1", "2"]
+    place.embedded.pass_time(61)
+    assert drain(receiver) == ["4", "5"]
+    place.queue.send(copies[2])
+    assert drain(receiver) == []
+    receiver.close()
+    place.queue.send(copies[2])
+    assert drain(place.receiver(unreadable=DeadLetters(dead))) == []
+    assert [message.body for message in dead.receive(10)] == ["3", "3"]
+    place.queue.send(copies[3])
+    assert drain(place.open[-1]) == []
+    assert dead.receive(10) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "parameter"),
+    [
+        ({"gap_timeout": 5 * 86_400}, "gap_timeout"),
+        ({"gap_timeout": 30, "on_gap": "skip", "lease": 30}, "gap_timeout"),
+        ({"gap_timeout": None, "on_gap": "raise"}, "gap_timeout"),
+        ({"gap_timeout": -1}, "gap_timeout"),
+        ({"on_gap": "guess"}, "on_gap"),
+        ({"in_hand_max": 0}, "in_hand_max"),
+        ({"in_hand_max": 9, "buffer_max": 8}, "in_hand_max"),
+        ({"marking": "#x#"}, "marking"),
+        ({"lease": 0}, "lease"),
+    ],
+)
+def test_what_cannot_work_is_refused(place: Place, options: dict[str, object], parameter: str) -> None:
+    with pytest.raises(ParameterInvalid) as caught:
+        place.receiver(**options)
+    assert parameter in (caught.value.parameter, "lease")
+    place.receiver()
+
+
+# Messages without a number, epochs, other queues.
+
+
+def test_unmarked_messages_go_to_the_dead_letters_and_block_nobody(place: Place) -> None:
+    place.embedded.account.create("dead")
+    dead = place.embedded.account.queue("dead")
+    place.queue.send("nobody's")
+    place.sender().send_batch(bodies(2))
+    place.queue.send(Message("forged", attributes={"veilmq.order": "1.0"}))
+    receiver = place.receiver(unreadable=DeadLetters(dead))
+    assert drain(receiver) == ["1", "2"]
+    assert {message.body for message in dead.receive(10)} == {"nobody's", "forged"}
+    assert place.queue.stats().visible == place.queue.stats().in_flight == 0
+
+
+def test_unmarked_messages_go_to_a_handler(place: Place) -> None:
+    seen: list[str] = []
+
+    def handler(queue: Queue, message: Received, error: VeilError) -> None:
+        seen.append(message.body)
+        queue.delete(message.handle)
+
+    place.queue.send("nobody's")
+    place.sender().send("1")
+    assert drain(place.receiver(unreadable=handler)) == ["1"]
+    assert seen == ["nobody's"]
+
+
+def test_the_documents_form_is_read_and_written(place: Place) -> None:
+    place.sender(marking="#num#").send("hello #2#")
+    assert [message.body for message in place.queue.peek()] == ["#1#hello #2#"]
+    place.queue.send("#3#three")
+    place.queue.send("#2##5#two")
+    assert drain(place.receiver(marking="#num#")) == ["hello #2#", "#5#two", "three"]
+
+
+def test_a_new_epoch_follows_the_old_one(place: Place) -> None:
+    sender = place.sender()
+    sender.send_batch(bodies(2))
+    old = sender.epoch
+    sender.reset()
+    assert sender.epoch > old
+    sender.send("new")
+    receiver = place.receiver(gap_timeout=60, on_gap="skip")
+    assert drain(receiver) == ["1", "2"]
+    place.embedded.pass_time(61)
+    assert drain(receiver) == ["new"]
+
+
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_a_queue_created_anew_is_told(place: Place, side: str) -> None:
+    opened: Callable[..., OrderedSender | OrderedReceiver] = getattr(place, side)
+    opened().close()
+    place.embedded.account.delete("orders")
+    place.embedded.account.create("orders")
+    place.queue = place.embedded.account.queue("orders")
+    with pytest.raises(QueueRecreated):
+        opened()
+    opened(reset=True).close()
+    opened()
+
+
+def test_a_queue_created_anew_is_told_while_it_is_in_use(place: Place) -> None:
+    sender = place.sender()
+    sender.send("1")
+    place.embedded.account.delete("orders")
+    place.embedded.account.create("orders")
+    place.embedded.pass_time(61)
+    with pytest.raises(QueueRecreated):
+        sender.send("2")
+    sender.reset()
+    sender.send("1")
+
+
+def test_a_storage_of_another_queue_or_side_is_told(place: Place) -> None:
+    place.sender().close()
+    place.embedded.account.create("other")
+    other = place.embedded.account.queue("other")
+    with pytest.raises(StateInvalid, match="orders"):
+        OrderedSender(other, LocalFile(place.directory / "send"))
+    with pytest.raises(StateInvalid):
+        OrderedReceiver(place.queue, LocalFile(place.directory / "send"))
+
+
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_a_second_one_is_refused(place: Place, side: str) -> None:
+    opened: Callable[..., OrderedSender | OrderedReceiver] = getattr(place, side)
+    first = opened()
+    with pytest.raises(StorageHeld, match="pid"):
+        opened()
+    first.close()
+    opened()
+
+
+# Handlers.
+
+
+def test_a_failing_handler_blocks(place: Place) -> None:
+    place.sender().send_batch(bodies(3))
+    tries: list[str] = []
+
+    def handler(message: Ordered) -> None:
+        tries.append(message.body)
+        if len(tries) in (2, 3):
+            raise RuntimeError("not today")
+
+    assert run(place.receiver(), handler, retry_delay=0, idle=0.01) == 3
+    assert tries == ["1", "2", "2", "2", "3"]
+
+
+def test_a_failing_handler_dead_letters_and_goes_on(place: Place) -> None:
+    place.embedded.account.create("dead")
+    dead = place.embedded.account.queue("dead")
+    place.sender().send_batch(bodies(3))
+
+    def handler(message: Ordered) -> None:
+        if message.body == "2":
+            raise RuntimeError("never")
+
+    assert run(place.receiver(), handler, on_failure="dead-letter", dead_letters=dead, idle=0.01) == 3
+    assert [message.body for message in dead.receive(10)] == ["2"]
+
+
+def test_a_failing_handler_raises(place: Place) -> None:
+    place.sender().send_batch(bodies(3))
+    receiver = place.receiver()
+
+    def handler(message: Ordered) -> None:
+        raise RuntimeError("never")
+
+    with pytest.raises(RuntimeError):
+        run(receiver, handler, on_failure="raise", idle=0.01)
+    assert drain(receiver) == bodies(3)
+    with pytest.raises(ParameterInvalid, match="dead_letters"):
+        run(receiver, handler, on_failure="dead-letter")
+    with pytest.raises(ParameterInvalid, match="on_failure"):
+        run(receiver, handler, on_failure="shrug")
+
+
+# As a queue.
+
+
+def test_it_is_a_queue(place: Place) -> None:
+    queue = OrderedQueue(
+        Disordered(place.queue, window=2, seed=1, clock=place.clock),
+        send_storage=Memory(), receive_storage=Memory(), clock=place.clock,
+    )  # fmt: skip
+    queue.send("1")
+    assert all(isinstance(each, Sent) and each.handle is None for each in queue.send_batch(["2", Message("3")]))
+    assert [(message.body, dict(message.attributes)) for message in queue.peek()] == [("1", {})]
+    (first,) = queue.receive()
+    assert queue.extend(first.handle, 5) == first.handle
+    assert queue.delete_batch([first.handle, first.handle]) == [None, None]
+    (second,) = queue.receive()
+    queue.release(second.handle)
+    assert drain(queue) == ["2", "3"]
+    queue.close()
+
+
+def test_a_side_without_a_storage_is_missing(place: Place) -> None:
+    queue = OrderedQueue(place.queue)
+    with pytest.raises(CapabilityMissing):
+        queue.send("1")
+    with pytest.raises(CapabilityMissing):
+        queue.receive()
+    queue.close()
+
+
+def test_a_message_that_expires_is_refused_where_the_queue_is_asked(place: Place) -> None:
+    assert not OrderedQueue(place.queue).capabilities.ttl
+    place.embedded.account.create("short", Template(retention=120))
+    short = place.embedded.account.queue("short")
+    with pytest.raises(ParameterInvalid, match="retention"):
+        OrderedReceiver(short, Memory())

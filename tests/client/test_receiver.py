@@ -1,0 +1,376 @@
+"""The receiver over real queues: threads and coroutines that wait, polls that are counted."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.errors import TransportError
+from veilmq.client.messages import Received
+from veilmq.client.queue import Queue
+from veilmq.client.receiver import AsyncReceiver, Receiver
+from veilmq.client.wrapping import Wrapping
+from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
+
+UNREACHABLE = TransportError(reason="connection refused", may_have_happened=False)
+
+
+class Counting(Wrapping):
+    """Counts receives; `answer`, if there is one, is what they meet instead of the queue."""
+
+    def __init__(self, inner: Queue) -> None:
+        super().__init__(inner)
+        self.lock = threading.Lock()
+        self.receives = 0
+        self.parked = 0
+        self.parked_max = 0
+        self.waits: Counter[bool] = Counter()
+        self.answer: Sequence[Received] | VeilError | None = None
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        with self.lock:
+            self.receives += 1
+            self.waits[wait > 0] += 1
+            self.parked += wait > 0
+            self.parked_max = max(self.parked_max, self.parked)
+        try:
+            if isinstance(self.answer, VeilError):
+                raise self.answer
+            return self.inner.receive(count_max, lease=lease, wait=wait) if self.answer is None else list(self.answer)
+        finally:
+            with self.lock:
+                self.parked -= wait > 0
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Iterator[EmbeddedAccount]:
+    with EmbeddedAccount(tmp_path / "data") as account:
+        account.create("jobs")
+        yield account
+
+
+@pytest.fixture
+def queue(account: EmbeddedAccount) -> Counting:
+    return Counting(account.queue("jobs"))
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """For what another thread does in its own time."""
+    for _ in range(3_000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """As `eventually`, and the loop goes on."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - what it waits for happens in threads
+            await asyncio.sleep(0.01)
+
+
+class Crowd:
+    """Threads that receive in a loop until they get None."""
+
+    def __init__(self, receiver: Receiver, count: int, timeout: float | None = None) -> None:
+        self.got: list[str] = []
+        self.errors: list[VeilError] = []
+        self.threads = [threading.Thread(target=self.work, args=(receiver, timeout)) for _ in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def work(self, receiver: Receiver, timeout: float | None) -> None:
+        try:
+            while (message := receiver.receive(timeout)) is not None:
+                self.got.append(message.body)
+        except VeilError as error:
+            self.errors.append(error)
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("polls", [1, 3])
+def test_two_hundred_threads_hold_exactly_so_many_polls(queue: Counting, polls: int) -> None:
+    with Receiver(queue, polls=polls) as receiver:
+        crowd = Crowd(receiver, 200)
+        eventually(lambda: receiver.waiting == 200 and queue.parked == polls)
+        assert (queue.parked_max, queue.receives) == (polls, polls)
+    queue.close()
+    crowd.join()
+    assert crowd.got == []
+
+
+def test_a_thousand_messages_are_handed_out_once_each(queue: Counting) -> None:
+    with Receiver(queue) as receiver:
+        crowd = Crowd(receiver, 200)
+        eventually(lambda: receiver.waiting == 200)
+        queue.send_batch([str(number) for number in range(1_000)])
+        eventually(lambda: len(crowd.got) >= 1_000)
+        eventually(lambda: receiver.waiting == 200 and queue.parked == 1)
+        assert sorted(crowd.got, key=int) == [str(number) for number in range(1_000)]
+        assert queue.parked_max == 1
+        assert queue.receives < 500, "in batches"
+        assert queue.stats().visible == 0
+    queue.close()
+    crowd.join()
+
+
+def test_requests_for_what_is_there_run_side_by_side(queue: Counting) -> None:
+    here, all_here = threading.Semaphore(3), threading.Event()
+
+    class Distant(Wrapping):
+        @property
+        def capabilities(self) -> Capabilities:
+            return msgspec.structs.replace(self.inner.capabilities, receive_messages_max=10)
+
+        def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+            if not wait and not here.acquire(blocking=False):
+                all_here.set()
+            assert wait or all_here.wait(30), "they come one after another"
+            return self.inner.receive(count_max, lease=lease, wait=wait)
+
+    with Receiver(Distant(queue), fetches=3) as receiver, ThreadPoolExecutor(60) as pool:
+        # Each asks once: nobody who comes back starts a request.
+        asked = [pool.submit(receiver.receive, 60) for _ in range(60)]
+        eventually(lambda: receiver.waiting == 60 and queue.parked == 1)
+        queue.send_batch([str(number) for number in range(60)])
+        assert None not in [future.result() for future in asked]
+
+
+@pytest.mark.parametrize("answer", [[], UNREACHABLE])
+def test_a_queue_that_answers_so_at_once_is_asked_a_few_times(
+    queue: Counting, answer: Sequence[Received] | VeilError
+) -> None:
+    queue.answer = answer
+    with Receiver(queue, polls=4) as receiver:
+        crowd = Crowd(receiver, 200, timeout=1)
+        crowd.join()
+        # 0.1 + 0.2 + 0.4 + 0.8 s and so on, a quarter shorter at most.
+        assert 3 <= queue.receives <= 10
+        assert crowd.got == []
+        assert set(crowd.errors) <= {UNREACHABLE}
+        assert bool(crowd.errors) == isinstance(answer, VeilError)
+        queue.answer = None
+        queue.send("better now")
+        message = receiver.receive(20)
+        assert message is not None
+        assert message.body == "better now"
+
+
+def test_a_queue_that_is_deleted_is_raised(account: EmbeddedAccount, queue: Counting) -> None:
+    account.delete("jobs")
+    with Receiver(queue) as receiver:
+        crowd = Crowd(receiver, 20)
+        crowd.join()
+        assert crowd.errors == [QueueMissing(queue="jobs")] * 20
+        assert queue.receives <= 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_adapter_that_breaks_stops_nobody(queue: Counting) -> None:
+    faults = iter([True, True])
+
+    class Broken(Wrapping):
+        def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+            if next(faults, False):
+                raise KeyError("a fault of the adapter")
+            return self.inner.receive(count_max, lease=lease, wait=wait)
+
+    with Receiver(Broken(queue)) as receiver:
+        queue.send("there")
+        message = receiver.receive(20)
+        assert message is not None
+        assert message.body == "there"
+
+
+def test_no_wait_never_waits(queue: Counting) -> None:
+    with Receiver(queue) as receiver:
+        assert receiver.receive(0) is None
+        assert queue.waits == {False: 1}
+        queue.send("there")
+        message = receiver.receive(0)
+        assert message is not None
+        assert message.body == "there"
+
+
+def test_none_when_nothing_came(queue: Counting) -> None:
+    with Receiver(queue) as receiver:
+        assert receiver.receive(0.05) is None
+        assert receiver.receive_batch(5, 0.05) == []
+        assert receiver.waiting == 0
+
+
+def test_a_batch_takes_what_is_there(queue: Counting) -> None:
+    with Receiver(queue) as receiver:
+        queue.send_batch(["1", "2", "3"])
+        batch = receiver.receive_batch(10, 5)
+        assert [message.body for message in batch] == ["1", "2", "3"]
+        with pytest.raises(ParameterInvalid, match="count_max"):
+            receiver.receive_batch(0)
+
+
+def test_a_lease_of_its_own(queue: Counting) -> None:
+    with Receiver(queue, lease=0.2) as receiver:
+        queue.send("there")
+        assert receiver.receive(5) is not None
+        assert receiver.receive(5) is not None, "after that it is back"
+
+
+def test_close_wakes_everyone_and_releases_what_the_poll_still_brings(queue: Counting) -> None:
+    receiver = Receiver(queue)
+    crowd = Crowd(receiver, 50)
+    eventually(lambda: queue.parked == 1)
+    receiver.close()
+    crowd.join()
+    assert queue.parked == 1, "it is the queue's to end"
+    queue.send("late")
+    receiver.close(deadline=30)
+    assert crowd.got == []
+    (message,) = queue.receive(1, wait=5)
+    assert (message.body, message.receive_count) == ("late", 2)
+    assert receiver.receive(5) is None
+
+
+def test_close_of_the_queue_ends_the_poll(queue: Counting) -> None:
+    receiver = Receiver(queue)
+    crowd = Crowd(receiver, 5)
+    eventually(lambda: queue.parked == 1)
+    receiver.close()
+    queue.close()
+    crowd.join()
+    eventually(lambda: queue.parked == 0)
+
+
+def test_what_came_for_a_caller_who_left_is_visible_again(queue: Counting) -> None:
+    with Receiver(queue, grace=0.05, wait=5) as receiver:
+        # The poll is asked for while somebody waits, and outlives him.
+        waiting = threading.Thread(target=receiver.receive, args=(0.3,))
+        waiting.start()
+        eventually(lambda: queue.parked == 1)
+        polling = receiver._polling
+        with polling._changed:
+            (wish,) = polling._exchange._waiting
+            polling._exchange.withdraw(wish)
+        queue.send("for nobody")
+        waiting.join()
+        eventually(lambda: queue.inner.stats().visible == 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"polls": 0}, "polls"),
+        ({"fetches": 0}, "fetches"),
+        ({"wait": 0}, "wait"),
+        ({"wait": 1e9}, "wait"),
+        ({"lease": 1e9}, "lease"),
+        ({"grace": 0}, "grace"),
+        ({"backoff_max": -1}, "backoff_max"),
+    ],
+)
+def test_parameters_that_cannot_work_are_refused(queue: Counting, values: dict[str, float], named: str) -> None:
+    with pytest.raises(ParameterInvalid) as refused:
+        Receiver(queue, **values)
+    assert refused.value.parameter == named
+    with pytest.raises(ParameterInvalid, match="timeout"):
+        Receiver(queue).receive(-1)
+
+
+class TestCoroutines:
+    """The same promise in an event loop."""
+
+    def test_two_hundred_hold_one_poll_and_share_a_thousand_messages(self, queue: Counting) -> None:
+        got: list[str] = []
+
+        async def work(receiver: AsyncReceiver) -> None:
+            while (message := await receiver.receive()) is not None:
+                got.append(message.body)
+
+        async def main() -> None:
+            async with AsyncReceiver(queue) as receiver:
+                tasks = [asyncio.create_task(work(receiver)) for _ in range(200)]
+                await until(lambda: receiver.waiting == 200 and queue.parked == 1)
+                assert queue.receives == 1
+                queue.send_batch([str(number) for number in range(1_000)])
+                await until(lambda: len(got) >= 1_000 and receiver.waiting == 200)
+            await asyncio.gather(*tasks)
+
+        asyncio.run(main())
+        assert sorted(got, key=int) == [str(number) for number in range(1_000)]
+        assert queue.parked_max == 1
+
+    def test_timeouts_and_looks(self, queue: Counting) -> None:
+        async def main() -> None:
+            async with AsyncReceiver(queue) as receiver:
+                assert await receiver.receive(0.05) is None
+                assert await receiver.receive(0) is None
+                queue.send_batch(["1", "2"])
+                assert [message.body for message in await receiver.receive_batch(5, 5)] == ["1", "2"]
+
+        asyncio.run(main())
+        assert queue.waits[False] == 1
+
+    def test_a_cancelled_one_takes_nothing_along(self, queue: Counting) -> None:
+        async def main() -> None:
+            async with AsyncReceiver(queue) as receiver:
+                cancelled = asyncio.create_task(receiver.receive())
+                await until(lambda: queue.parked == 1)
+                cancelled.cancel()
+                await asyncio.wait([cancelled])
+                assert cancelled.cancelled()
+                queue.send("for the next")
+                message = await receiver.receive(20)
+                assert message is not None
+                assert message.receive_count == 1
+
+        asyncio.run(main())
+
+    def test_what_came_for_a_cancelled_one_is_for_the_next(self, queue: Counting) -> None:
+        async def main() -> None:
+            async with AsyncReceiver(queue) as receiver:
+                cancelled = asyncio.create_task(receiver.receive())
+                await until(lambda: queue.parked == 1)
+                queue.send("there")
+                # It is his before the loop can say so; then he is cancelled.
+                eventually(lambda: queue.inner.stats().in_flight == 1 and receiver.waiting == 0)
+                cancelled.cancel()
+                await asyncio.wait([cancelled])
+                assert cancelled.cancelled()
+                message = await receiver.receive(0.5)
+                assert message is not None
+                assert message.receive_count == 1
+
+        asyncio.run(main())
+
+    def test_a_blocked_loop_stops_no_poll(self, queue: Counting) -> None:
+        async def main() -> None:
+            async with AsyncReceiver(queue) as receiver:
+                waiting = asyncio.create_task(receiver.receive())
+                await until(lambda: queue.parked == 1)
+                queue.send("there")
+                # The loop stands still; the message is fetched all the same.
+                eventually(lambda: queue.inner.stats().in_flight == 1)
+                message = await waiting
+                assert message is not None
+
+        asyncio.run(main())
+
+
+def test_many_no_wait_callers_share_requests(queue: Counting) -> None:
+    queue.send_batch([str(number) for number in range(40)])
+    with Receiver(queue) as receiver, ThreadPoolExecutor(40) as pool:
+        found = list(pool.map(lambda _: receiver.receive(0), range(80)))
+    bodies = [message.body for message in found if message is not None]
+    assert sorted(bodies, key=int) == [str(number) for number in range(40)]

@@ -1,0 +1,333 @@
+"""Who waits, what is asked of the queue, who gets what: with the clock as an argument, no thread and no queue."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from veilmq.client.errors import ServiceError, TransportError, Undecryptable
+from veilmq.client.messages import Received
+from veilmq.client.receiver.exchange import Call, Exchange, Limits, Wish
+from veilmq.model.errors import Overloaded, QueueMissing, VeilError
+
+LIMITS = Limits(polls=2, fetches=4, count_max=10, wait=20, grace=1, backoff_max=5)
+UNREACHABLE = TransportError(reason="connection refused", may_have_happened=False)
+
+
+def exchange(**limits: float) -> Exchange:
+    return Exchange(msgspec.structs.replace(LIMITS, **limits), jitter=0.0)
+
+
+def wishes(at: Exchange, count: int, now: float = 0, until: float | None = math.inf) -> list[Wish]:
+    made = [Wish(1, now, until) for _ in range(count)]
+    for wish in made:
+        at.ask(wish, now)
+    return made
+
+
+def taken(at: Exchange, now: float) -> list[Call]:
+    """All requests to make now."""
+    return list(iter(lambda: at.take(now), None))
+
+
+def messages(count: int, first: int = 0, lease_end: float = math.inf) -> list[Received]:
+    return [Received(f"id {n}", "", handle=f"handle {n}", lease_end=lease_end) for n in range(first, first + count)]
+
+
+@pytest.mark.parametrize("polls", [1, 2, 7])
+def test_two_hundred_callers_hold_exactly_so_many_polls(polls: int) -> None:
+    at = exchange(polls=polls)
+    wishes(at, 200)
+    calls = taken(at, 0)
+    assert [call.wait for call in calls] == [20] * polls
+    wishes(at, 200)
+    assert taken(at, 1) == []
+
+
+def test_nobody_waits_and_nothing_is_asked() -> None:
+    assert taken(exchange(), 0) == []
+
+
+def test_a_poll_asks_for_no_more_than_is_wanted() -> None:
+    at = exchange()
+    wishes(at, 3)
+    assert [call.count for call in taken(at, 0)] == [3]
+
+
+def test_a_poll_waits_no_longer_than_its_callers() -> None:
+    at = exchange()
+    wishes(at, 2, until=3)
+    assert [call.wait for call in taken(at, 1)] == [2]
+
+
+def test_a_message_wakes_the_one_who_waits_longest_and_nobody_else() -> None:
+    at = exchange(polls=1)
+    waiting = wishes(at, 200)
+    (call,) = taken(at, 0)
+    (message,) = messages(1)
+    assert at.ended(call, [message], 5) == []
+    assert [wish.outcome for wish in waiting] == [[message]] + [None] * 199
+
+
+def test_a_full_answer_starts_requests_side_by_side() -> None:
+    at = exchange(polls=1)
+    wishes(at, 200)
+    (call,) = taken(at, 0)
+    at.ended(call, messages(10), 1)
+    calls = taken(at, 1)
+    assert [(call.wait, call.count) for call in calls] == [(0, 10)] * 5
+    for number, call in enumerate(calls[:4]):
+        at.ended(call, messages(10, 10 + 10 * number), 2)
+    at.ended(calls[4], messages(3, 50), 2)
+    assert [call.wait for call in taken(at, 2)] == [20], "a short answer: the queue is empty, and one waits again"
+
+
+def test_a_fetch_that_comes_back_empty_is_no_fault() -> None:
+    at = exchange(polls=1)
+    wishes(at, 3)
+    (call,) = taken(at, 0)
+    at.ended(call, messages(3), 1)
+    wishes(at, 3)
+    (call,) = taken(at, 1)
+    assert call.wait == 0
+    at.ended(call, [], 1)
+    assert [call.wait for call in taken(at, 1)] == [20]
+
+
+def requests_of_a_minute(at: Exchange, answer: Sequence[Received] | VeilError, took: float = 0) -> int:
+    """How many requests leave while the queue answers every one like that."""
+    now, count = 0.0, 0
+    while now < 60:
+        for call in taken(at, now):
+            count += 1
+            assert count < 1_000, "a request storm"
+            at.ended(call, answer, now + took)
+        if not at.waiting:
+            wishes(at, 200, now)
+        now = max(now + took, at.next_time())
+    return count
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [],
+        UNREACHABLE,
+        Overloaded(limit=1),
+        QueueMissing(queue="q"),
+        ServiceError(code="InternalError", status=500, request_id="", message=""),
+        ServiceError(code="AccessDenied", status=403, request_id="", message=""),
+    ],
+)
+@pytest.mark.parametrize("polls", [1, 8])
+def test_a_queue_that_answers_so_at_once_is_asked_ever_more_rarely(
+    polls: int, answer: Sequence[Received] | VeilError
+) -> None:
+    at = exchange(polls=polls)
+    wishes(at, 200)
+    assert 12 <= requests_of_a_minute(at, answer) <= 25 + polls
+
+
+def test_an_empty_answer_after_its_whole_wait_is_no_fault() -> None:
+    at = exchange(polls=1)
+    wishes(at, 200)
+    for now in itertools.accumulate([0] + [20] * 5):
+        (call,) = taken(at, now)
+        assert at.ended(call, [], now + 20) == []
+
+
+def test_after_a_fault_one_asks_first_and_then_all() -> None:
+    at = exchange(polls=2)
+    wishes(at, 200)
+    for call in taken(at, 0):
+        at.ended(call, UNREACHABLE, 0)
+    assert taken(at, 0) == []
+    again = at.next_time()
+    (call,) = taken(at, again)
+    at.ended(call, messages(1), again)
+    assert len(taken(at, again)) == 2
+
+
+@pytest.mark.parametrize("error", [UNREACHABLE, Overloaded(limit=1)])
+def test_a_fault_that_may_pass_wakes_nobody(error: VeilError) -> None:
+    at = exchange()
+    waiting = wishes(at, 200)
+    (first, *_) = taken(at, 0)
+    at.ended(first, error, 1)
+    assert not any(wish.outcome for wish in waiting)
+    assert at.waiting == 200
+
+
+def test_a_caller_who_met_nothing_but_faults_is_told_so() -> None:
+    at = exchange(polls=1)
+    (early,) = wishes(at, 1)
+    (call,) = taken(at, 0)
+    at.ended(call, UNREACHABLE, 1)
+    assert at.withdraw(early) == UNREACHABLE
+    (other,) = wishes(at, 1, now=2)
+    (call,) = taken(at, 2)
+    at.ended(call, [], 22)
+    assert at.withdraw(other) == []
+
+
+def test_a_queue_that_is_gone_is_told_to_everyone() -> None:
+    at = exchange(polls=1)
+    waiting = wishes(at, 3)
+    (call,) = taken(at, 0)
+    at.ended(call, QueueMissing(queue="q"), 1)
+    assert [wish.outcome for wish in waiting] == [QueueMissing(queue="q")] * 3
+
+
+def test_an_error_about_one_message_is_told_to_one() -> None:
+    at = exchange(polls=1)
+    waiting = wishes(at, 3)
+    (call,) = taken(at, 0)
+    error = Undecryptable(**dict.fromkeys(Undecryptable.fields, ""))
+    at.ended(call, error, 1)
+    assert [wish.outcome for wish in waiting] == [error, None, None]
+
+
+def test_what_comes_too_late_is_for_the_next_caller_or_released() -> None:
+    at = exchange(polls=1)
+    (wish,) = wishes(at, 1, until=5)
+    (call,) = taken(at, 0)
+    assert at.withdraw(wish) == []
+    first, second = messages(2)
+    assert at.ended(call, [first, second], 6) == []
+    (next_one,) = wishes(at, 1, now=6.5)
+    assert next_one.outcome == [first]
+    assert at.next_time() == 7
+    (call,) = taken(at, 7)
+    assert call.release == [second]
+    at.ended(call, [], 7)
+    assert at.next_time() == math.inf
+
+
+def test_a_message_whose_lease_is_over_is_not_handed_out() -> None:
+    at = exchange(polls=1)
+    (wish,) = wishes(at, 1)
+    (call,) = taken(at, 0)
+    at.withdraw(wish)
+    at.ended(call, messages(1, lease_end=6.2), 6)
+    (late,) = wishes(at, 1, now=6.5)
+    assert late.outcome is None
+
+
+def test_a_look_is_one_request_without_a_wait() -> None:
+    at = exchange()
+    looking = wishes(at, 3, until=None)
+    (call,) = taken(at, 0)
+    assert (call.wait, call.count) == (0, 3)
+    (message,) = messages(1)
+    at.ended(call, [message], 1)
+    assert [wish.outcome for wish in looking] == [[message], [], []]
+
+
+def test_a_look_beside_a_parked_poll_is_made_at_once() -> None:
+    at = exchange(polls=1)
+    wishes(at, 200)
+    taken(at, 0)
+    wishes(at, 1, until=None)
+    assert [call.wait for call in taken(at, 0)] == [0]
+
+
+def test_a_look_meets_the_error_and_never_waits_for_a_pause() -> None:
+    at = exchange(polls=1)
+    (look,) = wishes(at, 1, until=None)
+    (call,) = taken(at, 0)
+    at.ended(call, UNREACHABLE, 0)
+    assert look.outcome == UNREACHABLE
+    (again,) = wishes(at, 1, until=None)
+    assert again.outcome == []
+
+
+def test_close_wakes_everyone_and_releases_what_still_comes() -> None:
+    at = exchange(polls=1)
+    waiting = wishes(at, 200)
+    (call,) = taken(at, 0)
+    assert at.close() == []
+    assert [wish.outcome for wish in waiting] == [[]] * 200
+    late = messages(2)
+    assert at.ended(call, late, 1) == late
+    assert wishes(at, 1)[0].outcome == []
+    assert taken(at, 30) == []
+
+
+class Receiving(RuleBasedStateMachine):
+    """Any order of callers, answers and time: every message goes to one caller or back, and the limits hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = exchange()
+        self.now = 0.0
+        self.number = 0
+        self.calls: list[Call] = []
+        self.wishes: list[Wish] = []
+        self.brought: list[str] = []
+        self.got: list[str] = []
+        self.released: list[str] = []
+
+    @rule(count=st.integers(1, 3), wait=st.sampled_from([None, 0.5, 3, 1_000.0]))
+    def ask(self, count: int, wait: float | None) -> None:
+        wish = Wish(count, self.now, None if wait is None else self.now + wait)
+        self.at.ask(wish, self.now)
+        self.wishes.append(wish)
+
+    @rule(seconds=st.floats(0, 2))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def take(self) -> None:
+        self.calls += taken(self.at, self.now)
+        polls = [call for call in self.calls if call.wait > 0]
+        requests = [call for call in self.calls if not call.release]
+        assert len(polls) <= LIMITS.polls
+        assert len(requests) <= LIMITS.polls + LIMITS.fetches
+        assert all(1 <= call.count <= LIMITS.count_max for call in requests)
+
+    @precondition(lambda self: self.calls)
+    @rule(index=st.integers(0, 9), share=st.floats(0, 1), fails=st.booleans())
+    def answer(self, index: int, share: float, fails: bool) -> None:
+        call = self.calls.pop(index % len(self.calls))
+        if call.release:
+            self.released += [message.id for message in call.release]
+            self.at.ended(call, [], self.now)
+            return
+        brought = [] if fails else messages(round(call.count * share), self.number)
+        self.number += len(brought)
+        self.brought += [message.id for message in brought]
+        late = self.at.ended(call, UNREACHABLE if fails else brought, self.now)
+        self.released += [message.id for message in late]
+
+    @rule(index=st.integers(0, 30))
+    def give_up(self, index: int) -> None:
+        if self.wishes:
+            wish = self.wishes[index % len(self.wishes)]
+            if wish.outcome is None:
+                wish.outcome = self.at.withdraw(wish)
+
+    @invariant()
+    def collect(self) -> None:
+        for wish in [wish for wish in self.wishes if wish.outcome is not None]:
+            self.wishes.remove(wish)
+            if not isinstance(wish.outcome, VeilError):
+                assert len(wish.outcome) <= wish.count
+                self.got += [message.id for message in wish.outcome]
+
+    def teardown(self) -> None:
+        self.released += [message.id for message in self.at.close()]
+        while self.calls:
+            self.answer(0, 1.0, False)
+        self.collect()
+        assert sorted(self.got + self.released) == sorted(self.brought)
+        assert not [wish for wish in self.wishes if wish.outcome is None]
+
+
+Receiving.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestReceiving = Receiving.TestCase

@@ -1,0 +1,38 @@
+"""A routed queue passes the client contract: as one queue with a second one beside it."""
+
+import pytest
+
+from veilmq.client.messages import Message
+from veilmq.client.queue import Queue
+from veilmq.client.routed import RoutedQueue
+from veilmq.testing import client_contract
+from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
+from veilmq.testing.client_contract.embedded import EmbeddedClient
+from veilmq.testing.client_contract.wrapped import WrappedClient
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def client_account(embedded: EmbeddedClient) -> WrappedClient:
+    def routed(queue: Queue) -> Queue:
+        """Bodies that begin with a digit go to another queue."""
+
+        def by(message: Message) -> str | None:
+            return "digit" if str(message.body)[:1].isdigit() else None
+
+        name = f"{queue.name}-digits"
+        embedded.account.create(name)
+        return RoutedQueue({"digit": embedded.account.queue(name)}, queue, by=by, clock=embedded.clock)
+
+    return WrappedClient(embedded, routed)
+
+
+for cases in client_contract.SUITE:
+    globals()[cases.__name__] = cases
+
+
+class TestOptions(client_contract.TestOptions):
+    """But for priorities, which are each queue's own."""
+
+    test_the_most_urgent_comes_first = None

@@ -1,0 +1,239 @@
+"""Service properties, the CORS rules among them and what they do, and statistics."""
+
+from typing import Any
+
+import pytest
+
+TARGET = "/?restype=service&comp=properties"
+DOCUMENT = "<StorageServiceProperties>{}</StorageServiceProperties>"
+KEEP = "<RetentionPolicy><Enabled>true</Enabled><Days>{}</Days></RetentionPolicy>"
+DROP = "<RetentionPolicy><Enabled>false</Enabled></RetentionPolicy>"
+LOGGING = f"<Logging><Version>1.0</Version><Delete>true</Delete><Read>false</Read><Write>TRUE</Write>{KEEP}</Logging>"
+METRICS = "<{0}><Version>1.0</Version><Enabled>true</Enabled><IncludeAPIs>false</IncludeAPIs>" + DROP + "</{0}>"
+RULE = (
+    "<CorsRule><AllowedOrigins>{origins}</AllowedOrigins><AllowedMethods>{methods}</AllowedMethods>"
+    "<AllowedHeaders>{allowed}</AllowedHeaders><ExposedHeaders>{exposed}</ExposedHeaders>"
+    "<MaxAgeInSeconds>{age}</MaxAgeInSeconds></CorsRule>"
+)
+DEFAULTS = {
+    "origins": "https://app.example",
+    "methods": "GET,PUT",
+    "allowed": "x-ms-*,content-type",
+    "exposed": "*",
+    "age": 60,
+}
+
+
+def rules(*changes: dict[str, Any]) -> str:
+    return DOCUMENT.format(f"<Cors>{''.join(RULE.format(**(DEFAULTS | change)) for change in changes)}</Cors>")
+
+
+def test_a_new_account_has_the_defaults(wire: Any) -> None:
+    shown = wire.ask("GET", TARGET)
+    assert shown.status == 200
+    assert [node.tag for node in shown.xml] == ["Logging", "HourMetrics", "MinuteMetrics", "Cors"]
+    assert shown.text("Logging/Version") == "1.0"
+    assert shown.text("HourMetrics/Enabled") == "false"
+    assert list(shown.xml.find("Cors")) == []
+
+
+def test_parts_are_set_one_by_one(wire: Any) -> None:
+    assert wire.ask("PUT", TARGET, DOCUMENT.format(LOGGING.format(365))).status == 202
+    assert wire.ask("PUT", TARGET, DOCUMENT.format(METRICS.format("HourMetrics"))).status == 202
+    assert wire.ask("PUT", TARGET, rules({}, {"origins": "*"})).status == 202
+    shown = wire.ask("GET", TARGET)
+    assert [shown.text(f"Logging/{name}") for name in ("Delete", "Read", "Write")] == ["true", "false", "true"]
+    assert shown.text("Logging/RetentionPolicy/Days") == "365"
+    assert shown.text("HourMetrics/IncludeAPIs") == "false"
+    assert shown.text("MinuteMetrics/Enabled") == "false"
+    assert shown.texts("Cors/CorsRule/AllowedOrigins") == ["https://app.example", "*"]
+    assert wire.ask("PUT", TARGET, DOCUMENT.format("<Cors/>")).status == 202
+    assert wire.ask("GET", TARGET).texts("Cors/CorsRule") == []
+    wire.stage.reopen(kill=True)
+    assert wire.ask("GET", TARGET).text("Logging/RetentionPolicy/Days") == "365"
+
+
+def test_they_are_nobodys_queue(wire: Any) -> None:
+    wire.ask("PUT", TARGET, rules({}))
+    assert wire.ask("GET", "/?comp=list").texts("Queues/Queue") == []
+    assert wire.ask("GET", "/azure%2Fservice?comp=metadata").status == 400
+    assert wire.ask("GET", "/azure/service?comp=metadata").status == 400
+
+
+@pytest.mark.parametrize(
+    ("inside", "code"),
+    [
+        (LOGGING.format(0), "InvalidXmlNodeValue"),
+        (LOGGING.format(366), "InvalidXmlNodeValue"),
+        (LOGGING.format("many"), "InvalidXmlNodeValue"),
+        (LOGGING.format(7).replace("1.0", "2.0"), "InvalidXmlNodeValue"),
+        (LOGGING.format(7).replace("<Read>false</Read>", ""), "MissingRequiredXmlNode"),
+        (LOGGING.format(7).replace("false", "no"), "InvalidXmlNodeValue"),
+        (LOGGING.format(7) * 2, "InvalidXmlDocument"),
+        (METRICS.format("HourMetrics").replace("<IncludeAPIs>false</IncludeAPIs>", ""), "MissingRequiredXmlNode"),
+        (METRICS.format("HourMetrics").replace("<Enabled>true", "<Enabled>false"), "InvalidXmlNodeValue"),
+        ("<StaticWebsite/>", "UnsupportedXmlNode"),
+        (rules(*[{}] * 6), "InvalidXmlDocument"),
+        (rules({"origins": ""}), "InvalidXmlNodeValue"),
+        (rules({"origins": "https://" + "x" * 249}), "InvalidXmlNodeValue"),
+        (rules({"methods": ""}), "InvalidXmlNodeValue"),
+        (rules({"methods": "TRACE"}), "InvalidXmlNodeValue"),
+        (rules({"methods": "get"}), "InvalidXmlNodeValue"),
+        (rules({"allowed": ",".join(f"x{number}" for number in range(65))}), "InvalidXmlNodeValue"),
+        (rules({"exposed": "a*,b*,c*"}), "InvalidXmlNodeValue"),
+        (rules({"age": -1}), "InvalidXmlNodeValue"),
+        (rules({"age": "1h"}), "InvalidXmlNodeValue"),
+        (rules({"origins": ",".join(f"https://{number}{'x' * 200}" for number in range(10))}), "InvalidXmlDocument"),
+        ("", "InvalidXmlDocument"),
+    ],
+)
+def test_bad_properties_change_nothing(wire: Any, inside: str, code: str) -> None:
+    wire.ask("PUT", TARGET, rules({}))
+    document = inside if inside.startswith("<StorageServiceProperties") or not inside else DOCUMENT.format(inside)
+    refused = wire.ask("PUT", TARGET, document)
+    assert (refused.status, refused.code) == (400, code)
+    assert len(wire.ask("GET", TARGET).texts("Cors/CorsRule")) == 1
+
+
+def test_statistics_are_of_the_secondary(wire: Any) -> None:
+    shown = wire.ask("GET", "/examplename-secondary?restype=service&comp=stats")
+    assert shown.status == 200
+    assert shown.text("GeoReplication/Status") == "live"
+    assert shown.text("GeoReplication/LastSyncTime") == wire.date()
+    refused = wire.ask("GET", "/?restype=service&comp=stats")
+    assert (refused.status, refused.code) == (400, "InvalidQueryParameterValue")
+
+
+class TestCors:
+    """What a web page gets."""
+
+    def preflight(self, wire: Any, origin: str = "https://app.example", method: str = "GET", asked: str = "") -> Any:
+        headers = {"origin": origin, "access-control-request-method": method}
+        if asked:
+            headers["access-control-request-headers"] = asked
+        headers = {name: value for name, value in headers.items() if value}
+        return wire.ask("OPTIONS", "/orders/messages", headers=headers, auth=None, version=None)
+
+    def test_a_preflight_that_fits(self, wire: Any) -> None:
+        wire.ask("PUT", TARGET, rules({"origins": "https://one.example"}, {}))
+        answer = self.preflight(wire, asked="X-MS-Version, content-type")
+        assert answer.status == 200
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        assert answer.headers["access-control-allow-methods"] == "GET"
+        assert answer.headers["access-control-allow-headers"] == "X-MS-Version,content-type"
+        assert answer.headers["access-control-max-age"] == "60"
+        assert answer.headers["access-control-allow-credentials"] == "true"
+        assert answer.headers["vary"] == "Origin"
+
+    @pytest.mark.parametrize(
+        ("origin", "method", "asked"),
+        [
+            ("https://app.example.evil", "GET", ""),
+            ("http://app.example", "GET", ""),
+            ("null", "GET", ""),
+            ("https://app.example", "DELETE", ""),
+            ("https://app.example", "GET", "authorization"),
+            ("https://app.example", "GET", "x-ms-date, x-other"),
+        ],
+    )
+    def test_a_preflight_that_does_not(self, wire: Any, origin: str, method: str, asked: str) -> None:
+        wire.ask("PUT", TARGET, rules({}))
+        refused = self.preflight(wire, origin, method, asked)
+        assert (refused.status, refused.code) == (403, "CorsPreflightFailure")
+
+    def test_without_rules_there_is_none(self, wire: Any) -> None:
+        assert self.preflight(wire).code == "CorsPreflightFailure"
+        assert wire.ask("OPTIONS", "/", auth=None, version=None).code == "MissingRequiredHeader"
+        assert self.preflight(wire, method="").code == "MissingRequiredHeader"
+        assert self.preflight(wire, asked="\u00e9").code == "InvalidHeaderValue"
+
+    def test_everybody(self, wire: Any) -> None:
+        wire.ask("PUT", TARGET, rules({"origins": "*", "allowed": "*"}))
+        answer = self.preflight(wire, "https://any.example", asked="authorization,x-anything")
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert "access-control-allow-credentials" not in answer.headers
+
+    def test_a_wildcard_stands_for_subdomains(self, wire: Any) -> None:
+        wire.ask("PUT", TARGET, rules({"origins": "https://*.example"}))
+        assert self.preflight(wire, "https://a.b.example").status == 200
+        for origin in ("https://example", "https://badexample", "http://a.example"):
+            assert self.preflight(wire, origin).status == 403
+
+    def test_an_answer_to_a_page_has_headers_if_a_rule_fits(self, wire: Any) -> None:
+        wire.ask("PUT", TARGET, rules({"exposed": "x-ms-*"}))
+        for origin, shown in (("https://app.example", True), ("https://evil.example", False)):
+            answer = wire.ask("GET", "/?comp=list", headers={"origin": origin})
+            assert answer.status == 200
+            assert ("access-control-allow-origin" in answer.headers) is shown
+        answer = wire.ask("GET", "/none?comp=metadata", headers={"origin": "https://app.example"})
+        assert answer.code == "QueueNotFound"
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        assert answer.headers["access-control-expose-headers"] == "x-ms-*"
+        assert "access-control-allow-origin" not in wire.ask("GET", "/?comp=list").headers
+
+    def test_in_development_mode_no_other_page_comes_in(self, wire: Any) -> None:
+        wire.ring.checks = False
+        queue = wire.queue()
+        wire.put(queue)
+        for origin in ("https://app.example", "null", "http://127.0.0.1"):
+            refused = wire.get(queue, headers={"origin": origin})
+            assert (refused.status, refused.code) == (403, "AuthorizationFailure")
+        assert wire.get(queue, "?peekonly=true").texts("QueueMessage/DequeueCount") == ["0"]
+        wire.ask("PUT", TARGET, rules({}))
+        assert wire.get(queue, "?peekonly=true", headers={"origin": "https://app.example"}).status == 200
+        assert wire.get(queue, headers={"origin": "http://127.0.0.1:10001"}).status == 200, "its own origin"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("", "InvalidXmlDocument"),
+        ("text", "InvalidXmlDocument"),
+        ("<QueueMessage>", "InvalidXmlDocument"),
+        ("<QueueMessage/>", "MissingRequiredXmlNode"),
+        ("<Message><MessageText>x</MessageText></Message>", "InvalidXmlDocument"),
+        ("<QueueMessage><Text>x</Text></QueueMessage>", "UnsupportedXmlNode"),
+        ("<QueueMessage><MessageText>a</MessageText><MessageText>b</MessageText></QueueMessage>", "InvalidXmlDocument"),
+        ("<QueueMessage><MessageText>a<b/>c</MessageText></QueueMessage>", "InvalidXmlNodeValue"),
+        ("<!DOCTYPE x><QueueMessage><MessageText>x</MessageText></QueueMessage>", "InvalidXmlDocument"),
+        (
+            '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><QueueMessage><MessageText>&b;</MessageText>'
+            "</QueueMessage>",
+            "InvalidXmlDocument",
+        ),
+        (
+            '<!DOCTYPE x SYSTEM "file:///etc/passwd"><QueueMessage><MessageText/></QueueMessage>',
+            "InvalidXmlDocument",
+        ),
+        ("<QueueMessage><MessageText>&nbsp;</MessageText></QueueMessage>", "InvalidXmlDocument"),
+        ("<a>" * 100 + "</a>" * 100, "InvalidXmlDocument"),
+        ("<QueueMessage>" + "<x/>" * 2_000 + "</QueueMessage>", "InvalidXmlDocument"),
+        ("<QueueMessage><MessageText>x</MessageText></QueueMessage><more/>", "InvalidXmlDocument"),
+        ('<?xml version="1.0" encoding="klingon"?><QueueMessage><MessageText/></QueueMessage>', "InvalidXmlDocument"),
+        (b"<QueueMessage><MessageText>\xff</MessageText></QueueMessage>", "InvalidXmlDocument"),
+        ("x" * 500_000, "RequestBodyTooLarge"),
+    ],
+)
+def test_xml_that_is_none(wire: Any, body: str | bytes, code: str) -> None:
+    queue = wire.queue()
+    refused = wire.ask("POST", f"{queue}/messages", body)
+    assert refused.code == code
+    assert wire.get(queue).texts("QueueMessage") == []
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("<QueueMessage><MessageText></MessageText></QueueMessage>", ""),
+        ("<QueueMessage><MessageText>  two  </MessageText></QueueMessage>", "  two  "),
+        ("<?xml version='1.0'?>\n<QueueMessage>\n  <MessageText><![CDATA[<&]]></MessageText>\n</QueueMessage>\n", "<&"),
+        ('<q:QueueMessage xmlns:q="u:x"><q:MessageText>x</q:MessageText></q:QueueMessage>', "x"),
+        ("<!-- first --><QueueMessage><MessageText>a<!-- no -->b</MessageText></QueueMessage>", "ab"),
+        ("<QueueMessage><MessageText>\u20ac</MessageText></QueueMessage>".encode("utf-16"), "\u20ac"),
+        ("\ufeff<QueueMessage><MessageText>x</MessageText></QueueMessage>", "x"),
+    ],
+)
+def test_xml_in_its_many_forms(wire: Any, body: str | bytes, text: str) -> None:
+    queue = wire.queue()
+    assert wire.ask("POST", f"{queue}/messages", body).status == 201
+    assert wire.get(queue).texts("QueueMessage/MessageText") == [text]

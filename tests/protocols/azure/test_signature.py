@@ -1,0 +1,170 @@
+"""SharedKey and SharedKeyLite: both keys, every order of headers, fresh dates, and nothing else."""
+
+from typing import Any
+
+import pytest
+
+from veilmq.model.access import NamedAccount
+
+SECOND_SECRET = b"the second key of the account"
+LIST = "/?comp=list&prefix=a%20b%2Bc&include=metadata&timeout=30"
+
+
+@pytest.mark.parametrize("auth", ["SharedKey", "SharedKeyLite"])
+@pytest.mark.parametrize("path_style", [True, False])
+def test_a_right_signature(wire: Any, auth: str, path_style: bool) -> None:
+    for secret in (b"the first key of the account", SECOND_SECRET):
+        assert wire.ask("GET", LIST, auth=auth, path_style=path_style, secret=secret).status == 200
+        put = wire.ask("PUT", "/orders", headers={"x-ms-meta-a": "1"}, auth=auth, path_style=path_style, secret=secret)
+        assert put.status in {201, 204}
+        assert wire.put("/orders", auth=auth, path_style=path_style, secret=secret).status == 201
+
+
+@pytest.mark.parametrize("auth", ["SharedKey", "SharedKeyLite"])
+def test_a_wrong_key(wire: Any, auth: str) -> None:
+    refused = wire.ask("GET", LIST, auth=auth, secret=b"another")
+    assert (refused.status, refused.code) == (403, "AuthenticationFailed")
+    assert "string to sign" in refused.text("AuthenticationErrorDetail")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda request: setattr(request, "method", "PUT"),
+        lambda request: setattr(request, "target", request.target.replace(b"prefix=a", b"prefix=b")),
+        lambda request: setattr(request, "target", request.target + b"&more=1"),
+        lambda request: setattr(request, "target", request.target.replace(b"examplename", b"examplename/orders", 1)),
+        lambda request: request.headers.update({b"x-ms-meta-extra": b"1"}),
+        lambda request: request.headers.update({b"x-ms-version": b"2026-10-05"}),
+        lambda request: (
+            request.headers.pop(b"x-ms-version") and request.headers.update({b"x-ms-version": b"2025-01-05"})
+        ),
+        lambda request: request.headers.update({b"content-type": b"text/plain"}),
+        lambda request: request.headers.update({b"content-length": b"7"}),
+        lambda request: request.headers.update({b"if-match": b"*"}),
+        lambda request: request.headers.update({b"range": b"bytes=0-1"}),
+        lambda request: request.headers.update({b"content-md5": b"x"}),
+    ],
+)
+def test_whatever_is_signed_cannot_be_changed(wire: Any, change: Any) -> None:
+    request = wire.request("GET", LIST)
+    change(request)
+    assert wire.send(request).code == "AuthenticationFailed"
+    assert not wire.calls
+
+
+def test_headers_may_be_signed_in_the_services_own_order(wire: Any) -> None:
+    headers = {"x-ms-meta-a_b": "1", "x-ms-meta-a1": "2", "x-ms-meta-ab": "3"}
+    request = wire.request("PUT", "/orders", headers=headers)
+    assert wire.send(request).status == 201
+    text = wire.text("SharedKey", "PUT", request.target.decode(), _texts(request.headers))
+    # The service puts punctuation before digits and letters: a_b, a1, ab.
+    lines = "x-ms-meta-a1:2\nx-ms-meta-a_b:1\nx-ms-meta-ab:3\n"
+    assert lines in text
+    ordered = text.replace(lines, "x-ms-meta-a_b:1\nx-ms-meta-a1:2\nx-ms-meta-ab:3\n")
+    request.headers[b"authorization"] = f"SharedKey examplename:{_sign(ordered)}".encode()
+    assert wire.send(request).status == 204
+    wrong = text.replace(lines, "x-ms-meta-ab:3\nx-ms-meta-a_b:1\nx-ms-meta-a1:2\n")
+    request.headers[b"authorization"] = f"SharedKey examplename:{_sign(wrong)}".encode()
+    assert wire.send(request).code == "AuthenticationFailed"
+
+
+def test_an_empty_body_is_signed_by_version(wire: Any) -> None:
+    assert wire.ask("PUT", "/one", headers={"content-length": "0"}, version="2014-02-14").status == 201
+    request = wire.request("PUT", "/two", headers={"content-length": "0"})
+    assert wire.send(request).code == "AuthenticationFailed", "from 2015-02-21 on the signed length is empty"
+    del request.headers[b"content-length"]
+    text = wire.text("SharedKey", "PUT", request.target.decode(), _texts(request.headers))
+    request.headers |= {b"content-length": b"0", b"authorization": f"SharedKey examplename:{_sign(text)}".encode()}
+    assert wire.send(request).status == 201
+
+
+def test_the_date_header_serves_too(wire: Any) -> None:
+    request = wire.request("GET", LIST)
+    del request.headers[b"x-ms-date"]
+    request.headers[b"date"] = wire.date().encode()
+    text = wire.text("SharedKey", "GET", request.target.decode(), _texts(request.headers))
+    lines = text.split("\n")
+    lines[6] = wire.date()
+    request.headers[b"authorization"] = f"SharedKey examplename:{_sign(chr(10).join(lines))}".encode()
+    assert wire.send(request).status == 200
+
+
+@pytest.mark.parametrize(("shift_s", "status"), [(-900, 200), (-901, 403), (900, 200), (901, 403), (-3_600, 403)])
+def test_a_request_is_fresh_for_fifteen_minutes(wire: Any, shift_s: int, status: int) -> None:
+    wire.stage.clock.now -= wire.stage.now % 1_000_000
+    answer = wire.ask("GET", LIST, headers={"x-ms-date": wire.date(shift_s)})
+    assert answer.status == status
+    if status == 403:
+        assert answer.code == "AuthenticationFailed"
+        assert "date header too" in answer.text("AuthenticationErrorDetail")
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "2026-11-21T00:00:00Z", "Thu, 99 Nov 2026 03:37:00 GMT", "\u00e9"])
+def test_a_date_that_is_none(wire: Any, date: str) -> None:
+    assert wire.ask("GET", LIST, headers={"x-ms-date": date}).code == "AuthenticationFailed"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status", "code"),
+    [
+        (None, 401, "NoAuthenticationInformation"),
+        ("", 400, "InvalidAuthenticationInfo"),
+        ("SharedKey", 400, "InvalidAuthenticationInfo"),
+        ("SharedKey examplename", 400, "InvalidAuthenticationInfo"),
+        ("SharedKey :x", 400, "InvalidAuthenticationInfo"),
+        ("Basic dXNlcjpwYXNz", 400, "InvalidAuthenticationInfo"),
+        ("SharedKey examplename:", 403, "AuthenticationFailed"),
+        ("SharedKey examplename:not-base64", 403, "AuthenticationFailed"),
+        ("SharedKey examplename:" + "A" * 44, 403, "AuthenticationFailed"),
+        ("SharedKey other:" + "A" * 43 + "=", 403, "AuthenticationFailed"),
+    ],
+)
+def test_an_authorization_that_is_none(wire: Any, authorization: str | None, status: int, code: str) -> None:
+    headers = {"x-ms-date": wire.date()} | ({} if authorization is None else {"authorization": authorization})
+    refused = wire.ask("GET", LIST, headers=headers, auth=None)
+    assert (refused.status, refused.code) == (status, code)
+    if status == 401:
+        assert refused.headers["www-authenticate"] == (
+            "Bearer authorization_uri=https://login.microsoftonline.com/common/oauth2/authorize "
+            "resource_id=https://storage.azure.com"
+        )
+
+
+def test_an_unknown_account_is_a_wrong_key(wire: Any) -> None:
+    request = wire.request("GET", "/stranger/orders?comp=metadata", host="127.0.0.1")
+    request.target = b"/stranger/orders?comp=metadata"
+    request.headers[b"authorization"] = request.headers[b"authorization"].replace(b"examplename", b"stranger")
+    assert wire.send(request).code == "AuthenticationFailed"
+    wire.account_sas()
+    request = wire.request("GET", "/x", auth=None)
+    request.target = f"/stranger?comp=list&{wire.account_sas()}".encode()
+    assert wire.send(request).code == "AuthenticationFailed"
+
+
+def test_an_account_reaches_its_own_queues_alone(wire: Any) -> None:
+    other = NamedAccount("other", wire.key.__class__("other", "", "222222222222", grants=wire.key.grants), (b"x",))
+    wire.ring.named["other"] = other
+    wire.queue()
+    request = wire.request("GET", LIST)
+    request.target = request.target.replace(b"examplename", b"other", 1)
+    assert wire.send(request).code == "AuthenticationFailed"
+
+
+def test_an_empty_secret_signs_for_nobody(wire: Any) -> None:
+    """A stand-in secret is used for accounts that are not there: it must open nothing."""
+    request = wire.request("GET", "/stranger?comp=list", secret=b"")
+    request.target = b"/stranger?comp=list"
+    assert wire.send(request).code == "AuthenticationFailed"
+
+
+def _texts(headers: dict[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in headers.items() if name != b"authorization"}
+
+
+def _sign(text: str) -> str:
+    import base64
+    import hashlib
+    import hmac
+
+    return base64.b64encode(hmac.new(b"the first key of the account", text.encode(), hashlib.sha256).digest()).decode()

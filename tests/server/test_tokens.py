@@ -1,0 +1,99 @@
+"""Bearer tokens: genuine by an issuer's keys, or, in development mode, by their form."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from joserfc import jwt
+from joserfc.jwk import ECKey, OctKey, RSAKey
+
+from veilmq.protocols.azure.bearer import TokenRefused
+from veilmq.server.settings import SettingInvalid, Settings
+from veilmq.server.toml_file import FileInvalid
+from veilmq.server.tokens import IssuerTokens, NoTokens, UncheckedTokens, tokens_of
+
+ISSUER = "https://login.example"
+CLAIMS = {"iss": ISSUER, "aud": "https://storage.azure.com", "oid": "me"}
+NONE: frozenset[str] = frozenset()
+EC = ECKey.generate_key("P-256", {"kid": "ec"})
+RSA = RSAKey.generate_key(2048, {"kid": "rsa"})
+
+
+def token(key: Any, algorithm: str, **claims: Any) -> str:
+    return jwt.encode({"alg": algorithm, "kid": key.kid}, CLAIMS | claims, key, algorithms=[algorithm])
+
+
+def part(value: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """The issuer's key set."""
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": [key.as_dict(private=False) for key in (EC, RSA)]}))
+    return path
+
+
+@pytest.mark.parametrize(("key", "algorithm"), [(EC, "ES256"), (RSA, "RS256"), (RSA, "PS256")])
+def test_a_genuine_token(keys: Path, key: Any, algorithm: str) -> None:
+    assert IssuerTokens(ISSUER, keys, NONE).claims(token(key, algorithm))["oid"] == "me"
+
+
+def test_tokens_that_are_not(keys: Path) -> None:
+    tokens = IssuerTokens(ISSUER, keys, NONE)
+    good = token(EC, "ES256")
+    header, payload, signature = good.split(".")
+    stranger = ECKey.generate_key("P-256", {"kid": "ec"})
+    public = OctKey.import_key(keys.read_bytes(), {"kid": "rsa"})
+    for forged in (
+        token(stranger, "ES256"),
+        token(EC, "ES256", iss="https://elsewhere.example"),
+        f"{header}.{part(CLAIMS | {'oid': 'root'})}.{signature}",
+        f"{part({'alg': 'none'})}.{payload}.",
+        token(public, "HS256"),
+        f"{header}.{payload}",
+        f"{header}.{payload}.{signature}.",
+        "",
+        "a.b.c",
+        "\u00e9.\u00e9.\u00e9",
+        "." * 1_000,
+        "[" * 10_000,
+    ):
+        with pytest.raises(TokenRefused):
+            tokens.claims(forged)
+    assert tokens.claims(good)["oid"] == "me"
+
+
+@pytest.mark.parametrize("text", ["", "x", "[]", "{}", '{"keys": 1}', '{"keys": [1]}', '{"keys": [{"kty": "EC"}]}'])
+def test_a_file_that_is_no_key_set(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(text)
+    with pytest.raises(FileInvalid, match="no JSON Web Key Set"):
+        IssuerTokens(ISSUER, path, NONE)
+    with pytest.raises(FileInvalid):
+        IssuerTokens(ISSUER, tmp_path / "missing.json", NONE)
+
+
+def test_in_development_mode_claims_are_believed() -> None:
+    tokens = UncheckedTokens(NONE)
+    assert tokens.claims(f"{part({'alg': 'none'})}.{part(CLAIMS)}.") == CLAIMS
+    for text in ("", "a", "a.b", "a.b.c", "a.\u00e9.c", f"a.{part([1])}.c", "a.!.c", f"a.{'W' * 40_000}.c"):
+        with pytest.raises(TokenRefused):
+            tokens.claims(text)
+
+
+def test_what_the_settings_say(keys: Path, tmp_path: Path) -> None:
+    assert isinstance(tokens_of(Settings()), UncheckedTokens)
+    credentials = tmp_path / "credentials.toml"
+    assert isinstance(tokens_of(Settings(credentials=credentials)), NoTokens)
+    with pytest.raises(TokenRefused, match="no issuer"):
+        NoTokens().claims("a.b.c")
+    checked = tokens_of(Settings(azure_issuer=ISSUER, azure_issuer_keys=keys, azure_audience="api://queues/"))
+    assert isinstance(checked, IssuerTokens)
+    assert checked.audiences == {"api://queues"}
+    for half in ({"azure_issuer": ISSUER}, {"azure_issuer_keys": keys}):
+        with pytest.raises(SettingInvalid):
+            Settings(**half)
