@@ -48,9 +48,10 @@ def find_java(work: Path) -> Path:
     raise Unready("Spark needs Java, and there is none.", MEND)
 
 
-def use(home: Path) -> None:
-    """Let Spark, which is started by a script, find that Java."""
+def use(home: Path, python: str) -> None:
+    """Let Spark, which is started by a script, find that Java, and run its workers on that Python unless one is named."""
     os.environ["JAVA_HOME"] = str(home)
+    os.environ.setdefault("PYSPARK_PYTHON", python)
 
 
 def version_of(java: Path) -> int | None:

@@ -48,10 +48,10 @@ def session(
     if remote:
         builder = builder.remote(remote)
     else:
-        java.use(java.find_java(Path(tempfile.gettempdir()) / "veilmq-java"))
+        java.use(java.find_java(Path(tempfile.gettempdir()) / "veilmq-java"), sys.executable)
         builder = builder.master(master or MASTER_DEFAULT).appName(name)
         wanted = CONFIGURATION if (master or MASTER_DEFAULT).startswith("local") else _for_cluster()
-        for key, value in (wanted | {"spark.pyspark.python": sys.executable} | dict(settings or {})).items():
+        for key, value in (wanted | dict(settings or {})).items():
             builder = builder.config(key, value)
     spark: SparkSession = builder.getOrCreate()
     if not remote:
