@@ -32,3 +32,9 @@ class TestBodies(client_contract.TestBodies):
     """But for a queue's limit in bytes, which counts what is encrypted (test_encrypted_queue.py)."""
 
     test_a_message_larger_than_the_queue_takes_is_refused = None
+
+
+class TestFifo(client_contract.TestFifo):
+    """But for deduplication by content: no two encrypted bodies are alike, so an id is asked for."""
+
+    test_the_same_content_is_the_same_message_where_the_queue_says_so = None

@@ -35,3 +35,9 @@ class TestBodies(client_contract.TestBodies):
     """But for a queue's limit in bytes: to take what is larger is what this is for (test_large_queue.py)."""
 
     test_a_message_larger_than_the_queue_takes_is_refused = None
+
+
+class TestFifo(client_contract.TestFifo):
+    """But for a message without an identity: what is stored gets its body's SHA-256, since no two pointers are alike."""
+
+    test_what_a_message_must_have = None

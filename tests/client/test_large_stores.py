@@ -13,15 +13,18 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.errors import ObjectStoreFailed
 from veilmq.client.large import LargeMessageQueue, ObjectStore, PointerFormat
 from veilmq.client.large.sweeping import MARGIN
-from veilmq.client.messages import Message, Template
+from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Queue
+from veilmq.client.sqs import SqsAccount
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, ReceiptInvalid
 from veilmq.testing.client_contract.clock import MovableClock
 from veilmq.testing.client_contract.embedded import EmbeddedClient
+from veilmq.testing.local import LocalServer
 
 pytestmark = pytest.mark.slow
 
@@ -330,3 +333,42 @@ def test_a_kill_leaves_no_dangling_pointer_and_orphans_are_swept(tmp_path: Path,
 
 def refused(*_: object) -> None:
     raise AssertionError("a pointer dangles")
+
+
+class TestOverSqs:
+    """The whole stack over a real server's SQS port: encrypted over large over sqs."""
+
+    @pytest.fixture(scope="class")
+    def account(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqsAccount]:
+        server = LocalServer(tmp_path_factory.mktemp("sqs"))
+        client = boto3.client(
+            "sqs",
+            endpoint_url=server.sqs_url,
+            region_name="us-east-1",
+            aws_access_key_id="any",
+            aws_secret_access_key="any",
+        )
+        account = SqsAccount(client, owns_client=True)
+        for name in ("stack", "dead"):
+            account.create(name)
+        yield account
+        account.close()
+        server.stop()
+
+    @pytest.mark.parametrize("form", PointerFormat)
+    def test_a_stack(self, s3: Any, account: SqsAccount, tmp_path: Path, form: PointerFormat) -> None:
+        plain, dead = account.queue("stack"), DeadLetters(account.queue("dead"))
+        store = on_s3(s3, f"s3://big/stack-{form}")
+        large = LargeMessageQueue(plain, store, unreadable=dead, pointers=form)
+        queue = EncryptedQueue(large, Keys(new_key()), unreadable=dead)
+        bodies = [LARGE, "small", LARGE + "!", "x" * 300_000]
+        assert [type(answer) for answer in queue.send_batch(bodies)] == [Sent] * 4
+        came: list[Received] = []
+        while len(came) < 4:
+            came += queue.receive(10, lease=60, wait=10)
+        assert sorted(message.body for message in came) == sorted(bodies)
+        assert len(list(store.list("stack"))) == 3
+        handles = [queue.extend(message.handle, 120) for message in came]
+        assert queue.delete_batch(handles) == [None] * 4
+        assert list(store.list("stack")) == []
+        assert dead.queue.stats().visible == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from veilmq.client.messages import Message
+from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Queue
 from veilmq.client.routed import RoutedQueue
 from veilmq.testing import client_contract
@@ -21,8 +21,9 @@ def client_account(embedded: EmbeddedClient) -> WrappedClient:
         def by(message: Message) -> str | None:
             return "digit" if str(message.body)[:1].isdigit() else None
 
-        name = f"{queue.name}-digits"
-        embedded.account.create(name)
+        is_fifo = queue.capabilities.native_fifo
+        name = f"{queue.name.removesuffix('.fifo')}-digits{'.fifo' if is_fifo else ''}"
+        embedded.account.create(name, Template(fifo=is_fifo))
         return RoutedQueue({"digit": embedded.account.queue(name)}, queue, by=by, clock=embedded.clock)
 
     return WrappedClient(embedded, routed)

@@ -422,7 +422,12 @@ class TestLeases:
             again.set()
 
         counts = stage.work(
-            handler, concurrency=2, lease=0.6, wait=3.0, keeper={"max_hold": 0.8, "interval": 0.2, "minimal_life": 0.1}
+            handler,
+            receives=2,
+            concurrency=2,
+            lease=0.6,
+            wait=3.0,
+            keeper={"max_hold": 0.8, "interval": 0.2, "minimal_life": 0.1},
         )
         assert causes == [Cause.LOST]
         assert stage.seen == ["a", "a"]

@@ -311,7 +311,7 @@ class TestGuardedWork:
         key = f"work/{received.id}"
         assert guard.begin(key, claim(key, 1)) == Begun(1)
         guard.finish(key, 1, "result")
-        counts = stage.work(stage.note, guard=guard, wait=2.0)
+        counts = stage.work(stage.note, receives=1, guard=guard, wait=2.0)
         assert (stage.seen, counts.outcomes) == ([], {"repeated": 1})
 
     def test_a_failure_may_be_repeated(self, stage: Stage, guard: Guard) -> None:

@@ -39,9 +39,11 @@ class Stage:
     def worker(self, handler: Callable[[Any], Any], queue: Queue | None = None, **options: Any) -> Worker:
         return Worker(queue or self.queue, handler, **{"retry": SOON, "wait": 0.1, **options})
 
-    def work(self, handler: Callable[[Any], Any], queue: Queue | None = None, **options: Any) -> Counts:
-        """Until the queue is empty."""
-        return self.worker(handler, queue, **options).run(until_empty=True)
+    def work(
+        self, handler: Callable[[Any], Any], queue: Queue | None = None, *, receives: int | None = None, **options: Any
+    ) -> Counts:
+        """Until the queue is empty, or so many messages were received."""
+        return self.worker(handler, queue, **options).run(until_empty=receives is None, messages_max=receives)
 
     def visible(self) -> list[str]:
         """The bodies that a receiver gets now, sorted; they are deleted."""

@@ -29,6 +29,8 @@ from veilmq.model.instant import FOREVER, HOUR_US, MINUTE_US, SECOND_US, Instant
 from veilmq.model.message import NO_EXTRAS, Extras
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.states import State
+from veilmq.store.sqlite import rows
+from veilmq.store.sqlite.integrity import check
 from veilmq.testing.conservation import ledgers
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, impossible, sending
 from veilmq.testing.reference import Reference
@@ -212,9 +214,25 @@ class StoreMachine(RuleBasedStateMachine):
             shown = [(one.sequence, one.body, one.receive_count) for one in self.stage.peek(key, count)]
             assert shown == [(one.sequence, one.body, one.attempt) for one in self.reference.peek(key)[:count]]
 
+    @rule()
+    def listed(self) -> None:
+        store = self.stage.store
+        with store.readers.lend() as connection:  # type: ignore[attr-defined]
+            for key, queue in self.reference.queues.items():
+                live = store.queues.by_key[key]  # type: ignore[attr-defined]
+                found = rows.visible(connection, live, 0, 10_000)
+                assert len(found) == live.visible
+                assert {row.sequence for row in found} <= {message.sequence for message in queue.messages}
+                first = found[len(found) // 2].sequence if found else 0
+                assert [row.sequence for row in rows.visible(connection, live, first, 3)] == [
+                    row.sequence for row in found if row.sequence > first
+                ][:3]
+
     @rule(kill=st.booleans())
     def reopen(self, kill: bool) -> None:
         before = {key: self.stage.describe(key) for key in self.reference.queues}
+        report = check(Path(self.directory.name) / "data" / "veilmq.db")
+        assert report.problems == []
         self.stage.reopen(kill=kill)
         assert {key: self.stage.describe(key) for key in self.reference.queues} == before
 

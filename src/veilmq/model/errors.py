@@ -51,7 +51,11 @@ class VeilError(Exception):
         return f"{type(self).__name__}({values})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (from_fields, (type(self).__name__, as_fields(self)))
+        return (_made, (type(self), as_fields(self)))
+
+
+def _made(kind: type[VeilError], values: dict[str, Any]) -> VeilError:
+    return kind(**values)
 
 
 class UsageError(VeilError):

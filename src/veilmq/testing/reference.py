@@ -354,14 +354,11 @@ class Reference:
         target = None if redrive is None else self.queues.get(redrive.target)
         if redrive is None or target is None or message.attempt < redrive.receive_count_max:
             return False
-        fifo = target.settings.fifo
-        if message.queue.settings.fifo is not fifo:
-            return False
         message.step("dead-letter")
         # No answer tells its new sequence: the next one is assumed here, and the event must agree.
         self.top += 1
         self.moves[message.sequence] = self.top
-        sent = self.now if fifo else message.sent
+        sent = self.now if target.settings.fifo else message.sent
         moved = Message(target, message.body, message.priority, sent, message.own_expiry, State.READY, self.now)
         moved.sequence = self.top
         moved.group, moved.id = message.group, message.id

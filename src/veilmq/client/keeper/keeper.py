@@ -29,7 +29,7 @@ from veilmq.client.keeper.parameters import (
     check_lease,
     positive,
 )
-from veilmq.client.keeper.plan import Plan
+from veilmq.client.keeper.plan import Learner, Plan
 from veilmq.client.keeper.sending import SenderPool
 from veilmq.client.keeper.states import Reason, State, may_have_happened
 from veilmq.client.keeper.stats import KeeperStats
@@ -41,6 +41,8 @@ from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, Parameter
 
 LOOKS_MAX: Final = 1_000
 """Leases looked at before the lock is free for others."""
+LATE_SECONDS: Final = 1.0
+"""What a plan is not told of: the way to the queue and back, and the keeper's own slots."""
 RELEASE_SECONDS: Final = 10.0
 """Longest time that `close` spends on releasing; what it does not reach comes back by itself."""
 _JITTERS: Final = 1 << 30
@@ -90,6 +92,7 @@ class LeaseKeeper:
         self._pool = SenderPool(self.parameters.senders_max(capabilities), f"veilmq keeper {queue.name} sender")
         self._teller = Teller(f"veilmq keeper {queue.name} teller")
         self._on_lost = on_lost
+        self._learner = plan if isinstance(plan, Learner) else None
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._turn = threading.Condition(self._lock)
@@ -204,7 +207,10 @@ class LeaseKeeper:
     def delete(self, message: Lease | Received) -> None:
         """Done with it. Raises as `Lease.delete`, and ParameterInvalid for what is not held."""
         lease = self._held(message)
+        before = self.clock.monotonic()
         self._end(lease, lambda: self._delete(lease))
+        if self._learner is not None and lease.status is State.DONE:
+            self._learner.finished(lease.message, before - lease.registered)
 
     def settle(self) -> None:
         """Make every extension that is due, and return when they are answered: for clocks that tests move."""
@@ -383,6 +389,9 @@ class LeaseKeeper:
             now = self.clock.monotonic()
             with self._lock:
                 for lease, seconds, answer in zip(begun, lengths, answers, strict=True):
+                    if self._learner is not None and isinstance(answer, str):
+                        late = now - max(lease.deadline - lease.lead, lease.registered)
+                        self._learner.late(late if late > LATE_SECONDS and lease.wanted is None else 0.0)
                     self._table.settle(lease, answer, seconds, before, now)
                 self._handed -= 1
                 told = self._after()
@@ -432,6 +441,8 @@ class LeaseKeeper:
                 lease.callbacks = None
             if self._on_lost is not None:
                 calls.append(partial(self._on_lost, lease))
+            if self._learner is not None and lease.reason in (Reason.EXPIRED, Reason.TAKEN):
+                self._learner.lost(lease.message, self.clock.monotonic() - lease.registered)
         first = lost[0]
         log.log(
             logging.INFO if first.reason is Reason.CLOSED else logging.WARNING,

@@ -4,7 +4,7 @@ Strategy: a keeper without a plan gives every lease its `visibility_timeout`. A 
 thread, without I/O; a keeper clamps what it says to what the queue can do.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from veilmq.client.messages import Received
 
@@ -23,4 +23,21 @@ class Plan(Protocol):
 
     def next_lease(self, message: Received, held: float) -> float:
         """The lease that an extension should give to a message that has been held for `held` seconds."""
+        ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """What a plan may have besides, to learn from what becomes of messages (AdaptiveTimeout). No I/O; any thread."""
+
+    def finished(self, message: Received, held: float) -> None:
+        """Deleted after `held` seconds."""
+        ...
+
+    def lost(self, message: Received, held: float) -> None:
+        """The lease ended under a living handler, or somebody else has the message."""
+        ...
+
+    def late(self, seconds: float) -> None:
+        """An extension took effect, so many seconds after it was due; 0 for one in time."""
         ...

@@ -162,7 +162,7 @@ def stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | No
     redrive = settings.redrive
     if redrive is not None and candidate.attempt >= redrive.receive_count_max:
         target = writer.queues.by_key.get(redrive.target)
-        if target is not None and target.settings.fifo == settings.fifo:
+        if target is not None:
             dead_letter(writer, queue, candidate.place(queue.generation), target)
             return None
     return extras

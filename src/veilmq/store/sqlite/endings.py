@@ -199,7 +199,7 @@ def uncount(queue: LiveQueue, place: Place) -> None:
 
 
 def event_of(
-    kind: Kind, at: int, queue: LiveQueue, origin: int, place: Place, detail: dict[str, object] | None = None
+    kind: int, at: int, queue: LiveQueue, origin: int, place: Place, detail: dict[str, object] | None = None
 ) -> Event:
     """An event about a message as it stands."""
     return Event(

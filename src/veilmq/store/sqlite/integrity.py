@@ -32,7 +32,7 @@ class Problem(msgspec.Struct, frozen=True):
     """One thing that is not in order."""
 
     kind: str
-    """`file`, `body`, `quarantine`, `lease`, `message`, `queue`, `history` or `books`."""
+    """`file`, `body`, `quarantine`, `lease`, `message`, `group`, `queue`, `history` or `books`."""
     text: str
 
 
@@ -127,7 +127,8 @@ _ROWS: Final = (
         "lease",
         "lease of message {}: its queue, line or priority is not the message's",
         "SELECT l.sequence FROM lease l JOIN message m USING (sequence)"
-        " WHERE l.generation <> m.generation OR l.line IS NOT m.line OR l.priority <> m.priority",
+        " WHERE l.generation <> m.generation OR l.line IS NOT m.line"
+        " OR l.priority <> iif(m.line BETWEEN 1 AND 16, m.priority, ifnull(abs(m.line), m.priority))",
     ),
     (
         "lease",
@@ -149,7 +150,8 @@ _ROWS: Final = (
     (
         "message",
         "message {}: passed over in its line: nobody can receive it",
-        "WITH cursor AS (SELECT generation, line, max(sequence) AS at FROM lease WHERE line IS NOT NULL GROUP BY 1, 2)"
+        "WITH cursor AS (SELECT generation, line, max(sequence) AS at FROM lease WHERE line BETWEEN 1 AND 16"
+        " GROUP BY 1, 2)"
         " SELECT m.sequence FROM message m INDEXED BY message_line JOIN cursor c ON m.generation = c.generation"
         " AND m.line = c.line AND m.sequence < c.at WHERE m.line IS NOT NULL"
         " AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.sequence = m.sequence)",
@@ -163,8 +165,39 @@ _ROWS: Final = (
     (
         "message",
         "message {}: impossible values",
-        "SELECT sequence FROM message WHERE length(md5) <> 16 OR length(id) <> 16 OR line <> priority"
+        "SELECT sequence FROM message WHERE length(md5) <> 16 OR length(id) <> 16"
+        " OR (line BETWEEN -16 AND 16 AND line <> priority)"
         " OR sequence > (SELECT sequence FROM mark)",
+    ),
+    (
+        "message",
+        "message {}: its group is not known: nobody can receive it",
+        "SELECT sequence FROM message m WHERE (line > 16 OR line < -16)"
+        " AND generation NOT IN (SELECT generation FROM garbage) AND NOT EXISTS"
+        " (SELECT 1 FROM message_group g WHERE g.number = abs(m.line) AND g.generation = m.generation"
+        " AND g.name = m.group_id)",
+    ),
+    (
+        "group",
+        "group {}: it has no messages, and is still there",
+        "SELECT number FROM message_group g WHERE generation NOT IN (SELECT generation FROM garbage)"
+        " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = g.generation AND line IN (g.number, -g.number))",
+    ),
+    (
+        "group",
+        "group {}: the number of its messages in flight is wrong",
+        "SELECT g.number FROM message_group g LEFT JOIN"
+        " (SELECT generation, priority, count(*) AS held FROM lease WHERE hidden = 1 AND attempt > 0 GROUP BY 1, 2) l"
+        " ON l.generation = g.generation AND l.priority = g.number"
+        " WHERE g.held <> ifnull(l.held, 0) AND g.generation NOT IN (SELECT generation FROM garbage)",
+    ),
+    (
+        "group",
+        "group {}: the message that comes next is not visible",
+        "SELECT g.number FROM message_group g LEFT JOIN message m ON m.sequence = g.free"
+        " LEFT JOIN lease l ON l.sequence = g.free WHERE g.free IS NOT NULL"
+        " AND g.generation NOT IN (SELECT generation FROM garbage)"
+        " AND (m.generation IS NOT g.generation OR abs(m.line) IS NOT g.number OR l.hidden = 1)",
     ),
     (
         "queue",

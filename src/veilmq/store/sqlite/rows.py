@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 
 Connection = apsw.Connection
 PRIORITIES: Final = range(1, 17)
@@ -39,6 +39,21 @@ _LIVE: Final = (
 )
 _OLDEST_IN_LINE: Final = (
     "SELECT sent FROM message INDEXED BY message_line WHERE generation = ? AND line = ? ORDER BY sequence LIMIT 1"
+)
+_OF_GROUPS: Final = (
+    f"SELECT {_COLUMNS} FROM ("
+    " SELECT sequence FROM message r INDEXED BY message_line WHERE generation = ?1 AND line > ?2 AND sequence > ?3"
+    " AND NOT EXISTS (SELECT 1 FROM lease WHERE sequence = r.sequence)"
+    " UNION ALL SELECT sequence FROM lease INDEXED BY lease_returned"
+    " WHERE generation = ?1 AND hidden = 0 AND priority > ?2 AND sequence > ?3 ORDER BY sequence LIMIT ?4) s"
+    " CROSS JOIN message m ON m.sequence = s.sequence LEFT JOIN lease l ON l.sequence = s.sequence"
+)
+_ANY_GROUP: Final = "SELECT 1 FROM message_group INDEXED BY message_group_name WHERE generation = ? LIMIT 1"
+_OLDEST_OF_GROUPS: Final = (
+    "SELECT sent FROM message WHERE sequence = (SELECT min(s) FROM ("
+    " SELECT min(free) s FROM message_group INDEXED BY message_group_free WHERE generation = ?1 AND free IS NOT NULL"
+    " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_hidden"
+    " WHERE generation = ?1 AND hidden = 1 AND attempt > 0 AND priority > ?2))"
 )
 _OLDEST_RETURNED: Final = (
     "SELECT m.sent FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
@@ -73,6 +88,8 @@ def visible(connection: Connection, queue: LiveQueue, behind: int, limit: int) -
         rows += connection.execute(_READY, (queue.generation, line, start, limit)).fetchall()
     for priority in PRIORITIES:
         rows += connection.execute(_RETURNED, (queue.generation, priority, behind, limit)).fetchall()
+    if queue.groups is not None:
+        rows += connection.execute(_OF_GROUPS, (queue.generation, LINES_MAX, behind, limit)).fetchall()
     rows.sort()
     return [Held(*row) for row in rows[:limit]]
 
@@ -83,9 +100,14 @@ def hidden(connection: Connection, queue: LiveQueue, due: int, sequence: int, li
 
 
 def oldest_sent(connection: Connection, generation: int, lines: list[int]) -> int | None:
-    """When the oldest message of a queue was sent that is visible or in flight; None without one. A few index seeks."""
+    """When the oldest message of a queue was sent that is visible or in flight; None without one.
+
+    A few index seeks; where there are groups, a look at each group and each message in flight.
+    """
     found = [row for line in lines for row in connection.execute(_OLDEST_IN_LINE, (generation, line))]
     found += [row for each in PRIORITIES for row in connection.execute(_OLDEST_RETURNED, (generation, each))]
+    if connection.execute(_ANY_GROUP, (generation,)).fetchone():
+        found += connection.execute(_OLDEST_OF_GROUPS, (generation, LINES_MAX)).fetchall()
     return min((sent for (sent,) in found), default=None)
 
 

@@ -4,20 +4,20 @@ from typing import Any
 
 import pytest
 
-from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, Receive, Sweep, Undeliver
+from veilmq.model.commands import AfterExpiry, AnyCommand, CreateQueue, Delete, Receive, Sweep, Undeliver
 from veilmq.model.errors import LeaseExpired, LeaseTaken, ParameterInvalid
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended, Sent
 from veilmq.model.queue import DeduplicationScope, QueueKey
-from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, refused, sending
+from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, refused, sending
 
 LEASE_US = 30 * SECOND_US
 
 
 def fifo(stage: Stage, name: str = "jobs.fifo", **change: Any) -> QueueKey:
     """A FIFO queue that deduplicates by content, unless `change` says otherwise."""
-    return stage.create(name, **({"fifo": True, "content_deduplication": True} | change))
+    return stage.create(name, **({"content_deduplication": True} | change))
 
 
 def put(stage: Stage, queue: QueueKey, *texts: str) -> list[Sent]:
@@ -325,6 +325,13 @@ class TestFifo:
         error = refused(stage.do(sending(queue, **fields)), ParameterInvalid)
         assert error.parameter == parameter  # type: ignore[attr-defined]
         assert (stage.counts(queue), stage.kinds()) == ((0, 0, 0), ["queue_created"])
+
+    def test_the_name_tells_the_kind(self, stage: Stage) -> None:
+        for name, change in (("jobs.fifo", {}), ("jobs", {"fifo": True})):
+            queue = QueueKey(ACCOUNT, REGION, name)
+            error = refused(stage.do(CreateQueue(queue=queue, origin=TESTER, change=change)), ParameterInvalid)
+            assert error.parameter == "fifo"  # type: ignore[attr-defined]
+        assert stage.kinds() == []
 
     def test_a_queue_stays_of_its_kind(self, stage: Stage) -> None:
         queue, standard = fifo(stage), stage.create("standard")

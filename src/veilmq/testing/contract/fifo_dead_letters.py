@@ -105,12 +105,3 @@ class TestFifoDeadLetters:
         queue, standard = fifo(stage), stage.create("standard")
         refused(stage.change(queue, redrive=RedrivePolicy(standard, 1)), RedriveRefused)
         refused(stage.change(standard, redrive=RedrivePolicy(queue, 1)), RedriveRefused)
-
-    def test_a_target_that_came_back_as_another_kind_takes_nothing(self, stage: Stage) -> None:
-        queue, dead = pair(stage)
-        put(stage, queue, "a1")
-        fail(stage, queue)
-        stage.drop(dead)
-        stage.create(dead.name)
-        assert stage.take(queue).receive_count == 2
-        assert stage.counts(dead) == (0, 0, 0)

@@ -32,7 +32,7 @@ from veilmq.model.events import EventRecord
 from veilmq.model.instant import MINUTE_US, Instant
 from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Applied, Outcome, QueueCreated, QueueDescribed, Received, Sent, Swept
-from veilmq.model.queue import QueueInfo, QueueKey
+from veilmq.model.queue import FIFO_SUFFIX, QueueInfo, QueueKey
 from veilmq.store import Store
 from veilmq.testing.clock import ManualClock
 
@@ -110,8 +110,10 @@ class Stage:
         return outcome
 
     def create(self, name: str = "jobs", account: str = ACCOUNT, region: str = REGION, **change: Any) -> QueueKey:
-        """A new queue with these settings."""
+        """A new queue with these settings, FIFO if it has such a name."""
         key = QueueKey(account, region, name)
+        if name.endswith(FIFO_SUFFIX):
+            change = {"fifo": True} | change
         outcome = self.do(CreateQueue(queue=key, origin=TESTER, change=change))
         assert isinstance(outcome, QueueCreated), outcome
         assert outcome.created

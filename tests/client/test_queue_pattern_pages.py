@@ -1,0 +1,41 @@
+"""The pages of the queue patterns run: their code, from top to bottom, in one directory a page."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+PAGES = Path(__file__).parents[2] / "docs" / "patterns"
+VEILMQ = f"{sys.executable} -c 'from veilmq.cli import main; main()'"
+PRINTS = {
+    "encrypted-queue": ["eyJ", '{"order": 17}'],
+    "large-messages": ["6000000 characters", "0 removed"],
+    "routed-queue": ["thumbnail picture 17", "film film 4", "None everything else"],
+    "pull-topic": ["to both"],
+}
+
+
+@pytest.mark.parametrize("page", PRINTS)
+def test_a_page_runs(page: str, tmp_path: Path) -> None:
+    printed = ""
+    code = ""
+    for token in MarkdownIt().parse((PAGES / f"{page}.md").read_text()):
+        if token.type != "fence":
+            continue
+        text = token.content.replace("file:///tmp/", f"file://{tmp_path}/")
+        if token.info == "bash":
+            printed += run(["bash", "-ec", text.replace("veilmq ", f"{VEILMQ} ", 1)], tmp_path)
+        elif token.info == "python":
+            code += text
+    printed += run([sys.executable, "-c", code], tmp_path)
+    assert [line for line in PRINTS[page] if line not in printed] == []
+
+
+def run(command: list[str], directory: Path) -> str:
+    environment = {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
