@@ -335,29 +335,31 @@ def refused(*_: object) -> None:
     raise AssertionError("a pointer dangles")
 
 
+@pytest.fixture(scope="module")
+def sqs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqsAccount]:
+    """A real server, with the queues `stack` and `dead`."""
+    server = LocalServer(tmp_path_factory.mktemp("sqs"))
+    client = boto3.client(
+        "sqs",
+        endpoint_url=server.sqs_url,
+        region_name="us-east-1",
+        aws_access_key_id="any",
+        aws_secret_access_key="any",
+    )
+    account = SqsAccount(client, owns_client=True)
+    for name in ("stack", "dead"):
+        account.create(name)
+    yield account
+    account.close()
+    server.stop()
+
+
 class TestOverSqs:
     """The whole stack over a real server's SQS port: encrypted over large over sqs."""
 
-    @pytest.fixture(scope="class")
-    def account(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqsAccount]:
-        server = LocalServer(tmp_path_factory.mktemp("sqs"))
-        client = boto3.client(
-            "sqs",
-            endpoint_url=server.sqs_url,
-            region_name="us-east-1",
-            aws_access_key_id="any",
-            aws_secret_access_key="any",
-        )
-        account = SqsAccount(client, owns_client=True)
-        for name in ("stack", "dead"):
-            account.create(name)
-        yield account
-        account.close()
-        server.stop()
-
     @pytest.mark.parametrize("form", PointerFormat)
-    def test_a_stack(self, s3: Any, account: SqsAccount, tmp_path: Path, form: PointerFormat) -> None:
-        plain, dead = account.queue("stack"), DeadLetters(account.queue("dead"))
+    def test_a_stack(self, s3: Any, sqs: SqsAccount, tmp_path: Path, form: PointerFormat) -> None:
+        plain, dead = sqs.queue("stack"), DeadLetters(sqs.queue("dead"))
         store = on_s3(s3, f"s3://big/stack-{form}")
         large = LargeMessageQueue(plain, store, unreadable=dead, pointers=form)
         queue = EncryptedQueue(large, Keys(new_key()), unreadable=dead)

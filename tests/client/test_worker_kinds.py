@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.client.worker_stage import WAIT_S, Stage
 
-from veilmq.client.worker import Backoff, Cause, FileCheckpoints, Reject, Retry, Worker
+from veilmq.client.worker import Backoff, Cause, FileCheckpoints, Reject, Retry
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
 LATE = Backoff(first=3_000, longest=3_000, jitter=0)
@@ -365,18 +365,15 @@ class TestTelling:
         traces = [span.context.trace_id for span in exporter.get_finished_spans() if span.context is not None]
         assert set(links) | set(traces) >= {1, 2}
 
-    @pytest.mark.parametrize(("option", "package"), [("metrics", "prometheus_client"), ("tracer", "opentelemetry")])
-    def test_what_is_not_installed_is_said(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch, option: str, package: str
-    ) -> None:
+    def test_what_is_not_installed_is_said(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         from veilmq.client.worker import PrometheusMeter
 
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(CapabilityMissing, match=option):
-            if option == "metrics":
-                PrometheusMeter()
-            else:
-                Worker(stage.queue, stage.note, tracer=True).run()
+        for package in ("prometheus_client", "opentelemetry"):
+            monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(CapabilityMissing, match="metrics"):
+            PrometheusMeter()
+        with pytest.raises(CapabilityMissing, match="tracer"):
+            stage.worker(stage.note, tracer=True).run()
 
 
 def _wait(condition: Any) -> None:

@@ -30,6 +30,8 @@ class Step(NamedTuple):
 
 STEPS: Final = (
     Step(State.DELAYED, "delay ends", State.RETURNED),
+    Step(State.READY, "delay is raised (FIFO)", State.DELAYED),
+    Step(State.RETURNED, "delay is raised (FIFO)", State.DELAYED),
     Step(State.DELAYED, "extend (attempt 0)", State.DELAYED, raises_rotation=True),
     Step(State.DELAYED, "release (attempt 0)", State.RETURNED, raises_rotation=True),
     Step(State.READY, "extend (attempt 0)", State.DELAYED, raises_rotation=True),

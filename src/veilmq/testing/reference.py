@@ -190,7 +190,10 @@ class Reference:
             case ChangeQueue():
                 queue = self._named(command.queue, outcome)
                 if queue is not None:
+                    old_us = queue.settings.delay_us
                     queue.settings = msgspec.structs.replace(queue.settings, **command.change)
+                    if queue.settings.fifo:
+                        self._retime(queue, old_us)
                     assert isinstance(outcome, QueueChanged)
                     assert outcome.info.settings == queue.settings
             case Undeliver():
@@ -217,6 +220,22 @@ class Reference:
             assert not outcome.created
         else:
             assert type(outcome) is QueueExists, outcome
+
+    def _retime(self, queue: Queue, old_us: int) -> None:
+        """FIFO: the queue's delay acts on all that nobody received, unless a handle has set another."""
+        for message in queue.messages:
+            due = message.sent + queue.settings.delay_us
+            if message.attempt or message.state is State.GONE:
+                continue
+            if message.state is not State.READY and message.due != message.sent + old_us:
+                continue
+            if message.state is State.DELAYED:
+                message.due = due
+                if due <= self.now:
+                    message.step("delay ends")
+            elif due > self.now and queue.settings.delay_us > old_us:
+                message.due = due
+                message.step("delay is raised (FIFO)")
 
     def _empty(self, command: PurgeQueue | DeleteQueue, outcome: Outcome) -> None:
         queue = self._named(command.queue, outcome)

@@ -255,8 +255,12 @@ def test_a_stale_handle_deletes_nothing_and_succeeds(wire: Any, error: VeilError
     wire.client.delete_message(**HANDLE)
     answer = wire.client.delete_message_batch(QueueUrl=URL, Entries=[{"Id": "1", "ReceiptHandle": "a handle"}])
     assert answer["Successful"] == [{"Id": "1"}]
-    with pytest.raises(wire.client.exceptions.ClientError, match="receipt handle has expired"):
-        wire.client.delete_message(**{**HANDLE, "QueueUrl": FIFO_URL})
+    fifo = {**HANDLE, "QueueUrl": FIFO_URL}
+    if isinstance(error, MessageGone):
+        wire.client.delete_message(**fifo)
+    else:
+        with pytest.raises(wire.client.exceptions.ClientError, match="receipt handle has expired"):
+            wire.client.delete_message(**fifo)
 
 
 def test_a_batch_of_which_nothing_could_be_done_may_be_tried_again(wire: Any) -> None:

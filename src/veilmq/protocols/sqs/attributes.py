@@ -27,6 +27,7 @@ from veilmq.protocols.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
     INVALID_PARAMETER_VALUE,
+    THROUGHPUT,
     Refusal,
     invalid_value,
 )
@@ -148,8 +149,7 @@ def _check_encryption(labels: dict[str, str]) -> None:
 
 def _check_throughput(change: SettingsChange) -> None:
     if change.get("throughput_per_group") and change.get("deduplication_scope") is DeduplicationScope.QUEUE:
-        text = "FifoThroughputLimit perMessageGroupId needs DeduplicationScope messageGroup."
-        raise Refusal(INVALID_ATTRIBUTE_VALUE, text)
+        raise Refusal(INVALID_ATTRIBUTE_VALUE, THROUGHPUT)
 
 
 def _label(name: str, text: str, creating: bool) -> str:

@@ -174,9 +174,22 @@ _TOTAL: Final = (
 )
 
 
+_NO_IDENTITY: Final = (
+    "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly"
+)
+THROUGHPUT: Final = (
+    "Invalid value for the parameter FifoThroughputLimit. Reason: The perMessageGroupId value is allowed only when the "
+    "value for DeduplicationScope is messageGroup."
+)
+
+
 def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:
     if error.parameter == "lease_us" and isinstance(command, Extend):
         return invalid_value("VisibilityTimeout", command.lease_us // 1_000_000, _TOTAL)
+    if error.parameter == "deduplication_id":
+        return Refusal(INVALID_PARAMETER_VALUE, _NO_IDENTITY)
+    if error.parameter == "throughput_per_group":
+        return Refusal(INVALID_ATTRIBUTE_VALUE, THROUGHPUT)
     name = _PARAMETERS.get(error.parameter, error.parameter)
     return Refusal(INVALID_PARAMETER_VALUE, f"The value of the parameter {name} is invalid. Reason: {error.reason}")
 

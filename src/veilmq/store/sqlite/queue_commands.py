@@ -37,6 +37,8 @@ from veilmq.model.outcomes import (
 )
 from veilmq.model.queue import FIFO_SUFFIX, DeduplicationScope, QueueKey, QueueSettings, RedrivePermission, SettingsChange, with_change
 from veilmq.model.topic import is_hidden
+from veilmq.store.sqlite.fifo_delays import retime
+from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
@@ -150,6 +152,9 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     )
     if settings.retention_us != queue.settings.retention_us:
         writer.queues.lower_expiry(queue, RETENTION_LOOK)
+    if settings.fifo and settings.delay_us != queue.settings.delay_us:
+        settle(writer, queue)
+        retime(writer, queue, queue.settings.delay_us, settings.delay_us)
     queue.settings = settings
     queue.modified = writer.now
     _record(writer, Kind.QUEUE_CHANGED, command, queue, {"change": _plain(command.change)})

@@ -389,15 +389,45 @@ class TestFifoDelay:
     def test_many_delayed_messages_do_not_hide_the_groups_behind(self, stage: Stage) -> None:
         queue = fifo(stage, delay_us=SECOND_US)
         put(stage, queue, "a1")
-        stage.later(SECOND_US // 2)
-        put(stage, queue, *(f"a{number}" for number in range(2, 30)))
-        stage.later(SECOND_US // 2)
-        put(stage, queue, "b1")
-        stage.change(queue, delay_us=0)
+        stage.later(SECOND_US // 4)
+        b1 = stage.send(queue, "b1", extras=Extras(group="b"), wants_handle=True)
+        late = [stage.send(queue, f"a{n}", extras=Extras(group="a"), wants_handle=True) for n in range(2, 30)]
+        for sent in late:
+            expect(stage.extend(queue, sent.handle, HOUR_US), Extended)
+        assert b1.handle
+        stage.later(SECOND_US)
+        assert bodies(stage.receive(queue, 10)) == ["a1", "b1"]
+
+    @pytest.mark.parametrize("sweep", [False, True])
+    def test_a_change_acts_on_what_is_there(self, stage: Stage, sweep: bool) -> None:
+        queue = fifo(stage, delay_us=SECOND_US)
+        put(stage, queue, "a1", "b1")
+        stage.later(SECOND_US)
+        stage.take(queue, lease_us=HOUR_US)
         put(stage, queue, "c1")
-        got = bodies(stage.receive(queue, 10))
-        assert got[0] == "a1"
-        assert got[-1] == "c1"
+        if sweep:
+            stage.sweep()
+        stage.change(queue, delay_us=3 * SECOND_US)
+        assert stage.counts(queue) == (0, 2, 1), "what was received keeps its lease"
+        assert stage.receive(queue, 10) == []
+        stage.later(2 * SECOND_US)
+        assert bodies(stage.receive(queue, 10)) == ["b1"]
+        stage.change(queue, delay_us=0)
+        assert bodies(stage.receive(queue, 10)) == ["c1"]
+
+    def test_a_raised_delay_hides_what_was_never_delayed(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1", "a2")
+        stage.later(SECOND_US)
+        put(stage, queue, "a3", "b1")
+        stage.change(queue, delay_us=2 * SECOND_US)
+        assert stage.counts(queue) == (0, 4, 0)
+        stage.reopen()
+        assert stage.counts(queue) == (0, 4, 0)
+        stage.later(SECOND_US)
+        assert bodies(stage.receive(queue, 10)) == ["a1", "a2"]
+        stage.later(SECOND_US)
+        assert bodies(stage.receive(queue, 10)) == ["b1"]
 
 
 class TestFifoWaking:

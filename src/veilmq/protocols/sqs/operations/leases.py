@@ -1,7 +1,7 @@
 """DeleteMessage, ChangeMessageVisibility, and their batches.
 
 Strategy: on a standard queue a handle is good after its lease too, as long as nobody else was granted the message,
-and a stale one deletes nothing and answers success; on a FIFO queue an expired one is refused. Source: DeleteMessage
+and a stale one deletes nothing and answers success; on a FIFO queue an expired or stale one is refused. Source: DeleteMessage
 and ChangeMessageVisibility in the SQS API Reference.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, Extend
-from veilmq.model.errors import LeaseError, VeilError
+from veilmq.model.errors import LeaseError, MessageGone, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome
 from veilmq.model.queue import QueueKey
@@ -90,8 +90,10 @@ def _refusal(command: AnyCommand, outcome: Outcome) -> Refusal | None:
     """What is wrong with the outcome, for the client; None if nothing is."""
     if not isinstance(outcome, VeilError):
         return None
-    if isinstance(outcome, LeaseError) and isinstance(command, Delete) and not is_fifo(command.queue.name):
-        return None
+    if isinstance(command, Delete) and isinstance(outcome, LeaseError):
+        # On FIFO a delete that is repeated, because its answer was lost, succeeds too: the message is gone.
+        if not is_fifo(command.queue.name) or isinstance(outcome, MessageGone):
+            return None
     return fault_of(outcome, command)
 
 

@@ -1,0 +1,194 @@
+"""What was received, on disk before anybody is told: one manifest a micro-batch, under a name used once.
+
+    00000000000000000012-<token>.arrow        messages and handles of offset 12
+    00000000000000000012-<token>.ids          ids of it that are still to be known, when all else is done
+    query.json                                whose directory it is
+    lock
+
+Strategy: a manifest is written as a whole, synced with its directory, and never changed; its offset carries its SHA-256.
+Names are never used twice, so that an orphan of a crash is never taken for the batch that was logged. The lock is a
+flock: the kernel drops it with the process, however that ends.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.pipeline.drain.columns import MANIFEST_SCHEMA
+from veilmq.pipeline.drain.errors import DirectoryForeign, DirectoryTaken, ManifestDamaged
+
+ROWS_PER_BATCH: Final = 1_000
+LOCK_SECONDS: Final = 15.0
+"""The process of a query that was killed needs a moment to notice."""
+_LOOK_SECONDS: Final = 0.05
+_NAME: Final = re.compile(r"(\d{20})-[0-9a-f]{16}\.(arrow|ids)\Z")
+_MEND: Final = (
+    "Restore it from a backup. Without it the batch cannot be repeated; its messages are still in the queue, so that a "
+    "new checkpoint with a new directory drains them."
+)
+
+
+class Offset(NamedTuple):
+    """A stream's offset: everything up to the manifest number `seq`."""
+
+    seq: int = 0
+    file: str = ""
+    sha256: str = ""
+
+    @classmethod
+    def read(cls, given: Any) -> "Offset":
+        """From Spark's dict. Raises ManifestDamaged."""
+        try:
+            return cls(int(given["seq"]), str(given["file"]), str(given["sha256"]))
+        except (KeyError, TypeError, ValueError):
+            raise ManifestDamaged(f"The checkpoint has the offset {given!r}.", "Is it of another source?") from None
+
+
+class _Owner(msgspec.Struct):
+    queue: str
+    begun: bool = False
+    """A batch was committed."""
+
+
+class Directory:
+    """The manifest directory of one query, locked until `close` or the end of the process."""
+
+    def __init__(self, path: Path, queue: str, *, lock_seconds: float = LOCK_SECONDS, clock: Clock = SYSTEM) -> None:
+        """`queue`: what is drained into it. Raises DirectoryTaken, DirectoryForeign."""
+        self.path = path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = _locked(path, lock_seconds, clock)
+        try:
+            self._owner = self._own(queue)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let the lock go."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def begin(self, start: Offset) -> None:
+        """Everything up to `start` is committed. Raises DirectoryForeign if that cannot be."""
+        if start.seq and not self._owner.begun:
+            self._owner.begun = True
+            self._write_owner()
+        elif not start.seq and self._owner.begun:
+            raise DirectoryForeign(
+                f"{self.path} is of a query that has come further than this one, which begins anew.",
+                "Bring its checkpoint back, or give the new query an empty directory.",
+            )
+
+    def write(self, seq: int, table: Any) -> Offset:
+        """Durable when this returns."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, MANIFEST_SCHEMA) as writer:
+            writer.write_table(table, ROWS_PER_BATCH)
+        content = sink.getvalue()
+        name = f"{seq:020}-{secrets.token_hex(8)}.arrow"
+        self._put(name, content)
+        return Offset(seq, name, hashlib.sha256(content).hexdigest())
+
+    def files(self, kind: str) -> Iterator[tuple[int, Path]]:
+        """Number and path of each `arrow` or `ids`, in order."""
+        for path in sorted(self.path.iterdir()):
+            found = _NAME.match(path.name)
+            if found and found[2] == kind:
+                yield int(found[1]), path
+
+    def checked(self, offset: Offset) -> Path:
+        """The manifest of an offset, whole. Raises ManifestDamaged."""
+        path = self.path / offset.file
+        if not _NAME.match(offset.file):
+            raise ManifestDamaged(f"The checkpoint names {offset.file!r}.", "Is it of another source?")
+        try:
+            found = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ManifestDamaged(f"{path} cannot be read: {error.strerror}.", _MEND) from None
+        if found != offset.sha256:
+            raise ManifestDamaged(f"{path} is not what was written.", _MEND)
+        return path
+
+    def keep_ids(self, path: Path, ids: Sequence[str]) -> None:
+        """In the place of a manifest: what is still to be known of it."""
+        if ids:
+            self._put(path.with_suffix(".ids").name, "\n".join(ids).encode())
+        path.unlink(missing_ok=True)
+
+    def _own(self, queue: str) -> _Owner:
+        path = self.path / "query.json"
+        try:
+            owner = msgspec.json.decode(path.read_bytes(), type=_Owner)
+        except FileNotFoundError:
+            self._owner = _Owner(queue)
+            self._write_owner()
+            return self._owner
+        except msgspec.MsgspecError:
+            raise DirectoryForeign(f"{path} is not ours.", "Give the query an empty directory.") from None
+        if owner.queue != queue:
+            raise DirectoryForeign(
+                f"{self.path} is of a query that drains {owner.queue}, not {queue}.", "Give each query its own directory."
+            )
+        return owner
+
+    def _write_owner(self) -> None:
+        self._put("query.json", msgspec.json.encode(self._owner))
+
+    def _put(self, name: str, content: Any) -> None:
+        put(self.path / name, content)
+
+
+def put(path: Path, content: Any) -> None:
+    """Write a file as a whole: it is there and durable, or it is not there."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def open_manifest(path: Path) -> Any:
+    """A reader of its record batches, memory-mapped. Raises ManifestDamaged."""
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path)))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ManifestDamaged(f"{path} cannot be read: {error}.", _MEND) from None
+
+
+def _locked(path: Path, seconds: float, clock: Clock) -> int:
+    file = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    end = clock.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if clock.monotonic() >= end:
+                holder = os.pread(file, 32, 0).decode("ascii", "replace").strip()
+                os.close(file)
+                raise DirectoryTaken(
+                    f"{path} is used by another query (process {holder or 'unknown'}).",
+                    "Stop that one, or give each query its own directory.",
+                ) from None
+            time.sleep(_LOOK_SECONDS)
+    os.ftruncate(file, 0)
+    os.pwrite(file, str(os.getpid()).encode(), 0)
+    return file

@@ -1,0 +1,120 @@
+"""The options of the source, read once and checked before anything is opened.
+
+Strategy: one frozen value that pickles, so that driver and executors hold the same; what is wrong names the option.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.pipeline.errors import OptionInvalid
+
+_STEPS: Final = ("large", "encrypted")
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+
+
+class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the source `veilmq` is told. Durations are seconds."""
+
+    url: str
+    """As `veilmq.connect` takes it."""
+    directory: str
+    """Manifests: on a file system that driver and executors share; one query's own."""
+    max_rows: int = 50_000
+    """Messages of one micro-batch."""
+    lease: float = 60.0
+    """Visibility timeout of each receive; extended while the batch runs."""
+    wait: float = 0.2
+    """How long a receive waits when the queue seems empty."""
+    receivers: int = 4
+    """Receives at a time."""
+    partitions: int = 4
+    """Tasks of a micro-batch, at most."""
+    unwrap: tuple[str, ...] = ()
+    """`large`, `encrypted`: in the order in which bodies are unwrapped."""
+    keys: str | None = None
+    """File of keys, for `encrypted`."""
+    algorithms: tuple[str, ...] = ("A256GCM",)
+    bound_to: str | None = None
+    """Queue name that bodies were encrypted for, if not the queue's."""
+    store: str | None = None
+    """URL of the object store, for `large`."""
+    store_options: str = "{}"
+    """JSON, for the store's fsspec implementation."""
+    pointers: str = "own"
+    delete_objects: bool = True
+    format: str = "raw"
+    """`raw` or `json`."""
+    column_name_of_corrupt_record: str = "_corrupt_record"
+    dead_letters: str | None = None
+    """URL of a queue that gets what is quarantined."""
+    patience: float = 30.0
+    """How long a queue that cannot be reached is tried again."""
+    remember: float | None = None
+    """How long an id is known whose delete may not have counted; None: the queue's retention, or 14 days."""
+
+
+def read_options(options: Mapping[str, str]) -> DrainOptions:
+    """Raises OptionInvalid."""
+    fields = {name.replace("_", ""): name for name in DrainOptions.__struct_fields__}
+    given: dict[str, Any] = {}
+    for name, value in dict(options).items():
+        field = fields.get(str(name).lower())
+        if field is None:
+            raise OptionInvalid(f"veilmq has no option {name}.", f"It has {', '.join(sorted(map(_camel, fields.values())))}.")
+        given[field] = [part.strip() for part in value.split(",") if part.strip()] if field in _LISTS else value
+    for name, mend in (("url", "It looks like veil://127.0.0.1:9324/orders."), ("directory", "An empty one to begin with.")):
+        if not given.get(name):
+            raise OptionInvalid(f"veilmq needs the option {name}.", mend)
+    try:
+        read = msgspec.convert(given, DrainOptions, strict=False)
+    except msgspec.ValidationError as error:
+        said = str(error)
+        place = re.search(r"\$\.(\w+)", said)
+        name = _camel(place[1]) if place else "?"
+        raise OptionInvalid(f"{name}={given.get(place[1] if place else '')!r} cannot be: {said}.", "") from None
+    _check(read)
+    return read
+
+
+_LISTS: Final = frozenset({"unwrap", "algorithms"})
+
+
+def _camel(field: str) -> str:
+    head, *rest = field.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+def _check(read: DrainOptions) -> None:
+    for name, low in (("max_rows", 1), ("receivers", 1), ("partitions", 1), ("wait", 0), ("patience", 0)):
+        if not getattr(read, name) >= low:
+            raise OptionInvalid(f"{_camel(name)}={getattr(read, name)} is below {low}.", "")
+    if not read.lease > 0:
+        raise OptionInvalid(f"lease={read.lease:g} is not above 0 seconds.", "")
+    if not Path(read.directory).is_absolute():
+        raise OptionInvalid(f"directory={read.directory!r} is relative.", "Executors need an absolute path.")
+    strange = [step for step in read.unwrap if step not in _STEPS]
+    if strange or len(set(read.unwrap)) != len(read.unwrap):
+        raise OptionInvalid(f"unwrap={','.join(read.unwrap)} cannot be.", "It lists large and encrypted, each once.")
+    if ("encrypted" in read.unwrap) != (read.keys is not None):
+        raise OptionInvalid("unwrap=encrypted and the option keys need each other.", "keys names a file of keys.")
+    if ("large" in read.unwrap) != (read.store is not None):
+        raise OptionInvalid("unwrap=large and the option store need each other.", "store is like s3://bucket/large.")
+    if read.format not in {"raw", "json"}:
+        raise OptionInvalid(f"format={read.format!r} is none of raw and json.", "")
+    store_options_of(read)
+
+
+def store_options_of(read: DrainOptions) -> dict[str, Any]:
+    """For fsspec. Raises OptionInvalid."""
+    try:
+        found = json.loads(read.store_options)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise OptionInvalid("storeOptions is no JSON object.", 'It looks like {"endpoint_url": "http://..."}.')
+    return found
