@@ -36,7 +36,7 @@ class TestReady:
         for most, which in steps:
             if which == 0 and (item := next(coming, None)) is not None:
                 assert ready.reserve(1) == 1
-                assert ready.put(item)
+                assert ready.put([item])
             elif which == 1 and working:
                 ready.done(working.pop(most % len(working)))
             elif ready._line:
@@ -65,7 +65,7 @@ class TestReady:
         assert ready.reserve(1, timeout=0) == 0
         ready.give_back(1)
         assert ready.reserve(5) == 1
-        assert ready.put(Item(1, None))
+        assert ready.put([Item(1, None)])
         assert ready.in_hand == 1
         ready.done(ready.take(1))
         assert ready.reserve(5) == 1
@@ -73,19 +73,19 @@ class TestReady:
     def test_a_quota_ends_when_nothing_is_reserved(self) -> None:
         ready: Ready[Item] = Ready(10, quota=3)
         assert ready.reserve(10) == 3
-        ready.put(Item(1, None))
+        ready.put([Item(1, None)])
         ready.give_back(2)
         assert ready.reserve(10) == 2
-        ready.put(Item(2, None))
-        ready.put(Item(3, None))
+        ready.put([Item(2, None)])
+        ready.put([Item(3, None)])
         assert ready.reserve(10) == 0
 
     def test_the_rest_of_a_lane_can_be_withdrawn(self) -> None:
         ready: Ready[Item] = Ready(10)
         ready.reserve(10)
         for number in range(4):
-            ready.put(Item(number, "a"))
-        ready.put(Item(4, "b"))
+            ready.put([Item(number, "a")])
+        ready.put([Item(4, "b")])
         first = ready.take(1)
         assert [each.number for each in ready.withdraw("a")] == [1, 2, 3]
         ready.done(first)
@@ -95,8 +95,8 @@ class TestReady:
     def test_a_lane_that_nobody_works_can_be_withdrawn(self) -> None:
         ready: Ready[Item] = Ready(10)
         ready.reserve(2)
-        ready.put(Item(0, "a"))
-        ready.put(Item(1, "b"))
+        ready.put([Item(0, "a")])
+        ready.put([Item(1, "b")])
         assert ready.withdraw("a") == [Item(0, "a")]
         assert ready.take(5) == [Item(1, "b")]
 
@@ -112,7 +112,7 @@ class TestReady:
         for thread in threads:
             thread.join(WAIT_S)
         assert sorted(map(str, taken)) == ["0", "[]"]
-        assert not ready.put(Item(1, None))
+        assert not ready.put([Item(1, None)])
 
 
 class TestCancellation:

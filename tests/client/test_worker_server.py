@@ -88,7 +88,7 @@ def test_progress_is_kept(account: Account, tmp_path: Path) -> None:
             raise RuntimeError("again")
 
     records = None if queue.capabilities.body_replaceable else FileCheckpoints(tmp_path / "records")
-    Worker(queue, handler, checkpoints=records, retry=SOON, wait=2, lease=5).run(until_empty=True)
+    Worker(queue, handler, checkpoints=records, retry=SOON, wait=2, lease=5).run(messages_max=3)
     assert states == [None, {"at": 1}, {"at": 2}]
 
 
@@ -135,7 +135,13 @@ def test_groups_stay_in_order_through_failures(account: Account, options: dict[s
             raise RuntimeError("tripped")
         return None
 
-    counts = Worker(queue, handler, concurrency=4, retry=SOON, wait=3, **options).run(until_empty=True)
+    worker = Worker(queue, handler, concurrency=4, retry=SOON, wait=5, **options)
+    worker.start()
+    wait_for(lambda: sum(map(len, done.values())) == 36)
+    worker.stop()
+    assert worker.join(WAIT_S)
+    counts = worker.counts
+    assert counts is not None
     assert done == numbers
     assert counts.outcomes["done"] == 36
     assert counts.outcomes["failed"] == 6
@@ -150,7 +156,7 @@ def test_a_batch_that_went_on_after_a_failure_is_held_to_the_order(account: Acco
         seen.append([job.body for job in jobs])
         return [job for job in jobs if job.body == "2" and job.receive_count == 1]
 
-    counts = Worker(queue, handler, batch=10, retry=SOON, wait=3).run(until_empty=True)
+    counts = Worker(queue, handler, batch=10, retry=SOON, wait=3).run(messages_max=10)
     assert seen == [["0", "1", "2", "3", "4", "5"], ["2", "3", "4", "5"]]
     assert counts.outcomes == {"done": 6, "failed": 1, "stopped": 3}
 

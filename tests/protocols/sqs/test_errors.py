@@ -158,7 +158,10 @@ SAID = [
         ParameterInvalid(parameter="deduplication_id", reason="needed"),
         "InvalidParameterValue",
         400,
-        "The value of the parameter MessageDeduplicationId is invalid. Reason: needed",
+        (
+            "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
+            "explicitly"
+        ),
     ),
     (
         "receive_message",

@@ -92,7 +92,8 @@ class LeaseKeeper:
         self._pool = SenderPool(self.parameters.senders_max(capabilities), f"veilmq keeper {queue.name} sender")
         self._teller = Teller(f"veilmq keeper {queue.name} teller")
         self._on_lost = on_lost
-        self._learner = plan if isinstance(plan, Learner) else None
+        learner: object = plan
+        self._learner: Learner | None = learner if isinstance(learner, Learner) else None
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._turn = threading.Condition(self._lock)

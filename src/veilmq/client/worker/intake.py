@@ -137,21 +137,19 @@ class Intake:
 
     def _admit(self, came: list[Received]) -> int:
         """Take them in hand; how many reserved places they took."""
-        taken = 0
         self._counts.came(len(came))
+        hands: list[Hand] = []
         for message in came:
             if self._stop.is_set():
                 self._return(message)
-                continue
-            hand = self._hold(message)
-            if hand is None:
-                continue
-            if self._ready.put(hand):
-                taken += 1
-            else:
+            elif (hand := self._hold(message)) is not None:
+                hands.append(hand)
+        if not self._ready.put(hands):
+            for hand in hands:
                 self._settling.release(hand)
+            return 0
         self._counts.in_hand(self._ready.in_hand)
-        return taken
+        return len(hands)
 
     def _hold(self, message: Received) -> Hand | None:
         """None if the lease is gone already."""

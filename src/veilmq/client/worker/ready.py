@@ -59,23 +59,15 @@ class Ready(Generic[Item]):
                 self._quota += places
             self._changed.notify_all()
 
-    def put(self, item: Item) -> bool:
-        """Into the line, in a reserved place; False once it is closed: then the caller still has both."""
+    def put(self, items: Sequence[Item]) -> bool:
+        """Into the line, in reserved places, all at once; False once it is closed: then the caller still has both."""
         with self._changed:
             if self._closed:
                 return False
-            self._reserved -= 1
-            self.in_hand += 1
-            lane = item.lane
-            if lane is None:
-                self._line.append(item)
-            else:
-                waiting = self._lanes.get(lane)
-                if waiting is None:
-                    waiting = self._lanes[lane] = deque()
-                    if lane not in self._busy:
-                        self._line.append(lane)
-                waiting.append(item)
+            self._reserved -= len(items)
+            self.in_hand += len(items)
+            for item in items:
+                self._append(item)
             self._changed.notify_all()
             return True
 
@@ -140,6 +132,18 @@ class Ready(Generic[Item]):
         """Wait up to `timeout` seconds until nothing is in hand; whether that came."""
         with self._changed:
             return self._changed.wait_for(lambda: self.in_hand == 0, timeout)
+
+    def _append(self, item: Item) -> None:
+        lane = item.lane
+        if lane is None:
+            self._line.append(item)
+            return
+        waiting = self._lanes.get(lane)
+        if waiting is None:
+            waiting = self._lanes[lane] = deque()
+            if lane not in self._busy:
+                self._line.append(lane)
+        waiting.append(item)
 
     def _free(self) -> int:
         free = self.capacity - self.in_hand - self._reserved
