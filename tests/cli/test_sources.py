@@ -23,10 +23,18 @@ VALUES: dict[str, tuple[Any, str, str]] = {
     "tls_cert": ("a", "b", "c"),
     "tls_key": ("a", "b", "c"),
     "cors_origins": (["http://a"], "http://b", "http://c"),
+    "azure_issuer": ("http://a", "http://b", "http://c"),
+    "azure_issuer_keys": ("a", "b", "c"),
+    "azure_audience": ("a", "b", "c"),
     "log_format": ("json", "json", "json"),
     "log_level": ("debug", "warning", "error"),
 }
-NEEDS = {"tls_cert": {"tls_key": "k"}, "tls_key": {"tls_cert": "c"}}
+NEEDS = {
+    "tls_cert": {"tls_key": "k"},
+    "tls_key": {"tls_cert": "c"},
+    "azure_issuer": {"azure_issuer_keys": "k"},
+    "azure_issuer_keys": {"azure_issuer": "http://a"},
+}
 
 
 def values(name: str) -> tuple[Any, str, str]:

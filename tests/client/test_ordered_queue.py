@@ -133,15 +133,14 @@ def test_a_plain_disordered_queue_shows_the_documents_run(place: Place) -> None:
     assert [plain.receive()[0].body for _ in range(10)] == ["1", "3", "2", "5", "4", "7", "6", "9", "8", "10"]
 
 
-@pytest.mark.parametrize("window", [1, 2, 7, 50])
-@pytest.mark.parametrize("marking", ["auto", "body", "#num#"])
+@pytest.mark.parametrize(("window", "marking"), [(1, "auto"), (2, "#num#"), (7, "body"), (7, "auto"), (50, "auto")])
 def test_the_ordered_queue_restores_the_order(place: Place, window: int, marking: str) -> None:
     plain = Disordered(place.queue, window=window, seed=window, clock=place.clock)
     sender, receiver = place.sender(plain, marking=marking), place.receiver(plain, marking=marking)
-    for body in bodies(40):
+    for body in bodies(10):
         sender.send(body)
-    sender.send_batch(bodies(60, 41))
-    assert drain(receiver) == bodies(100)
+    sender.send_batch(bodies(20, 11))
+    assert drain(receiver) == bodies(30)
     assert place.queue.stats().visible == place.queue.stats().in_flight == 0
 
 
@@ -329,7 +328,7 @@ def test_threads_share_a_sender(place: Place) -> None:
     sender = place.sender()
 
     def work(name: str) -> None:
-        for number in range(25):
+        for number in range(6):
             sender.send(f"{name} {number}")
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
@@ -338,9 +337,9 @@ def test_threads_share_a_sender(place: Place) -> None:
     for thread in threads:
         thread.join()
     came = drain(place.receiver())
-    assert len(came) == 100
+    assert len(came) == 24
     for name in "abcd":
-        assert [body for body in came if body.startswith(name)] == [f"{name} {number}" for number in range(25)]
+        assert [body for body in came if body.startswith(name)] == [f"{name} {number}" for number in range(6)]
 
 
 # Handing out.
@@ -484,7 +483,7 @@ def test_a_lost_lease_in_the_buffer_comes_again(place: Place) -> None:
 
 
 def test_receivers_in_threads_get_each_message_once(place: Place) -> None:
-    place.sender().send_batch(bodies(60))
+    place.sender().send_batch(bodies(30))
     receiver = place.receiver(in_hand_max=8)
     came: list[str] = []
 
@@ -499,7 +498,7 @@ def test_receivers_in_threads_get_each_message_once(place: Place) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(came, key=int) == bodies(60)
+    assert sorted(came, key=int) == bodies(30)
 
 
 def test_a_waiting_receive_gets_what_comes_and_ends_with_close(place: Place) -> None:

@@ -178,3 +178,66 @@ def test_in_development_the_memory_is_bounded() -> None:
     assert keyring.find("key 0") is first
     keyring.find("one more")
     assert keyring.find("key 0") is not first
+
+
+IDENTITY = """
+[[account.identity]]
+object_id = "11111111-2222-3333-4444-555555555555"
+
+[[account.identity]]
+object_id = "sender"
+grants = [{ actions = ["send"], queues = ["orders"] }]
+"""
+
+
+def test_accounts_by_their_azure_name(file: Path) -> None:
+    text = file.read_text()
+    file.write_text(text.replace('\n[[account]]\nid = "222222222222"', f'{IDENTITY}\n[[account]]\nid = "222222222222"'))
+    credentials = Credentials(file)
+    named = credentials.find_account("examplename")
+    assert named is not None
+    assert named.secrets == (b"hushhush", b"hushhush2")
+    assert (named.key.account, named.key.home_region, named.key.id) == ("111111111111", "eu-west-1", "examplename")
+    assert "hush" not in repr(named)
+    assert named.key.allows(Action.PURGE, "any")
+    owner, sender = named.identity("11111111-2222-3333-4444-555555555555"), named.identity("sender")
+    assert owner is not None
+    assert owner.allows(Action.PURGE, "any")
+    assert sender is not None
+    assert sender.allows(Action.SEND, "orders")
+    assert not sender.allows(Action.SEND, "other")
+    assert not sender.allows(Action.RECEIVE, "orders")
+    assert named.identity("nobody") is None
+    assert credentials.find("sender") is None, "an object id is no access key"
+    assert credentials.find_account("examplename") is named
+    assert credentials.reload()
+    assert credentials.find_account("examplename") is not named
+    assert credentials.find_account("other") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"sender"', '"11111111-2222-3333-4444-555555555555"', "twice"),
+        ('"sender"', '"a b"', "object_id"),
+        ('object_id = "sender"', "", "object_id"),
+        ('actions = ["send"]', 'actions = ["sent"]', "grants"),
+        ("[[account.identity]]", '[[account]]\nid = "333333333333"\n[[account.identity]]', "azure_name"),
+    ],
+)
+def test_bad_identities(file: Path, old: str, new: str, told: str) -> None:
+    account = file.read_text().partition('\n[[account]]\nid = "222222222222"')[0]
+    file.write_text(account + IDENTITY.replace(old, new))
+    with pytest.raises(FileInvalid, match=told):
+        Credentials(file)
+
+
+def test_in_development_azure_has_the_account_of_all_emulators() -> None:
+    keyring = DevelopmentKeyring()
+    named = keyring.find_account("devstoreaccount1")
+    assert named is not None
+    assert named.key.account == DEVELOPMENT_ACCOUNT
+    anybody = named.identity("anybody")
+    assert anybody is not None
+    assert anybody.allows(Action.PURGE, "any")
+    assert keyring.find_account("devstoreaccount2") is None

@@ -11,8 +11,8 @@ from joserfc.jwk import ECKey, OctKey, RSAKey
 
 from veilmq.protocols.azure.bearer import TokenRefused
 from veilmq.server.settings import SettingInvalid, Settings
-from veilmq.server.toml_file import FileInvalid
 from veilmq.server.tokens import IssuerTokens, NoTokens, UncheckedTokens, tokens_of
+from veilmq.server.toml_file import FileInvalid
 
 ISSUER = "https://login.example"
 CLAIMS = {"iss": ISSUER, "aud": "https://storage.azure.com", "oid": "me"}

@@ -18,7 +18,7 @@ import pytest
 
 from veilmq.model.errors import LeaseTaken
 from veilmq.model.instant import HOUR_US
-from veilmq.model.message import Delivery
+from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite import schema
@@ -135,6 +135,20 @@ class TestReleasedFile:
         assert bodies(stage.receive(ORDERS, 10)) == ["delayed"]
         assert "in flight" in bodies(stage.receive(FAILED, 10))
         assert bodies(stage.receive(MAIL, 10)) == ["by the queue's delay"]
+
+    def test_groups_go_on_as_they_were(self, stage: Stage, recorded: Any) -> None:
+        if "attempt" not in recorded.handles:
+            pytest.skip("the file is older than groups")
+        line, tenants = MAKE["LINE"], MAKE["TENANTS"]
+        assert stage.send(line, "c: deleted", extras=Extras(group="c")).duplicate
+        assert stage.take(line, attempt_id="again").handle == recorded.handles["attempt"]
+        assert stage.receive(line, 10) == []
+        expect(stage.delete(line, recorded.handles["attempt"]), Deleted)
+        assert bodies(stage.receive(line, 10)) == ["b: second"]
+        assert bodies(stage.receive(tenants, 10)) == ["y: visible", "x: visible"]
+        stage.later(HOUR_US)
+        assert bodies(stage.receive(line, 10)) == ["a: in flight", "a: waits", "b: second"]
+        assert "x: delayed" in bodies(stage.receive(tenants, 10))
 
     def test_what_is_new_goes_on_from_where_it_was(self, stage: Stage, recorded: Any) -> None:
         last = recorded.events[-1]["offset"]

@@ -118,3 +118,9 @@ class Account(Protocol):
     def close(self) -> None:
         """Let connections go, those of its queues too."""
         ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

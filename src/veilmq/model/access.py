@@ -22,6 +22,7 @@ class Action(StrEnum):
     EXTEND = "extend"
     DELETE = "delete"
     PEEK = "peek"
+    MOVE = "move"
     PURGE = "purge"
     CREATE_QUEUE = "create-queue"
     CHANGE_QUEUE = "change-queue"

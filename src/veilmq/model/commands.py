@@ -144,6 +144,8 @@ class ChangeQueue(Command, tag=True, kw_only=True, gc=False):
     """Set some settings. Outcome `QueueChanged`; errors QueueMissing, RedriveRefused, ParameterInvalid."""
 
     change: SettingsChange
+    expected: SettingsChange = {}
+    """Change nothing unless these settings have these values (`labels` and `tags`: all of them)."""
 
 
 class DeleteQueue(Command, tag=True, kw_only=True, gc=False):
@@ -296,6 +298,31 @@ class ListSubscriptions(TopicCommand, tag=True, kw_only=True, gc=False):
     count_max: int = 1_000
 
 
+class StartMove(Command, tag=True, kw_only=True, gc=False):
+    """Begin to move the messages of `queue`, which must be a dead-letter queue. Outcome `MoveStarted`.
+
+    Errors QueueMissing (of either queue), ParameterInvalid("source") if it is nobody's dead-letter queue or a task is
+    under way there, ParameterInvalid("destination") if it is the source or of another kind.
+    """
+
+    destination: QueueKey | None = None
+    """None: each message goes back to the queue that dead-lettered it."""
+    rate_max: int | None = None
+    """Messages a second, 1 to `MOVES_PER_SECOND_MAX`; None: as fast as that."""
+
+
+class CancelMove(Command, tag=True, kw_only=True, gc=False):
+    """End a task of `queue`; what was moved stays moved. Outcome `MoveCancelled`; errors QueueMissing."""
+
+    task: bytes
+
+
+class ListMoves(Command, tag=True, kw_only=True, gc=False):
+    """The latest tasks of `queue`, newest first. Outcome `MovesListed`; errors QueueMissing."""
+
+    count_max: int = 1
+
+
 QueueCommand = (
     Send | Receive | Extend | Delete | Undeliver | CreateQueue | ChangeQueue | DeleteQueue | PurgeQueue | DescribeQueue
 )
@@ -312,7 +339,8 @@ AnyTopicCommand = (
     | DescribeSubscription
     | ListSubscriptions
 )
-AnyCommand = QueueCommand | ListQueues | Peek | Sweep | RecordPolls | AnyTopicCommand
+MoveCommand = StartMove | CancelMove | ListMoves
+AnyCommand = QueueCommand | MoveCommand | ListQueues | Peek | Sweep | RecordPolls | AnyTopicCommand
 
 
 def default_settings(command: CreateQueue) -> QueueSettings:

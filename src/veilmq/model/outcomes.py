@@ -8,6 +8,7 @@ import msgspec
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
+from veilmq.model.moves import MoveInfo
 from veilmq.model.queue import QueueInfo, QueueKey, XmlBody
 from veilmq.model.topic import SubscriptionInfo, TopicInfo
 
@@ -64,6 +65,8 @@ class QueueChanged(msgspec.Struct, gc=False):
     """The queue as it stands now."""
 
     info: QueueInfo
+    changed: bool = True
+    """False: a setting was not as the command expected, and all are as they were."""
 
 
 class QueueDeleted(msgspec.Struct, gc=False):
@@ -100,6 +103,25 @@ class Swept(msgspec.Struct, gc=False):
 
 class Recorded(msgspec.Struct, gc=False):
     """The history has it."""
+
+
+class MoveStarted(msgspec.Struct, gc=False):
+    """The task will be carried on until it is done."""
+
+    info: MoveInfo
+
+
+class MoveCancelled(msgspec.Struct, gc=False):
+    """The task as it stands now; None if the queue has no such task. `cancelled` is False if it had ended before."""
+
+    info: MoveInfo | None
+    cancelled: bool
+
+
+class MovesListed(msgspec.Struct, gc=False):
+    """Tasks, newest first."""
+
+    tasks: list[MoveInfo]
 
 
 class TopicCreated(msgspec.Struct, gc=False):
@@ -165,6 +187,9 @@ Result = (
     | QueuesListed
     | Swept
     | Recorded
+    | MoveStarted
+    | MoveCancelled
+    | MovesListed
     | TopicCreated
     | TopicDescribed
     | TopicsListed

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from veilmq.model.access import EVERYTHING, AccessKey, Action, Keyring
 from veilmq.model.commands import (
     AnyCommand,
+    CancelMove,
     ChangeQueue,
     ChangeSubscription,
     ChangeTopic,
@@ -26,6 +27,7 @@ from veilmq.model.commands import (
     DescribeSubscription,
     DescribeTopic,
     Extend,
+    ListMoves,
     ListQueues,
     ListSubscriptions,
     ListTopics,
@@ -34,6 +36,7 @@ from veilmq.model.commands import (
     PurgeQueue,
     Receive,
     Send,
+    StartMove,
     Subscribe,
     Unsubscribe,
 )
@@ -58,6 +61,9 @@ ACTIONS: Final[dict[type, Action]] = {
     DeleteQueue: Action.DELETE_QUEUE,
     DescribeQueue: Action.DESCRIBE_QUEUE,
     ListQueues: Action.LIST_QUEUES,
+    StartMove: Action.MOVE,
+    CancelMove: Action.MOVE,
+    ListMoves: Action.DESCRIBE_QUEUE,
     Publish: Action.PUBLISH,
     CreateTopic: Action.MANAGE_TOPICS,
     ChangeTopic: Action.MANAGE_TOPICS,
@@ -192,6 +198,9 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
         named = getattr(command, "queue", None) or getattr(command, "topic", None)
         if not key.allows(action, None if named is None else named.name):
             return action
+        if type(command) is StartMove and command.destination is not None:
+            if not key.allows(Action.SEND, command.destination.name):
+                return Action.SEND
     return None
 
 

@@ -48,7 +48,7 @@ def ledgers(events: Iterable[EventRecord]) -> dict[int, Ledger]:
             case "purged" | "queue_deleted":
                 assert event.detail is not None
                 book.purged += event.detail["count"]
-            case "dead_lettered":
+            case "dead_lettered" | "moved":
                 assert event.detail is not None
                 book.moved_out += 1
                 books[event.detail["target"]].moved_in += 1

@@ -7,7 +7,10 @@ milliseconds and nothing is mocked. veilmq/testing/plugin.py makes it a pytest f
 
 import datetime
 import json
+import tempfile
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -15,7 +18,7 @@ from urllib.parse import quote, urlsplit
 from veilmq.testing.server import ServerProcess
 
 if TYPE_CHECKING:
-    from veilmq.client.queue import Queue
+    from veilmq.client.queue import Account, Queue
 
 _TIMEOUT_S = 60
 
@@ -40,6 +43,12 @@ class LocalServer:
     def queue_url(self, name: str) -> str:
         """The URL that `veilmq.connect` and `veilmq work` take for a queue of this server."""
         return f"veil://{urlsplit(self.sqs_url).netloc}/{quote(name)}"
+
+    def account(self) -> "Account":
+        """The account that its queues are in."""
+        from veilmq.client.connect import connect_account
+
+        return connect_account(f"veil://{urlsplit(self.sqs_url).netloc}")
 
     def connect(self, name: str, *, create: bool = True) -> "Queue":
         """A queue of this server, made if it is not there. Raises QueueMissing without `create`."""
@@ -74,6 +83,17 @@ class LocalServer:
     def stop(self) -> None:
         """End it."""
         self.process.stop()
+
+    @classmethod
+    @contextmanager
+    def temporary(cls, *options: str) -> "Iterator[LocalServer]":
+        """A server on a directory that is gone afterwards: for examples and scripts."""
+        with tempfile.TemporaryDirectory(prefix="veilmq-") as directory:
+            server = cls(Path(directory), *options)
+            try:
+                yield server
+            finally:
+                server.stop()
 
     def _ask(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
         token = (self.process.data / "admin-token").read_text().strip()

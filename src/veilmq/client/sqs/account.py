@@ -6,7 +6,8 @@ whether CreateQueue created, so `create` asks before: of two who create at the s
 
 import threading
 import weakref
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Template
@@ -88,6 +89,14 @@ class SqsAccount:
         self._calls.close()
         if self._owns_client:
             self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _url(self, name: str) -> str:
         given: dict[str, Any] = {} if self._owner is None else {"QueueOwnerAWSAccountId": self._owner}

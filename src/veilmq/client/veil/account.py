@@ -7,7 +7,8 @@ Strategy: one pool of connections and one signer; a queue gets a line of its own
 import ssl
 import threading
 import weakref
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Template
@@ -127,3 +128,11 @@ class VeilAccount:
         self._line.close()
         for queue in queues:
             queue.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -19,7 +19,8 @@ from veilmq.pipeline.events.columns import ARROW_SCHEMA
 from veilmq.pipeline.events.reading import History, ParquetHistory
 
 FILE_ROWS_MAX: Final = 1_000_000
-_ROW_GROUP_ROWS: Final = 131_072
+ROW_GROUP_ROWS: Final = 131_072
+"""Partitions that are a multiple of it read no row group twice."""
 
 Progress = Callable[[int, int], None]
 """Called with the events written and how many there are to write."""
@@ -78,11 +79,13 @@ def _write(history: History, directory: Path, start: int, stop: int) -> None:
         for batch in batches:
             waiting.append(batch)
             rows += batch.num_rows
-            if rows >= _ROW_GROUP_ROWS:
-                writer.write_table(pa.Table.from_batches(waiting, ARROW_SCHEMA))
-                waiting, rows = [], 0
-        if waiting:
-            writer.write_table(pa.Table.from_batches(waiting, ARROW_SCHEMA))
+            if rows >= ROW_GROUP_ROWS:
+                whole = pa.Table.from_batches(waiting, ARROW_SCHEMA)
+                full = rows - rows % ROW_GROUP_ROWS
+                writer.write_table(whole.slice(0, full), ROW_GROUP_ROWS)
+                waiting, rows = whole.slice(full).to_batches(), rows - full
+        if rows:
+            writer.write_table(pa.Table.from_batches(waiting, ARROW_SCHEMA), ROW_GROUP_ROWS)
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.rename(place / name)

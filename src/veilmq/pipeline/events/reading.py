@@ -196,12 +196,10 @@ class ParquetHistory:
                 continue
             with pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(_BATCH_ROWS, row_groups=_row_groups(file, at, stop)):
-                    offsets = batch.column("offset")
-                    if offsets[0].as_py() < at or offsets[-1].as_py() >= stop:
-                        batch = batch.filter(pa.compute.greater_equal(offsets, at))
-                        batch = batch.filter(pa.compute.less(batch.column("offset"), stop))
-                    if batch.num_rows:
-                        yield plain(batch)
+                    offset = batch.column("offset")[0].as_py()
+                    low, high = max(at - offset, 0), min(stop - offset, batch.num_rows)
+                    if low < high:
+                        yield plain(batch.slice(low, high - low))
             at = min(following, stop)
         if at < stop:
             raise HistoryGap(f"{self.directory} ends at offset {at}, before {stop}.", "Export the rest first.")

@@ -4,7 +4,7 @@
     spark.readStream.format("veilmq-events").option("path", "exported").option("maxRows", 1_000_000).load()
 
 Options: `server` (with `token`, `certificate`) or `path`; `from` (an offset, `first`, `next`; `first` unless told) and
-`until` (an offset); `partitionRows` (200,000); for a stream `maxRows` a micro-batch. The offset of a stream is
+`until` (an offset); `partitionRows` (262,144); for a stream `maxRows` a micro-batch. The offset of a stream is
 `{"seq": n}`: the next event. Replay is identical by construction: an offset names the same event for ever.
 
 Strategy: the readers hold options and nothing else, because Spark pickles them and makes a second one for `read`.
@@ -20,7 +20,7 @@ from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.events.columns import SPARK_SCHEMA
 from veilmq.pipeline.events.reading import History, ParquetHistory, ServerHistory
 
-PARTITION_ROWS_DEFAULT: Final = 200_000
+PARTITION_ROWS_DEFAULT: Final = 262_144
 _OPTIONS: Final = frozenset({"server", "token", "certificate", "path", "from", "until", "partitionrows", "maxrows"})
 
 

@@ -137,6 +137,8 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     queue = writer.queues.by_key.get(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
+    if any(getattr(queue.settings, name) != value for name, value in command.expected.items()):
+        return QueueChanged(queue.info(), changed=False)
     settings = with_change(queue.settings, command.change)
     wrong = _wrong_kind(settings, queue.settings.fifo)
     if wrong is not None:
@@ -169,6 +171,7 @@ def delete(writer: Writer, command: DeleteQueue) -> Outcome:
     writer.touch(queue)
     writer.write("INSERT INTO garbage VALUES (?)", (queue.generation,))
     writer.write("UPDATE queue SET deleted = ? WHERE incarnation = ?", (writer.now, queue.incarnation))
+    writer.write("DELETE FROM move_task WHERE source = ?", (queue.incarnation,))
     count = queue.empty(queue.generation)
     writer.queues.remove(queue)
     writer.forget_queue()

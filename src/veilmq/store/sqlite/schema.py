@@ -156,7 +156,27 @@ CREATE TABLE receive_attempt (
 CREATE UNIQUE INDEX receive_attempt_id ON receive_attempt (generation, id);
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS, _GROUPS)
+_MOVES: Final = """
+CREATE TABLE move_task (
+    number      INTEGER PRIMARY KEY AUTOINCREMENT,
+    id          BLOB NOT NULL,       -- 16 bytes, what its handle names
+    source      INTEGER NOT NULL,    -- the queue's incarnation
+    destination BLOB,                -- msgpack of QueueKey; NULL: each message goes back to where it came from
+    rate        INTEGER,             -- messages a second, if that was asked for
+    status      TEXT NOT NULL,
+    failure     TEXT,
+    origin      INTEGER NOT NULL,    -- who began it
+    started     INTEGER NOT NULL,
+    used        INTEGER NOT NULL,    -- up to this instant the rate is used up
+    last        INTEGER NOT NULL,    -- sequence of the last message that there was at the start; later ones stay
+    moved       INTEGER NOT NULL,
+    to_move     INTEGER NOT NULL
+) STRICT;
+CREATE INDEX move_task_source ON move_task (source, number);
+CREATE UNIQUE INDEX move_task_active ON move_task (source) WHERE status IN ('running', 'cancelling');
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS, _GROUPS, _MOVES)
 VERSION: Final = len(MIGRATIONS)
 
 

@@ -29,7 +29,7 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
     outcomes: list[Any] = []
     messages: list[Row] = []
     hidden: list[Row] = []
-    joining = Joining(writer)
+    joining: Joining | None = None
     fifo: list[tuple[LiveQueue, Send]] = []
     for command in commands:
         queue = writer.queue(command.queue)
@@ -51,12 +51,16 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
             fifo.append((queue, command))
             outcomes.append(None)
         else:
+            if joining is None and command.extras.group is not None:
+                joining = Joining(writer)
             outcomes.append(_append(writer, queue, command, messages, hidden, joining))
     if fifo:
-        append: Append = lambda queue, command: _append(writer, queue, command, messages, hidden, joining)  # noqa: E731
-        taken = iter(send_fifo(writer, fifo, joining, append))
+        groups = joining = joining or Joining(writer)
+        append: Append = lambda queue, command: _append(writer, queue, command, messages, hidden, groups)  # noqa: E731
+        taken = iter(send_fifo(writer, fifo, groups, append))
         outcomes = [next(taken) if outcome is None else outcome for outcome in outcomes]
-    joining.flush()
+    if joining is not None:
+        joining.flush()
     if messages:
         writer.write_many(INSERT_MESSAGE, messages)
     if hidden:
@@ -79,9 +83,9 @@ def as_stored(queue: LiveQueue, command: WithBody) -> WithBody | ParameterInvali
 
 
 def _append(
-    writer: Writer, queue: LiveQueue, command: Send, messages: list[Row], hidden: list[Row], joining: Joining
+    writer: Writer, queue: LiveQueue, command: Send, messages: list[Row], hidden: list[Row], joining: Joining | None
 ) -> Sent:
-    """The rows of one message, at the end of its line or hidden until its delay ends."""
+    """The rows of one message, at the end of its line or hidden until its delay ends. One of a group needs `joining`."""
     writer.touch(queue)
     settings = queue.settings
     now = writer.now
@@ -100,6 +104,7 @@ def _append(
     origin = writer.origin(sender)
     line, leased_line, order = None if delay_us else priority, None, priority
     if group is not None and is_grouped(queue, priority):
+        assert joining is not None
         order = joining.join(queue, group, sequence, hidden=delay_us > 0)
         line = leased_line = -order if delay_us and not settings.fifo else order
     messages.append(

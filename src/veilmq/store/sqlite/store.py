@@ -15,6 +15,7 @@ import apsw
 
 from veilmq.model.commands import (
     AnyCommand,
+    CancelMove,
     ChangeQueue,
     ChangeSubscription,
     ChangeTopic,
@@ -27,6 +28,7 @@ from veilmq.model.commands import (
     DescribeSubscription,
     DescribeTopic,
     Extend,
+    ListMoves,
     ListQueues,
     ListSubscriptions,
     ListTopics,
@@ -36,6 +38,7 @@ from veilmq.model.commands import (
     Receive,
     RecordPolls,
     Send,
+    StartMove,
     Subscribe,
     Sweep,
     Undeliver,
@@ -48,6 +51,7 @@ from veilmq.model.receipt import KEY_BYTES, ReceiptKey
 from veilmq.store.sqlite import (
     groups,
     leases,
+    moves,
     peeks,
     queue_commands,
     queues,
@@ -130,6 +134,8 @@ class SqliteStore:
         self._handlers: dict[type, GroupHandler] = {
             CreateQueue: _each(queue_commands.create),
             ChangeQueue: _each(queue_commands.change),
+            StartMove: _each(moves.start),
+            CancelMove: _each(moves.cancel),
             CreateTopic: _each(topic_commands.create),
             ChangeTopic: _each(topic_commands.change),
             Subscribe: _each(topic_commands.subscribe),
@@ -145,6 +151,7 @@ class SqliteStore:
             DeleteQueue: _each(queue_commands.delete),
             DescribeQueue: _each(queue_commands.describe),
             ListQueues: _each(queue_commands.list_queues),
+            ListMoves: _each(moves.list_moves),
             RecordPolls: _each(sweeps.record_polls),
             Unsubscribe: _each(topic_commands.unsubscribe),
             DeleteTopic: _each(topic_commands.delete),

@@ -11,7 +11,7 @@ from veilmq.model.commands import RecordPolls, Sweep
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import Outcome, Recorded, Swept
-from veilmq.store.sqlite import attempts, deduplication, history
+from veilmq.store.sqlite import attempts, deduplication, history, moves
 from veilmq.store.sqlite.endings import expire, find_place, return_due
 from veilmq.store.sqlite.groups import first_of_groups
 from veilmq.store.sqlite.options import MIB, Options
@@ -43,6 +43,7 @@ def sweep(writer: Writer, command: Sweep, options: Options) -> Outcome:
         trimmed = history.trim(writer, options.history_us_max, options.history_bytes_max, rows_max)
         left -= trimmed
         more = more or trimmed == rows_max
+    more = moves.carry_on(writer) or more
     _give_back(writer)
     return Swept(command.steps_max - left, more)
 

@@ -35,6 +35,11 @@ from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, DECLARATION, escape
 from veilmq.protocols.http import Response
 
 _ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z", re.IGNORECASE)
+_PLAIN: Final = re.compile(
+    rb"""(?:<\?xml version=["']1\.0["'](?: encoding=["'](?:utf|UTF)-8["'])?(?: standalone=["']yes["'])? ?\?>[ \t\r\n]*)?"""
+    rb"<QueueMessage>[ \t\r\n]*<MessageText>([ -%'-;=?-~]*)</MessageText>[ \t\r\n]*</QueueMessage>[ \t\r\n]*"
+)
+"""What SDKs send most: text of ASCII without markup, which means itself. All else is expat's to read."""
 
 
 def id_text(message_id: bytes) -> str:
@@ -56,19 +61,29 @@ def _count(asked: Asked) -> int:
 
 def _message_text(asked: Asked) -> tuple[str, bytes]:
     """The text of a QueueMessage document, and its UTF-8. Raises Refusal."""
-    root = read_document(asked.request.body, "QueueMessage", limits.BODY_BYTES_MAX)
+    plain = _PLAIN.fullmatch(asked.request.body)
+    if plain is not None:
+        raw = plain[1]
+        text = raw.decode()
+    else:
+        text = _read_text(asked.request.body)
+        raw = text.encode()
+    limit_bytes = limits.MESSAGE_BYTES_MAX if asked.version >= limits.VERSION_UPDATE else limits.MESSAGE_BYTES_MAX_OLD
+    if len(raw) > limit_bytes:
+        raise too_large(limit_bytes)
+    return text, raw
+
+
+def _read_text(document: bytes) -> str:
+    root = read_document(document, "QueueMessage", limits.BODY_BYTES_MAX)
     node = root.members(("MessageText",)).get("MessageText")
     if node is None:
         raise missing_node("MessageText")
     if node.children:
         raise bad_node("MessageText", "", "The text holds elements: escape or encode it.")
-    raw = node.raw.encode()
-    limit_bytes = limits.MESSAGE_BYTES_MAX if asked.version >= limits.VERSION_UPDATE else limits.MESSAGE_BYTES_MAX_OLD
-    if len(raw) > limit_bytes:
-        raise too_large(limit_bytes)
     if first_forbidden_character(node.raw) is not None:
         raise bad_node("MessageText", "", "The text has a character that XML 1.0 cannot carry.")
-    return node.raw, raw
+    return node.raw
 
 
 def _ttl_seconds(asked: Asked) -> int | None:

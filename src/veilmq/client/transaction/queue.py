@@ -1,0 +1,240 @@
+"""A queue whose messages are sent if and only if a local operation is done.
+
+Strategy: the document's steps (1 prepare, 2 log, 3 operate, 4 commit or roll back, 5 erase the log entry), each of
+which may fail: before step 3 the operation never starts; from step 3 on the log entry stays until the verdict is
+carried out, by us or by a checker. Everything but the operation itself lives in two queues, so that any process with
+the same two can finish what another began. Source: seed 002, TransactionQueue, TransactionOperations,
+TransactionChecker, whose sample swallows a failed commit, erases the entry, and so loses messages.
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.errors import may_have_happened
+from veilmq.client.messages import Message, Received
+from veilmq.client.prepared import as_message, text_bytes
+from veilmq.client.queue import Queue
+from veilmq.client.transaction.checker import Check, Checker, Compensate, send_to
+from veilmq.client.transaction.entry import Entry, Form, Prepared, Verdict, decode, made, marked, verdict_of
+from veilmq.client.transaction.logbook import Logbook
+from veilmq.client.transaction.parameters import Times, check_half, check_log, check_times, form_for
+from veilmq.client.transaction.settling import Settler, hopeless
+from veilmq.client.wrapping import Wrapping
+from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
+
+COMMIT_TRIES = 3
+
+log = logging.getLogger("veilmq.transaction")
+
+
+class Outcome(StrEnum):
+    """What `send_transaction` can say when it returns."""
+
+    COMMITTED = "committed"
+    """The operation is done and the message is sent."""
+    ROLLED_BACK = "rolled back"
+    """Neither."""
+    PENDING = "pending"
+    """The verdict is not known, or could not be carried out yet: the checker sees to it."""
+    COMPENSATED = "compensated"
+    """The operation was done, its message can never be sent, and `compensate` undid it."""
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """One `send_transaction`."""
+
+    id: str
+    """Travels with the message, where the queue can carry it: the consumers' idempotency key."""
+    outcome: Outcome
+
+
+class TransactionQueue(Wrapping):
+    """`queue`, with `send_transaction`. `send` sends as ever; receiving is the consumers' own business."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        log: Queue,
+        check_transaction: Check,
+        *,
+        form: Form | str | None = None,
+        times: Times | None = None,
+        parked: Queue | None = None,
+        on_lost: Callable[[Prepared], object] | None = None,
+        compensate: Compensate | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """log: the operation log, a queue for these transactions alone. check_transaction: asked about transactions
+        that nobody finished; ROLLBACK promises that the operation will never be done. form: None chooses by what the
+        queue can. parked: gets what stays undecided; None: `<log>-parked`, made when it is needed. on_lost: told when a
+        message was sent again because its half message had ended. compensate: called with a done operation whose
+        message can never be sent.
+
+        Raises ParameterInvalid, CapabilityMissing, what `stats` raises.
+        """
+        super().__init__(queue)
+        self.times = times or Times()
+        self.form = form_for(form, queue.capabilities)
+        self.log = log
+        self._clock = clock
+        check_times(self.times)
+        if log.name == queue.name and log.account is queue.account:
+            raise ParameterInvalid(parameter="log", reason="must be another queue")
+        check_log(self.times, self.form, log.capabilities, log.stats())
+        self._life = check_half(self.times, queue.capabilities, queue.stats()) if self.form is Form.HIDDEN else None
+        self._parked = parked
+        self._running: set[str] = set()
+        self._lock = threading.Lock()
+        self._logbook = Logbook(log, self.times, clock)
+        self._settler = Settler(queue, self.times, on_lost)
+        self.checker = Checker(
+            self._logbook, self._settler, self.times, check_transaction, self._park, compensate,
+            self._running.__contains__, clock,
+        )  # fmt: skip
+
+    def send_transaction(
+        self, message: str | Message, do_transaction: Callable[[Prepared], Verdict | bool]
+    ) -> Transaction:
+        """Do the operation and send the message, or neither.
+
+        Raises before the operation starts: as `Queue.send` does, for either queue. What `do_transaction` raises goes
+        on, after the checker was asked what became of the operation.
+        """
+        entry, handle = self._prepare(as_message(message))
+        try:
+            return Transaction(entry.id, self._operate(entry, handle, do_transaction))
+        finally:
+            with self._lock:
+                self._running.discard(entry.id)
+
+    def parked(self) -> Queue:
+        """The queue of what stayed undecided."""
+        with self._lock:
+            if self._parked is None:
+                name = f"{self.log.name}-parked"
+                self.log.account.create(name)
+                self._parked = self.log.account.queue(name)
+            return self._parked
+
+    def settle_parked(self, decide: Callable[[Prepared], Verdict | bool], now: float | None = None) -> int:
+        """Go through the parked transactions once and settle those that `decide` knows; how many those are.
+
+        A half message has ended long ago then, so that commits send from the entry. Raises what the queues raise.
+        """
+        parked = self.parked()
+        kept: list[Received] = []
+        settled = 0
+        try:
+            while messages := parked.receive(lease=self.times.check_lease):
+                for message in messages:
+                    entry = decode(message.body)
+                    verdict = Verdict.UNKNOWN if entry is None else verdict_of(decide(entry.shown()))
+                    kept.append(message)
+                    if entry is None or verdict is Verdict.UNKNOWN:
+                        continue
+                    if self.checker.decide(entry, verdict, self._clock.wall() if now is None else now):
+                        parked.delete(message.handle)
+                        kept.pop()
+                        settled += 1
+        finally:
+            for message in kept:
+                parked.release(message.handle)
+        return settled
+
+    def close(self) -> None:
+        """The checker's thread, the log, the queue."""
+        self.checker.close()
+        self.log.close()
+        self.inner.close()
+
+    def _prepare(self, message: Message) -> tuple[Entry, str]:
+        """Steps 1 and 2; the log entry and its handle."""
+        text_bytes(message.body)
+        transaction, now = secrets.token_hex(16), self._clock.wall()
+        if self.form is Form.HIDDEN and (message.delay or message.ttl is not None):
+            reason = "of a half message are the transaction's own: choose form=logged"
+            raise ParameterInvalid(parameter="delay and ttl", reason=reason)
+        draft = made(transaction, self.form, message, "x" * 512 if self._life else None, now, self._life)
+        self._logbook.check_size(draft)
+        self._check_size(draft)
+        with self._lock:
+            self._running.add(transaction)
+        handle = None
+        try:
+            if self._life is not None:
+                handle = self._settler.prepare(message, transaction, self._life)
+            entry = replace(draft, handle=handle)
+            return entry, self._logbook.write(entry)
+        except BaseException:
+            with self._lock:
+                self._running.discard(transaction)
+            if handle is not None:
+                self._forget(replace(draft, handle=handle))
+            raise
+
+    def _check_size(self, entry: Entry) -> None:
+        capabilities = self.inner.capabilities
+        size_bytes = capabilities.transmitted_bytes(marked(entry, capabilities).body)
+        if size_bytes > capabilities.body_bytes_max:
+            raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=capabilities.body_bytes_max)
+
+    def _forget(self, entry: Entry) -> None:
+        """The log was not written: the half message is of no use, and ends unseen if it stays."""
+        try:
+            self._settler.roll_back(entry)
+        except VeilError as error:
+            log.info("transaction %s: its half message stays until it ends: %s", entry.id, error)
+
+    def _operate(self, entry: Entry, handle: str, do_transaction: Callable[[Prepared], Verdict | bool]) -> Outcome:
+        """Steps 3 to 5."""
+        try:
+            verdict = verdict_of(do_transaction(entry.shown()))
+        except Exception:
+            # It may have got as far as its own commit: only whoever is asked knows.
+            self._settle(entry, handle, self.checker.ask(entry))
+            raise
+        return self._settle(entry, handle, verdict)
+
+    def _settle(self, entry: Entry, handle: str, verdict: Verdict) -> Outcome:
+        """Steps 4 and 5. What fails here is left to the checker."""
+        if verdict is Verdict.UNKNOWN:
+            return Outcome.PENDING
+        try:
+            if verdict is Verdict.ROLLBACK:
+                self._settler.roll_back(entry)
+                outcome = Outcome.ROLLED_BACK
+            else:
+                outcome = self._commit(entry)
+        except VeilError as error:
+            log.warning("transaction %s is left to the checker: %s", entry.id, error)
+            return Outcome.PENDING
+        if outcome is not Outcome.PENDING:
+            self._logbook.erase(handle)
+        return outcome
+
+    def _commit(self, entry: Entry) -> Outcome:
+        """Raises VeilError if the last try failed."""
+        perhaps_earlier = False
+        for left in range(COMMIT_TRIES - 1, -1, -1):
+            try:
+                found = self._settler.commit(entry, self._clock.wall(), perhaps_earlier)
+            except VeilError as error:
+                if hopeless(error):
+                    return Outcome.COMPENSATED if self.checker.give_up(entry, error) else Outcome.PENDING
+                perhaps_earlier = perhaps_earlier or may_have_happened(error)
+                if not left:
+                    raise
+            else:
+                log.debug("transaction %s: %s", entry.id, found)
+                return Outcome.COMMITTED
+        raise AssertionError("the last try returns or raises")
+
+    def _park(self, body: str) -> None:
+        send_to(self.parked(), body)

@@ -1,0 +1,59 @@
+"""Message move tasks: the messages of a dead-letter queue go back to where they came from, or elsewhere.
+
+Strategy: a task is what a store keeps of it. It is begun, looked at and cancelled by commands, and carried on by the
+sweeper's bounded steps, so that it goes on after a restart. Source: StartMessageMoveTask in the SQS API Reference.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from veilmq.model.instant import Instant
+from veilmq.model.queue import QueueKey
+
+MOVES_PER_SECOND_MAX: Final = 500
+TASKS_KEPT: Final = 10
+"""Of each source, the tasks that a store remembers."""
+TASK_ID_BYTES: Final = 16
+
+
+class MoveStatus(StrEnum):
+    """Where a task is."""
+
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class MoveFailure(StrEnum):
+    """Why a task failed."""
+
+    SOURCE_UNKNOWN = "source unknown"
+    """A message that was not dead-lettered here has no queue to go back to."""
+    QUEUE_MISSING = "queue missing"
+    """The queue to which a message goes is gone."""
+    KIND_DIFFERS = "kind differs"
+    """Of the two queues one is FIFO, the other is not."""
+    MESSAGE_TOO_LARGE = "message too large"
+    """The queue to which a message goes takes only smaller ones."""
+
+
+class MoveInfo(msgspec.Struct, frozen=True, gc=False):
+    """A task as it stands."""
+
+    id: bytes
+    """`TASK_ID_BYTES` bytes."""
+    source: QueueKey
+    destination: QueueKey | None
+    """None: each message goes back to the queue that dead-lettered it."""
+    rate_max: int | None
+    """Messages a second, if that was asked for."""
+    status: MoveStatus
+    started: Instant
+    moved: int
+    to_move: int
+    """Messages that were visible in the source when the task began."""
+    failure: MoveFailure | None = None

@@ -1,0 +1,145 @@
+"""`attempts`: one row a lease: when it was granted, how often extended, how it ended, how long the work took.
+
+Strategy: every event of a lease carries the same (incarnation, sequence, attempt), so a lease is one group. A group's
+facts are all minima, maxima and sums (`partials`), so that two halves of a history can be reduced by themselves and
+added (`merged`): the loop reads only what is new. What they mean is decided at the end (`judged`), once:
+
+- deleted under its lease, or late but before anybody else was granted the message: the work took exactly that long;
+- a refused delete with the lease's number: the worker lived on and took exactly that long, and somebody else was
+  granted the message meanwhile;
+- released: the worker stopped by itself; the work would have taken longer than that;
+- expired, and its worker never heard of again: a crash. That is *not* "took longer than the lease": all that is known
+  is that the worker lived at its last extension, and was gone when the next one was due;
+- an extension that was refused: the worker lived then, and had lost its lease.
+
+Source: architecture.md, "History"; patterns.md, "Adaptive visibility timeout".
+"""
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+KEYS: Final = ("account", "region", "queue", "incarnation", "sequence", "attempt")
+"""What names a lease; the first three follow from the fourth."""
+KINDS: Final = (
+    "received",
+    "extended",
+    "released",
+    "undelivered",
+    "lease_expired",
+    "deleted",
+    "delete_refused",
+    "extend_refused",
+    "expired",
+    "quarantined",
+)
+"""The events that tell of a lease."""
+_MINIMA: Final = ("granted", "first_extension", "deleted", "delete_refused", "released", "undelivered", "dropped")
+_SUMS: Final = ("extensions",)
+
+OUTCOMES: Final = ("deleted", "redone", "released", "undelivered", "dropped", "lost", "crashed", "open")
+"""How a lease ended; the first that fits counts.
+
+deleted: the work was done · redone: it was done, but the delete was refused: somebody else had been granted the message
+· released: given back · undelivered: the answer reached nobody · dropped: the message left under the lease · lost:
+expired, and an extension was refused · crashed: expired, and its worker was never heard of again · open: not ended yet.
+"""
+EXACT: Final = ("deleted", "redone")
+
+
+def attempts(events: "DataFrame") -> "DataFrame":
+    """One row a lease, from the columns of `veilmq-events`.
+
+    Gives `KEYS`, message, type, protocol, principal, client, source (who decided the lease's length), body_bytes;
+    granted, sent, visible_since (microseconds UTC), lease_us (as granted), extensions; outcome (`OUTCOMES`), exact;
+    held_us: from the grant to the end of the work if exact, to the last sign of life if not; lease_end_us: from the
+    grant to the end of the last lease; renewed_share: the part of the first lease that had passed at its first
+    extension. Leases whose grant is not among the events are left out.
+    """
+    return judged(partials(events))
+
+
+def partials(events: "DataFrame") -> "DataFrame":
+    """What these events say of each lease, in columns that `merged` adds. Instants in microseconds UTC."""
+    from pyspark.sql import functions as F
+
+    kind = F.col("kind")
+
+    def at(*kinds: str) -> "Column":
+        return F.when(kind.isin(*kinds), F.col("at"))
+
+    def granted(column: str) -> "Column":
+        return F.max(F.when(kind == "received", F.col(column)))
+
+    return (
+        events.where(kind.isin(*KINDS) & (F.col("attempt") > 0))
+        .groupBy(*KEYS)
+        .agg(
+            F.max("type").alias("type"),
+            *(granted(name).alias(name) for name in ("message", "protocol", "principal", "client", "source")),
+            *(granted(name).alias(name) for name in ("lease_us", "visible_since", "sent", "body_bytes")),
+            F.min(at("received")).alias("granted"),
+            F.sum(F.when(kind == "extended", 1).otherwise(0)).alias("extensions"),
+            F.min(at("extended")).alias("first_extension"),
+            F.max(at("extended")).alias("last_extension"),
+            F.max(F.when(kind.isin("received", "extended"), F.col("at") + F.col("lease_us"))).alias("lease_end"),
+            F.max(at("lease_expired")).alias("expired"),
+            F.max(at("extend_refused")).alias("extend_refused"),
+            F.min(at("deleted")).alias("deleted"),
+            F.min(at("delete_refused")).alias("delete_refused"),
+            F.min(at("released")).alias("released"),
+            F.min(at("undelivered")).alias("undelivered"),
+            F.min(at("expired", "quarantined")).alias("dropped"),
+        )
+    )
+
+
+def merged(halves: "DataFrame") -> "DataFrame":
+    """The partials of several stretches of one history (their union), added to one row a lease."""
+    from pyspark.sql import functions as F
+
+    def added(name: str) -> "Column":
+        if name in _MINIMA:
+            return F.min(name)
+        return F.sum(name) if name in _SUMS else F.max(name)
+
+    return halves.groupBy(*KEYS).agg(*(added(name).alias(name) for name in halves.columns if name not in KEYS))
+
+
+def judged(leases: "DataFrame") -> "DataFrame":
+    """What `partials` mean; see `attempts`."""
+    from pyspark.sql import functions as F
+
+    def known(name: str) -> "Column":
+        return F.col(name).isNotNull()
+
+    granted = F.col("granted")
+    outcome = (
+        F.when(known("deleted"), "deleted")
+        .when(known("delete_refused"), "redone")
+        .when(known("released"), "released")
+        .when(known("undelivered"), "undelivered")
+        .when(known("dropped"), "dropped")
+        .when(known("expired") & known("extend_refused"), "lost")
+        .when(known("expired"), "crashed")
+        .otherwise("open")
+    )
+    lived = F.greatest(F.lit(0), F.col("last_extension") - granted, F.col("extend_refused") - granted)
+    ended = F.coalesce("deleted", "delete_refused", "released")
+    return (
+        leases.where(known("granted"))
+        .withColumn("outcome", outcome)
+        .withColumn("exact", F.col("outcome").isin(*EXACT))
+        .withColumn("held_us", F.when(known("undelivered") & ~F.col("exact"), 0).otherwise(
+            F.coalesce(ended - granted, lived)
+        ))
+        .withColumn("lease_end_us", F.col("lease_end") - granted)
+        .withColumn("renewed_share", (F.col("first_extension") - granted) / F.col("lease_us"))
+        .select(
+            *KEYS,
+            *("message", "type", "protocol", "principal", "client", "source", "body_bytes"),
+            *("granted", "sent", "visible_since", "lease_us", "extensions"),
+            *("outcome", "exact", "held_us", "lease_end_us", "renewed_share"),
+        )
+    )
