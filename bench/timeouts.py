@@ -293,13 +293,57 @@ def geometric(table: dict[str, Any], name: str) -> float:
     return exp(statistics.fmean(log(row[name]["ratio"][0]) for row in table.values()))
 
 
+def draw(found: dict[str, Any]) -> None:
+    """The table as a picture: cost of each policy, workload by workload, with its confidence interval."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    shown = {
+        "adaptive": ("o", "#1f6feb"),
+        "heartbeat 30/15 s": ("s", "#8250df"),
+        "documents' manager, 300 s": ("^", "#bf8700"),
+        "threshold rule": ("v", "#cf222e"),
+        "clairvoyant": ("d", "#57606a"),
+    }
+    figure, axes = pyplot.subplots(figsize=(8, 3.8))
+    workloads = list(found["table"])
+    for place, (name, (marker, color)) in enumerate(shown.items()):
+        values = [found["table"][workload][name]["ratio"] for workload in workloads]
+        axes.errorbar(
+            [mean for mean, _ in values],
+            [row + (place - 2) * 0.12 for row in range(len(workloads))],
+            xerr=[half for _, half in values],
+            fmt=marker, color=color, label=name, markersize=5, linewidth=1,
+        )  # fmt: skip
+    axes.axvline(1, color="#8c959f", linewidth=1, linestyle="--")
+    axes.set_xscale("log")
+    axes.set_xticks([0.5, 1, 2, 5, 10, 50], ["0.5", "1", "2", "5", "10", "50"])
+    axes.set_yticks(range(len(workloads)), workloads)
+    axes.invert_yaxis()
+    axes.set_xlabel("cost, as a ratio to the best fixed heartbeat chosen in hindsight (log scale)")
+    axes.legend(loc="upper right", fontsize=8, frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.tight_layout()
+    images = RESULTS.parents[1] / "docs" / "images"
+    images.mkdir(exist_ok=True)
+    mpl.rcParams["svg.hashsalt"] = "veilmq"
+    figure.savefig(images / "timeouts.svg", metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--messages", type=int, default=2_000)
     parser.add_argument("--sensitivity", action="store_true", help="also with each rate and weight halved and doubled")
     parser.add_argument("--write", action="store_true", help="write bench/results/timeouts.json")
+    parser.add_argument("--draw", action="store_true", help="only draw docs/images/timeouts.svg from that file")
     options = parser.parse_args()
+    if options.draw:
+        draw(json.loads((RESULTS / "timeouts.json").read_text()))
+        return
     table = compare(Costs(), options.seeds, options.messages)
     names = [name for name, _ in policies(Costs())]
     found: dict[str, Any] = {"table": table, "geometric": {name: geometric(table, name) for name in names}}

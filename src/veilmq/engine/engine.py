@@ -90,7 +90,8 @@ class Engine:
         first = commands[0]
         if type(first) is Receive and first.wait_us and self.waiting and self.waiting.waits_for(first.queue):
             # Who asks again under an attempt id has messages already, and does not wait behind others for them.
-            if first.attempt_id is None:
+            tries_first = first.attempt_id is not None
+            if not tries_first:
                 self._park(ticket, first, Instant(now + first.wait_us))
                 return
         self._pending.append(Call(ticket, commands, now))

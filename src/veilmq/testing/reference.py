@@ -1,10 +1,10 @@
 """The reference model: what a store must answer, small and obviously right, slow and in memory.
 
-Strategy: every message is one object in one list; whatever a command needs is found by looking at all of them. Whose turn
-it is where there are groups is in reference_groups.py. States and steps are those of model/states.py: a step that the table does not have is an error here. Ids, sequences and handles
-are the store's to choose; the model learns them from each answer that it has found right and knows
-messages by the sequence and handles by their text. Expiry is applied where a message is met, as the store may: the
-events of what a sweep expired are handed to `buried`.
+Strategy: every message is one object in one list; whatever a command needs is found by looking at all of them. Whose
+turn it is where there are groups is in reference_groups.py. States and steps are those of model/states.py: a step that
+the table does not have is an error here. Ids, sequences and handles are the store's to choose; the model learns them
+from each answer that it has found right and knows messages by the sequence and handles by their text. Expiry is applied
+where a message is met, as the store may: the events of what a sweep expired are handed to `buried`.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """Receives from standard queues with tenants: nobody's thousands of messages stand before somebody else's ten.
 
-Strategy: messages of the usual priority that name a group are the group's, a tenant; those that name none are one tenant
-together. Each message is taken of the tenant that has visible ones and the fewest in flight, then of the one whose
-message is oldest: the first entry of an index, however many tenants there are. More urgent messages go before all
+Strategy: messages of the usual priority that name a group are the group's, a tenant; those that name none are one
+tenant together. Each message is taken of the tenant that has visible ones and the fewest in flight, then of the one
+whose message is oldest: the first entry of an index, however many tenants there are. More urgent messages go before all
 tenants, less urgent ones after, as everywhere. Source: "Amazon SQS fair queues" in the SQS Developer Guide.
 """
 
@@ -98,9 +98,10 @@ def _next(writer: Writer, queue: LiveQueue, alone: Candidate | None) -> Candidat
     first = writer.read_one(_FIRST, (queue.generation,))
     if first is None:
         return alone
-    if alone is not None and alone.priority == PRIORITY_DEFAULT:
-        if (queue.in_flight - queue.grouped, alone.sequence) < first:
-            return alone
+    if alone is None or alone.priority > PRIORITY_DEFAULT:
+        return _candidate(writer, first[1])
+    if (queue.in_flight - queue.grouped, alone.sequence) < first:
+        return alone
     return _candidate(writer, first[1])
 
 

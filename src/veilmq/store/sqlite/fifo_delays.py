@@ -1,8 +1,8 @@
 """A FIFO queue's delay is changed: it acts on the messages that are in the queue already.
 
-Strategy: only messages that nobody received count, and none whose delay was set through a handle. Those that are delayed
-get the new end; those that are visible and would not be under the new delay are hidden until it ends. All of it is a few
-statements over the queue's messages: a change of settings is rare, and no command that the hour is full of looks at the
+Strategy: only messages that nobody received count, and none whose delay was set through a handle. Those that are
+delayed get the new end; those that are visible and would not be under the new delay are hidden until it ends. All of it
+is a few statements over the queue's messages: a change of settings is rare, and no command of every day looks at the
 delay again. Source: "Amazon SQS delay queues" in the SQS Developer Guide ("for FIFO queues, the per-queue delay setting
 is retroactive").
 """

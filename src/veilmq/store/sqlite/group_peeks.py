@@ -43,7 +43,9 @@ _RETURNED: Final = (
     f" WHERE l.generation = ? AND l.hidden = 0 AND l.priority BETWEEN ? AND ? {_ALIVE}"
     " ORDER BY l.priority, l.sequence LIMIT ?"
 )
-_ALIVE_AMONG: Final = f"SELECT m.sequence FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value WHERE 1 {_ALIVE}"
+_ALIVE_AMONG: Final = (
+    f"SELECT m.sequence FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value WHERE 1 {_ALIVE}"
+)
 DEAD_MAX: Final = 256
 """Dead messages in a FIFO group, and FIFO groups of nothing else, that one peek passes over."""
 TENANTS_MORE: Final = 32
@@ -101,9 +103,7 @@ def _fair(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, d
         cursor = queue.cursors.get(priority, 0)
         ready = _rows(connection, _READY, (generation, priority, cursor, *alive, count))
         alone += [(priority, sequence) for (sequence,) in ready]
-    alone += [
-        (priority, sequence) for line, sequence, _, priority in due if line <= LINES_MAX and sequence in living
-    ]
+    alone += [(priority, sequence) for line, sequence, _, priority in due if line <= LINES_MAX and sequence in living]
     in_flight = queue.in_flight - queue.grouped - returning[LINES_MAX]
     return _by_turns(tenants, sorted(set(alone)), in_flight, count)
 

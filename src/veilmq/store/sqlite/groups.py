@@ -8,8 +8,8 @@ memory); `settle` brings the rows up to date once for all steps, before anybody 
 
 FIFO: `free` is the first message of the group; there is none while one of its messages is in flight, or while the first
 is delayed. Standard: `free` is the first visible message of the tenant, whoever holds others. There the line has a
-cursor, as all lines of a standard queue have; a message that left the line without being claimed (it is delayed) has the
-negative number as its line, so that the group's row stays as long as it has messages.
+cursor, as all lines of a standard queue have; a message that left the line without being claimed (it is delayed) has
+the negative number as its line, so that the group's row stays as long as it has messages.
 """
 
 from collections.abc import Iterable

@@ -183,7 +183,7 @@ def _step(writer: Writer, task: _Task, source: LiveQueue) -> bool:
     """Move what the rate and the step's bounds allow; whether only the latter cut it short."""
     rate = task.rate or MOVES_PER_SECOND_MAX
     # What was not used in time is lost: a server that was down for an hour does not then move all at once.
-    used = max(task.used, writer.now - SECOND_US)
+    used = max(task.used, writer.now - SECOND_US - SECOND_US // rate)
     allowed = (writer.now - used) * rate // SECOND_US
     left = min(allowed, STEP_MESSAGES_MAX)
     if left <= 0:
@@ -191,7 +191,6 @@ def _step(writer: Writer, task: _Task, source: LiveQueue) -> bool:
     if writer.now >= source.next_due:
         return_due(writer, source, STEP_MESSAGES_MAX)
     moved = bytes_moved = seen = 0
-    found: list[Place] = []
     while moved < left and seen < STEP_MESSAGES_MAX and bytes_moved < STEP_BYTES_MAX and task.failure is None:
         found = _next(writer, source, task.last, left - moved)
         if not found:
@@ -203,11 +202,11 @@ def _step(writer: Writer, task: _Task, source: LiveQueue) -> bool:
                 expire(writer, source, place)
                 continue
             bytes_moved += place.body_bytes
-            failure = _move(writer, task, source, place)
-            if failure is not None:
-                task.status, task.failure = MoveStatus.FAILED, failure.value
+            outcome = _move(writer, task, source, place)
+            if isinstance(outcome, MoveFailure):
+                task.status, task.failure = MoveStatus.FAILED, outcome.value
                 break
-            moved += 1
+            moved += outcome
             if bytes_moved >= STEP_BYTES_MAX:
                 break
     task.moved += moved
@@ -237,8 +236,9 @@ def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Plac
     return [places[sequence] for sequence in sequences[:count] if sequence in places]
 
 
-def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> MoveFailure | None:
-    """Put one message at the end of its line in the queue where it goes, or say why that cannot be."""
+def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool | MoveFailure:
+    """Put one message at the end of its line in the queue where it goes, or say why that cannot be; False if its body
+    is damaged: then it is set apart."""
     (row,) = writer.read("SELECT sender, extras, md5, body FROM message WHERE sequence = ?", (place.sequence,))
     sender, packed, md5, body = row
     extras = extras_of(packed)
@@ -254,7 +254,7 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> MoveF
         return MoveFailure.MESSAGE_TOO_LARGE
     if md5_of(body, usedforsecurity=False).digest() != md5:
         quarantine(writer, source, place)
-        return None
+        return False
     writer.touch(to)
     remove(writer, source, place)
     message, sequence = writer.next_id(), writer.next_sequence()
@@ -273,4 +273,4 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> MoveF
     writer.queues.lower_expiry(to, place.own_expiry or writer.now + to.settings.retention_us)
     detail: dict[str, object] = {"target": to.incarnation, "target_sequence": sequence, "target_message": message.hex()}
     writer.events.append(event_of(Kind.MOVED, writer.now, source, task.origin, place, detail))
-    return None
+    return True

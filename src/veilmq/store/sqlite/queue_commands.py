@@ -35,7 +35,15 @@ from veilmq.model.outcomes import (
     QueueDescribed,
     QueuesListed,
 )
-from veilmq.model.queue import FIFO_SUFFIX, DeduplicationScope, QueueKey, QueueSettings, RedrivePermission, SettingsChange, with_change
+from veilmq.model.queue import (
+    FIFO_SUFFIX,
+    DeduplicationScope,
+    QueueKey,
+    QueueSettings,
+    RedrivePermission,
+    SettingsChange,
+    with_change,
+)
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.fifo_delays import retime
 from veilmq.store.sqlite.groups import settle

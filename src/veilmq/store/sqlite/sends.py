@@ -85,7 +85,7 @@ def as_stored(queue: LiveQueue, command: WithBody) -> WithBody | ParameterInvali
 def _append(
     writer: Writer, queue: LiveQueue, command: Send, messages: list[Row], hidden: list[Row], joining: Joining | None
 ) -> Sent:
-    """The rows of one message, at the end of its line or hidden until its delay ends. One of a group needs `joining`."""
+    """The rows of one message, at the end of its line or hidden until its delay ends; of a group: with `joining`."""
     writer.touch(queue)
     settings = queue.settings
     now = writer.now

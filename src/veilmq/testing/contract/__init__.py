@@ -28,6 +28,7 @@ from veilmq.testing.contract.handles import TestHandles
 from veilmq.testing.contract.history import TestHistory
 from veilmq.testing.contract.leases import TestLeases
 from veilmq.testing.contract.many_handles import TestManyHandles
+from veilmq.testing.contract.moves import TestMoves
 from veilmq.testing.contract.peek import TestPeek
 from veilmq.testing.contract.priority import TestPriority
 from veilmq.testing.contract.purge import TestPurge
@@ -57,6 +58,7 @@ SUITE = (
     TestHistory,
     TestLeases,
     TestManyHandles,
+    TestMoves,
     TestPeek,
     TestPriority,
     TestPurge,

@@ -1,8 +1,8 @@
 """DeleteMessage, ChangeMessageVisibility, and their batches.
 
 Strategy: on a standard queue a handle is good after its lease too, as long as nobody else was granted the message,
-and a stale one deletes nothing and answers success; on a FIFO queue an expired or stale one is refused. Source: DeleteMessage
-and ChangeMessageVisibility in the SQS API Reference.
+and a stale one deletes nothing and answers success; on a FIFO queue an expired or stale one is refused. Source:
+DeleteMessage and ChangeMessageVisibility in the SQS API Reference.
 """
 
 from collections.abc import Sequence
@@ -90,9 +90,10 @@ def _refusal(command: AnyCommand, outcome: Outcome) -> Refusal | None:
     """What is wrong with the outcome, for the client; None if nothing is."""
     if not isinstance(outcome, VeilError):
         return None
-    if isinstance(command, Delete) and isinstance(outcome, LeaseError):
+    if isinstance(command, Delete):
         # On FIFO a delete that is repeated, because its answer was lost, succeeds too: the message is gone.
-        if not is_fifo(command.queue.name) or isinstance(outcome, MessageGone):
+        harmless = MessageGone if is_fifo(command.queue.name) else LeaseError
+        if isinstance(outcome, harmless):
             return None
     return fault_of(outcome, command)
 
