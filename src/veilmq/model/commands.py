@@ -191,6 +191,18 @@ class Sweep(msgspec.Struct, tag=True, kw_only=True, gc=False):
     steps_max: int = 256
 
 
+class RecordPush(Command, tag=True, kw_only=True, gc=False):
+    """Append one attempt to push a message of a hidden queue to the history. Outcome `Recorded`."""
+
+    message: bytes
+    sequence: int
+    attempt: int
+    status: int | None
+    """What the endpoint answered; None: nothing."""
+    error: str | None
+    took_us: int
+
+
 class RecordPolls(msgspec.Struct, tag=True, kw_only=True, gc=False):
     """Append the engine's poll counts of one minute to the history. Outcome `Recorded`."""
 
@@ -340,7 +352,7 @@ AnyTopicCommand = (
     | ListSubscriptions
 )
 MoveCommand = StartMove | CancelMove | ListMoves
-AnyCommand = QueueCommand | MoveCommand | ListQueues | Peek | Sweep | RecordPolls | AnyTopicCommand
+AnyCommand = QueueCommand | MoveCommand | ListQueues | Peek | Sweep | RecordPolls | RecordPush | AnyTopicCommand
 
 
 def default_settings(command: CreateQueue) -> QueueSettings:

@@ -54,6 +54,10 @@ class RetryStrategy(StrEnum):
     EXPONENTIAL_DECAY = "EXPONENTIAL_DECAY_RETRY"
 
 
+ATTEMPTS_MAX: Final = {RetryStrategy.BACKOFF: 4, RetryStrategy.EXPONENTIAL_DECAY: 177}
+"""How often a push is tried, the first time included."""
+
+
 class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where a subscription's copies go and how. Exactly one of `queue` and `url` is set."""
 

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from veilmq.engine.limits import Limits as EngineLimits
 from veilmq.model.instant import SECOND_US
+from veilmq.protocols.sqs.errors import KMS_FAULTS
 from veilmq.server.limits import Limits as ListenerLimits
 from veilmq.store.sqlite.options import MIB, Options
 
@@ -25,7 +26,7 @@ _DOMAIN: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\
 _URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?(?:/[^\s?#@]*)?")
 _ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 
-
+_KMS_FAULT: Final = re.compile(rf"[A-Za-z0-9:/_.-]{{1,256}}=(?:{'|'.join(KMS_FAULTS)})")
 _TOKEN_NAME: Final = re.compile(r"[!-~]{1,512}")
 
 
@@ -91,21 +92,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="Origins of web pages that may call SQS, with commas between; * for all.")
     ] = ()
+    push_allow: Annotated[
+        tuple[str, ...],
+        Meta(description="Networks beyond public ones that pushes may go to, with commas between, say 10.0.0.0/8."),
+    ] = ()
+    push_header_case: Annotated[
+        Literal["lower", "documented"],
+        Meta(description="Header names of pushes: as the Python samples look them up, or the Java sample."),
+    ] = "lower"
     trusted_proxy: Annotated[
         bool, Meta(description="Believe X-Forwarded-Proto and -Host: only behind a proxy that sets them.")
     ] = False
     cooldowns: Annotated[
         bool, Meta(description="Refuse for 60 s to create a deleted queue or to purge again, as SQS does.")
     ] = True
+    requests_per_second_max: Annotated[
+        Bytes, Meta(description="Requests of one account to SQS; beyond, RequestThrottled. 0: no bound.")
+    ] = 0
+    kms_faults: Annotated[
+        tuple[str, ...],
+        Meta(description="KMS keys that fail, with commas between: KEY=disabled, or another of docs/sqs.md's words."),
+    ] = ()
     azure_issuer: Annotated[
         str | None, Meta(description="`iss` of the bearer tokens that Azure clients may come with.")
     ] = None
     azure_issuer_keys: Annotated[
         Path | None, Meta(description="The issuer's public keys (a JSON Web Key Set); read again when it changes.")
     ] = None
-    azure_audience: Annotated[
-        str | None, Meta(description="`aud` that is taken beside https://storage.azure.com.")
-    ] = None
+    azure_audience: Annotated[str | None, Meta(description="`aud` that is taken beside https://storage.azure.com.")] = (
+        None
+    )
     disorder: Annotated[
         Annotated[int, Meta(ge=0, le=1_000)],
         Meta(description="Messages come out up to so many places out of order (development mode only)."),
@@ -117,6 +133,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     parked_max: Annotated[AtLeast1, Meta(description="Receives that may wait at a time.")] = 20_000
     parked_per_account_max: Annotated[AtLeast1, Meta(description="Receives of one account that may wait.")] = 10_000
     parked_per_queue_max: Annotated[AtLeast1, Meta(description="Receives of one queue that may wait.")] = 5_000
+    parked_brake: Annotated[
+        bool, Meta(description="Beyond these, answer after 1 s instead of at once: for clients that poll in a hurry.")
+    ] = False
     connections_max: Annotated[AtLeast1, Meta(description="Connections to one data port.")] = 10_000
     body_bytes_max: Annotated[AtLeast1, Meta(description="Body of one request.")] = 4 * MIB
     held_bytes_max: Annotated[AtLeast1, Meta(description="Unfinished requests of one data port together.")] = 128 * MIB
@@ -169,6 +188,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             parked_max=self.parked_max,
             parked_per_account_max=self.parked_per_account_max,
             parked_per_queue_max=self.parked_per_queue_max,
+            brake_us=SECOND_US if self.parked_brake else 0,
         )
 
     def listener_limits(self) -> ListenerLimits:
@@ -223,6 +243,7 @@ _METAVARS: Final = {
     "external_url": "URL",
     "azure_issuer": "URL",
     "cors_origins": "ORIGINS",
+    "kms_faults": "KEY=FAULT",
 }
 _METAVARS_BY_TYPE: Final[dict[Any, str]] = {Path: "FILE", Address: "HOST:PORT", int: "N", float: "SECONDS"}
 
@@ -254,7 +275,7 @@ def parse(name: str, given: object, *, from_text: bool) -> Any:
     if kind is Path:
         return Path(_text(name, given, "a path"))
     if kind == tuple[str, ...]:
-        return _origins(name, given)
+        return _listed(name, given)
     if get_origin(kind) is Literal:
         if given not in get_args(kind):
             raise SettingInvalid(name, f"expected one of {', '.join(get_args(kind))}, not {given!r}")
@@ -300,8 +321,15 @@ def _address(name: str, given: object) -> Address:
     return Address(host, int(found[3]))
 
 
-def _origins(name: str, given: object) -> tuple[str, ...]:
+_LISTS: Final = {
+    "cors_origins": (_ORIGIN, "origins such as https://app.example, or *"),
+    "kms_faults": (_KMS_FAULT, f"KEY=FAULT such as alias/old=disabled, FAULT one of {', '.join(KMS_FAULTS)}"),
+}
+
+
+def _listed(name: str, given: object) -> tuple[str, ...]:
+    pattern, allowed = _LISTS[name]
     listed = [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
-    if not isinstance(listed, list) or not all(isinstance(each, str) and _ORIGIN.fullmatch(each) for each in listed):
-        raise SettingInvalid(name, f"expected origins such as https://app.example, or *, not {given!r}")
+    if not isinstance(listed, list) or not all(isinstance(each, str) and pattern.fullmatch(each) for each in listed):
+        raise SettingInvalid(name, f"expected {allowed}, not {given!r}")
     return tuple(listed)

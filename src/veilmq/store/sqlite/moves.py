@@ -1,7 +1,7 @@
 """Message move tasks: begun, cancelled and listed by commands, carried on by the sweeper.
 
 Strategy: a task is one row, changed in the batch that moves its messages, so that after a crash at any point it goes on
-where it was. Each step takes at most `STEP_MESSAGES_MAX` messages of at most `STEP_BYTES_MAX` together, and no more than
+where it was. Each step takes at most `STEP_MESSAGES_MAX` messages of about `STEP_BYTES_MAX` together, and no more than
 the task's rate allows; of each group it takes the first, so that the order within a group stays. A message moved is a
 new one (id, sent instant, receive count), as on AWS. What was sent to the source after the task began, and what is in
 flight, stays. Source: "Configuring a dead-letter queue redrive" in the SQS Developer Guide.
@@ -31,7 +31,9 @@ STEP_BYTES_MAX: Final = MIB
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _KEY: Final = msgspec.msgpack.Decoder(QueueKey)
 _COLUMNS: Final = "number, id, source, destination, rate, status, failure, origin, started, used, last, moved, to_move"
-_ACTIVE: Final = f"SELECT {_COLUMNS} FROM move_task INDEXED BY move_task_active WHERE status IN ('running', 'cancelling')"
+_ACTIVE: Final = (
+    f"SELECT {_COLUMNS} FROM move_task INDEXED BY move_task_active WHERE status IN ('running', 'cancelling')"
+)
 _LATEST: Final = f"SELECT {_COLUMNS} FROM move_task WHERE source = ? ORDER BY number DESC LIMIT ?"
 _IN_LINE: Final = (
     "SELECT sequence FROM message INDEXED BY message_line"
@@ -232,6 +234,8 @@ def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Plac
     if source.groups is not None and len(sequences) < count:
         settle(writer, source)
         sequences += [row[0] for row in writer.read(_OF_GROUPS, (generation, last, count))]
+    if not sequences:
+        return []
     places = find_places(writer, sequences[:count])
     return [places[sequence] for sequence in sequences[:count] if sequence in places]
 

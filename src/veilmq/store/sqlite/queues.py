@@ -131,6 +131,9 @@ class LiveQueue:
         return QueueInfo(self.key, self.incarnation, self.created, self.modified, self.settings, counts)
 
 
+_ANY_GROUP: Final = "SELECT 1 FROM message_group INDEXED BY message_group_name WHERE generation = ? LIMIT 1"
+
+
 class Groups:
     """What changed of a queue's groups since their rows were written: by number, by how much the messages in flight
     changed, and the last sequence claimed from the line. `pool` knows every queue that has something here."""
@@ -273,11 +276,9 @@ def load(connection: apsw.Connection) -> Queues:
 
 def _load_groups(connection: apsw.Connection, queues: Queues, by_generation: dict[int, LiveQueue]) -> None:
     """Count the messages of groups, wherever they are: `_load_leases` takes off what is not visible."""
-    for generation, held in connection.execute("SELECT generation, sum(held) FROM message_group GROUP BY generation"):
-        queue = by_generation.get(generation)
-        if queue is None:
+    for generation, queue in by_generation.items():
+        if not connection.execute(_ANY_GROUP, (generation,)).fetchone():
             continue
-        queue.grouped = held
         if queue.groups is None:
             queue.groups = Groups(queue, queues.unsettled)
         for condition in ("line < 0", f"line > {LINES_MAX}"):
@@ -306,5 +307,6 @@ def _load_leases(connection: apsw.Connection, by_generation: dict[int, LiveQueue
             queue.visible += count
         elif received:
             queue.in_flight += count
+            queue.grouped += count if line == 0 else 0
         else:
             queue.delayed += count

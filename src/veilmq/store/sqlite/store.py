@@ -37,6 +37,7 @@ from veilmq.model.commands import (
     PurgeQueue,
     Receive,
     RecordPolls,
+    RecordPush,
     Send,
     StartMove,
     Subscribe,
@@ -153,6 +154,7 @@ class SqliteStore:
             ListQueues: _each(queue_commands.list_queues),
             ListMoves: _each(moves.list_moves),
             RecordPolls: _each(sweeps.record_polls),
+            RecordPush: _each(topic_commands.record_push),
             Unsubscribe: _each(topic_commands.unsubscribe),
             DeleteTopic: _each(topic_commands.delete),
             DescribeTopic: _each(topic_commands.describe),
@@ -170,6 +172,11 @@ class SqliteStore:
     def queues(self) -> queues.Queues:
         """The queues in memory, for metrics and listings of this process; read only."""
         return self._writer.queues
+
+    @property
+    def topics(self) -> topics.Topics:
+        """The topics in memory, read only."""
+        return self._writer.topics
 
     @property
     def disk_low(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from veilmq.model.commands import (
+    ChangeQueue,
     ChangeSubscription,
     ChangeTopic,
     CreateQueue,
@@ -22,6 +23,7 @@ from veilmq.model.commands import (
     ListSubscriptions,
     ListTopics,
     Publish,
+    RecordPush,
     Send,
     Subscribe,
     TopicCommand,
@@ -45,6 +47,7 @@ from veilmq.model.outcomes import (
     Deleted,
     Outcome,
     Published,
+    Recorded,
     Sent,
     Subscribed,
     SubscriptionDescribed,
@@ -55,6 +58,7 @@ from veilmq.model.outcomes import (
 )
 from veilmq.model.queue import RedrivePolicy
 from veilmq.model.topic import (
+    ATTEMPTS_MAX,
     TOPIC_RETENTION_US,
     Notification,
     SubscriptionSettings,
@@ -69,8 +73,6 @@ from veilmq.store.sqlite.writer import Writer
 
 SUBSCRIPTIONS_MAX: Final = 100
 """Of one topic (MNS)."""
-HIDDEN_RECEIVES_MAX: Final = 1_000_000
-"""The push room counts its attempts itself: the hidden queue's dead letters are its business."""
 
 
 def create(writer: Writer, command: CreateTopic) -> Outcome:
@@ -207,7 +209,7 @@ def _hidden(command: Subscribe, settings: SubscriptionSettings) -> CreateQueue:
     """The queue in which a push subscription's copies wait."""
     change: dict[str, object] = {"retention_us": TOPIC_RETENTION_US}
     if settings.dead_letter_queue is not None:
-        change["redrive"] = RedrivePolicy(settings.dead_letter_queue, HIDDEN_RECEIVES_MAX)
+        change["redrive"] = RedrivePolicy(settings.dead_letter_queue, ATTEMPTS_MAX[settings.strategy])
     return CreateQueue(queue=hidden_queue(command.topic, command.name), origin=command.origin, change=change)
 
 
@@ -224,6 +226,10 @@ def change_subscription(writer: Writer, command: ChangeSubscription) -> Outcome:
         (TOPICS_ENCODER.encode(settings), writer.now, subscription.id),
     )
     _put(writer, topic, changed)
+    if settings.url is not None and settings.dead_letter_queue is not None:
+        redrive = RedrivePolicy(settings.dead_letter_queue, ATTEMPTS_MAX[settings.strategy])
+        queue = hidden_queue(command.topic, command.name)
+        queue_commands.change(writer, ChangeQueue(queue=queue, origin=command.origin, change={"redrive": redrive}))
     _record(writer, Kind.SUBSCRIPTION_CHANGED, command, {"subscription": command.name})
     return SubscriptionDescribed(changed.info(topic.key))
 
@@ -278,6 +284,27 @@ def publish(writer: Writer, command: Publish) -> Outcome:
         detail["left_out"] = len(copies) - sent
     _record(writer, Kind.PUBLISHED, command, detail, message, len(command.body.encode()))
     return Published(message, writer.now, sent)
+
+
+def record_push(writer: Writer, command: RecordPush) -> Outcome:
+    """Append one attempt to push a message."""
+    queue = writer.queues.by_key.get(command.queue)
+    detail: dict[str, object] = {"status": command.status, "took_us": command.took_us}
+    if command.error is not None:
+        detail["error"] = command.error
+    writer.events.append(
+        Event(
+            Kind.PUSHED,
+            writer.now,
+            None if queue is None else queue.incarnation,
+            writer.origin(command.origin),
+            message=command.message,
+            sequence=command.sequence,
+            attempt=command.attempt,
+            detail=detail,
+        )
+    )
+    return Recorded()
 
 
 def _copy(writer: Writer, command: Publish, subscription: LiveSubscription, message: bytes) -> Send:

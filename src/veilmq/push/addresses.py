@@ -1,0 +1,88 @@
+"""Which endpoints may be called: no private, link-local or metadata address unless the operator allows its network.
+
+Strategy: the name is looked up once, the answer is checked, and the connection goes to the address that was checked, so
+that a name that changes its address between the two (DNS rebinding) changes nothing. Every address of a name must pass:
+one good one does not excuse the others.
+"""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+Network = IPv4Network | IPv6Network
+URL_CHARACTERS_MAX = 2_048
+
+
+class EndpointRefused(Exception):
+    """The endpoint may not be called, or cannot be found: why."""
+
+
+class Endpoint(NamedTuple):
+    """Where a push goes: what is connected to, and what the request names."""
+
+    address: str
+    host: str
+    port: int
+    secure: bool
+    target: str
+    """Path and query; `/notifications` where the URL has none."""
+    authority: str
+    """Host header: host, and port if it is not the scheme's own."""
+
+
+def networks(texts: Sequence[str]) -> tuple[Network, ...]:
+    """The networks that an operator allows. Raises ValueError for what is none."""
+    return tuple(ip_network(text) for text in texts)
+
+
+def parse(url: str) -> tuple[str, int, bool, str, str]:
+    """Host, port, whether by TLS, target, authority. Raises EndpointRefused."""
+    if len(url) > URL_CHARACTERS_MAX or not url.isascii() or not url.isprintable() or " " in url:
+        raise EndpointRefused("the URL is too long, or has characters that no URL has")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise EndpointRefused("the URL has no valid host and port") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
+        raise EndpointRefused("the URL is not http or https with a host, and without a user")
+    secure = parts.scheme == "https"
+    usual = 443 if secure else 80
+    host = parts.hostname
+    shown = f"[{host}]" if ":" in host else host
+    authority = shown if port in (None, usual) else f"{shown}:{port}"
+    path = parts.path or "/notifications"
+    target = f"{path}?{parts.query}" if parts.query else path
+    return host, port or usual, secure, target, authority
+
+
+async def find(url: str, allowed: Sequence[Network]) -> Endpoint:
+    """Look the endpoint up and check where it leads. Raises EndpointRefused."""
+    host, port, secure, target, authority = parse(url)
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise EndpointRefused(f"{host} cannot be found: {error.strerror or error}") from None
+    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+    for address in addresses:
+        check(address, allowed)
+    return Endpoint(addresses[0], host, port, secure, target, authority)
+
+
+def check(address: str, allowed: Sequence[Network]) -> None:
+    """Raises EndpointRefused for an address that a stranger's endpoint must not lead to."""
+    plain = ip_address(address.partition("%")[0])
+    if isinstance(plain, IPv6Address):
+        plain = plain.ipv4_mapped or plain.sixtofour or plain
+    if any(plain.version == network.version and plain in network for network in allowed):
+        return
+    if not _is_public(plain):
+        raise EndpointRefused(f"{address} is not a public address: allow its network with --push-allow")
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    return address.is_global and not address.is_multicast and not address.is_reserved

@@ -1,0 +1,57 @@
+"""How an endpoint is doing: one that fails again and again is called ever less often, until it answers.
+
+Strategy: numbers only, `now` is an argument. After three failures in a row an endpoint is unavailable: between two
+calls there is a pause, half a second at first and doubled by each failure up to a minute, and one call at a time; the
+first success lets it breathe, and pauses halve with each further one (mns.md, section 8: 0, 500 ms, up to 60 s).
+"""
+
+from typing import Final
+
+UNAVAILABLE_AFTER: Final = 3
+PAUSE_SECONDS_MIN: Final = 0.5
+PAUSE_SECONDS_MAX: Final = 60.0
+IN_FLIGHT_MAX: Final = 4
+"""Calls of one endpoint at a time."""
+
+
+class Health:
+    """One endpoint."""
+
+    __slots__ = ("failures", "last_error", "pause", "ready_at")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        """In a row."""
+        self.pause = 0.0
+        """Seconds between two calls."""
+        self.ready_at = 0.0
+        """No call before."""
+        self.last_error = ""
+
+    @property
+    def available(self) -> bool:
+        """Whether it is called as fast as messages come."""
+        return self.pause == 0.0
+
+    @property
+    def in_flight_max(self) -> int:
+        """Calls at a time."""
+        return IN_FLIGHT_MAX if self.available else 1
+
+    def failed(self, error: str, now: float) -> bool:
+        """A call failed; True if that made it unavailable."""
+        was = self.available
+        self.failures += 1
+        self.last_error = error
+        if self.failures >= UNAVAILABLE_AFTER:
+            self.pause = min(max(self.pause * 2, PAUSE_SECONDS_MIN), PAUSE_SECONDS_MAX)
+        self.ready_at = now + self.pause
+        return was and not self.available
+
+    def succeeded(self, now: float) -> bool:
+        """A call succeeded; True if that made it available again."""
+        was = self.available
+        self.failures = 0
+        self.pause = self.pause / 2 if self.pause / 2 >= PAUSE_SECONDS_MIN else 0.0
+        self.ready_at = now + self.pause
+        return not was and self.available

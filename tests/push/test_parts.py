@@ -1,0 +1,128 @@
+"""The parts of the push room: schedules, addresses, health, and the signature's key."""
+
+import asyncio
+import datetime
+import stat
+from pathlib import Path
+
+import pytest
+
+from veilmq.model.instant import SECOND_US
+from veilmq.model.topic import RetryStrategy
+from veilmq.push.addresses import EndpointRefused, check, find, networks, parse
+from veilmq.push.health import IN_FLIGHT_MAX, PAUSE_SECONDS_MAX, Health
+from veilmq.push.schedules import delay_us
+from veilmq.push.signing import KEY_FILE, Signer, string_to_sign
+
+
+class TestSchedules:
+    """NotifyStrategy."""
+
+    def test_backoff_is_three_times_ten_to_twenty_seconds(self) -> None:
+        strategy = RetryStrategy.BACKOFF
+        assert [delay_us(strategy, attempt, 0) for attempt in range(1, 5)] == [10 * SECOND_US] * 3 + [None]
+        assert delay_us(strategy, 1, 0.5) == 15 * SECOND_US
+        assert (delay_us(strategy, 3, 1) or 0) <= 20 * SECOND_US
+
+    def test_exponential_decay_is_a_day_of_retries(self) -> None:
+        strategy = RetryStrategy.EXPONENTIAL_DECAY
+        gaps = [delay_us(strategy, attempt, 0.3) for attempt in range(1, 178)]
+        assert gaps[-1] is None
+        seconds = [gap // SECOND_US for gap in gaps if gap is not None]
+        assert (len(seconds), seconds[:10], sum(seconds)) == (176, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512], 86_015)
+
+
+class TestAddresses:
+    """Where a push may go."""
+
+    @pytest.mark.parametrize(
+        "address",
+        [
+            "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.100.100.200", "0.0.0.0",
+            "224.0.0.1", "240.0.0.1", "255.255.255.255", "::1", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "ff02::1",
+            "2002:a00:1::1",
+        ],
+    )  # fmt: skip
+    def test_addresses_that_are_not_public_are_refused(self, address: str) -> None:
+        with pytest.raises(EndpointRefused):
+            check(address, ())
+
+    @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111"])
+    def test_public_ones_pass(self, address: str) -> None:
+        check(address, ())
+
+    def test_an_allowed_network_passes_and_no_other(self) -> None:
+        allowed = networks(["10.0.0.0/8", "::1/128"])
+        check("10.9.9.9", allowed)
+        check("::ffff:10.0.0.1", allowed)
+        check("::1", allowed)
+        with pytest.raises(EndpointRefused):
+            check("192.168.0.1", allowed)
+
+    def test_a_name_is_judged_by_where_it_leads(self) -> None:
+        with pytest.raises(EndpointRefused, match="not a public address"):
+            asyncio.run(find("http://localhost:80/", ()))
+        found = asyncio.run(find("http://localhost:81", networks(["127.0.0.0/8", "::1/128"])))
+        assert (found.port, found.target, found.authority) == (81, "/notifications", "localhost:81")
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "ftp://a/",
+            "http://",
+            "http://u:p@h/",
+            "http://h:99999/",
+            "http://h/ x",
+            "http://h/\u00e9",
+            "http://" + "h" * 3000,
+        ],
+    )
+    def test_what_is_no_endpoint_is_refused(self, url: str) -> None:
+        with pytest.raises(EndpointRefused):
+            parse(url)
+
+    def test_the_usual_port_is_not_shown(self) -> None:
+        assert parse("https://example.com/a?b=c") == ("example.com", 443, True, "/a?b=c", "example.com")
+        assert parse("http://[2606:4700::1]:8080/") == ("2606:4700::1", 8080, False, "/", "[2606:4700::1]:8080")
+
+
+class TestHealth:
+    """An endpoint that fails."""
+
+    def test_three_failures_make_it_unavailable_and_pauses_grow(self) -> None:
+        health = Health()
+        assert [health.failed("x", 10.0) for _ in range(4)] == [False, False, True, False]
+        assert (health.pause, health.ready_at, health.in_flight_max) == (1.0, 11.0, 1)
+        for _ in range(20):
+            health.failed("x", 20.0)
+        assert health.pause == PAUSE_SECONDS_MAX
+
+    def test_successes_make_it_available_again(self) -> None:
+        health = Health()
+        for _ in range(5):
+            health.failed("x", 0.0)
+        assert health.pause == 2.0
+        assert [health.succeeded(0.0) for _ in range(4)] == [False, False, True, False]
+        assert (health.available, health.in_flight_max) == (True, IN_FLIGHT_MAX)
+
+
+class TestSigner:
+    """The key in the data directory."""
+
+    def test_the_key_is_made_once_and_is_nobody_elses(self, tmp_path: Path) -> None:
+        now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+        first, second = Signer.of_directory(tmp_path, now), Signer.of_directory(tmp_path, now)
+        assert first.certificate == second.certificate
+        assert first.sign("x") == second.sign("x")
+        assert stat.S_IMODE((tmp_path / KEY_FILE).stat().st_mode) == 0o600
+
+    def test_what_is_signed(self) -> None:
+        headers = {
+            "Content-md5": "M",
+            "Content-Type": "text/xml",
+            "Date": "D",
+            "x-mns-b": "2",
+            "X-MNS-A": "1",
+            "Host": "h",
+        }
+        assert string_to_sign("POST", "/p", headers) == "POST\nM\ntext/xml\nD\nx-mns-a:1\nx-mns-b:2\n/p"

@@ -1,0 +1,235 @@
+"""Pushes, from a publish to an endpoint: delivered, tried again, given up, and nobody held up by the dead."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from stage import CERTIFICATE_URL, Endpoint, Stage, until
+
+from veilmq.model.topic import NOTIFICATION_NAMESPACE, ContentFormat, RetryStrategy
+from veilmq.push.health import IN_FLIGHT_MAX
+
+REFUSES = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def play(data: Path) -> Callable[..., None]:
+    """Run a test with a stage."""
+
+    def run(test: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
+        async def staged() -> None:
+            async with Stage(data, **options) as stage:
+                await test(stage)
+
+        asyncio.run(staged())
+
+    return run
+
+
+@pytest.mark.parametrize("form", list(ContentFormat))
+def test_what_is_published_arrives_signed_in_its_form(play: Any, form: ContentFormat) -> None:
+    body = 'a <b> & "c" \u00fc'
+
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.subscribe("s", endpoint.url, content_format=form)
+            published = await stage.publish(body, tag="t")
+            await until(lambda: len(endpoint.got) == 1)
+            (request,) = endpoint.got
+            request.verify(stage.signer.certificate)
+            assert (request.method, request.target) == ("POST", "/hook?x=1")
+            assert request.headers["host"] == f"127.0.0.1:{endpoint.port}"
+            assert base64.b64decode(request.headers["x-mns-signing-cert-url"]).decode() == CERTIFICATE_URL
+            identity = published.id.hex().upper()
+            if form is ContentFormat.SIMPLIFIED:
+                assert request.body.decode() == body
+                assert request.headers["x-mns-message-id"] == identity
+                assert request.headers["x-mns-message-tag"] == "t"
+            else:
+                text = request.body.decode()
+                if form is ContentFormat.JSON:
+                    fields = json.loads(text)
+                else:
+                    root = ElementTree.fromstring(text)
+                    assert root.tag == f"{{{NOTIFICATION_NAMESPACE}}}Notification"
+                    fields = {child.tag.partition("}")[2]: child.text for child in root}
+                assert (fields["Message"], fields["MessageId"], fields["MessageTag"]) == (body, identity, "t")
+                assert (fields["TopicName"], fields["SubscriptionName"]) == ("news", "s")
+            await stage.drained("s")
+            (record,) = stage.pushes()
+            assert (record.attempt, record.detail["status"]) == (1, 204)
+
+    play(test)
+
+
+def test_header_names_can_be_those_of_the_documents(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: len(endpoint.got) == 1)
+            endpoint.got[0].verify(stage.signer.certificate)
+            assert {"Authorization", "Content-md5", "Content-Type", "Date"} <= endpoint.got[0].headers.keys()
+
+    play(test, documented_case=True)
+
+
+def test_a_refusal_is_tried_three_times_more_and_then_dead_lettered(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        dead = await stage.queue("dead")
+        async with Endpoint(REFUSES) as endpoint:
+            await stage.subscribe("s", endpoint.url, dead_letter_queue=dead)
+            await stage.publish("poison")
+            for attempt in range(1, 5):
+                await until(lambda n=attempt: len(stage.pushes()) == n)  # type: ignore[misc]
+                assert len(endpoint.got) == attempt
+                await stage.advance(9)
+                assert len(endpoint.got) == attempt  # never before ten seconds
+                await stage.advance(12)
+            await stage.drained("s")
+            assert [each.body for each in await stage.receive(dead)] == ["poison"]
+            assert [each.attempt for each in stage.pushes()] == [1, 2, 3, 4]
+            assert {each.detail["error"] for each in stage.pushes()} == {"status 500"}
+
+    play(test)
+
+
+def test_without_a_dead_letter_queue_the_last_failure_drops_the_message(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint(REFUSES) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            for attempt in range(1, 5):
+                await until(lambda n=attempt: len(stage.pushes()) == n)  # type: ignore[misc]
+                await stage.advance(21)
+            await stage.drained("s")
+            assert len(endpoint.got) == 4
+            assert stage.room.results == {"failed": 3, "exhausted": 1}
+
+    play(test)
+
+
+def test_an_endpoint_that_recovers_gets_what_it_missed(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint(REFUSES) as endpoint:
+            await stage.subscribe("s", endpoint.url, strategy=RetryStrategy.EXPONENTIAL_DECAY)
+            for number in range(3):
+                await stage.publish(str(number))
+            await until(lambda: len(stage.pushes()) >= 3)
+            assert list(stage.room.unavailable()) == [f"http://127.0.0.1:{endpoint.port}"]
+            endpoint.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+            for _ in range(20):
+                await stage.advance(2)
+                await asyncio.sleep(0.1)
+                if not await stage.waiting("s"):
+                    break
+            assert await stage.waiting("s") == 0
+            assert stage.room.results["delivered"] == 3
+
+    play(test)
+
+
+def test_at_most_four_are_in_flight_at_an_endpoint(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint(delay_s=0.02) as endpoint:
+            await stage.subscribe("a", endpoint.url)
+            await stage.subscribe("b", endpoint.url.replace("hook", "other"))
+            for number in range(20):
+                await stage.publish(str(number))
+            await until(lambda: len(endpoint.got) == 40)
+            assert endpoint.most <= 2 * IN_FLIGHT_MAX
+            assert endpoint.most >= 2
+
+    play(test)
+
+
+def test_dead_endpoints_hold_up_no_healthy_one(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as healthy, Endpoint(delay_s=60) as dead:
+            for number in range(20):
+                await stage.subscribe(f"dead{number}", dead.url.replace("hook", str(number)))
+            await stage.subscribe("healthy", healthy.url)
+            for number in range(30):
+                await stage.publish(str(number))
+            await until(lambda: len(healthy.got) == 30)
+            assert dead.got == []
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + b"10000\r\n"
+        + b"x" * 65_536
+        + b"\r\n"
+        + b"10000\r\n",
+    ],
+    ids=["a redirect", "an endless answer"],
+)
+def test_hostile_answers_count_by_their_status_alone(play: Any, answer: bytes) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint(answer) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: len(stage.pushes()) == 1)
+            assert stage.pushes()[0].detail["status"] in (200, 302)
+            assert len(endpoint.got) == 1
+
+    play(test)
+
+
+def test_who_answers_too_slowly_has_failed(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint(delay_s=60) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: len(stage.pushes()) == 1)
+            assert stage.pushes()[0].detail["error"] == "no answer within 0.1 s"
+            assert await stage.waiting("s") == 1
+
+    play(test, timeout_s=0.1)
+
+
+def test_a_private_address_is_not_called(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: len(stage.pushes()) == 1)
+            assert "not a public address" in stage.pushes()[0].detail["error"]
+            assert endpoint.got == []
+            assert await stage.waiting("s") == 1
+
+    play(test, allowed=())
+
+
+def test_a_room_that_died_in_mid_push_loses_nothing(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint(delay_s=60) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish("survivor")
+            await until(lambda: endpoint.now == 1)
+            await stage.room.stop()
+            assert await stage.waiting("s") == 1
+            endpoint.delay_s = 0
+            await stage.open()
+            await stage.advance(31)
+            await until(lambda: len(endpoint.got) == 1)
+            assert b"survivor" in endpoint.got[0].body
+
+    play(test)
