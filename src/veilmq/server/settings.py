@@ -24,6 +24,7 @@ from veilmq.store.sqlite.options import MIB, Options
 _ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
 _DOMAIN: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}))*")
 _URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?(?:/[^\s?#@]*)?")
+_NETWORK: Final = re.compile(r"(?:\d{1,3}(?:\.\d{1,3}){3}/\d{1,2}|[0-9A-Fa-f:]+/\d{1,3})")
 _ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 
 _KMS_FAULT: Final = re.compile(rf"[A-Za-z0-9:/_.-]{{1,256}}=(?:{'|'.join(KMS_FAULTS)})")
@@ -243,6 +244,7 @@ _METAVARS: Final = {
     "external_url": "URL",
     "azure_issuer": "URL",
     "cors_origins": "ORIGINS",
+    "push_allow": "NETWORKS",
     "kms_faults": "KEY=FAULT",
 }
 _METAVARS_BY_TYPE: Final[dict[Any, str]] = {Path: "FILE", Address: "HOST:PORT", int: "N", float: "SECONDS"}
@@ -322,6 +324,7 @@ def _address(name: str, given: object) -> Address:
 
 
 _LISTS: Final = {
+    "push_allow": (_NETWORK, "networks such as 10.0.0.0/8 or fd00::/8"),
     "cors_origins": (_ORIGIN, "origins such as https://app.example, or *"),
     "kms_faults": (_KMS_FAULT, f"KEY=FAULT such as alias/old=disabled, FAULT one of {', '.join(KMS_FAULTS)}"),
 }
