@@ -67,16 +67,7 @@ def test_the_start_log_tells_mode_settings_and_listeners(serve: Serve) -> None:
     assert '"parked_max": 77' in told
     assert '"idle_s": 12.5' in told
     assert "development mode" in told
-    assert told.count("not built yet") == 0
     assert all(set(line) >= {"at", "level", "logger", "message"} for line in server.logs)
-
-
-def test_a_port_that_is_not_built_is_told_once_and_not_opened(serve: Serve) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = serve("--mns", f"127.0.0.1:{taken.getsockname()[1]}").ready()
-    assert server.stop() == 0
-    assert server.told().count("not built yet") == 1
-    assert "--mns" in server.told()
 
 
 def test_others_learn_who_holds_the_directory(serve: Serve) -> None:
@@ -84,7 +75,7 @@ def test_others_learn_who_holds_the_directory(serve: Serve) -> None:
     holder = read_holder(first.data)
     assert holder is not None
     assert holder.pid == first.process.pid
-    assert holder.listeners.keys() >= {"sqs", "azure", "admin"}
+    assert holder.listeners.keys() >= {"sqs", "azure", "mns", "admin"}
     assert (holder.listeners["sqs"], holder.listeners["admin"]) == (first.url, first.admin)
     second = serve()
     assert second.ended() == 3

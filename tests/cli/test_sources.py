@@ -23,6 +23,7 @@ VALUES: dict[str, tuple[Any, str, str]] = {
     "tls_cert": ("a", "b", "c"),
     "tls_key": ("a", "b", "c"),
     "cors_origins": (["http://a"], "http://b", "http://c"),
+    "kms_faults": (["a=disabled"], "b=not-found", "c=throttled"),
     "azure_issuer": ("http://a", "http://b", "http://c"),
     "azure_issuer_keys": ("a", "b", "c"),
     "azure_audience": ("a", "b", "c"),

@@ -168,6 +168,38 @@ class TestCheckpoints:
         stage.work(handler, concurrency=2, lease=1, wait=1.0, keeper=False, checkpoints=records)
         assert states == ["first", "first"]
 
+    @pytest.mark.parametrize("place", ["body", "record"])
+    def test_nothing_is_saved_for_a_message_that_is_gone(self, stage: Stage, tmp_path: Path, place: str) -> None:
+        stage.send("work")
+
+        def handler(job: Any) -> None:
+            stage.queue.delete(job.message.handle)
+            with pytest.raises(LeaseError):
+                job.checkpoint(1)
+            assert job.state is None
+
+        records = FileCheckpoints(tmp_path / "records")
+        stage.work(handler, checkpoints=records if place == "record" else None)
+        assert list((tmp_path / "records").iterdir()) == []
+
+    def test_a_message_that_is_counted_anew_goes_on_too(self, stage: Stage, tmp_path: Path) -> None:
+        """As after a redrive from the dead letters, which may set the receive count back."""
+        records = FileCheckpoints(tmp_path / "records")
+        stage.send("work")
+        (received,) = stage.queue.receive()
+        stage.queue.release(received.handle)
+        records.save(f"work/{received.id}", Saved(50, "before"))
+        states: list[Any] = []
+
+        def handler(job: Any) -> None:
+            states.append(job.state)
+            if len(states) == 1:
+                job.checkpoint("after")
+                raise RuntimeError("again")
+
+        assert stage.work(handler, checkpoints=records).outcomes == {"failed": 1, "done": 1}
+        assert states == ["before", "after"]
+
     def test_a_dead_letter_has_the_body_that_was_sent(self, stage: Stage) -> None:
         dead = stage.make("dead")
         stage.send("work")
@@ -261,6 +293,13 @@ class TestGuard:
     def test_one_of_many_begins(self, guard: Guard) -> None:
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda number: guard.begin("k", claim(f"m{number}")), range(40)))
+        assert Counter(type(answer) for answer in answers) == {Begun: 1, Busy: 39}
+
+    def test_one_of_many_takes_over(self, guard: Guard) -> None:
+        guard.begin("k", claim("dead"))
+        with ThreadPoolExecutor(8) as pool:
+            late = [claim(f"m{number}", now=300, until=400) for number in range(40)]
+            answers = list(pool.map(lambda one: guard.begin("k", one), late))
         assert Counter(type(answer) for answer in answers) == {Begun: 1, Busy: 39}
 
     def test_a_result_that_cannot_be_said_leaves_it_open(self, guard: Guard) -> None:

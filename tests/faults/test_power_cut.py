@@ -16,6 +16,7 @@ from veilmq.model.errors import StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.connections import DatabaseUnusable
+from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.acknowledged import Workload
@@ -25,18 +26,26 @@ from veilmq.testing.faults import FaultDisk
 from veilmq.testing.sqlite import SMALL
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
+FIFO_QUEUE = QueueKey("000000000000", "us-east-1", "jobs.fifo")
 
 
 def losses_after_cuts(
-    disk: FaultDisk, options: Options, path: Path, seed: int, batches: int, body_bytes: int = 40
+    disk: FaultDisk,
+    options: Options,
+    path: Path,
+    seed: int,
+    batches: int,
+    body_bytes: int = 40,
+    queue: QueueKey = QUEUE,
 ) -> list[str]:
     """Run a workload with a cut at each commit and amid each batch; everything that was lost."""
     found: list[str] = []
     store = SqliteStore(path / "data", options)
     now = EPOCH
-    store.apply([CreateQueue(queue=QUEUE, origin=TESTER)], now)
+    change = {"fifo": True, "delay_us": SECOND_US} if queue is FIFO_QUEUE else {}
+    store.apply([CreateQueue(queue=queue, origin=TESTER, change=change)], now)
     store.commit()
-    work = Workload(QUEUE, seed, body_bytes)
+    work = Workload(queue, seed, body_bytes)
 
     def cut(number: int) -> None:
         left = path / "left"
@@ -66,16 +75,20 @@ def after_reopening(left: Path, work: Workload, now: Instant) -> list[str]:
     except (apsw.Error, DatabaseUnusable) as error:
         return [f"everything is lost: {error}"]
     try:
-        return work.log.losses(store, QUEUE, now)
+        found = [f"{problem.kind}: {problem.text}" for problem in check(left / "veilmq.db").problems]
+        return found + work.log.losses(store, work.queue, now)
     except StoreUnknown as error:
         return [f"everything is lost: {error}"]
     finally:
         store.close()
 
 
+@pytest.mark.parametrize("queue", [QUEUE, FIFO_QUEUE], ids=["standard", "fifo"])
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_acknowledged_is_lost(disk: FaultDisk, options: Options, tmp_path: Path, seed: int) -> None:
-    assert losses_after_cuts(disk, options, tmp_path, seed, batches=25) == []
+def test_nothing_acknowledged_is_lost(
+    disk: FaultDisk, options: Options, tmp_path: Path, seed: int, queue: QueueKey
+) -> None:
+    assert losses_after_cuts(disk, options, tmp_path, seed, batches=25, queue=queue) == []
 
 
 def test_nothing_acknowledged_is_lost_across_checkpoints(disk: FaultDisk, options: Options, tmp_path: Path) -> None:
@@ -89,7 +102,8 @@ def test_nothing_acknowledged_is_lost_across_checkpoints(disk: FaultDisk, option
 def test_nothing_acknowledged_is_lost_at_many_seeds(
     disk: FaultDisk, options: Options, tmp_path: Path, seed: int
 ) -> None:
-    assert losses_after_cuts(disk, options, tmp_path, seed, batches=40, body_bytes=4_000 if seed % 2 else 40) == []
+    body_bytes, queue = 4_000 if seed % 2 else 40, FIFO_QUEUE if seed % 4 > 1 else QUEUE
+    assert losses_after_cuts(disk, options, tmp_path, seed, batches=40, body_bytes=body_bytes, queue=queue) == []
 
 
 @pytest.mark.parametrize("synchronous", ["OFF", "NORMAL"])

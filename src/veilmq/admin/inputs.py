@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.instant import DAY_US, MINUTE_US, SECOND_US
+from veilmq.model.plan import Adaptive
 from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
 
 ENTRIES_MAX: Final = 100
@@ -73,6 +74,8 @@ class ChangeInput(_Input):
     deduplication_scope: DeduplicationScope | UnsetType = UNSET
     throughput_per_group: bool | UnsetType = UNSET
     xml_body: XmlBody | UnsetType = UNSET
+    adaptive: Adaptive | UnsetType = UNSET
+    first_lease_min_us: Annotated[int, Meta(ge=SECOND_US, le=7 * DAY_US)] | UnsetType | None = UNSET
     tags: Annotated[dict[str, str], Meta(max_length=50)] | UnsetType = UNSET
 
 
@@ -128,6 +131,15 @@ class ExtendInput(_Input):
 
     handles: Annotated[list[Handle], Meta(min_length=1, max_length=ENTRIES_MAX)]
     lease_us: Lease
+
+
+class PlanInput(_Input):
+    """First leases that were learnt: for all messages, and by type."""
+
+    lease_us: Annotated[int, Meta(ge=SECOND_US, le=7 * DAY_US)] | None = None
+    by_type: Annotated[dict[str, Annotated[int, Meta(ge=SECOND_US, le=7 * DAY_US)]], Meta(max_length=1_000)] = {}
+    floor_us: Annotated[int, Meta(ge=0, le=7 * DAY_US)] = 0
+    why: Annotated[str, Meta(max_length=1_000)] = ""
 
 
 class PeekInput(_Input):

@@ -30,7 +30,9 @@ from veilmq.model.commands import (
     Peek,
     PurgeQueue,
     Receive,
+    RevertPlan,
     Send,
+    SuggestPlan,
 )
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.instant import Instant
@@ -47,6 +49,7 @@ from veilmq.model.outcomes import (
     Received,
     Sent,
 )
+from veilmq.model.plan import LeasePlan
 from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey, RedriveAllowPolicy, RedrivePolicy, SettingsChange
 
 
@@ -109,6 +112,15 @@ def _remove(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
 
 def _purge(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
     return (PurgeQueue(queue=asked.queue, origin=asked.origin),)
+
+
+def _suggest(asked: Asked, wanted: inputs.PlanInput) -> Sequence[AnyCommand]:
+    plan = LeasePlan(lease_us=wanted.lease_us, by_type=wanted.by_type, floor_us=wanted.floor_us, why=wanted.why)
+    return (SuggestPlan(queue=asked.queue, origin=asked.origin, plan=plan),)
+
+
+def _revert(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
+    return (RevertPlan(queue=asked.queue, origin=asked.origin),)
 
 
 def _send(asked: Asked, wanted: inputs.SendInput) -> Sequence[AnyCommand]:
@@ -249,6 +261,8 @@ _TABLE: Final = (
     Operation("create", "PUT", "", Action.CREATE_QUEUE, inputs.CreateInput, _create, _show_queue),
     Operation("change", "PATCH", "", Action.CHANGE_QUEUE, inputs.ChangeInput, _change, _show_queue),
     Operation("remove", "DELETE", "", Action.DELETE_QUEUE, inputs.Nothing, _remove, _show_count),
+    Operation("suggest", "PUT", "/plan", Action.CHANGE_QUEUE, inputs.PlanInput, _suggest, _show_queue),
+    Operation("revert", "POST", "/plan/revert", Action.CHANGE_QUEUE, inputs.Nothing, _revert, _show_queue),
     Operation("purge", "POST", "/purge", Action.PURGE, inputs.Nothing, _purge, _show_count),
     Operation("send", "POST", "/messages", Action.SEND, inputs.SendInput, _send, _show_sent),
     Operation("receive", "POST", "/receive", Action.RECEIVE, inputs.ReceiveInput, _receive, _show_messages),

@@ -42,6 +42,7 @@ def shown_queue(info: QueueInfo) -> dict[str, Any]:
         "modified": info.modified,
         "settings": shown_settings(info.settings),
         "counts": shown_counts(info.counts),
+        "plan": msgspec.to_builtins(info.plan),
     }
 
 

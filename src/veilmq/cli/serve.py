@@ -20,7 +20,7 @@ from typing import Any
 
 import veilmq
 from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.sources import Resolved, flag
+from veilmq.cli.sources import Resolved
 from veilmq.server.clock import LeaseClock
 from veilmq.server.credentials import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.logs import set_up
@@ -32,8 +32,6 @@ from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
 from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
 
-_NOT_BUILT = {"mns": "Alibaba Cloud MNS"}
-
 log = logging.getLogger("veilmq.serve")
 
 
@@ -43,8 +41,6 @@ def serve(resolved: Resolved) -> Exit:
     set_up(settings.log_format, settings.log_level)
     log.info("VeilMQ %s, pid %d, data in %s", veilmq.__version__, os.getpid(), settings.data.absolute())
     log.info("settings that differ from the defaults: %s", json.dumps(settings.shown()))
-    for name in sorted(_NOT_BUILT.keys() & resolved.given):
-        log.warning("%s: %s is not built yet, nothing listens there", flag(name), _NOT_BUILT[name])
     _check_tls(settings)
     keys = _keys(settings)
     _raise_open_files(settings)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from veilmq.engine.brake import Brake
 from veilmq.engine.limits import Limits
 from veilmq.engine.polls import Polls
 from veilmq.engine.waiting import Waiter, WaitingRoom
@@ -65,6 +66,7 @@ class Engine:
         self.limits = limits or Limits()
         self.waiting = WaitingRoom(self.limits)
         self.polls = Polls()
+        self._brake = Brake()
         self._pending: deque[Call] = deque()
         self._ready: list[Answer] = []
         self._credits: dict[QueueKey, int] = {}
@@ -88,17 +90,21 @@ class Engine:
             self._ready.append(Answer(ticket, refused))
             return
         first = commands[0]
-        if type(first) is Receive and first.wait_us and self.waiting and self.waiting.waits_for(first.queue):
-            # Who asks again under an attempt id has messages already, and does not wait behind others for them.
-            tries_first = first.attempt_id is not None
-            if not tries_first:
-                self._park(ticket, first, Instant(now + first.wait_us))
-                return
+        # Who asks again under an attempt id has messages already, and does not wait behind others for them.
+        if (
+            type(first) is Receive
+            and first.wait_us
+            and first.attempt_id is None
+            and self.waiting
+            and self.waiting.waits_for(first.queue)
+        ):
+            self._park(ticket, first, Instant(now + first.wait_us), now)
+            return
         self._pending.append(Call(ticket, commands, now))
 
     def cancel(self, ticket: Any) -> None:
         """The client is gone: forget its parked receive, or release what its receive is about to be granted."""
-        if not self.waiting.cancel(ticket):
+        if not self.waiting.cancel(ticket) and not self._brake.cancel(ticket):
             self._gone.add(ticket)
 
     def undeliver(self, command: Receive, outcome: Received, now: Instant) -> None:
@@ -176,6 +182,7 @@ class Engine:
     def expire_waiters(self, now: Instant) -> list[Answer]:
         """Answers for those who have waited long enough, and for those who were refused at once."""
         answers = self._take_ready()
+        answers += [Answer(ticket, [Received([])]) for ticket in self._brake.take_due(now)]
         for waiter in self.waiting.take_expired(now):
             self.polls.count(waiter.command, empty=True)
             answers.append(Answer(waiter.ticket, [Received([])]))
@@ -185,6 +192,7 @@ class Engine:
         """Shut-down: everybody who is parked is answered empty, and nobody parks any more."""
         self._draining = True
         answers = self._take_ready()
+        answers += [Answer(ticket, [Received([])]) for ticket in self._brake.take_all()]
         for waiter in self.waiting.take_all():
             answers.append(Answer(waiter.ticket, [Received([])]))
         return answers
@@ -200,6 +208,9 @@ class Engine:
         if self._pending or self._ready or self._sweep_more or self._credits:
             return now
         dues = [self._swept + self.limits.sweep_every_us]
+        braked = self._brake.next_due()
+        if braked is not None:
+            dues.append(braked)
         deadline = self.waiting.next_deadline()
         if deadline is not None:
             dues.append(deadline)
@@ -214,7 +225,8 @@ class Engine:
 
     def next_wake(self) -> Instant | None:
         """The earliest instant at which a lease, a delay or a wait may end; None if nothing will."""
-        dues = [due for due in (self.waiting.next_deadline(), self._store_due) if due is not None]
+        ends = (self.waiting.next_deadline(), self._brake.next_due(), self._store_due)
+        dues = [due for due in ends if due is not None]
         return Instant(min(dues)) if dues else None
 
     def _take_ready(self) -> list[Answer]:
@@ -223,12 +235,15 @@ class Engine:
             self._gone.discard(answer.ticket)
         return ready
 
-    def _park(self, ticket: Any, command: Receive, deadline: Instant) -> None:
-        """Park behind all others, or answer empty if the room is full."""
+    def _park(self, ticket: Any, command: Receive, deadline: Instant, now: Instant) -> None:
+        """Park behind all others, or answer empty if the room is full: at once, or a little later."""
         if self.waiting.has_room(command.queue):
             self.waiting.park(self.waiting.new(ticket, command, deadline))
+            return
+        self.polls.count(command, empty=True, refused=True)
+        if self.limits.brake_us and len(self._brake) < self.limits.pending_max:
+            self._brake.hold(ticket, Instant(min(deadline, now + self.limits.brake_us)))
         else:
-            self.polls.count(command, empty=True, refused=True)
             self._ready.append(Answer(ticket, [Received([])]))
 
     def _received(self, call: Call, command: Receive, mine: list[Outcome], at: Instant, answers: list[Answer]) -> None:
@@ -245,7 +260,7 @@ class Engine:
                     self.waiting.park(call.waiter)
                     return
                 if outcome.wait_us and not self._draining:
-                    self._park(call.ticket, command, Instant(call.submitted + outcome.wait_us))
+                    self._park(call.ticket, command, Instant(call.submitted + outcome.wait_us), at)
                     return
             elif self.waiting and len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
                 self._credit(command.queue, 1)

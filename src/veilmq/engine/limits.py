@@ -16,6 +16,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Parked receives in all."""
     parked_per_account_max: int = 10_000
     parked_per_queue_max: int = 5_000
+    brake_us: int = 0
+    """Who may not park is answered empty after so long; 0: at once."""
     sweep_steps_max: int = 256
     sweep_every_us: int = SECOND_US
     """Due leases are applied at least this often; at once where a receive waits."""

@@ -12,6 +12,7 @@ import msgspec
 
 from veilmq.model.instant import Instant
 from veilmq.model.message import NO_EXTRAS, Extras
+from veilmq.model.plan import LeasePlan
 from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey, QueueSettings, SettingsChange, with_change
 from veilmq.model.topic import SubscriptionSettings, TopicKey
 
@@ -156,6 +157,19 @@ class PurgeQueue(Command, tag=True, kw_only=True, gc=False):
     """Delete all messages, in flight and delayed ones too. Outcome `Purged`; errors QueueMissing, PurgeInProgress."""
 
     cooldown_us: int = 0
+
+
+class SuggestPlan(Command, tag=True, kw_only=True, gc=False):
+    """Publish first leases that were learnt from the history. Outcome `QueueChanged`.
+
+    Errors QueueMissing, CapabilityMissing (the queue's `adaptive` is off).
+    """
+
+    plan: LeasePlan
+
+
+class RevertPlan(Command, tag=True, kw_only=True, gc=False):
+    """Put the plan before in force again. Outcome `QueueChanged`; errors QueueMissing."""
 
 
 class DescribeQueue(Command, tag=True, kw_only=True, gc=False):
@@ -336,7 +350,18 @@ class ListMoves(Command, tag=True, kw_only=True, gc=False):
 
 
 QueueCommand = (
-    Send | Receive | Extend | Delete | Undeliver | CreateQueue | ChangeQueue | DeleteQueue | PurgeQueue | DescribeQueue
+    Send
+    | Receive
+    | Extend
+    | Delete
+    | Undeliver
+    | CreateQueue
+    | ChangeQueue
+    | DeleteQueue
+    | PurgeQueue
+    | DescribeQueue
+    | SuggestPlan
+    | RevertPlan
 )
 AnyTopicCommand = (
     CreateTopic

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
+from veilmq.model.plan import NO_PLAN, Adaptive, PlanState
 
 FIFO_SUFFIX: Final = ".fifo"
 """Ends the names of FIFO queues, and of no others (SQS CreateQueue)."""
@@ -80,6 +81,9 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     deduplication_scope: DeduplicationScope = DeduplicationScope.QUEUE
     throughput_per_group: bool = False
     xml_body: XmlBody = XmlBody.TEXT
+    adaptive: Adaptive = Adaptive.SUGGEST
+    first_lease_min_us: int | None = None
+    """The owner's leave to shorten first leases, down to this; None: they may only be lengthened."""
     labels: dict[str, str] = {}
     tags: dict[str, str] = {}
 
@@ -124,3 +128,4 @@ class QueueInfo(msgspec.Struct, frozen=True, gc=False):
     modified: Instant
     settings: QueueSettings
     counts: QueueCounts
+    plan: PlanState = NO_PLAN

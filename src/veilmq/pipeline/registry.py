@@ -1,5 +1,7 @@
 """The data sources that `register` makes known, one row each."""
 
+from veilmq.pipeline.drain.source import QueueSource
 from veilmq.pipeline.events.source import EventsSource
+from veilmq.pipeline.sinks.delta import DeltaSink
 
-SOURCES = (EventsSource,)
+SOURCES = (EventsSource, QueueSource, DeltaSink)

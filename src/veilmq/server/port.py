@@ -198,9 +198,9 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
         named = getattr(command, "queue", None) or getattr(command, "topic", None)
         if not key.allows(action, None if named is None else named.name):
             return action
-        if type(command) is StartMove and command.destination is not None:
-            if not key.allows(Action.SEND, command.destination.name):
-                return Action.SEND
+        destination = command.destination if type(command) is StartMove else None
+        if destination is not None and not key.allows(Action.SEND, destination.name):
+            return Action.SEND
     return None
 
 

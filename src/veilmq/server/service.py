@@ -13,6 +13,7 @@ from typing import Final
 
 from veilmq.engine import open_directory
 from veilmq.protocols.azure import codec as azure_codec
+from veilmq.protocols.mns import codec as mns_codec
 from veilmq.protocols.sqs import codec as sqs_codec
 from veilmq.server import queues_file
 from veilmq.server.clock import LeaseClock
@@ -29,9 +30,10 @@ from veilmq.store.sqlite.store import SqliteStore
 _SQS_DOMAINS: Final = ("amazonaws.com", "amazonaws.com.cn")
 """The names by which SDKs address SQS itself, say through a proxy."""
 _AZURE_DOMAINS: Final = ("queue.core.windows.net",)
+_MNS_DOMAINS: Final = ("aliyuncs.com",)
 
 
-AnyCodec = sqs_codec.Codec | azure_codec.Codec
+AnyCodec = sqs_codec.Codec | azure_codec.Codec | mns_codec.Codec
 
 
 class Service:
@@ -92,6 +94,7 @@ class Service:
             await queues_file.declare(declared, self.shell.call)
         await self._listen(undo, "sqs", settings.sqs, self._sqs(), context)
         await self._listen(undo, "azure", settings.azure, self._azure(), context)
+        await self._listen(undo, "mns", settings.mns, self._mns(), context)
         self.announce({})
 
     def _sqs(self) -> tuple[AnyCodec, Hosts]:
@@ -102,6 +105,8 @@ class Service:
             trusted_proxy=settings.trusted_proxy,
             cooldowns=settings.cooldowns,
             cors_origins=settings.cors_origins,
+            requests_per_second_max=settings.requests_per_second_max,
+            kms_faults=tuple((key, fault) for key, _, fault in (each.rpartition("=") for each in settings.kms_faults)),
         )
         return sqs_codec.Codec(self.keyring, endpoint), Hosts(self._domains(_SQS_DOMAINS), settings.cors_origins)
 
@@ -116,6 +121,11 @@ class Service:
         # Which pages may call is for the account's own CORS rules to say.
         hosts = Hosts(self._domains(_AZURE_DOMAINS), ("*",))
         return azure_codec.Codec(self.keyring, endpoint, tokens_of(settings)), hosts
+
+    def _mns(self) -> tuple[AnyCodec, Hosts]:
+        settings = self.settings
+        endpoint = mns_codec.Endpoint(external_url=settings.external_url, trusted_proxy=settings.trusted_proxy)
+        return mns_codec.Codec(self.keyring, endpoint), Hosts(self._domains(_MNS_DOMAINS))
 
     def _domains(self, own: tuple[str, ...]) -> list[str]:
         return [*own, *([self.settings.base_domain] if self.settings.base_domain else [])]

@@ -69,9 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data: Annotated[Path, Meta(description="The data directory; made if it is missing.")] = Path("veilmq-data")
     sqs: Annotated[Address, Meta(description="Where Amazon SQS is spoken.")] = Address("127.0.0.1", 9324)
     azure: Annotated[Address, Meta(description="Where Azure Queue Storage is spoken.")] = Address("127.0.0.1", 10001)
-    mns: Annotated[Address, Meta(description="Where Alibaba Cloud MNS is spoken (not built yet).")] = Address(
-        "127.0.0.1", 9326
-    )
+    mns: Annotated[Address, Meta(description="Where Alibaba Cloud MNS is spoken.")] = Address("127.0.0.1", 9326)
     admin: Annotated[Address, Meta(description="Where health, metrics and /api/v1 are served.")] = Address(
         "127.0.0.1", 9325
     )
@@ -180,7 +178,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def addresses(self) -> dict[str, Address]:
-        """All ports by name, those that are not built yet too."""
+        """All ports by name."""
         return {"sqs": self.sqs, "azure": self.azure, "mns": self.mns, "admin": self.admin}
 
     def engine_limits(self) -> EngineLimits:

@@ -12,8 +12,9 @@ import msgspec
 
 from veilmq.model.commands import AnyCommand, Delete, Receive, Send, Sweep
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
+from veilmq.model.message import Extras
 from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
-from veilmq.model.queue import QueueKey
+from veilmq.model.queue import FIFO_SUFFIX, QueueKey
 from veilmq.store import Store
 from veilmq.testing.contract.stage import TESTER, sending
 
@@ -93,6 +94,9 @@ class Workload:
             return Delete(queue=self.queue, origin=TESTER, handle=handle, arrived=now)
         self._number += 1
         body = f"{self._name}-{self._number}-".ljust(self._chance.randint(1, self._body_bytes), "x")
+        if self.queue.name.endswith(FIFO_SUFFIX):
+            extras = Extras(group=self._chance.choice("abc"), deduplication_id=str(self._number))
+            return sending(self.queue, body, extras=extras)
         return sending(self.queue, body, delay_us=self._chance.choice([0, 0, SECOND_US]))
 
     def acknowledge(self, commands: list[AnyCommand], outcomes: list[Outcome]) -> None:

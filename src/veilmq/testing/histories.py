@@ -177,9 +177,7 @@ def history(
     return pa.concat_tables([created, *tables])
 
 
-def _draw(
-    number: int, workload: Workload, random: np.random.Generator, span: float, start: int
-) -> tuple[_Events, Any]:
+def _draw(number: int, workload: Workload, random: np.random.Generator, span: float, start: int) -> tuple[_Events, Any]:
     """The events of one workload, in any order, and the instants of its sends."""
     events = _Events(number)
     count = workload.messages
@@ -187,6 +185,7 @@ def _draw(
     ended = np.full(count, 2**62)
     refused: list[tuple[Any, Any, int]] = []
     events.add("sent", sent, np.arange(count), 0, visible_since=sent)
+
     def wait(number: int) -> Any:
         return np.maximum(1, random.exponential(workload.wait * _SECOND, number)).astype(np.int64)
 
@@ -270,7 +269,7 @@ def _table(workloads: Sequence[Workload], drawn: dict[str, Any], sent: Any, sequ
     leases = (kind == _CODE["received"]) | (kind == _CODE["extended"]) | (kind == _CODE["released"])
     served = (kind == _CODE["dead_lettered"]) | (kind == _CODE["queue_created"])
     incarnation = incarnations[drawn["workload"]]
-    detail = np.full(rows, None, object)
+    detail: Any = np.full(rows, None, object)
     detail[drawn["reason"] == _STALE] = '{"reason":"stale"}'
     detail[gone] = '{"reason":"gone"}'
     for place in np.flatnonzero(kind == _CODE["dead_lettered"]):
@@ -317,7 +316,7 @@ def _table(workloads: Sequence[Workload], drawn: dict[str, Any], sent: Any, sequ
 def _ids(sequence: Any, missing: Any) -> Any:
     """32 hexadecimal digits from each number, distinct."""
     digits = np.array([b"%02x" % byte for byte in range(256)])
-    halves = np.stack([sequence * 2_654_435_761 % 2**48, sequence], axis=1).astype(">u8")
+    halves: Any = np.stack([sequence * 2_654_435_761 % 2**48, sequence], axis=1).astype(">u8")
     text = digits[halves.view(np.uint8).reshape(len(sequence), 16)].view("S32").reshape(-1)
     return pa.array(text.astype("U32"), pa.string(), mask=missing)
 

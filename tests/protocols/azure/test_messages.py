@@ -52,11 +52,17 @@ def test_each_message_of_one_get_has_its_own_receipt(wire: Any) -> None:
 
 
 @pytest.mark.parametrize("later_s", [0, 29, 31, 3600])
-def test_an_old_receipt_counts_until_somebody_else_has_the_message(wire: Any, later_s: int) -> None:
+@pytest.mark.parametrize("updated", [False, True])
+def test_an_old_receipt_counts_until_somebody_else_has_the_message(wire: Any, later_s: int, updated: bool) -> None:
     queue = wire.queue()
     wire.put(queue)
     message, receipt = wire.take(queue)
     wire.stage.later(later_s * SECOND_US)
+    if updated:
+        answer = wire.ask("PUT", f"{queue}/messages/{message}?popreceipt={receipt}&visibilitytimeout=9")
+        assert answer.status == 204
+        assert wire.get(queue).texts("QueueMessage") == []
+        receipt = answer.headers["x-ms-popreceipt"]
     assert wire.ask("DELETE", f"{queue}/messages/{message}?popreceipt={receipt}").status == 204
 
 
@@ -89,6 +95,8 @@ def test_a_receipt_of_another_message_finds_none(wire: Any) -> None:
     (first, _), (second, receipt) = wire.take(queue), wire.take(queue)
     for message in (first, "no-id", "00000000-0000-0000-0000-000000000000", "%2e%2e"):
         refused = wire.ask("DELETE", f"{queue}/messages/{message}?popreceipt={receipt}")
+        assert (refused.status, refused.code) == (404, "MessageNotFound"), message
+        refused = wire.ask("PUT", f"{queue}/messages/{message}?popreceipt={receipt}&visibilitytimeout=0")
         assert (refused.status, refused.code) == (404, "MessageNotFound"), message
     assert wire.ask("DELETE", f"{queue}/messages/{second}?popreceipt={receipt}").status == 204
 
@@ -252,6 +260,13 @@ def test_before_their_versions(wire: Any) -> None:
     message, receipt = wire.take(queue)
     target = f"{queue}/messages/{message}?popreceipt={receipt}&visibilitytimeout=1"
     assert wire.ask("PUT", target, version="2009-09-19").code == "FeatureVersionMismatch"
+
+
+def test_a_get_never_waits(wire: Any) -> None:
+    queue = wire.queue()
+    wire.stage.change(ORDERS, wait_us=20 * SECOND_US)
+    assert wire.get(queue).texts("QueueMessage") == []
+    assert wire.calls[-1].commands[0].wait_us == 0
 
 
 def test_the_queues_own_settings_decide_what_is_left_out(wire: Any) -> None:

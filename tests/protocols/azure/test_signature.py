@@ -151,6 +151,15 @@ def test_an_account_reaches_its_own_queues_alone(wire: Any) -> None:
     assert wire.send(request).code == "AuthenticationFailed"
 
 
+def test_the_name_in_the_header_is_that_of_the_address(wire: Any) -> None:
+    request = wire.request("GET", LIST)
+    text = wire.text("SharedKey", "GET", request.target.decode(), _texts(request.headers))
+    for name, status in (("examplename", 200), ("other", 403), ("EXAMPLENAME", 403), ("", 400)):
+        signature = _sign(text.replace("\n/examplename/", f"\n/{name}/", 1))
+        request.headers[b"authorization"] = f"SharedKey {name}:{signature}".encode()
+        assert wire.send(request).status == status, name
+
+
 def test_an_empty_secret_signs_for_nobody(wire: Any) -> None:
     """A stand-in secret is used for accounts that are not there: it must open nothing."""
     request = wire.request("GET", "/stranger?comp=list", secret=b"")

@@ -22,14 +22,20 @@ import botocore.session
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
 from veilmq.model.access import EVERYTHING, AccessKey
-from veilmq.model.commands import AnyCommand
-from veilmq.model.instant import Instant
+from veilmq.model.commands import AnyCommand, Sweep
+from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message import NO_EXTRAS, Delivery, Extras
-from veilmq.model.outcomes import Outcome
+from veilmq.model.outcomes import Outcome, Swept
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
+from veilmq.server.port import denied_action
+from veilmq.store import Store
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing.clock import ManualClock
+from veilmq.testing.sqlite import SMALL
 
 ENDPOINT = "http://127.0.0.1:9324"
 ARRIVED = Instant(77)
@@ -168,6 +174,13 @@ _CODES = {
             "UnsupportedOperation",
         )
     },
+    "KmsAccessDenied": "KMS.AccessDeniedException",
+    "KmsDisabled": "KMS.DisabledException",
+    "KmsInvalidKeyUsage": "KMS.InvalidKeyUsageException",
+    "KmsInvalidState": "KMS.InvalidStateException",
+    "KmsNotFound": "KMS.NotFoundException",
+    "KmsOptInRequired": "KMS.OptInRequired",
+    "KmsThrottled": "KMS.ThrottlingException",
 }
 
 
@@ -294,3 +307,89 @@ def deliver() -> Callable[..., Delivery]:
         return Delivery(**{**values, **more})
 
     return make
+
+
+OTHER = AccessKey("AKIDSOMEBODY", "another+secret", "444455556666", grants=EVERYTHING)
+THIRD = AccessKey("AKIDTHIRD", "a+third+secret", "777788889999", grants=EVERYTHING)
+
+
+class Served:
+    """A codec on a store; `connect` makes clients of it, each with a key.
+
+    As in `Wire` only the socket is missing: codec, commands and SQLite are real, and the clock is the test's.
+    """
+
+    other = OTHER
+    third = THIRD
+
+    def __init__(self, store: Store, endpoint: Endpoint, make_client: Any, undo: Any) -> None:
+        self.store = store
+        self.clock = ManualClock()
+        self.codec = Codec(Ring({key.id: key for key in (KEY, OTHER, THIRD)}), endpoint)
+        self._make_client = make_client
+        self._undo = undo
+        self.secure = False
+        self.more_headers: dict[str, str] = {}
+
+    def configure(self, **values: Any) -> None:
+        """Another endpoint from now on."""
+        self.codec = Codec(Ring({key.id: key for key in (KEY, OTHER, THIRD)}), Endpoint(**values))
+
+    def connect(self, form: str = "json", key: AccessKey = KEY, region: str = "us-east-1") -> Any:
+        """A client that speaks that form."""
+        client = self._make_client(form, key, "http://127.0.0.1:9324", region)
+        client.meta.events.register("before-send.sqs.*", self.send)
+        self._undo(lambda: client.meta.events.unregister("before-send.sqs.*", self.send))
+        return client
+
+    def send(self, request: AWSPreparedRequest, **ignored: Any) -> AWSResponse:
+        """The clients' socket."""
+        asked = as_request(request, self.secure)
+        asked.headers.update((name.lower().encode(), value.encode()) for name, value in self.more_headers.items())
+        answer = self.codec.decode(asked, wall(), self.clock.now)
+        while isinstance(answer, Call):
+            action = denied_action(answer.key, answer.commands)
+            if action is not None:
+                answer = self.codec.denied(answer, action)
+                break
+            applied = self.store.apply(answer.commands, self.clock.now)
+            if applied.wrote:
+                self.store.commit()
+            answer = self.codec.encode(answer, applied.outcomes)
+        assert isinstance(answer, Response)
+        headers = {name.decode(): value.decode() for name, value in answer.headers}
+        return AWSResponse(request.url, answer.status, headers, _Raw(answer.body))
+
+    def later(self, seconds: float) -> None:
+        """Let time pass, and the sweeper come."""
+        self.clock.advance(int(seconds * SECOND_US))
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Sweep until nothing is left."""
+        more = True
+        while more:
+            applied = self.store.apply([Sweep()], self.clock.now)
+            if applied.wrote:
+                self.store.commit()
+            (outcome,) = applied.outcomes
+            assert isinstance(outcome, Swept)
+            more = outcome.more
+
+    @staticmethod
+    def refused(call: Any, **arguments: Any) -> tuple[str, str]:
+        """Code and message of a call that must be refused."""
+        with pytest.raises(ClientError) as raised:
+            call(**arguments)
+        return raised.value.response["Error"]["Code"], raised.value.response["Error"]["Message"]
+
+
+@pytest.fixture
+def served(tmp_path: Path, make_client: Callable[[str, AccessKey, str, str], Any]) -> Iterator[Served]:
+    """A codec on a store of its own."""
+    undo: list[Callable[[], None]] = []
+    store = SqliteStore(tmp_path / "data", SMALL)
+    yield Served(store, Endpoint(), make_client, undo.append)
+    store.close()
+    for action in undo:
+        action()

@@ -137,12 +137,6 @@ REFUSED = [
         "InvalidAttributeName",
         "Unknown Attribute FifoQueue.",
     ),
-    (
-        "get_queue_url",
-        {"QueueName": "jobs", "QueueOwnerAWSAccountId": "444455556666"},
-        "AWS.SimpleQueueService.NonExistentQueue",
-        "The specified queue does not exist.",
-    ),
     ("list_queues", {"NextToken": "%%%"}, "InvalidParameterValue", "Invalid or expired next token."),
     (
         "get_queue_attributes",

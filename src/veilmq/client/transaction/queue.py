@@ -87,8 +87,8 @@ class TransactionQueue(Wrapping):
         check_times(self.times)
         if log.name == queue.name and log.account is queue.account:
             raise ParameterInvalid(parameter="log", reason="must be another queue")
-        check_log(self.times, self.form, log.capabilities, log.stats())
         self._life = check_half(self.times, queue.capabilities, queue.stats()) if self.form is Form.HIDDEN else None
+        check_log(self.times, self.form, log.capabilities, log.stats())
         self._parked = parked
         self._running: set[str] = set()
         self._lock = threading.Lock()

@@ -106,7 +106,10 @@ class Settler:
         log.warning("transaction %s: its message is sent again from the log: %s", entry.id, why)
         self.queue.send(marked(entry, self.queue.capabilities))
         if self._on_lost is not None:
-            self._on_lost(entry.shown())
+            try:
+                self._on_lost(entry.shown())
+            except Exception:  # it is sent: what the application makes of that must not send it once more
+                log.exception("transaction %s: on_lost failed", entry.id)
         return Settled.RESENT
 
 

@@ -5,9 +5,9 @@
     query.json                                whose directory it is
     lock
 
-Strategy: a manifest is written as a whole, synced with its directory, and never changed; its offset carries its SHA-256.
-Names are never used twice, so that an orphan of a crash is never taken for the batch that was logged. The lock is a
-flock: the kernel drops it with the process, however that ends.
+Strategy: a manifest is written as a whole, synced with its directory, and never changed; its offset carries its
+SHA-256. Names are never used twice, so that an orphan of a crash is never taken for the batch that was logged. The lock
+is a flock: the kernel drops it with the process, however that ends.
 """
 
 import fcntl
@@ -91,6 +91,16 @@ class Directory:
                 "Bring its checkpoint back, or give the new query an empty directory.",
             )
 
+    def check_reach(self, start: Offset) -> None:
+        """One manifest may lie beyond the start of a query. Raises DirectoryForeign if its checkpoint went back."""
+        reach = [seq for seq, _ in self.files("arrow") if seq > start.seq + 1]
+        reach += [seq for seq, _ in self.files("ids") if seq > start.seq]
+        if reach:
+            raise DirectoryForeign(
+                f"{self.path} has come to batch {max(reach)}, and the checkpoint only to {start.seq}.",
+                "Bring the newest checkpoint back, or give the query an empty directory.",
+            )
+
     def write(self, seq: int, table: Any) -> Offset:
         """Durable when this returns."""
         sink = pa.BufferOutputStream()
@@ -139,7 +149,8 @@ class Directory:
             raise DirectoryForeign(f"{path} is not ours.", "Give the query an empty directory.") from None
         if owner.queue != queue:
             raise DirectoryForeign(
-                f"{self.path} is of a query that drains {owner.queue}, not {queue}.", "Give each query its own directory."
+                f"{self.path} is of a query that drains {owner.queue}, not {queue}.",
+                "Give each query its own directory.",
             )
         return owner
 

@@ -65,9 +65,14 @@ def read_options(options: Mapping[str, str]) -> DrainOptions:
     for name, value in dict(options).items():
         field = fields.get(str(name).lower())
         if field is None:
-            raise OptionInvalid(f"veilmq has no option {name}.", f"It has {', '.join(sorted(map(_camel, fields.values())))}.")
+            raise OptionInvalid(
+                f"veilmq has no option {name}.", f"It has {', '.join(sorted(map(_camel, fields.values())))}."
+            )
         given[field] = [part.strip() for part in value.split(",") if part.strip()] if field in _LISTS else value
-    for name, mend in (("url", "It looks like veil://127.0.0.1:9324/orders."), ("directory", "An empty one to begin with.")):
+    for name, mend in (
+        ("url", "It looks like veil://127.0.0.1:9324/orders."),
+        ("directory", "An empty one to begin with."),
+    ):
         if not given.get(name):
             raise OptionInvalid(f"veilmq needs the option {name}.", mend)
     try:

@@ -1,14 +1,12 @@
 """What the history tells: jobs from DataFrame to DataFrame, the same on `local[*]`, a cluster or Spark Connect.
 
+    from veilmq.pipeline.jobs.attempts import attempts
+    from veilmq.pipeline.jobs.timeouts import timeouts
+
     events = spark.read.format("veilmq-events").option("path", "exported").load()
-    leases = attempts(events)
-    recommended = timeouts(leases)
+    timeouts(attempts(events)).show()
 
 Strategy: `attempts` turns events into one row a lease, the table that the others start from; each says in its docstring
-which columns it needs and gives. Nothing here opens a session, writes a file or reads a clock. Source: seeds 003 and
-004; docs/pipeline.md.
+which columns it gives. Jobs open no session, write no file and read no clock; `running` (run.py) and `loop` do that for
+the command line. Source: seeds 003 and 004; docs/pipeline.md.
 """
-
-from veilmq.pipeline.jobs.attempts import attempts
-
-__all__ = ["attempts"]

@@ -131,9 +131,9 @@ def judged(leases: "DataFrame") -> "DataFrame":
         leases.where(known("granted"))
         .withColumn("outcome", outcome)
         .withColumn("exact", F.col("outcome").isin(*EXACT))
-        .withColumn("held_us", F.when(known("undelivered") & ~F.col("exact"), 0).otherwise(
-            F.coalesce(ended - granted, lived)
-        ))
+        .withColumn(
+            "held_us", F.when(known("undelivered") & ~F.col("exact"), 0).otherwise(F.coalesce(ended - granted, lived))
+        )
         .withColumn("lease_end_us", F.col("lease_end") - granted)
         .withColumn("renewed_share", (F.col("first_extension") - granted) / F.col("lease_us"))
         .select(

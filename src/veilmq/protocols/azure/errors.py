@@ -127,11 +127,6 @@ INVALID_XML_DOCUMENT: Final = Fault("InvalidXmlDocument", 400, "XML specified is
 INVALID_XML_NODE_VALUE: Final = Fault(
     "InvalidXmlNodeValue", 400, "The value for one of the XML nodes is not in the correct format."
 )
-MD5_MISMATCH: Final = Fault(
-    "Md5Mismatch", 400, "The MD5 value specified in the request did not match with the MD5 value calculated by the "
-    "server.",
-)  # fmt: skip
-INVALID_MD5: Final = Fault("InvalidMd5", 400, "The MD5 value specified in the request is invalid.")
 MESSAGE_NOT_FOUND: Final = Fault("MessageNotFound", 404, "The specified message does not exist.")
 MESSAGE_TOO_LARGE: Final = Fault("MessageTooLarge", 400, "The message exceeds the maximum allowed size.")
 METADATA_TOO_LARGE: Final = Fault(

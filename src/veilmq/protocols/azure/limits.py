@@ -10,7 +10,6 @@ from typing import Final
 QUEUE_NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])*\Z")
 QUEUE_NAME_CHARACTERS_MIN: Final = 3
 QUEUE_NAME_CHARACTERS_MAX: Final = 63
-ACCOUNT_NAME: Final = re.compile(r"[a-z0-9]{3,24}\Z")
 VERSION: Final = re.compile(r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])\Z")
 
 VERSION_UPDATE: Final = "2011-08-18"

@@ -236,8 +236,6 @@ def _delegation_sas(parameters: dict[str, str], place: Place, account: NamedAcco
     keys = tuple(delegation_value(secret, fields) for secret in _secrets(account))
     _check_signature(parameters, keys, "\n".join(lines), account is not None)
     assert account is not None
-    if get("sks") != _SERVICE:
-        raise Refusal(AUTHORIZATION_SERVICE_MISMATCH)
     identity = account.identity(get("skoid", ""))
     if identity is None:
         raise Refusal(AUTHORIZATION_PERMISSION_MISMATCH)

@@ -30,6 +30,10 @@ class Endpoint(msgspec.Struct, frozen=True):
     """QueueDeletedRecently and PurgeQueueInProgress for 60 seconds, as AWS has them."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call us; `*` for all."""
+    requests_per_second_max: int = 0
+    """Of one account; beyond, RequestThrottled. 0: no bound."""
+    kms_faults: tuple[tuple[str, str], ...] = ()
+    """KmsMasterKeyId of keys that cannot be used, each with a name of `errors.KMS_FAULTS`."""
 
 
 def is_queue_name(name: str) -> bool:
@@ -43,7 +47,7 @@ def is_fifo(name: str) -> bool:
 
 
 def resolve(caller: Caller, url: str) -> QueueKey:
-    """The queue of a URL or path. Raises Refusal: InvalidAddress, QueueDoesNotExist, AccessDenied."""
+    """The queue of a URL or path, of another account too. Raises Refusal: InvalidAddress, QueueDoesNotExist."""
     segments = url.partition("://")[2].split("/") if "://" in url else ["", *url.lstrip("/").split("/")]
     if len(segments) < 3 or not limits.ACCOUNT.match(segments[-2]):
         shown = url if len(url) <= 256 else url[:256] + "..."
@@ -51,9 +55,9 @@ def resolve(caller: Caller, url: str) -> QueueKey:
     queue = QueueKey(segments[-2], caller.region, segments[-1])
     if not is_queue_name(queue.name):
         raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
-    if caller.verified and queue.account != caller.key.account:
-        raise Refusal(errors.ACCESS_DENIED, f"Access to the resource {arn(queue)} is denied.")
-    if len(url) <= _URL_CHARACTERS_CACHED_MAX:
+    # A queue of another account is not remembered: each request that names one is judged by its policy.
+    own = not caller.verified or queue.account == caller.key.account
+    if own and len(url) <= _URL_CHARACTERS_CACHED_MAX:
         caller.queues.keep(url, queue)
     return queue
 

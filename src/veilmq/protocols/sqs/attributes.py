@@ -32,6 +32,7 @@ from veilmq.protocols.sqs.errors import (
     invalid_value,
 )
 from veilmq.protocols.sqs.message_attributes import check_text
+from veilmq.protocols.sqs.policy import PolicyInvalid, read_policy
 
 
 class _Number(NamedTuple):
@@ -158,12 +159,19 @@ def _label(name: str, text: str, creating: bool) -> str:
     if text:
         check_text(text, f"The attribute {name}")
     if name == "Policy" and text:
-        _object(name, text)
+        _check_policy(text)
     elif name == "KmsDataKeyReusePeriodSeconds":
         _number(text, limits.KMS_REUSE_SECONDS_MIN, limits.KMS_REUSE_SECONDS_MAX, name)
     elif name == "SqsManagedSseEnabled":
         _boolean(text, name)
     return text
+
+
+def _check_policy(text: str) -> None:
+    try:
+        read_policy(text)
+    except PolicyInvalid as wrong:
+        raise Refusal(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter Policy: {wrong}.") from None
 
 
 def _object(name: str, text: str) -> dict[str, Any]:

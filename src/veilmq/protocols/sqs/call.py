@@ -41,12 +41,20 @@ class Asked(msgspec.Struct, gc=False):
     caller: Caller
     arrived: Instant
     endpoint: Endpoint
+    foreign: QueueKey | None = None
+    """The queue of another account that the request names."""
 
     def queue(self, url: str | None) -> QueueKey:
         """The queue that a QueueUrl names. Raises Refusal."""
         if not url:
             raise missing("QueueUrl")
-        return self.caller.queues.get(url) or resolve(self.caller, url)
+        return self.caller.queues.get(url) or self._resolved(url)
+
+    def _resolved(self, url: str) -> QueueKey:
+        queue = resolve(self.caller, url)
+        if self.caller.verified and queue.account != self.caller.key.account:
+            self.foreign = queue
+        return queue
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -67,8 +75,9 @@ class Operation(msgspec.Struct, frozen=True):
     name: str
     input_type: type[msgspec.Struct]
     plan: "Callable[[Asked, Any], Plan]"
-    answer: "Callable[[Call, Sequence[Outcome]], results.Result]"
-    """Raises Refusal if the whole call failed."""
+    answer: "Callable[[Call, Sequence[Outcome]], results.Result | Call]"
+    """The result; or a further call, if this one only asked for what that depends on. Raises Refusal if the whole call
+    failed."""
 
 
 class Call(msgspec.Struct, gc=False):

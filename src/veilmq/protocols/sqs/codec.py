@@ -17,7 +17,9 @@ from veilmq.protocols.sqs import errors, json_form, query_form
 from veilmq.protocols.sqs.addresses import Endpoint
 from veilmq.protocols.sqs.call import Asked, Call, Form
 from veilmq.protocols.sqs.errors import Fault, Refusal
+from veilmq.protocols.sqs.operations.judging import judged_first
 from veilmq.protocols.sqs.signature import Verifier
+from veilmq.protocols.sqs.throttle import Throttle
 
 __all__ = ["Call", "Codec", "Endpoint"]
 
@@ -36,6 +38,8 @@ class Codec:
         self._endpoint = endpoint
         self._verifier = Verifier(keyring, endpoint.base_domain, token_urlsafe(30))
         self._origins = frozenset(endpoint.cors_origins)
+        rate = endpoint.requests_per_second_max
+        self._throttle = Throttle(rate) if rate else None
 
     def decode(self, request: Request, wall: Instant, arrived: Instant) -> Call | Response:
         """What the request asks of the engine; a Response if it is refused, or answered without the engine.
@@ -52,23 +56,29 @@ class Codec:
                 raise Refusal(errors.METHOD_NOT_SUPPORTED, f"The HTTP method {request.method} is not supported.")
             caller = self._verifier.verify(request, wall)
             asked = Asked(request, caller, arrived, self._endpoint)
+            if self._throttle is not None and not self._throttle.takes(caller.key.account, arrived):
+                raise Refusal(errors.REQUEST_THROTTLED, "The request was denied due to request throttling.")
             if form is Form.JSON:
                 row, given = json_form.read(request.headers.get(b"x-amz-target", b""), request.body)
             else:
                 row, given = query_form.read(request)
             commands, memo = row.plan(asked, given)
             call = Call(row.name, caller.key, commands, row, form, memo, request, self._endpoint)
+            if asked.foreign is not None or self._endpoint.kms_faults:
+                call = judged_first(asked, call)
         except Refusal as refusal:
             return self._refused(refusal, form, request)
         # Every entry of a batch was refused: there is nothing to ask the engine.
-        return call if commands else self.encode(call, ())
+        return call if call.commands else self.encode(call, ())
 
-    def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response:
-        """The answer to a call, from the outcomes of its commands in their order."""
+    def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
+        """The answer to a call, from the outcomes of its commands in their order; or the call that follows it."""
         try:
             result = call.row.answer(call, outcomes)
         except Refusal as refusal:
             return self._refused(refusal, call.form, call.request)
+        if isinstance(result, Call):
+            return result if result.commands else self.encode(result, ())
         headers = self._headers(call.request)
         if call.form is Form.JSON:
             return json_form.write(result, headers)

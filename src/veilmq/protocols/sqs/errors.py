@@ -67,6 +67,21 @@ def _common(shape: str, code: str, status: int, sender: bool = True) -> Fault:
     return Fault(code, _COMMON + shape, status, status, sender)
 
 
+def _kms(name: str, code: str, query_status: int = 400) -> Fault:
+    return _model(f"Kms{name}", f"KMS.{code}", query_status)
+
+
+KMS_FAULTS: Final = {
+    "access-denied": _kms("AccessDenied", "AccessDeniedException"),
+    "disabled": _kms("Disabled", "DisabledException"),
+    "invalid-key-usage": _kms("InvalidKeyUsage", "InvalidKeyUsageException"),
+    "invalid-state": _kms("InvalidState", "InvalidStateException"),
+    "not-found": _kms("NotFound", "NotFoundException"),
+    "opt-in-required": _kms("OptInRequired", "OptInRequired", 403),
+    "throttled": _kms("Throttled", "ThrottlingException"),
+}
+"""Why a queue's KMS key cannot be used, by the words of the setting that names such keys."""
+
 BATCH_ENTRY_IDS_NOT_DISTINCT: Final = _model("BatchEntryIdsNotDistinct", _PREFIX + "BatchEntryIdsNotDistinct")
 BATCH_REQUEST_TOO_LONG: Final = _model("BatchRequestTooLong", _PREFIX + "BatchRequestTooLong")
 EMPTY_BATCH_REQUEST: Final = _model("EmptyBatchRequest", _PREFIX + "EmptyBatchRequest")
@@ -75,6 +90,7 @@ INVALID_ATTRIBUTE_NAME: Final = _model("InvalidAttributeName")
 INVALID_ATTRIBUTE_VALUE: Final = _model("InvalidAttributeValue")
 INVALID_BATCH_ENTRY_ID: Final = _model("InvalidBatchEntryId", _PREFIX + "InvalidBatchEntryId")
 INVALID_MESSAGE_CONTENTS: Final = _model("InvalidMessageContents")
+INVALID_SECURITY: Final = _model("InvalidSecurity", query_status=403)
 MESSAGE_NOT_INFLIGHT: Final = _model("MessageNotInflight", _PREFIX + "MessageNotInflight")
 OVER_LIMIT: Final = _model("OverLimit", query_status=403)
 PURGE_QUEUE_IN_PROGRESS: Final = _model("PurgeQueueInProgress", _PREFIX + "PurgeQueueInProgress", 403)
@@ -82,6 +98,8 @@ QUEUE_DELETED_RECENTLY: Final = _model("QueueDeletedRecently", _PREFIX + "QueueD
 QUEUE_DOES_NOT_EXIST: Final = _model("QueueDoesNotExist", _PREFIX + "NonExistentQueue")
 QUEUE_NAME_EXISTS: Final = _model("QueueNameExists", "QueueAlreadyExists")
 RECEIPT_HANDLE_IS_INVALID: Final = _model("ReceiptHandleIsInvalid", query_status=404)
+REQUEST_THROTTLED: Final = _model("RequestThrottled", query_status=403)
+RESOURCE_NOT_FOUND: Final = _model("ResourceNotFoundException", query_status=404)
 TOO_MANY_ENTRIES: Final = _model("TooManyEntriesInBatchRequest", _PREFIX + "TooManyEntriesInBatchRequest")
 UNSUPPORTED_OPERATION: Final = _model("UnsupportedOperation", _PREFIX + "UnsupportedOperation")
 
@@ -165,6 +183,9 @@ _PARAMETERS: Final = {
     "redrive": "RedrivePolicy",
     "redrive_allow": "RedriveAllowPolicy",
     "name": "QueueName",
+    "source": "SourceArn",
+    "destination": "DestinationArn",
+    "rate_max": "MaxNumberOfMessagesPerSecond",
 }
 """What the house calls a parameter -> what SQS calls it."""
 

@@ -133,7 +133,7 @@ class ListQueuesInput(_Input):
 
 
 class QueueInput(_Input):
-    """DeleteQueueRequest and PurgeQueueRequest."""
+    """DeleteQueueRequest, PurgeQueueRequest and ListQueueTagsRequest."""
 
     queue_url: str | None = None
 
@@ -152,5 +152,65 @@ class SetQueueAttributesInput(_Input):
     attributes: dict[str, str] | None = None
 
 
+class AddPermissionInput(_Input):
+    """AddPermissionRequest."""
+
+    queue_url: str | None = None
+    label: str | None = None
+    aws_account_ids: list[str] | None = msgspec.field(default=None, name="AWSAccountIds")
+    actions: list[str] | None = None
+
+
+class RemovePermissionInput(_Input):
+    """RemovePermissionRequest."""
+
+    queue_url: str | None = None
+    label: str | None = None
+
+
+class TagQueueInput(_Input):
+    """TagQueueRequest; the Query form calls the map as CreateQueue does."""
+
+    queue_url: str | None = None
+    tags: dict[str, str] | None = None
+    query_tags: dict[str, str] | None = msgspec.field(default=None, name="tags")
+
+
+class UntagQueueInput(_Input):
+    """UntagQueueRequest."""
+
+    queue_url: str | None = None
+    tag_keys: list[str] | None = None
+
+
+class ListDeadLetterSourceQueuesInput(_Input):
+    """ListDeadLetterSourceQueuesRequest."""
+
+    queue_url: str | None = None
+    next_token: str | None = None
+    max_results: int | None = None
+
+
+class StartMessageMoveTaskInput(_Input):
+    """StartMessageMoveTaskRequest."""
+
+    source_arn: str | None = None
+    destination_arn: str | None = None
+    max_number_of_messages_per_second: int | None = None
+
+
+class CancelMessageMoveTaskInput(_Input):
+    """CancelMessageMoveTaskRequest."""
+
+    task_handle: str | None = None
+
+
+class ListMessageMoveTasksInput(_Input):
+    """ListMessageMoveTasksRequest."""
+
+    source_arn: str | None = None
+    max_results: int | None = None
+
+
 class AnyInput(_Input):
-    """Of an operation that is not carried out."""
+    """Of what is no operation of a client's."""

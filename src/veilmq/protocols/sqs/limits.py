@@ -57,10 +57,14 @@ LABEL_BYTES_MAX: Final = 65_536
 """Length of one queue attribute whose text is kept as it is (Policy, KmsMasterKeyId)."""
 
 LIST_QUEUES_MAX: Final = 1_000
+POLICY_STATEMENTS_MAX: Final = 20
+POLICY_ACTIONS_MAX: Final = 7
+POLICY_PRINCIPALS_MAX: Final = 50
 
 TAGS_MAX: Final = 50
 TAG_KEY_CHARACTERS_MAX: Final = 128
 TAG_VALUE_CHARACTERS_MAX: Final = 256
+TAG_RESERVED: Final = "aws:"
 
 SKEW_SECONDS_MAX: Final = 900
 PRESIGNED_SECONDS_MAX: Final = 604_800

@@ -104,6 +104,51 @@ class GetQueueAttributesResult(_Result):
     attributes: dict[str, str] | None = None
 
 
+class ListQueueTagsResult(_Result):
+    """ListQueueTagsResult."""
+
+    tags: dict[str, str] | None = None
+
+
+class ListDeadLetterSourceQueuesResult(_Result, rename=None):
+    """ListDeadLetterSourceQueuesResult, whose list alone begins in lower case; it is there even if empty."""
+
+    queue_urls: list[str] = msgspec.field(name="queueUrls")
+    next_token: str | None = msgspec.field(default=None, name="NextToken")
+
+
+class StartMessageMoveTaskResult(_Result):
+    """StartMessageMoveTaskResult."""
+
+    task_handle: str
+
+
+class CancelMessageMoveTaskResult(_Result):
+    """CancelMessageMoveTaskResult."""
+
+    approximate_number_of_messages_moved: int
+
+
+class MoveTaskEntry(_Result):
+    """ListMessageMoveTasksResultEntry."""
+
+    status: str
+    source_arn: str
+    approximate_number_of_messages_moved: int
+    approximate_number_of_messages_to_move: int
+    started_timestamp: int
+    task_handle: str | None = None
+    destination_arn: str | None = None
+    max_number_of_messages_per_second: int | None = None
+    failure_reason: str | None = None
+
+
+class ListMessageMoveTasksResult(_Result):
+    """ListMessageMoveTasksResult."""
+
+    results: list[MoveTaskEntry]
+
+
 Result = (
     Empty
     | SendMessageResult
@@ -112,6 +157,11 @@ Result = (
     | QueueUrlResult
     | ListQueuesResult
     | GetQueueAttributesResult
+    | ListQueueTagsResult
+    | ListDeadLetterSourceQueuesResult
+    | StartMessageMoveTaskResult
+    | CancelMessageMoveTaskResult
+    | ListMessageMoveTasksResult
     | VeilResult
 )
 EMPTY = Empty()

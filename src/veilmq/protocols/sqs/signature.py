@@ -112,6 +112,8 @@ class Verifier:
         if authorization is None:
             if b"X-Amz-" in request.query:
                 return self._verify_query(request, wall)
+            if any(b"AWSAccessKeyId=" in given for given in (request.query, request.body)):
+                raise _too_old()
             raise Refusal(errors.MISSING_AUTHENTICATION_TOKEN, "Request is missing Authentication Token")
         headers = request.headers
         prefix = authorization[:-_SIGNATURE_HEX]
@@ -134,6 +136,8 @@ class Verifier:
 
     def _verify_new(self, request: Request, wall: Instant, authorization: bytes) -> Caller:
         headers = request.headers
+        if authorization.startswith(_OLD_SCHEMES):
+            raise _too_old()
         credential, names, signature = _parse_authorization(authorization)
         stamp = _stamp_of(headers)
         seconds = _seconds(stamp)
@@ -269,6 +273,14 @@ class Verifier:
         if authorization is not None and region is not None:
             self._keep(authorization, scheme)
         return _caller(scheme, request.headers)
+
+
+_OLD_SCHEMES: Final = (b"AWS ", b"AWS3 ", b"AWS3-HTTPS ")
+"""How requests of earlier signature versions begin."""
+
+
+def _too_old() -> Refusal:
+    return Refusal(errors.INVALID_SECURITY, "The request must be signed with AWS Signature Version 4.")
 
 
 _SKEW_US: Final = limits.SKEW_SECONDS_MAX * SECOND_US

@@ -11,6 +11,8 @@ from base64 import b64encode
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from veilmq.protocols.sqs import limits, results
 
 NAMESPACE: Final = f"http://queue.amazonaws.com/doc/{limits.API_VERSION}/"
@@ -108,7 +110,24 @@ def _value(value: results.AttributeValueOut) -> str:
     return f"{content}<DataType>{escape(value.data_type)}</DataType>"
 
 
-def _urls(operation: str, result: results.ListQueuesResult) -> str:
+def _tags(operation: str, result: results.ListQueueTagsResult) -> str:
+    return "".join(
+        f"<Tag><Key>{escape(key)}</Key><Value>{escape(value)}</Value></Tag>"
+        for key, value in (result.tags or {}).items()
+    )
+
+
+def _tasks(operation: str, result: results.ListMessageMoveTasksResult) -> str:
+    return "".join(_task(entry) for entry in result.results)
+
+
+def _task(entry: results.MoveTaskEntry) -> str:
+    members = msgspec.to_builtins(entry)
+    inside = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in members.items())
+    return f"<ListMessageMoveTasksResultEntry>{inside}</ListMessageMoveTasksResultEntry>"
+
+
+def _urls(operation: str, result: results.ListQueuesResult | results.ListDeadLetterSourceQueuesResult) -> str:
     urls = "".join(f"<QueueUrl>{escape(url)}</QueueUrl>" for url in result.queue_urls or ())
     return urls + _optional("NextToken", result.next_token)
 
@@ -119,6 +138,13 @@ _WRITERS: Final[dict[type, Callable[[str, Any], str]]] = {
     results.ReceiveMessageResult: _messages,
     results.QueueUrlResult: lambda operation, result: f"<QueueUrl>{escape(result.queue_url)}</QueueUrl>",
     results.ListQueuesResult: _urls,
+    results.ListDeadLetterSourceQueuesResult: _urls,
+    results.ListQueueTagsResult: _tags,
+    results.StartMessageMoveTaskResult: lambda operation, result: _optional("TaskHandle", result.task_handle),
+    results.CancelMessageMoveTaskResult: lambda operation, result: _optional(
+        "ApproximateNumberOfMessagesMoved", str(result.approximate_number_of_messages_moved)
+    ),
+    results.ListMessageMoveTasksResult: _tasks,
     results.GetQueueAttributesResult: lambda operation, result: _pairs("Attribute", result.attributes),
 }
 """Empty is not among them: its answer has metadata alone."""

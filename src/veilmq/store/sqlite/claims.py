@@ -182,6 +182,10 @@ def grant(
         lease_us, source = extras.lease_hint_us, _FROM_PLAN
     else:
         lease_us, source = queue.settings.visibility_timeout_us, _FROM_QUEUE
+        if queue.plan.applied is not None:
+            planned_us = queue.plan.applied.lease_of(candidate.type)
+            if planned_us is not None:
+                lease_us, source = planned_us, _FROM_PLAN
     due = Instant(now + lease_us)
     if candidate.returned:
         first = now if candidate.first is None else candidate.first

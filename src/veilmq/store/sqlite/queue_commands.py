@@ -45,6 +45,7 @@ from veilmq.model.queue import (
     with_change,
 )
 from veilmq.model.topic import is_hidden
+from veilmq.store.sqlite import plans
 from veilmq.store.sqlite.fifo_delays import retime
 from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue
@@ -62,6 +63,7 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
     present = writer.queues.by_key.get(command.queue)
     if present is not None:
         wanted = settings if command.compare_all else with_change(present.settings, command.change)
+        wanted = _with_own_plan(wanted, present.settings, command.change)
         for name in QueueSettings.__struct_fields__:
             if getattr(present.settings, name) != getattr(wanted, name):
                 return QueueExists(queue=str(command.queue), setting=name)
@@ -82,6 +84,12 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
     writer.undo(lambda: writer.queues.remove(queue))
     _record(writer, Kind.QUEUE_CREATED, command, queue, _named(key) | {"settings": _public(settings)})
     return QueueCreated(queue.info(), created=True)
+
+
+def _with_own_plan(wanted: QueueSettings, present: QueueSettings, change: SettingsChange) -> QueueSettings:
+    """What no protocol can name is no difference: only who names it asks for it."""
+    own = {name: getattr(present, name) for name in ("adaptive", "first_lease_min_us") if name not in change}
+    return msgspec.structs.replace(wanted, **own)
 
 
 def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings) -> VeilError | None:
@@ -168,6 +176,7 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     queue.settings = settings
     queue.modified = writer.now
     _record(writer, Kind.QUEUE_CHANGED, command, queue, {"change": _plain(command.change)})
+    plans.reconsider(writer, queue, command.origin)
     return QueueChanged(queue.info())
 
 

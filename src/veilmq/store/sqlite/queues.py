@@ -13,6 +13,7 @@ import apsw
 import msgspec
 
 from veilmq.model.instant import FOREVER, Instant
+from veilmq.model.plan import NO_PLAN
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 
 SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
@@ -37,6 +38,7 @@ class LiveQueue:
         "modified",
         "next_due",
         "next_expiry",
+        "plan",
         "purged",
         "ready",
         "returned",
@@ -55,6 +57,7 @@ class LiveQueue:
         self.modified = created
         self.purged: Instant | None = None
         self.settings = settings
+        self.plan = NO_PLAN
         self.cursors: dict[int, int] = {}
         """By priority: the last sequence that was claimed from that line."""
         self.ready: dict[int, int] = {}
@@ -82,6 +85,7 @@ class LiveQueue:
             self.modified,
             self.purged,
             self.settings,
+            self.plan,
             self.cursors.copy(),
             self.ready.copy(),
             self.visible,
@@ -100,6 +104,7 @@ class LiveQueue:
             self.modified,
             self.purged,
             self.settings,
+            self.plan,
             self.cursors,
             self.ready,
             self.visible,
@@ -128,7 +133,7 @@ class LiveQueue:
     def info(self) -> QueueInfo:
         """The queue as others see it."""
         counts = QueueCounts(self.visible, self.delayed, self.in_flight)
-        return QueueInfo(self.key, self.incarnation, self.created, self.modified, self.settings, counts)
+        return QueueInfo(self.key, self.incarnation, self.created, self.modified, self.settings, counts, self.plan)
 
 
 _ANY_GROUP: Final = "SELECT 1 FROM message_group INDEXED BY message_group_name WHERE generation = ? LIMIT 1"

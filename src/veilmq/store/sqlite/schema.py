@@ -176,7 +176,14 @@ CREATE INDEX move_task_source ON move_task (source, number);
 CREATE UNIQUE INDEX move_task_active ON move_task (source) WHERE status IN ('running', 'cancelling');
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS, _GROUPS, _MOVES)
+_PLANS: Final = """
+CREATE TABLE plan (
+    incarnation INTEGER PRIMARY KEY,
+    plans       BLOB NOT NULL         -- msgpack of PlanState
+) STRICT;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS, _GROUPS, _MOVES, _PLANS)
 VERSION: Final = len(MIGRATIONS)
 
 

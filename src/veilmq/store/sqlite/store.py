@@ -38,9 +38,11 @@ from veilmq.model.commands import (
     Receive,
     RecordPolls,
     RecordPush,
+    RevertPlan,
     Send,
     StartMove,
     Subscribe,
+    SuggestPlan,
     Sweep,
     Undeliver,
     Unsubscribe,
@@ -54,6 +56,7 @@ from veilmq.store.sqlite import (
     leases,
     moves,
     peeks,
+    plans,
     queue_commands,
     queues,
     receives,
@@ -120,7 +123,9 @@ class SqliteStore:
         _give_birth(connection)
         receipts = ReceiptKey(_row(connection, "SELECT receipts FROM secret")[0])
         mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
-        self._writer = Writer(connection, queues.load(connection), topics.load(connection), mark, receipts)
+        loaded = queues.load(connection)
+        plans.load(connection, loaded)
+        self._writer = Writer(connection, loaded, topics.load(connection), mark, receipts)
         self._writer.disorder = self.options.disorder
         if full:
             self._relieve()
@@ -135,6 +140,8 @@ class SqliteStore:
         self._handlers: dict[type, GroupHandler] = {
             CreateQueue: _each(queue_commands.create),
             ChangeQueue: _each(queue_commands.change),
+            SuggestPlan: _each(plans.suggest),
+            RevertPlan: _each(plans.revert),
             StartMove: _each(moves.start),
             CancelMove: _each(moves.cancel),
             CreateTopic: _each(topic_commands.create),

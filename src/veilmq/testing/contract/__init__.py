@@ -30,6 +30,7 @@ from veilmq.testing.contract.leases import TestLeases
 from veilmq.testing.contract.many_handles import TestManyHandles
 from veilmq.testing.contract.moves import TestMoves
 from veilmq.testing.contract.peek import TestPeek
+from veilmq.testing.contract.plans import TestPlans
 from veilmq.testing.contract.priority import TestPriority
 from veilmq.testing.contract.purge import TestPurge
 from veilmq.testing.contract.queues import TestQueues
@@ -60,6 +61,7 @@ SUITE = (
     TestManyHandles,
     TestMoves,
     TestPeek,
+    TestPlans,
     TestPriority,
     TestPurge,
     TestQueues,

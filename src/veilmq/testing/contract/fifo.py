@@ -171,6 +171,18 @@ class TestFifo:
         refused(stage.extend(queue, second.handle, LEASE_US, arrived=arrived), LeaseExpired)
         assert stage.counts(queue) == (1, 0, 1)
 
+    def test_a_lease_that_ended_goes_on_once_the_other_batch_has_left(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1", "a2", "a3")
+        _, second = stage.receive(queue, 2, lease_us=LEASE_US)
+        arrived = stage.now
+        stage.later(LEASE_US + 1)
+        clear(stage, queue, [stage.take(queue)])
+        expect(stage.extend(queue, second.handle, LEASE_US, arrived=arrived), Extended)
+        assert stage.receive(queue, 10) == []
+        clear(stage, queue, [second])
+        assert stage.take(queue).body == "a3"
+
     def test_an_answer_that_reached_nobody_frees_the_group(self, stage: Stage) -> None:
         queue = fifo(stage)
         put(stage, queue, "a1", "a2", "a3")
@@ -376,6 +388,21 @@ class TestFifoDelay:
         assert stage.receive(queue) == []
         stage.later(SECOND_US // 2)
         assert stage.take(queue).body == "a2"
+
+    def test_a_group_ends_at_its_first_delayed_message(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1")
+        second = stage.send(queue, "a2", extras=Extras(group="a"), wants_handle=True)
+        put(stage, queue, "a3")
+        expect(stage.extend(queue, second.handle, SECOND_US), Extended)
+        assert bodies(stage.peek(queue)) == ["a1"]
+        first = stage.receive(queue, 10)
+        assert bodies(first) == ["a1"]
+        delete = Delete(queue=queue, origin=TESTER, handle=first[0].handle, arrived=stage.now)
+        assert stage.batch([delete]).visible == {}, "the next one is delayed"
+        assert stage.receive(queue, 10) == []
+        stage.later(SECOND_US)
+        assert bodies(stage.receive(queue, 10)) == ["a2", "a3"]
 
     @pytest.mark.parametrize("kill", [False, True])
     def test_delays_go_on_over_a_reopening(self, stage: Stage, kill: bool) -> None:

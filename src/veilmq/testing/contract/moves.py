@@ -1,5 +1,6 @@
 """Message move tasks: one row carries a task through everything, and no message is ever in two queues or in none."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -138,7 +139,7 @@ class TestMoves:
             assert stage.counts(destination)[0] == moved[-1]
             stage.later(SECOND_US)
         assert moved[0] == 1
-        for before, after in zip(moved, moved[1:], strict=False):
+        for before, after in pairwise(moved):
             assert rate - 1 <= after - before <= rate
         assert _task(stage, dead).rate_max == rate
 

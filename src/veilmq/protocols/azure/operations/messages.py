@@ -36,7 +36,7 @@ from veilmq.protocols.http import Response
 
 _ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z", re.IGNORECASE)
 _PLAIN: Final = re.compile(
-    rb"""(?:<\?xml version=["']1\.0["'](?: encoding=["'](?:utf|UTF)-8["'])?(?: standalone=["']yes["'])? ?\?>[ \t\r\n]*)?"""
+    rb"""(?:<\?xml version=["']1\.0["'](?: encoding=["'](?:utf|UTF)-8["'])?(?: standalone=["']yes["'])? ?\?>\n?)?"""
     rb"<QueueMessage>[ \t\r\n]*<MessageText>([ -%'-;=?-~]*)</MessageText>[ \t\r\n]*</QueueMessage>[ \t\r\n]*"
 )
 """What SDKs send most: text of ASCII without markup, which means itself. All else is expat's to read."""

@@ -1,4 +1,4 @@
-"""CreateQueue, GetQueueUrl, ListQueues, DeleteQueue, PurgeQueue, GetQueueAttributes, SetQueueAttributes.
+"""Operations on queues: create and delete, list and look up, attributes, purge.
 
 Strategy: names and attributes are checked here; whether a queue exists, and is the same, is the engine's to say.
 """
@@ -7,23 +7,25 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues, PurgeQueue
+from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
-from veilmq.model.queue import QueueKey, SettingsChange
+from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits, results
 from veilmq.protocols.sqs.addresses import is_queue_name, queue_url, url_start
 from veilmq.protocols.sqs.attributes import attributes_of, checked_names, settings_change
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
-from veilmq.protocols.sqs.errors import Refusal, invalid_value, missing
+from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
 from veilmq.protocols.sqs.inputs import (
     CreateQueueInput,
     GetQueueAttributesInput,
     GetQueueUrlInput,
+    ListDeadLetterSourceQueuesInput,
     ListQueuesInput,
     QueueInput,
     SetQueueAttributesInput,
 )
-from veilmq.protocols.sqs.message_attributes import check_text
+from veilmq.protocols.sqs.operations.tags import check_tags
 
 _NAME_RULE = "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
 
@@ -44,22 +46,9 @@ def plan_create(asked: Asked, given: CreateQueueInput) -> Plan:
         raise Refusal(errors.INVALID_PARAMETER_VALUE, _NAME_RULE)
     change = settings_change(queue, attributes, creating=True)
     if given.tags:
-        change["tags"] = _tags(given.tags)
+        change["tags"] = check_tags(given.tags)
     cooldown_us = _cooldown_us(asked)
     return (CreateQueue(queue=queue, origin=asked.caller.origin, change=change, cooldown_us=cooldown_us),), None
-
-
-def _tags(tags: dict[str, str]) -> SettingsChange:
-    if len(tags) > limits.TAGS_MAX:
-        raise invalid_value("Tags", len(tags), f"A queue can have at most {limits.TAGS_MAX} tags.")
-    for key, value in tags.items():
-        if not 1 <= len(key) <= limits.TAG_KEY_CHARACTERS_MAX:
-            raise invalid_value("TagKey", key, f"Must be from 1 to {limits.TAG_KEY_CHARACTERS_MAX} characters long.")
-        if len(value) > limits.TAG_VALUE_CHARACTERS_MAX:
-            raise invalid_value("TagValue", value, f"Must be at most {limits.TAG_VALUE_CHARACTERS_MAX} characters.")
-        check_text(key, "The tag key")
-        check_text(value, "The tag value")
-    return tags
 
 
 def answer_create(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult:
@@ -77,9 +66,12 @@ def plan_get_url(asked: Asked, given: GetQueueUrlInput) -> Plan:
         raise invalid_value("QueueOwnerAWSAccountId", owner, "An account id has 12 digits.")
     caller = asked.caller
     account = owner or caller.key.account
-    if not is_queue_name(name) or (caller.verified and account != caller.key.account):
+    if not is_queue_name(name):
         raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
-    return (DescribeQueue(queue=QueueKey(account, caller.region, name), origin=caller.origin),), None
+    queue = QueueKey(account, caller.region, name)
+    if caller.verified and account != caller.key.account:
+        asked.foreign = queue
+    return (DescribeQueue(queue=queue, origin=caller.origin),), None
 
 
 def answer_get_url(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult:
@@ -90,10 +82,7 @@ def answer_get_url(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlR
 
 def plan_list(asked: Asked, given: ListQueuesInput) -> Plan:
     """ListQueues. Without MaxResults there is no NextToken, however many queues there are."""
-    count = given.max_results
-    if count is not None and not 1 <= count <= limits.LIST_QUEUES_MAX:
-        reason = f"MaxResults must be an integer between 1 and {limits.LIST_QUEUES_MAX}"
-        raise invalid_value("MaxResults", count, reason)
+    count = _page(given.max_results)
     command = ListQueues(
         origin=asked.caller.origin,
         account=asked.caller.key.account,
@@ -113,6 +102,42 @@ def answer_list(call: Call, outcomes: Sequence[Outcome]) -> results.ListQueuesRe
     start = url_start(call.endpoint, call.request)
     token = _token_of_name(listed.queues[-1].key.name) if listed.more and call.memo else None
     return results.ListQueuesResult([queue_url(start, info.key) for info in listed.queues], token)
+
+
+def _page(count: int | None) -> int | None:
+    """MaxResults, checked."""
+    if count is not None and not 1 <= count <= limits.LIST_QUEUES_MAX:
+        reason = f"MaxResults must be an integer between 1 and {limits.LIST_QUEUES_MAX}"
+        raise invalid_value("MaxResults", count, reason)
+    return count
+
+
+def plan_list_sources(asked: Asked, given: ListDeadLetterSourceQueuesInput) -> Plan:
+    """ListDeadLetterSourceQueues; pages as ListQueues has them."""
+    target = asked.queue(given.queue_url)
+    count = _page(given.max_results)
+    exists = DescribeQueue(queue=target, origin=asked.caller.origin)
+    command = ListQueues(
+        origin=asked.caller.origin,
+        account=target.account,
+        region=target.region,
+        after=_name_of_token(given.next_token) if given.next_token else "",
+        count_max=count or limits.LIST_QUEUES_MAX,
+        dead_letter_target=target,
+    )
+    return (exists, command), count is not None
+
+
+def answer_list_sources(call: Call, outcomes: Sequence[Outcome]) -> results.ListDeadLetterSourceQueuesResult:
+    """ListDeadLetterSourceQueuesResult."""
+    sole(call, outcomes)
+    listed = outcomes[1]
+    if isinstance(listed, VeilError):
+        raise fault_of(listed, call.commands[1])
+    assert isinstance(listed, QueuesListed)
+    start = url_start(call.endpoint, call.request)
+    token = _token_of_name(listed.queues[-1].key.name) if listed.more and call.memo else None
+    return results.ListDeadLetterSourceQueuesResult([queue_url(start, info.key) for info in listed.queues], token)
 
 
 def _token_of_name(name: str) -> str:

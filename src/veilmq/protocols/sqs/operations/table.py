@@ -1,28 +1,14 @@
 """The 23 operations of the service model, a row each.
 
-Strategy: the only place that knows which operations there are. Those that are not carried out yet are refused in
-words.
+Strategy: the only place that knows which operations there are.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from veilmq.model.outcomes import Outcome
-from veilmq.protocols.sqs import inputs, results
-from veilmq.protocols.sqs.call import Asked, Call, Operation, Plan
-from veilmq.protocols.sqs.errors import UNSUPPORTED_OPERATION, Refusal
-from veilmq.protocols.sqs.operations import leases, queues, receiving, sending
-
-
-def _unsupported(name: str) -> Operation:
-    def plan(asked: Asked, given: Any) -> Plan:
-        raise Refusal(UNSUPPORTED_OPERATION, f"The operation {name} is not supported by this server yet.")
-
-    def answer(call: Call, outcomes: Sequence[Outcome]) -> results.Result:
-        raise AssertionError(f"{name} has no outcome")
-
-    return Operation(name, inputs.AnyInput, plan, answer)
-
+from veilmq.protocols.sqs import inputs
+from veilmq.protocols.sqs.call import Operation
+from veilmq.protocols.sqs.operations import leases, moves, permissions, queues, receiving, sending, tags
+from veilmq.protocols.sqs.operations.editing import answer_edit
 
 _ROWS: Final = (
     Operation("SendMessage", inputs.SendMessageInput, sending.plan_send, sending.answer_send),
@@ -46,19 +32,19 @@ _ROWS: Final = (
         "GetQueueAttributes", inputs.GetQueueAttributesInput, queues.plan_get_attributes, queues.answer_get_attributes
     ),
     Operation("SetQueueAttributes", inputs.SetQueueAttributesInput, queues.plan_set_attributes, queues.answer_void),
-    *(
-        _unsupported(name)
-        for name in (
-            "AddPermission",
-            "RemovePermission",
-            "TagQueue",
-            "UntagQueue",
-            "ListQueueTags",
-            "ListDeadLetterSourceQueues",
-            "StartMessageMoveTask",
-            "CancelMessageMoveTask",
-            "ListMessageMoveTasks",
-        )
+    Operation("AddPermission", inputs.AddPermissionInput, permissions.plan_add, answer_edit),
+    Operation("RemovePermission", inputs.RemovePermissionInput, permissions.plan_remove, answer_edit),
+    Operation("TagQueue", inputs.TagQueueInput, tags.plan_tag, answer_edit),
+    Operation("UntagQueue", inputs.UntagQueueInput, tags.plan_untag, answer_edit),
+    Operation("ListQueueTags", inputs.QueueInput, tags.plan_list_tags, tags.answer_list_tags),
+    Operation(
+        "ListDeadLetterSourceQueues",
+        inputs.ListDeadLetterSourceQueuesInput,
+        queues.plan_list_sources,
+        queues.answer_list_sources,
     ),
+    Operation("StartMessageMoveTask", inputs.StartMessageMoveTaskInput, moves.plan_start, moves.answer_start),
+    Operation("CancelMessageMoveTask", inputs.CancelMessageMoveTaskInput, moves.plan_cancel, moves.answer_cancel),
+    Operation("ListMessageMoveTasks", inputs.ListMessageMoveTasksInput, moves.plan_list, moves.answer_list),
 )
 OPERATIONS: Final = {row.name: row for row in _ROWS}

@@ -1,0 +1,77 @@
+"""How fast a live queue of our server is drained into a table, exactly once: server and Spark on the same machine.
+
+    .venv/bin/python bench/drain.py [--messages 200000] [--sink parquet|delta] [--max-rows 50000] [--scheme veil|sqs]
+
+Sends bodies of 200 bytes first, starts Spark and runs one small query to warm it up, then measures `drain` from its
+call (the query's start and the first receive) to the queue empty and every delete confirmed. Says what the table holds:
+rows, and how many of them are different.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import veilmq
+from veilmq.pipeline.drain import drain
+from veilmq.pipeline.session import session
+from veilmq.testing.server import ServerProcess
+
+BODY_BYTES = 200
+
+
+def fill(url: str, count: int) -> None:
+    with veilmq.connect(f"{url}?create=1") as queue:
+        for start in range(0, count, 4_096):
+            bodies = [f"{number:012}".ljust(BODY_BYTES, "x") for number in range(start, min(count, start + 4_096))]
+            failed = [each for each in queue.send_batch(bodies) if isinstance(each, Exception)]
+            assert not failed, failed[0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--messages", type=int, default=200_000)
+    parser.add_argument("--sink", choices=("parquet", "delta"), default="parquet")
+    parser.add_argument("--max-rows", type=int, default=50_000)
+    parser.add_argument("--receivers", type=int, default=4)
+    parser.add_argument("--scheme", choices=("veil", "sqs"), default="veil")
+    parser.add_argument("--master", default="local[2]")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="veilmq-bench-") as name:
+        directory = Path(name)
+        server = ServerProcess(directory).start()
+        spark = session(given.master)
+        try:
+            place = server.sqs.removeprefix("http://").rstrip("/")
+            for queue, count in (("warm", 1_000), ("live", given.messages)):
+                fill(f"veil://{place}/{queue}", count)
+                url = f"veil://{place}/{queue}" if given.scheme == "veil" else f"sqs://x:x@{place}/{queue}?tls=0"
+                table = directory / f"table-{queue}"
+                began = time.perf_counter()
+                done = drain(
+                    spark, url, f"{given.sink}:{table}", directory / queue,
+                    max_rows=given.max_rows, receivers=given.receivers,
+                )  # fmt: skip
+                seconds = time.perf_counter() - began
+                if queue == "warm":
+                    continue
+                if given.sink == "delta":
+                    from deltalake import DeltaTable
+
+                    bodies = DeltaTable(table).to_pyarrow_table(columns=["body"]).column("body")
+                else:
+                    bodies = spark.read.parquet(str(table)).select("body").toArrow().column("body")
+                different = len(bodies.unique())
+                print(f"{count / seconds:,.0f} messages/s: {count:,} in {seconds:.1f} s, {done.batches} batches")
+                print(f"rows {len(bodies):,}, different {different:,}")
+                if not len(bodies) == different == count:
+                    return 1
+        finally:
+            spark.stop()
+            server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

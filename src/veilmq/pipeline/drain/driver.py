@@ -1,0 +1,265 @@
+"""The driver's side of a drain, without Spark: what each of a stream reader's hooks does.
+
+    latest(start)   everything up to start is committed: purge what lies beyond it, delete what lies before, receive
+                    the next batch, write its manifest, and only then name it
+    pieces          the manifest's rows, cut into tasks; after a restart its leases are taken up again
+
+Strategy: an offset exists only after its manifest is on disk, and messages are deleted only when Spark asks for what
+follows them. Everything else may be lost at any moment: a killed driver leaves leases that end by themselves, a
+manifest that was never named is purged, and the ids of a named one are known again before the next receive.
+"""
+
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.connect import connect
+from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.messages import Extension, Received
+from veilmq.client.queue import Queue
+from veilmq.model.errors import CapacityError, ParameterInvalid, StoreError, VeilError
+from veilmq.pipeline.drain import ledger
+from veilmq.pipeline.drain.columns import table_of
+from veilmq.pipeline.drain.deleting import Deleter
+from veilmq.pipeline.drain.holding import Holding
+from veilmq.pipeline.drain.ledger import Batch, Remembered
+from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest
+from veilmq.pipeline.drain.options import DrainOptions
+from veilmq.pipeline.drain.receiving import gather
+from veilmq.pipeline.drain.tidying import Tidying
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+
+REMEMBER_SECONDS: Final = 14 * 86_400.0
+_PAUSE_SECONDS: Final = 0.2
+
+log = logging.getLogger("veilmq.pipeline")
+
+Span = tuple[str, int, int]
+"""Path of a manifest, and which of its record batches: first, and the one after the last."""
+
+
+class Driver:
+    """One query's driver; opens its queue and directory when it is made. Raises PipelineError, as all its methods."""
+
+    def __init__(self, options: DrainOptions, clock: Clock = SYSTEM) -> None:
+        self._options, self._clock = options, clock
+        self._queue = _connected(options.url)
+        try:
+            _check_lease(options, self._queue)
+            self.directory = Directory(Path(options.directory), self._queue.name, clock=clock)
+        except BaseException:
+            self._queue.close()
+            raise
+        self._pool = ThreadPoolExecutor(options.receivers, "veilmq drain receive")
+        self._tidying = Tidying(options, self._queue)
+        self._deleter = Deleter(
+            self._queue, options.receivers, options.patience, clock, self._tidying.tidy, self._batch_done
+        )
+        self._batches: dict[int, Batch] = {}
+        self._remembered = Remembered()
+        self._lock = threading.Lock()
+        self._target: int | None = None
+        self._emitted = 0
+        self._is_adopted = False
+
+    def close(self) -> None:
+        """Let everything go; leases end by themselves."""
+        for batch in list(self._batches.values()):
+            batch.holding.stop()
+        self._deleter.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._tidying.close()
+        self.directory.close()
+        self._queue.close()
+
+    def prepare(self) -> None:
+        """AvailableNow: what comes from now on is the next run's."""
+        stats = self._asked(self._queue.stats)
+        self._target = self._emitted + stats.visible + (stats.delayed or 0) + (stats.in_flight or 0)
+
+    def latest(self, start: Offset, rows: int | None) -> Offset:
+        """The next batch of up to `rows` messages (None: no bound), or `start` if there are none."""
+        self.directory.begin(start)
+        self._adopt(start)
+        self.committed(start)
+        wanted = self._wanted(rows)
+        fresh = self._fresh(wanted) if wanted else {}
+        if not fresh:
+            # Some may have come again, with a handle that is good.
+            self.committed(start)
+            self._deleter.finish()
+            return start
+        messages = list(fresh.values())
+        if self._queue.capabilities.native_fifo:
+            messages.sort(key=lambda each: each.sequence_number or 0)
+        seq = start.seq + 1
+        holding = Holding(self._queue, messages, self._options.lease, self._clock)
+        holding.start()
+        offset = self.directory.write(seq, table_of(messages, seq))
+        with self._lock:
+            self._batches[seq] = Batch(seq, self.directory.path / offset.file, messages, holding)
+        self._emitted += len(messages)
+        return offset
+
+    def pieces(self, start: Offset, end: Offset) -> list[Span]:
+        """Tasks of the batch between two offsets. Raises ManifestDamaged."""
+        if start.seq == end.seq:
+            return []
+        batch = self._batches.get(end.seq)
+        if batch is None or batch.path.name != end.file:
+            path = self.directory.checked(end)
+            batch = ledger.load(end.seq, path, self._queue, self._options.lease, self._clock)
+            self._take_up(batch)
+            with self._lock:
+                self._batches[end.seq] = batch
+        with open_manifest(batch.path) as reader:
+            parts = int(reader.num_record_batches)
+        step = max(1, -(-parts // self._options.partitions))
+        return [(str(batch.path), at, min(at + step, parts)) for at in range(0, parts, step)]
+
+    def committed(self, start: Offset) -> None:
+        """Everything up to `start` is in the sink: delete it."""
+        with self._lock:
+            due = [batch for batch in self._batches.values() if batch.seq <= start.seq]
+        for batch in due:
+            if batch.to_delete() or batch.is_done or not batch.is_tidied:
+                self._deleter.submit(batch)
+
+    def _wanted(self, rows: int | None) -> int:
+        wanted = self._options.max_rows if rows is None else rows
+        if self._target is None:
+            return wanted
+        return max(0, min(wanted, self._target - self._emitted))
+
+    def _fresh(self, wanted: int) -> dict[str, Received]:
+        """Messages that were never seen, by id. Those that were get their new handle."""
+        fresh: dict[str, Received] = {}
+        options = self._options
+        while len(fresh) < wanted:
+            came = self._asked(
+                lambda: gather(
+                    self._pool, self._queue, wanted - len(fresh), lease=options.lease, receivers=options.receivers,
+                    wait=0 if fresh else options.wait,
+                )
+            )  # fmt: skip
+            if not came:
+                break
+            again = []
+            with self._lock:
+                batches = list(self._batches.values())
+                for message in came:
+                    known = next((batch for batch in batches if message.id in batch.places), None)
+                    if known is not None:
+                        known.renew(message)
+                    elif message.id in self._remembered:
+                        again.append(message)
+                    else:
+                        fresh[message.id] = message
+            self._delete_remembered(again)
+        return fresh
+
+    def _delete_remembered(self, again: list[Received]) -> None:
+        if not again:
+            return
+        answers = self._asked(lambda: self._queue.delete_batch([each.handle for each in again]))
+        for message, answer in zip(again, answers, strict=True):
+            if answer is None and message.lease_end > self._clock.monotonic():
+                self._remembered.settle(message.id)
+
+    def _adopt(self, start: Offset) -> None:
+        """Know what earlier processes did up to `start`, and undo what they began beyond it."""
+        self.directory.check_reach(start)
+        for seq, path in self.directory.files("arrow"):
+            if seq > start.seq:
+                self._purge(seq, path)
+        if self._is_adopted:
+            return
+        for seq, path in self.directory.files("arrow"):
+            if seq not in self._batches:
+                batch = ledger.load(seq, path, self._queue, self._options.lease, self._clock)
+                self._take_up(batch)
+                self._batches[seq] = batch
+        remember = self._remember_seconds()
+        for _, path in self.directory.files("ids"):
+            if self._clock.wall() - path.stat().st_mtime > remember:
+                path.unlink()
+            else:
+                self._remembered.add(path, path.read_text().split("\n"))
+        self._is_adopted = True
+
+    def _take_up(self, batch: Batch) -> None:
+        """Its leases were another process's."""
+        if not batch.places:
+            return
+        gone = set(self._asked(batch.holding.revive))
+        for message in [each for each, place in batch.places.items() if place in gone]:
+            del batch.places[message]
+        batch.holding.start()
+
+    def _purge(self, seq: int, path: Path) -> None:
+        """A manifest that Spark never logged: its messages were not emitted, and whoever comes first has them."""
+        with self._lock:
+            batch = self._batches.pop(seq, None)
+        if batch is not None:
+            batch.holding.stop()
+        handles = [each.handle for each in ledger.loaded(path)]
+        path.unlink()
+        if self._queue.capabilities.batch_extend:
+            self._asked(lambda: self._queue.extend_batch([Extension(handle, 0) for handle in handles]))
+        log.info("queue %s: %d messages of a batch that was never logged go back", self._queue.name, len(handles))
+
+    def _batch_done(self, batch: Batch) -> None:
+        ids = sorted(batch.doubtful)
+        self.directory.keep_ids(batch.path, ids)
+        with self._lock:
+            self._remembered.add(batch.path.with_suffix(".ids"), ids)
+            self._batches.pop(batch.seq, None)
+
+    def _remember_seconds(self) -> float:
+        if self._options.remember is not None:
+            return self._options.remember
+        return self._asked(self._queue.stats).retention or REMEMBER_SECONDS
+
+    def _asked(self, call: Any) -> Any:
+        """What the queue says, tried again for `patience`. Raises SourceUnreachable."""
+        end = self._clock.monotonic() + self._options.patience
+        while True:
+            try:
+                return call()
+            except VeilError as error:
+                if not _passes(error) or self._clock.monotonic() >= end:
+                    raise SourceUnreachable(
+                        f"Queue {self._queue.name} does not answer as it should: {error}.",
+                        "Run the query again: it goes on where it was.",
+                    ) from error
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _passes(error: VeilError) -> bool:
+    if isinstance(error, ServiceError):
+        return error.retryable
+    return isinstance(error, TransportError | CapacityError | StoreError)
+
+
+def _connected(url: str) -> Queue:
+    try:
+        return connect(url)
+    except ParameterInvalid as error:
+        raise OptionInvalid(
+            f"The option url cannot be: {error}.", "It looks like veil://127.0.0.1:9324/orders."
+        ) from None
+    except VeilError as error:
+        raise SourceUnreachable(f"The queue of the option url cannot be reached: {error}.", "Is it there?") from None
+
+
+def _check_lease(options: DrainOptions, queue: Queue) -> None:
+    able = queue.capabilities
+    if not able.lease_min <= options.lease <= able.lease_max:
+        raise OptionInvalid(
+            f"lease={options.lease:g} cannot be.",
+            f"{able.protocol} takes {able.lease_min:g} to {able.lease_max:g} seconds.",
+        )

@@ -1,0 +1,115 @@
+"""The leases of one batch, held from the receive until the batch is committed and its messages are deleted.
+
+Strategy: most batches are done long before a lease runs out, so nothing is registered until a third of the lease is
+over; then one lease keeper takes the whole batch. `unbroken` says of each message whether its lease was held without a
+gap: only then does a delete that a protocol calls done say that the message is gone for good.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from veilmq.client.clock import Clock
+from veilmq.client.keeper import Lease, LeaseKeeper, Reason
+from veilmq.client.messages import Extension, Received
+from veilmq.client.queue import Queue
+from veilmq.model.errors import MessageGone, VeilError
+
+_PARTS: Final = 3
+"""Registered after one part of the lease, extended with half of it left."""
+_MAX_HOLD: Final = 10.0 * 365 * 86_400
+
+
+class Holding:
+    """Keeps the messages of one batch. Any thread."""
+
+    def __init__(self, queue: Queue, messages: Sequence[Received], lease: float, clock: Clock) -> None:
+        self._queue, self._lease, self._clock = queue, lease, clock
+        self._messages = list(messages)
+        self._held: dict[int, Lease] = {}
+        self._keeper: LeaseKeeper | None = None
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def start(self) -> None:
+        """Hold them from now on; no I/O."""
+        if not self._messages:
+            return
+        first = min(each.lease_end for each in self._messages) - self._clock.monotonic()
+        self._timer = threading.Timer(max(0.0, first - self._lease * (_PARTS - 1) / _PARTS), self._take_over)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def revive(self) -> list[int]:
+        """Extend leases of another process, as far as they still are ours. Returns the places of messages gone.
+
+        Raises TransportError and what else says nothing of a message.
+        """
+        now = self._clock.monotonic()
+        extensions = [Extension(each.handle, self._lease) for each in self._messages]
+        gone = []
+        for place, answer in enumerate(self._queue.extend_batch(extensions)):
+            if isinstance(answer, str):
+                changed = {"handle": answer, "lease_end": now + self._lease}
+                self._messages[place] = msgspec.structs.replace(self._messages[place], **changed)
+            elif isinstance(answer, MessageGone):
+                gone.append(place)
+        return gone
+
+    def renew(self, place: int, message: Received) -> None:
+        """The message came again: this is its lease now."""
+        with self._lock:
+            self._messages[place] = message
+            self._held.pop(place, None)
+            if self._keeper is not None and not self._stopped:
+                self._register(self._keeper, place)
+
+    def stop(self) -> None:
+        """Extend no more; the leases go on until they end."""
+        with self._lock:
+            self._stopped = True
+            keeper = self._keeper
+        if self._timer is not None:
+            self._timer.cancel()
+        if keeper is not None:
+            keeper.close(release=False)
+
+    def handle(self, place: int) -> str:
+        """The newest handle."""
+        held = self._held.get(place)
+        return self._messages[place].handle if held is None else held.handle
+
+    def unbroken(self, place: int) -> bool:
+        """Whether the lease is held now, and was all the time since its receive."""
+        held = self._held.get(place)
+        if held is None:
+            return self._messages[place].lease_end > self._clock.monotonic()
+        return held.deadline > self._clock.monotonic() and held.lost.reason in (None, Reason.CLOSED)
+
+    def _take_over(self) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            self._keeper = keeper = LeaseKeeper(
+                self._queue,
+                visibility_timeout=max(self._lease, self._queue.capabilities.lease_min),
+                interval=self._lease / 3,
+                minimal_life=self._lease / 6,
+                max_hold=_MAX_HOLD,
+                clock=self._clock,
+            )
+            for place in range(len(self._messages)):
+                self._register(keeper, place)
+
+    def _register(self, keeper: LeaseKeeper, place: int) -> None:
+        message = self._messages[place]
+        if message.lease_end <= self._clock.monotonic():
+            return
+        try:
+            self._held[place] = keeper.register(message)
+        except VeilError:
+            # Over or taken, which `unbroken` tells by the clock; or it ends by itself, and then it comes again.
+            return

@@ -1,0 +1,69 @@
+"""What could not be decoded: kept as it came, in files beside the manifests, and counted.
+
+    quarantine/00000000000000000012-<token>-3.jsonl       a line a message: id, body, attributes, reason ...
+    quarantine/00000000000000000012-<token>-3.sent        the same, after a dead-letter queue has them
+
+Strategy: a task writes its file as a whole under a name that depends on the manifest and its place in it alone, so that
+a repeated task writes the same file again; the messages are deleted only after that. A query never fails on a message.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from veilmq.pipeline.drain.manifests import put
+
+FOLDER: Final = "quarantine"
+
+
+class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
+    """One message that could not be decoded."""
+
+    id: str
+    body: str
+    """As the queue gave it."""
+    reason: str
+    attributes: dict[str, str] = {}
+    type: str | None = None
+    group: str | None = None
+    sent: float | None = None
+    """Unix seconds."""
+    receive_count: int = 0
+    batch: int = 0
+
+
+def write(manifest: Path, first: int, rows: Sequence[Quarantined]) -> None:
+    """The rows of one task; durable when this returns."""
+    if not rows:
+        return
+    path = manifest.parent / FOLDER / f"{manifest.stem}-{first}.jsonl"
+    if path.with_suffix(".sent").exists():
+        return
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    put(path, b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
+
+
+def unsent(manifest: Path) -> Iterator[tuple[Path, list[Quarantined]]]:
+    """The files of one manifest that no dead-letter queue has."""
+    for path in sorted((manifest.parent / FOLDER).glob(f"{manifest.stem}-*.jsonl")):
+        yield path, _read(path)
+
+
+def quarantined(directory: Path | str) -> list[Quarantined]:
+    """All that was quarantined by the query with that manifest directory."""
+    folder = Path(directory) / FOLDER
+    paths = sorted([*folder.glob("*.jsonl"), *folder.glob("*.sent")])
+    return [each for path in paths for each in _read(path)]
+
+
+def _read(path: Path) -> list[Quarantined]:
+    return [msgspec.json.decode(line, type=Quarantined) for line in path.read_bytes().splitlines()]
+
+
+def of_manifest(manifest: Path) -> list[Quarantined]:
+    """What was quarantined of one manifest."""
+    folder = manifest.parent / FOLDER
+    paths = [*folder.glob(f"{manifest.stem}-*.jsonl"), *folder.glob(f"{manifest.stem}-*.sent")]
+    return [each for path in sorted(paths) for each in _read(path)]

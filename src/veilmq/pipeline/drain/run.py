@@ -1,0 +1,115 @@
+"""`drain`: a queue into a table until the queue is empty and every delete is confirmed.
+
+Strategy: runs of a query with trigger AvailableNow, one after the other on one checkpoint, because a run ends with what
+the queue held at its start. The last call of each run deletes and waits for the answers, so that a run that ends well
+leaves nothing to confirm; what is left is looked for on disk all the same. Messages that somebody else holds are waited
+for.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from veilmq.client.clock import SYSTEM
+from veilmq.client.connect import connect
+from veilmq.model.errors import VeilError
+from veilmq.pipeline import register
+from veilmq.pipeline.drain.errors import DrainUnfinished
+from veilmq.pipeline.drain.quarantine import quarantined
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PAUSE_SECONDS: Final = 0.5
+_FORMATS: Final = {"delta": "veilmq-delta", "parquet": "parquet"}
+
+Sink = "str | Callable[[DataFrame, int], None]"
+"""`delta:/path`, `parquet:/path`, or what `foreachBatch` takes."""
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """What a drain did."""
+
+    messages: int
+    """Rows given to the sink by this call; a batch repeated after a crash counts here once more."""
+    batches: int
+    quarantined: int
+    """Of the query, since it began."""
+    runs: int
+    seconds: float
+
+
+def drain(
+    spark: "SparkSession",
+    url: str,
+    sink: "str | Callable[[DataFrame, int], None]",
+    directory: Path | str,
+    *,
+    until: float | None = None,
+    schema: str | None = None,
+    transform: "Callable[[DataFrame], DataFrame] | None" = None,
+    **options: Any,
+) -> Drained:
+    """Drain the queue `url` into `sink`, and return once the queue is empty and all deletes are confirmed.
+
+    sink: `delta:/path` or `parquet:/path`, each exactly once; or a function of (frame, batch number) that Spark calls
+    once a micro-batch, and again with the same number and rows after a crash. directory: the query's own, absolute,
+    kept between calls: manifests, checkpoint, quarantine. until: seconds after which DrainUnfinished is raised. schema:
+    of JSON bodies, with format="json". transform: from the messages to the rows of the sink. options: as the source has
+    them, in snake case (`max_rows=...`).
+
+    Raises PipelineError, and Spark's StreamingQueryException with the reason at its end.
+    """
+    register(spark)
+    started = SYSTEM.monotonic()
+    directory = Path(directory)
+    given = {_camel(name): _text(value) for name, value in options.items()}
+    given |= {"url": url, "directory": str(directory / "manifests")}
+    messages = batches = runs = 0
+    while True:
+        reader = spark.readStream.format("veilmq").options(**given)
+        frame = (reader if schema is None else reader.schema(schema)).load()
+        query = _started(frame if transform is None else transform(frame), sink, directory)
+        query.awaitTermination()
+        runs += 1
+        for progress in query.recentProgress:
+            messages += progress["numInputRows"]
+            batches += progress["numInputRows"] > 0
+        if _is_empty(url) and not any((directory / "manifests").glob("*.arrow")):
+            break
+        if until is not None and SYSTEM.monotonic() - started > until:
+            raise DrainUnfinished(f"The queue is not empty after {until:g} s.", "Does somebody else hold its messages?")
+        time.sleep(_PAUSE_SECONDS)
+    return Drained(messages, batches, len(quarantined(directory / "manifests")), runs, SYSTEM.monotonic() - started)
+
+
+def _started(frame: "DataFrame", sink: "str | Callable[[DataFrame, int], None]", directory: Path) -> Any:
+    writer = frame.writeStream.trigger(availableNow=True).option("checkpointLocation", str(directory / "checkpoint"))
+    if not isinstance(sink, str):
+        return writer.foreachBatch(sink).start()
+    kind, colon, path = sink.partition(":")
+    if not colon or kind not in _FORMATS:
+        raise OptionInvalid(f"sink={sink!r} cannot be.", f"It is a function, or {':/path, '.join(_FORMATS)}:/path.")
+    return writer.format(_FORMATS[kind]).option("path", path).start()
+
+
+def _is_empty(url: str) -> bool:
+    try:
+        with connect(url) as queue:
+            stats = queue.stats()
+    except VeilError as error:
+        raise SourceUnreachable(f"The queue cannot be reached: {error}.", "Run it again.") from None
+    return stats.visible + (stats.delayed or 0) + (stats.in_flight or 0) == 0
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,106 @@
+"""What a committed batch leaves behind besides its messages: quarantined rows, and the objects of large bodies.
+
+Strategy: done before the messages are deleted, and again after a crash: a dead-letter queue may then get a message
+twice, never not at all (on a FIFO queue its id absorbs the second). An object that cannot be removed is left to the
+sweep of `LargeMessageQueue`; those of quarantined messages stay.
+"""
+
+import logging
+from pathlib import Path
+
+from veilmq.client.connect import connect
+from veilmq.client.errors import ObjectStoreFailed, PointerRefused
+from veilmq.client.large import PointerFormat
+from veilmq.client.large.pointer import read as read_pointer
+from veilmq.client.large.shared import drop
+from veilmq.client.messages import Message, Peeked
+from veilmq.client.objects import ObjectStore
+from veilmq.client.queue import Queue
+from veilmq.model.errors import VeilError
+from veilmq.pipeline.drain.ledger import Batch
+from veilmq.pipeline.drain.manifests import open_manifest
+from veilmq.pipeline.drain.options import DrainOptions, store_options_of
+from veilmq.pipeline.drain.quarantine import Quarantined, of_manifest, unsent
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+
+ATTRIBUTES_MAX = 10
+_REASON_CHARACTERS_MAX = 200
+
+log = logging.getLogger("veilmq.pipeline")
+
+
+class Tidying:
+    """For one query; `queue` is the one that is drained. Raises OptionInvalid, SourceUnreachable."""
+
+    def __init__(self, options: DrainOptions, queue: Queue) -> None:
+        self._queue = queue
+        self._target: Queue | None = None
+        self._store: ObjectStore | None = None
+        self._form = PointerFormat(options.pointers)
+        if options.unwrap[:1] == ("large",) and options.delete_objects:
+            self._store = ObjectStore(str(options.store), options=store_options_of(options))
+        if options.dead_letters is not None:
+            try:
+                self._target = connect(options.dead_letters)
+            except VeilError as error:
+                raise OptionInvalid(f"The queue of the option deadLetters: {error}.", "Is it there?") from None
+
+    def close(self) -> None:
+        """Let the dead-letter queue go."""
+        if self._target is not None:
+            self._target.close()
+
+    def tidy(self, batch: Batch) -> None:
+        """Before its messages are deleted. Raises SourceUnreachable if dead letters could not be sent."""
+        count = len(of_manifest(batch.path))
+        if count:
+            log.warning("queue %s: %d messages of batch %d are quarantined", self._queue.name, count, batch.seq)
+        if self._target is not None:
+            for path, rows in unsent(batch.path):
+                self._send(self._target, rows)
+                path.rename(path.with_suffix(".sent"))
+        if self._store is not None:
+            self._remove_objects(batch.path, self._store)
+
+    def _send(self, target: Queue, rows: list[Quarantined]) -> None:
+        for answer in target.send_batch([self._message(target, row) for row in rows]):
+            if isinstance(answer, VeilError):
+                raise SourceUnreachable(
+                    f"A quarantined message could not be sent to {target.name}: {answer}.",
+                    "Run the query again; without the option deadLetters it stays in quarantine.",
+                )
+
+    def _message(self, target: Queue, row: Quarantined) -> Message:
+        able = target.capabilities
+        attributes = dict(row.attributes)
+        told = {"veilmq.unreadable": row.reason[:_REASON_CHARACTERS_MAX], "veilmq.source": self._queue.name}
+        if len(attributes) + len(told) + (row.type is not None) <= ATTRIBUTES_MAX:
+            attributes |= told
+        return Message(
+            row.body,
+            attributes=attributes if able.attributes else {},
+            type=row.type if able.attributes else None,
+            group=(row.group or self._queue.name) if able.native_fifo else row.group if able.groups else None,
+            deduplication_id=row.id if able.native_fifo else None,
+        )
+
+    def _remove_objects(self, manifest: Path, store: ObjectStore) -> None:
+        kept = {row.id for row in of_manifest(manifest)}
+        with open_manifest(manifest) as reader:
+            rows = reader.read_all().select(["id", "body", "attributes"]).to_pylist()
+        try:
+            for row in rows:
+                if row["id"] not in kept:
+                    self._remove(Peeked(row["id"], row["body"], dict(row["attributes"])), store)
+        except ObjectStoreFailed as error:
+            log.warning("queue %s: objects are left to a sweep: %s", self._queue.name, error)
+
+    def _remove(self, message: Peeked, store: ObjectStore) -> None:
+        try:
+            found = read_pointer(message, store, self._form)
+        except PointerRefused:
+            return
+        if found is not None and found.reader is not None:
+            drop(store, found.key, found.reader)
+        elif found is not None:
+            store.remove(found.key)

@@ -1,0 +1,220 @@
+"""`audit`: the conservation law and the lease invariants, held against a history alone.
+
+Strategy: the events of one message, in the order of their offsets, are walked by window functions: each row sees the
+last grant, the last end of a lease and whether the message had left before it. A rule is a condition on such a row; a
+row that breaks one is a finding. What concerns a whole queue (the count of a purge, contiguous offsets) is summed
+apart. A history that does not begin at offset 0 leaves out what it cannot know: where messages came from. Source:
+architecture.md, "Invariants".
+"""
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+RULES: Final = {
+    "offsets": "offsets are contiguous, each once",
+    "sent once": "a message is sent once, under a sequence number that grows with the offsets",
+    "received was sent": "nothing is received or deleted that was not sent",
+    "left once": "a message leaves once: deleted, expired, moved or quarantined",
+    "no resurrection": "nothing happens to a message after it left",
+    "receive count": "the receive count grows by one with each receive",
+    "one lease": "one lease at a time: a receive follows the end of the lease before",
+    "visible": "nothing is received before it is visible",
+    "stale handles": "a handle that is not current changes nothing",
+    "lease end": "a lease ends when its last grant or extension said",
+    "refused rightly": "a handle that is current is not refused",
+    "conservation": "sent and moved in = deleted, expired, moved, quarantined, purged and what is left",
+}
+"""Rule and what it says."""
+_ENDINGS: Final = ("deleted", "expired", "dead_lettered", "moved", "quarantined")
+_MESSAGE_KINDS: Final = (
+    "sent", "received", "extended", "released", "lease_expired", "undelivered", "delete_refused", "content_updated",
+    *_ENDINGS,
+)  # fmt: skip
+
+
+def audit(events: "DataFrame") -> "DataFrame":
+    """One row a finding: rule (of `RULES`), offset, queue, incarnation, sequence, attempt, said. Empty: all is well."""
+    found = _of_messages(events)
+    for part in (_of_offsets(events), _of_sends(events), _of_purges(events)):
+        found = found.unionByName(part)
+    return found.orderBy("offset", "rule")
+
+
+def _of_messages(events: "DataFrame") -> "DataFrame":
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    kind = F.col("kind")
+    line = Window.partitionBy("incarnation", "sequence").orderBy("offset")
+    before = line.rowsBetween(Window.unboundedPreceding, -1)
+
+    def last(value: "Column") -> "Column":
+        return F.last(value, ignorenulls=True).over(before)
+
+    def at(kinds: tuple[str, ...], value: "str" = "offset") -> "Column":
+        return F.when(kind.isin(*kinds), F.col(value))
+
+    whole = events.agg(F.min("offset").alias("first_offset"))
+    arrivals = _arrivals(events)
+    rows = (
+        events.where(kind.isin(*_MESSAGE_KINDS) & F.col("sequence").isNotNull())
+        .select(
+            "offset",
+            "kind",
+            "at",
+            "queue",
+            "incarnation",
+            "sequence",
+            "attempt",
+            "rotation",
+            "lease_us",
+            "visible_since",
+            "detail",
+        )
+        .unionByName(arrivals)
+        .withColumn("come", last(at(("sent", "moved in"))))
+        .withColumn("grant", last(at(("received",))))
+        .withColumn("count", last(at(("received",), "attempt")))
+        .withColumn("over", last(at(("lease_expired", "released", "undelivered"))))
+        .withColumn("left", last(at(_ENDINGS)))
+        .withColumn("due", last(F.when(kind.isin("received", "extended"), F.col("at") + F.col("lease_us"))))
+        .withColumn("turned", last(at(("received", "extended", "released"), "rotation")))
+        .crossJoin(F.broadcast(whole))
+    )
+    from_start = F.col("first_offset") == 0
+    known = F.col("grant").isNotNull()
+    uses = kind.isin("extended", "released", "deleted", "lease_expired", "undelivered") & (F.col("attempt") > 0)
+    reason = F.coalesce("detail", F.lit(""))
+    held = known & (F.col("over").isNull() | (F.col("over") < F.col("grant")))
+    rules: dict[str, Column] = {
+        "sent once": (kind == "sent") & F.col("come").isNotNull(),
+        "received was sent": from_start
+        & kind.isin("received", "deleted", "expired", "dead_lettered")
+        & F.col("come").isNull(),
+        "left once": kind.isin(*_ENDINGS) & F.col("left").isNotNull(),
+        "no resurrection": ~kind.isin(*_ENDINGS, "delete_refused") & F.col("left").isNotNull(),
+        "receive count": (kind == "received")
+        & F.when(known, F.col("attempt") != F.col("count") + 1).otherwise(
+            F.col("come").isNotNull() & (F.col("attempt") != 1)
+        ),
+        "one lease": (kind == "received") & held,
+        "visible": (kind == "received") & (F.col("at") < F.col("visible_since")),
+        "stale handles": uses & known & (F.col("attempt") != F.col("count")),
+        "lease end": (kind == "lease_expired") & held & (F.col("at") != F.col("due")),
+        "refused rightly": (kind == "delete_refused")
+        & reason.contains('"stale"')
+        & known
+        & (F.col("attempt") == F.col("count"))
+        & (F.col("rotation") == F.col("turned"))
+        & F.col("left").isNull(),
+    }
+    broken = F.array_compact(F.array(*(F.when(rule, F.lit(name)) for name, rule in rules.items())))
+    said = F.concat_ws(
+        " ", kind, F.lit("of attempt"), F.col("attempt").cast("string"), F.lit("after a receive of attempt"),
+        F.coalesce(F.col("count").cast("string"), F.lit("none")),
+    )  # fmt: skip
+    return _finding(rows.withColumn("rules", broken).where(F.size("rules") > 0), F.explode("rules"), said)
+
+
+def _arrivals(events: "DataFrame") -> "DataFrame":
+    """Messages that came into a dead-letter queue, under their numbers there."""
+    from pyspark.sql import functions as F
+
+    into = F.from_json("detail", "target long, target_sequence long")
+    none = F.lit(None)
+    return (
+        events.where(F.col("kind").isin("dead_lettered", "moved"))
+        .withColumn("into", into)
+        .select(
+            "offset", F.lit("moved in").alias("kind"), "at", none.cast("string").alias("queue"),
+            F.col("into.target").alias("incarnation"), F.col("into.target_sequence").alias("sequence"),
+            F.lit(0).cast("long").alias("attempt"), F.lit(0).cast("long").alias("rotation"),
+            none.cast("long").alias("lease_us"), none.cast("long").alias("visible_since"),
+            none.cast("string").alias("detail"),
+        )
+        .where(F.col("sequence").isNotNull())
+    )  # fmt: skip
+
+
+def _of_offsets(events: "DataFrame") -> "DataFrame":
+    """Gaps and repetitions: of [first, last] every offset is there once."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    # Windows of a fixed number of offsets, each with its neighbour's first: no single partition sees everything.
+    piece = F.floor(F.col("offset") / 10_000)
+    sums = events.groupBy(piece.alias("piece")).agg(
+        F.count("*").alias("number"), F.countDistinct("offset").alias("distinct"),
+        F.min("offset").alias("low"), F.max("offset").alias("high"),
+    )  # fmt: skip
+    beside = sums.withColumn("follows", F.lead("low").over(Window.orderBy("piece")))
+    wrong = (
+        (F.col("number") != F.col("distinct"))
+        | (F.col("distinct") != F.col("high") - F.col("low") + 1)
+        | (F.col("follows").isNotNull() & (F.col("follows") != F.col("high") + 1))
+    )
+    said = F.format_string("%d events with %d offsets from %d to %d, then %s", "number", "distinct", "low", "high",
+                           F.coalesce(F.col("follows").cast("string"), F.lit("the end")))  # fmt: skip
+    rows = beside.where(wrong).select(
+        F.col("low").alias("offset"), *(_missing(name) for name in ("queue", "incarnation", "sequence", "attempt")),
+        said.alias("what"),
+    )  # fmt: skip
+    return _finding(rows, F.lit("offsets"), F.col("what"))
+
+
+def _of_sends(events: "DataFrame") -> "DataFrame":
+    """Sequence numbers grow with the offsets, queue by queue."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    line = Window.partitionBy("incarnation").orderBy("offset")
+    rows = (
+        events.where(F.col("kind") == "sent")
+        .withColumn("before", F.lag("sequence").over(line))
+        .where(F.col("sequence") <= F.col("before"))
+    )
+    said = F.format_string("sequence %d after %d", "sequence", "before")
+    return _finding(rows, F.lit("sent once"), said)
+
+
+def _of_purges(events: "DataFrame") -> "DataFrame":
+    """A purge, and the deletion of a queue, says how many messages it took: what came less what left until then."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    kind = F.col("kind")
+    come = events.where(kind == "sent").select("offset", "queue", "incarnation", F.lit(1).alias("change"))
+    moved = _arrivals(events).select("offset", "queue", "incarnation", F.lit(1).alias("change"))
+    left = events.where(kind.isin(*_ENDINGS)).select("offset", "queue", "incarnation", F.lit(-1).alias("change"))
+    taken = (
+        events.where(kind.isin("purged", "queue_deleted"))
+        .withColumn("counted", F.get_json_object("detail", "$.count").cast("long"))
+        .select("offset", "queue", "incarnation", (-F.col("counted")).cast("int").alias("change"), "counted")
+    )
+    line = Window.partitionBy("incarnation").orderBy("offset").rowsBetween(Window.unboundedPreceding, 0)
+    start = events.agg(F.min("offset").alias("first_offset"))
+    rows = (
+        come.unionByName(moved)
+        .unionByName(left)
+        .unionByName(taken, allowMissingColumns=True)
+        .withColumn("live", F.sum("change").over(line))
+        .crossJoin(F.broadcast(start))
+        .where(
+            (F.col("first_offset") == 0) & ((F.col("live") < 0) | (F.col("counted").isNotNull() & (F.col("live") != 0)))
+        )
+        .select("offset", "queue", "incarnation", _missing("sequence"), _missing("attempt"), "live")
+    )
+    said = F.format_string("after it %d messages are left by the books", "live")
+    return _finding(rows, F.lit("conservation"), said)
+
+
+def _missing(name: str) -> "Column":
+    from pyspark.sql import functions as F
+
+    return F.lit(None).cast("string" if name == "queue" else "long").alias(name)
+
+
+def _finding(rows: "DataFrame", rule: "Column", said: "Column") -> "DataFrame":
+    return rows.select(rule.alias("rule"), "offset", "queue", "incarnation", "sequence", "attempt", said.alias("said"))

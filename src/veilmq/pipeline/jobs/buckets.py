@@ -1,0 +1,90 @@
+"""Durations on a logarithmic scale, and what leases add up to on it: the one shape that all estimates start from.
+
+Strategy: a quarter of the planner's bucket (veilmq.client.timeouts.survival) each, so that quantiles are fine and every
+fourth bound is one of the planner's. A histogram row counts leases of one queue and type that ended alike; histograms
+of two stretches of history add up by their sums.
+"""
+
+from math import log
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from veilmq.client.timeouts.survival import BUCKETS, GROWTH, SHORTEST
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+FINE: Final = 4
+"""Buckets here to one of the planner."""
+LAST: Final = BUCKETS * FINE
+STEP: Final = log(GROWTH) / FINE
+BOUNDS: Final = SHORTEST * np.exp(STEP * np.arange(LAST + 1))
+"""Upper bounds, in seconds."""
+MIDDLES: Final = np.concatenate([[SHORTEST / 2], np.sqrt(BOUNDS[1:] * BOUNDS[:-1])])
+
+GROUP: Final = ("account", "region", "queue", "type")
+DONE, STOPPED, CRASHED = "done", "stopped", "crashed"
+"""Took exactly so long; was alive at so long; was alive at so long, and crashed before the next sign was due."""
+CELL: Final = ("ended", "bucket", "until", "lease")
+SUMS: Final = ("leases", "held_s", "lease_s", "renewals", "renewed_share", "redeliveries", "redone", "squares")
+SCHEMA: Final = (
+    "account string, region string, queue string, type string, ended string, bucket int, until int, lease int,"
+    " leases double, held_s double, lease_s double, renewals double, renewed_share double, redeliveries double,"
+    " redone double, squares double"
+)
+
+
+def bucket_of(seconds: Any) -> Any:
+    """Numbers of the buckets that times fall into."""
+    with np.errstate(divide="ignore"):
+        found = np.floor(np.log(np.asarray(seconds, float) / SHORTEST) / STEP) + 1
+    return np.clip(np.where(np.asarray(seconds) <= SHORTEST, 0, found), 0, LAST).astype(int)
+
+
+def bucket_column(seconds: "Column") -> "Column":
+    """The same in Spark."""
+    from pyspark.sql import functions as F
+
+    found = F.floor(F.log(seconds / SHORTEST) / STEP) + 1
+    return F.when(seconds <= SHORTEST, 0).otherwise(F.least(found, F.lit(LAST))).cast("int")
+
+
+def histogram(leases: "DataFrame") -> "DataFrame":
+    """Leases (of `attempts`) counted by queue, type and how they ended; columns as in `SCHEMA`.
+
+    What never was in a worker's hands (undelivered) is left out. `until` is the bucket of the lease's end of a crash;
+    `squares` sums the squared logarithms of exact times, `redeliveries` leases that were not their message's first.
+    """
+    from pyspark.sql import functions as F
+
+    held = F.col("held_us") / 1e6
+    ended = F.when(F.col("exact"), DONE).when(F.col("outcome") == "crashed", CRASHED).otherwise(STOPPED)
+    exact = F.when(F.col("exact"), F.pow(F.log(F.greatest(held, F.lit(1e-3))), 2)).otherwise(0.0)
+    return (
+        leases.where(F.col("outcome") != "undelivered")
+        .groupBy(
+            *GROUP,
+            ended.alias("ended"),
+            bucket_column(held).alias("bucket"),
+            F.when(ended == CRASHED, bucket_column(F.col("lease_end_us") / 1e6)).otherwise(0).alias("until"),
+            bucket_column(F.col("lease_us") / 1e6).alias("lease"),
+        )
+        .agg(
+            F.count("*").cast("double").alias("leases"),
+            F.sum(held).alias("held_s"),
+            F.sum(F.col("lease_us") / 1e6).alias("lease_s"),
+            F.count("renewed_share").cast("double").alias("renewals"),
+            F.coalesce(F.sum("renewed_share"), F.lit(0.0)).alias("renewed_share"),
+            F.sum((F.col("attempt") > 1).cast("double")).alias("redeliveries"),
+            F.sum((F.col("outcome") == "redone").cast("double")).alias("redone"),
+            F.sum(exact).alias("squares"),
+        )
+    )
+
+
+def added(histograms: "DataFrame") -> "DataFrame":
+    """The union of several histograms as one."""
+    from pyspark.sql import functions as F
+
+    return histograms.groupBy(*GROUP, *CELL).agg(*(F.sum(name).alias(name) for name in SUMS))

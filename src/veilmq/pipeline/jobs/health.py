@@ -1,0 +1,76 @@
+"""`health`: what a queue suffers from, window by window; in batch or as a stream, by the same lines.
+
+Strategy: counts and maxima by event time over tumbling windows, so that a stream needs no state but them. Document
+003's rule is a column: where so many deletes were refused within a window because the message had come back, the
+timeout should be raised. Refusals for a message that is gone are counted apart: most are a client's own retries, which
+one window cannot tell. Source: seed 003 ("count how many deletes fail"); `ThresholdTimeout` has the same rule.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+WINDOW_DEFAULT: Final = "5 minutes"
+LATE_DEFAULT: Final = "10 minutes"
+"""How long a stream waits for events that come late: expiries carry the instant at which they were due."""
+FAILURES_DEFAULT: Final = 5
+FACTOR_DEFAULT: Final = 2.0
+_KINDS: Final = (
+    "sent", "received", "extended", "released", "lease_expired", "deleted", "delete_refused", "extend_refused",
+    "dead_lettered", "expired",
+)  # fmt: skip
+
+
+def health(
+    events: "DataFrame",
+    *,
+    window: str = WINDOW_DEFAULT,
+    late: str = LATE_DEFAULT,
+    failures: int = FAILURES_DEFAULT,
+    factor: float = FACTOR_DEFAULT,
+) -> "DataFrame":
+    """One row a window and queue: from, to, counts of what happened, redeliveries, oldest_s, lease_s, raise_to_s.
+
+    oldest_s: the age of the oldest message that was received or left. lease_s: the longest lease granted. raise_to_s:
+    `factor` times that if `failures` deletes or more were refused because the message had come back, else null.
+    """
+    from pyspark.sql import functions as F
+
+    kind, detail = F.col("kind"), F.coalesce("detail", F.lit(""))
+    taken = kind == "received"
+    back = (kind == "delete_refused") & ~detail.contains('"gone"')
+    gone = (kind == "delete_refused") & detail.contains('"gone"')
+
+    def count(what: "Column", name: str) -> "Column":
+        return F.sum(what.cast("long")).alias(name)
+
+    stamped = events.where(kind.isin(*_KINDS)).withColumn("time", F.timestamp_micros("at"))
+    if events.isStreaming:
+        stamped = stamped.withWatermark("time", late)
+    age_s = (F.col("at") - F.col("sent")) / 1e6
+    left = kind.isin("received", "deleted", "expired", "dead_lettered")
+    return (
+        stamped.groupBy(F.window("time", window).alias("window"), "account", "region", "queue")
+        .agg(
+            count(kind == "sent", "sent"),
+            count(taken, "received"),
+            count(taken & (F.col("attempt") > 1), "redeliveries"),
+            count(kind == "deleted", "deleted"),
+            count(kind == "lease_expired", "expired_leases"),
+            count(back, "stale_deletes"),
+            count(gone, "gone_deletes"),
+            count(kind == "extend_refused", "refused_extensions"),
+            count(kind == "dead_lettered", "dead_letters"),
+            count(kind == "expired", "expired_messages"),
+            F.max(F.when(left, age_s)).alias("oldest_s"),
+            F.max(F.when(taken, F.col("lease_us") / 1e6)).alias("lease_s"),
+        )
+        .select(
+            F.col("window.start").alias("from"),
+            F.col("window.end").alias("to"),
+            "*",
+            F.when(F.col("stale_deletes") >= failures, F.col("lease_s") * factor).alias("raise_to_s"),
+        )
+        .drop("window")
+    )

@@ -1,0 +1,100 @@
+"""What a way of leasing costs, for a survival curve: a plain timeout, or a schedule of extensions. Without Spark.
+
+Strategy: the costs are the client's (`Costs`: a second of recovery delay, a duplicate start, an extension), so that the
+pipeline and AdaptiveTimeout mean the same. An attempt that is alive at age t is one whose work takes longer and whose
+worker has not crashed. Curves come as arrays of shape (..., LAST + 1): many at a time, for confidence intervals.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from veilmq.client.timeouts.schedule import Costs, Schedule
+from veilmq.pipeline.jobs.buckets import BOUNDS
+from veilmq.pipeline.jobs.curves import at_bounds
+
+_ENDS_MAX: Final = 200
+"""Lease ends of one attempt that are looked at."""
+_LOOKS_MAX: Final = 300
+"""After them, an attempt that still goes on is taken to go on at the same pace until it crashes."""
+_ALIVE_MIN: Final = 1e-7
+_WIDTHS: Final = np.diff(BOUNDS, prepend=0.0)
+_BEFORE: Final = np.concatenate([[0.0], BOUNDS[:-1]])
+
+
+class Price(NamedTuple):
+    """Of an attempt, on the average. Arrays of one shape."""
+
+    recovery_s: Any
+    """Seconds that its message waits for a crashed worker's lease to end."""
+    duplicates: Any
+    """Times that it is started again while its first worker lives."""
+    extensions: Any
+
+    def cost(self, costs: Costs) -> Any:
+        """In the unit of `costs`."""
+        return costs.recovery * self.recovery_s + costs.duplicate * self.duplicates + costs.extend * self.extensions
+
+
+def _there(alive: Any, rate: Any) -> tuple[Any, Any]:
+    """Areas under the curve of those alive and not crashed up to each bound, and of age times it."""
+    rate = np.asarray(rate, float)[..., None]
+    there = alive * np.exp(-rate * BOUNDS)
+    before = np.concatenate([np.ones_like(there[..., :1]), there[..., :-1]], -1)
+    part = _WIDTHS * (there + before) / 2
+    moment = _BEFORE * part + _WIDTHS**2 * (before + 2 * there) / 6
+    return np.cumsum(part, -1), np.cumsum(moment, -1)
+
+
+def _integral(sums: Any, seconds: Any) -> Any:
+    """Integrals from 0 to each time, between the bounds straight."""
+    place = np.clip(np.searchsorted(BOUNDS, seconds), 0, len(BOUNDS) - 1)
+    before = np.where(place > 0, sums[..., np.maximum(place - 1, 0)], 0.0)
+    part = np.clip((seconds - _BEFORE[place]) / _WIDTHS[place], 0, 1)
+    return before + part * (sums[..., place] - before)
+
+
+def timeout_price(alive: Any, rate: Any, timeouts: Any) -> Price:
+    """Leases of `timeouts` seconds (shape (n,)) that are never extended; results of shape (..., n)."""
+    timeouts = np.asarray(timeouts, float)
+    areas, moments = _there(alive, rate)
+    rates = np.asarray(rate, float)[..., None]
+    recovery = rates * (timeouts * _integral(areas, timeouts) - _integral(moments, timeouts))
+    duplicates = np.zeros_like(recovery)
+    for number in range(1, _ENDS_MAX + 1):
+        ends = number * timeouts
+        part = at_bounds(alive, ends) * np.exp(-rates * ends)
+        duplicates = duplicates + part
+        if np.all(part < _ALIVE_MIN):
+            break
+    return Price(recovery, duplicates, np.zeros_like(recovery))
+
+
+def schedule_price(alive: Any, rate: Any, schedule: Schedule, costs: Costs) -> Price:
+    """Leases as the schedule says, extended its margin before their ends; results of shape (...)."""
+    looks: list[float] = [0.0]
+    leases: list[float] = []
+    worst = alive.reshape(-1, alive.shape[-1]).max(axis=0)
+    while len(leases) < _LOOKS_MAX:
+        lease = schedule.lease_at(looks[-1])
+        leases.append(lease)
+        looks.append(looks[-1] + max(lease - schedule.margin, 0.5))
+        if looks[-1] >= BOUNDS[-1] or float(at_bounds(worst, np.array([looks[-1]]))[0]) < _ALIVE_MIN:
+            break
+    at = np.array(looks)
+    ends = at[:-1] + np.array(leases)
+    areas, moments = _there(alive, rate)
+    rates = np.asarray(rate, float)[..., None]
+    area, moment = _integral(areas, at), _integral(moments, at)
+    recovery = rates * (ends * np.diff(area, axis=-1) - np.diff(moment, axis=-1))
+    there = at_bounds(alive, at[1:]) * np.exp(-rates * at[1:])
+    step, lease = at[-1] - at[-2], leases[-1]
+    rate = np.maximum(np.asarray(rate, float), 1e-9)
+    extensions = there.sum(-1) + there[..., -1] / np.expm1(rate * step)
+    too_late = costs.late_share * np.exp(-schedule.margin / costs.late_mean)
+    return Price(recovery.sum(-1) + there[..., -1] * (lease - step / 2), extensions * too_late, extensions)
+
+
+def steady(lease: float, margin: float) -> Schedule:
+    """The same lease at any age."""
+    return Schedule((0.0,), (lease,), margin, 0.0)

@@ -1,0 +1,271 @@
+"""`timeouts`: how long leases should be, per queue and message type, and what today's cost.
+
+Strategy: from the histogram of a group the curve and its crash rate; on them the client's own planner
+(veilmq.client.timeouts), so that what is recommended here is what AdaptiveTimeout would come to do. Two answers: a
+plain timeout for workers that never extend, and a first lease with a renewal interval for those that do. Each cost comes
+with its 95 % interval from resampled histograms. Where the best timeout lies beyond the curve's reach there is no number:
+"at least". Source: patterns.md, "Adaptive visibility timeout"; seed 003.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from veilmq.pipeline.jobs.buckets import GROUP, histogram
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from veilmq.client.timeouts.schedule import Costs, Schedule
+    from veilmq.pipeline.jobs.curves import Curve, Sample
+
+SCHEMA: Final = (
+    "account string, region string, queue string, type string, attempts double, finished double,"
+    " crashes_per_second double, reach_s double, basis string, today_lease_s double, today_renewed boolean,"
+    " today_cost double, today_redelivered double, timeout_s double, timeout_at_least_s double, timeout_cost double,"
+    " timeout_cost_low double, timeout_cost_high double, timeout_redelivered double, timeout_recovery_s double,"
+    " first_lease_s double, renew_after_s double, margin_s double, cost double, cost_low double, cost_high double,"
+    " redelivered double, recovery_s double, extensions double, note string"
+)
+CURVE_SCHEMA: Final = (
+    "account string, region string, queue string, type string, timeout_s double, redelivered double, low double,"
+    " high double, recovery_s double, cost double, within_reach boolean"
+)
+TIMEOUT_SHORTEST_S: Final = 1.0
+LEASE_LONGEST_S: Final = 43_200.0
+RESAMPLES: Final = 200
+_CRASH_PRIOR: Final = 3.0
+"""Crashes that the given rate is worth before any was seen, as in AdaptiveTimeout."""
+_GROWING: Final = 1.02
+"""A cost that still falls by so much within the last bucket of the reach has its minimum beyond."""
+
+
+def timeouts(leases: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
+    """One row a queue and type; see `recommended`."""
+    return recommended(histogram(leases), costs)
+
+
+def recommended(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
+    """From a histogram, one row a queue and type; columns as in `SCHEMA`, costs and shares an attempt.
+
+    timeout_s: the best lease for workers that never extend; null with timeout_at_least_s where it is longer than what
+    was seen. first_lease_s, renew_after_s, margin_s: for those that do. today_*: as leases were granted, extended or
+    not. redelivered: started again under a living worker. recovery_s: from a crash to the next start, on the average.
+    basis: `curve`, `lognormal` (the tail is the fitted law's), `level` (beyond the reach nothing is known: the keeper
+    goes on as if work there never ended), `too few`.
+    """
+    given = costs
+
+    def plan(rows: Any) -> Any:
+        import pandas as pd
+
+        return pd.DataFrame([_recommend(rows, given)])
+
+    return cells.groupBy(*GROUP).applyInPandas(plan, SCHEMA)
+
+
+def redelivery_curve(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
+    """From a histogram: what each plain timeout would do; columns as in `CURVE_SCHEMA`, within the reach alone."""
+    given = costs
+
+    def curve(rows: Any) -> Any:
+        return _curve(rows, given)
+
+    return cells.groupBy(*GROUP).applyInPandas(curve, CURVE_SCHEMA)
+
+
+def rated(sample: "Sample", costs: "Costs | None") -> "Costs":
+    """The costs with the crash rate as it was seen, on top of the given one as a prior."""
+    import msgspec
+
+    from veilmq.client.timeouts.schedule import Costs
+
+    given = costs or Costs()
+    prior_s = _CRASH_PRIOR / max(given.crashes_per_second, 1e-12)
+    rate = (_CRASH_PRIOR + sample.crashes) / (prior_s + sample.exposure_s)
+    return msgspec.structs.replace(given, crashes_per_second=rate)
+
+
+def best_timeout(alive: Any, costs: "Costs", longest_s: float) -> tuple[float, bool]:
+    """The cheapest timeout up to `longest_s`, and whether the true best may lie beyond."""
+    import numpy as np
+
+    from veilmq.pipeline.jobs.buckets import BOUNDS
+    from veilmq.pipeline.jobs.pricing import timeout_price
+
+    longest_s = max(longest_s, 2 * TIMEOUT_SHORTEST_S)
+    usable = BOUNDS[(BOUNDS >= TIMEOUT_SHORTEST_S) & ~(BOUNDS > longest_s)]
+    cost = timeout_price(alive, costs.crashes_per_second, usable).cost(costs)
+    best = int(np.argmin(cost))
+    return float(usable[best]), best >= len(usable) - 2
+
+
+def plan(alive: Any, costs: "Costs") -> "Schedule":
+    """The client's planner on one of our curves."""
+    import numpy as np
+
+    from veilmq.client.timeouts.schedule import plan_of
+    from veilmq.pipeline.jobs.buckets import FINE
+
+    return plan_of([float(each) for each in np.maximum(alive[::FINE], 1e-9)], costs, longest=LEASE_LONGEST_S)
+
+
+def _recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
+    from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, sample_of
+    from veilmq.pipeline.jobs.survival import _names
+
+    curve = Curve(sample_of(rows))
+    costs = rated(curve.sample, given)
+    row: dict[str, Any] = dict.fromkeys(part.split()[0] for part in SCHEMA.split(", "))
+    row |= _names(rows) | {
+        "attempts": curve.attempts,
+        "finished": curve.finished,
+        "crashes_per_second": curve.sample.crashes_per_second,
+        "reach_s": curve.reach_s,
+        "basis": "too few",
+    }
+    if curve.finished < FINISHED_MIN:
+        return row | {"note": f"{curve.finished:.0f} finished attempts: {FINISHED_MIN:.0f} are needed"}
+    alive = curve.extended()
+    row["basis"] = "lognormal" if curve.fits else "level" if alive[-1] > 1e-3 else "curve"
+    resampled = _resampled(curve, costs)
+    return row | _today(rows, alive, costs) | _plain(curve, alive, resampled, costs) | _kept(alive, resampled, costs)
+
+
+def _today(rows: Any, alive: Any, costs: "Costs") -> dict[str, Any]:
+    """What leases are granted now, and what that costs."""
+    import numpy as np
+
+    from veilmq.pipeline.jobs.pricing import schedule_price, steady, timeout_price
+
+    number = rows.groupby("lease").leases.sum()
+    usual = rows[rows.lease == number.idxmax()]
+    lease = float(usual.lease_s.sum() / usual.leases.sum())
+    renewals = float(usual.renewals.sum())
+    rate = costs.crashes_per_second
+    if renewals:
+        share = min(float(usual.renewed_share.sum()) / renewals, 0.99)
+        price = schedule_price(alive, rate, steady(lease, lease * (1 - share)), costs)
+        cost, twice = float(price.cost(costs)), float(price.duplicates)
+    else:
+        price = timeout_price(alive, rate, np.array([lease]))
+        cost, twice = float(price.cost(costs)[0]), float(price.duplicates[0])
+    return {
+        "today_lease_s": lease,
+        "today_renewed": renewals > 0,
+        "today_cost": cost,
+        "today_redelivered": twice,
+    }
+
+
+def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
+    import numpy as np
+
+    from veilmq.pipeline.jobs.pricing import timeout_price
+
+    longest = LEASE_LONGEST_S if curve.fits else min(curve.reach_s, LEASE_LONGEST_S)
+    timeout, beyond = best_timeout(alive, costs, longest)
+    # A curve that came down to nothing within its reach has nothing beyond.
+    if beyond and not curve.fits and alive[-1] > 0:
+        return {"timeout_at_least_s": curve.reach_s}
+    at = np.array([timeout])
+    price = timeout_price(alive, costs.crashes_per_second, at)
+    curves, rates = resampled
+    low, high = _interval(timeout_price(curves, rates, at).cost(costs)[..., 0])
+    crash = _crash_share(alive, costs.crashes_per_second)
+    return {
+        "timeout_s": timeout,
+        "timeout_cost": float(price.cost(costs)[0]),
+        "timeout_cost_low": low,
+        "timeout_cost_high": high,
+        "timeout_redelivered": float(price.duplicates[0]),
+        "timeout_recovery_s": float(price.recovery_s[0]) / crash,
+    }
+
+
+def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
+    from veilmq.pipeline.jobs.pricing import schedule_price
+
+    rate = costs.crashes_per_second
+    schedule = plan(alive, costs)
+    price = schedule_price(alive, rate, schedule, costs)
+    curves, rates = resampled
+    low, high = _interval(schedule_price(curves, rates, schedule, costs).cost(costs))
+    return {
+        "first_lease_s": schedule.first,
+        "renew_after_s": schedule.first - schedule.margin,
+        "margin_s": schedule.margin,
+        "cost": float(price.cost(costs)),
+        "cost_low": low,
+        "cost_high": high,
+        "redelivered": float(price.duplicates),
+        "recovery_s": float(price.recovery_s) / _crash_share(alive, rate),
+        "extensions": float(price.extensions),
+    }
+
+
+def _crash_share(alive: Any, rate: float) -> float:
+    """Of the attempts, how many end in a crash (the curve's own end counts as one)."""
+    from veilmq.pipeline.jobs.pricing import _there
+
+    areas, _ = _there(alive, rate)
+    return max(rate * float(areas[-1]), 1e-12)
+
+
+def _resampled(curve: "Curve", costs: "Costs") -> tuple[Any, Any]:
+    """Curves and crash rates as other histories of the same length might have shown them (Poisson bootstrap)."""
+    import numpy as np
+
+    from veilmq.pipeline.jobs.curves import survival
+
+    # The seed is fixed: the same history gives the same interval.
+    random = np.random.default_rng(4)
+    sample = curve.sample
+    shape = (RESAMPLES, len(sample.finished))
+    finished = random.poisson(sample.finished, shape).astype(float)
+    censored = random.poisson(sample.censored, shape).astype(float)
+    alive = survival(finished, censored)
+    level = alive[:, curve.last : curve.last + 1]
+    tail = curve.extended()[curve.last :]
+    alive[:, curve.last :] = level * (tail / tail[0] if tail[0] > 0 else 0.0)
+    crashes = _CRASH_PRIOR + random.poisson(sample.crashes, RESAMPLES)
+    return alive, costs.crashes_per_second / (_CRASH_PRIOR + sample.crashes) * crashes
+
+
+def _interval(values: Any) -> tuple[float, float]:
+    import numpy as np
+
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _curve(rows: Any, given: "Costs | None") -> Any:
+    import numpy as np
+    import pandas as pd
+
+    from veilmq.pipeline.jobs.buckets import BOUNDS, FINE
+    from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, sample_of
+    from veilmq.pipeline.jobs.pricing import timeout_price
+    from veilmq.pipeline.jobs.survival import _names
+
+    curve = Curve(sample_of(rows))
+    if curve.finished < FINISHED_MIN:
+        return pd.DataFrame([], columns=[part.split()[0] for part in CURVE_SCHEMA.split(", ")])
+    costs = rated(curve.sample, given)
+    alive = curve.extended()
+    longest = min(4 * curve.reach_s if curve.fits else curve.reach_s, LEASE_LONGEST_S)
+    place = np.arange(0, len(BOUNDS), FINE // 2)
+    place = place[(BOUNDS[place] >= TIMEOUT_SHORTEST_S) & (BOUNDS[place] <= max(longest, 2 * TIMEOUT_SHORTEST_S))]
+    at = BOUNDS[place]
+    price = timeout_price(alive, costs.crashes_per_second, at)
+    error = 1.96 * curve.error[place]
+    return pd.DataFrame(
+        _names(rows)
+        | {
+            "timeout_s": at,
+            "redelivered": alive[place],
+            "low": np.clip(alive[place] - error, 0, 1),
+            "high": np.clip(alive[place] + error, 0, 1),
+            "recovery_s": price.recovery_s / _crash_share(alive, costs.crashes_per_second),
+            "cost": price.cost(costs),
+            "within_reach": at <= curve.reach_s,
+        }
+    )

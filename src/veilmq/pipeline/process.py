@@ -1,0 +1,63 @@
+"""`process`: Spark's executors as workers on a queue.
+
+Strategy: each task is a worker of the client library, with a lease keeper of its own, that receives until the queue has
+nothing more for it. A message is deleted when its handler returns, released with a backoff when it raises, and comes
+back by itself when its executor dies: at least once, never exactly once. A handler that must not be repeated brings a
+guard.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from veilmq.client.worker import Job, Worker
+from veilmq.pipeline.errors import OptionInvalid
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Processed(msgspec.Struct, frozen=True):
+    """What all workers did together. A message that came again counts each time; a killed task's counts are lost."""
+
+    received: int
+    outcomes: dict[str, int]
+    """As `veilmq.client.worker.Counts.outcomes`: `done`, `failed`, `dead_lettered`, `lost` ..."""
+
+
+def process(
+    spark: "SparkSession", url: str, handler: Callable[[Job], Any], *, workers: int = 2, **options: Any
+) -> Processed:
+    """Run `handler` on the messages of the queue `url`, in `workers` tasks, until each finds the queue empty.
+
+    handler: takes a `Job`, runs on executors, and so must be picklable; it returns (deleted), raises `Retry` or
+    anything else (comes again), or raises `Reject` (to the dead-letter queue). options: those of a `Worker`
+    (`lease`, `concurrency`, `poison_after`, `dead_letter_queue`, `retry`, `wait` ...). `wait` is how long an empty
+    queue is listened to before a task ends; 1 s unless told.
+
+    Raises OptionInvalid, and Spark's exception if a queue cannot be reached.
+    """
+    if workers < 1:
+        raise OptionInvalid(f"workers={workers} is below 1.", "")
+    given = {"wait": 1.0, **options}
+
+    def work(batches: Iterator[Any]) -> Iterator[Any]:
+        for _ in batches:
+            pass
+        counts = Worker(url, handler, **given).run(until_empty=True)
+        told = json.dumps([counts.received, counts.outcomes])
+        yield pa.RecordBatch.from_pydict({"counts": [told]})
+
+    # One partition a worker: a task without rows would not run.
+    frame = spark.range(0, workers, 1, workers).mapInArrow(work, "counts string")
+    received = 0
+    outcomes: dict[str, int] = {}
+    for row in frame.collect():
+        count, found = json.loads(row["counts"])
+        received += count
+        for outcome, number in found.items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + number
+    return Processed(received, outcomes)

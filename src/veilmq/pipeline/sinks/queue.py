@@ -1,0 +1,180 @@
+"""Rows as messages of a queue.
+
+    body (string)            needed
+    attributes (map)  type  group  tag (string)  delay  ttl  lease_hint (seconds)  priority (int)
+    deduplication_id (string)                                       FIFO queues, where no key is given
+
+Strategy: each task sends its rows in the protocol's batches, and what fails on its way again until `patience` is over.
+On a FIFO queue a row's deduplication id is its key's digest, or query, batch, partition and place: a repeated task
+sends the same ids, provided that its input has the same order. Elsewhere a repeated task sends again: at least once.
+"""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from pyspark.sql import types
+from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
+
+from veilmq.client.clock import SYSTEM
+from veilmq.client.connect import connect
+from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.messages import Message
+from veilmq.client.queue import Queue
+from veilmq.model.errors import CapacityError, StoreError, VeilError
+from veilmq.pipeline.errors import OptionInvalid, PipelineError
+from veilmq.pipeline.sinks.options import SendOptions
+
+COLUMNS: Final = (
+    "body",
+    "attributes",
+    "type",
+    "group",
+    "tag",
+    "delay",
+    "ttl",
+    "lease_hint",
+    "priority",
+    "deduplication_id",
+)
+_NUMBERS: Final = frozenset({"delay", "ttl", "lease_hint", "priority"})
+_CHUNK_ROWS: Final = 512
+_PAUSE_SECONDS: Final = 0.2
+
+
+class SendFailed(PipelineError):
+    """Messages could not be sent."""
+
+
+class SentCount(WriterCommitMessage):
+    """What a task sent."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+def check_columns(schema: types.StructType, options: SendOptions) -> None:
+    """Raises OptionInvalid for a frame that holds no messages."""
+    names = schema.fieldNames()
+    strange = [name for name in names if name not in COLUMNS and name != options.key]
+    if strange:
+        mend = f"Drop it, or name it one of {', '.join(COLUMNS)}; the key may have any name."
+        raise OptionInvalid(f"A message has no column {strange[0]}.", mend)
+    if "body" not in names:
+        raise OptionInvalid("The frame has no column body.", "")
+    if options.key is not None and options.key not in names:
+        raise OptionInvalid(f"key={options.key}: the frame has no such column.", "")
+    for field in schema.fields:
+        if field.name == "attributes":
+            fits = isinstance(field.dataType, types.MapType) and isinstance(field.dataType.valueType, types.StringType)
+        elif field.name in _NUMBERS:
+            fits = isinstance(field.dataType, types.NumericType)
+        else:
+            fits = field.name not in COLUMNS or isinstance(field.dataType, types.StringType)
+        if not fits:
+            raise OptionInvalid(f"Column {field.name} cannot be {field.dataType.simpleString()}.", "")
+
+
+def send_rows(rows: Iterator[Any], options: SendOptions, prefix: str) -> int:
+    """Send them; how many. Raises SendFailed, OptionInvalid."""
+    try:
+        queue = connect(options.url)
+    except VeilError as error:
+        raise SendFailed(f"The queue of the option url cannot be reached: {error}.", "Is it there?") from None
+    with queue:
+        fifo = queue.capabilities.native_fifo
+        if options.key is not None and not fifo:
+            mend = "Leave key away, or send to a FIFO queue."
+            raise OptionInvalid(f"key={options.key}: queue {queue.name} does not deduplicate.", mend)
+        count = 0
+        chunk: list[Message] = []
+        for row in rows:
+            chunk.append(_message(row, options.key, f"{prefix}/{count}" if fifo else None))
+            count += 1
+            if len(chunk) == _CHUNK_ROWS:
+                _send(queue, chunk, options.patience)
+                chunk = []
+        _send(queue, chunk, options.patience)
+    return count
+
+
+def _message(row: Any, key: str | None, place: str | None) -> Message:
+    given = {name: row[name] for name in COLUMNS if name in row and row[name] is not None}
+    if key is not None and row[key] is not None:
+        given["deduplication_id"] = hashlib.sha256(str(row[key]).encode()).hexdigest()
+    elif place is not None:
+        given.setdefault("deduplication_id", hashlib.sha256(place.encode()).hexdigest())
+    if "body" not in given:
+        raise SendFailed("A row's body is null.", "Filter such rows.")
+    for name in _NUMBERS & given.keys():
+        given[name] = int(given[name]) if name == "priority" else float(given[name])
+    return Message(**given)
+
+
+def _send(queue: Queue, messages: list[Message], patience: float) -> None:
+    end = SYSTEM.monotonic() + patience
+    left = messages
+    pause = _PAUSE_SECONDS
+    while left:
+        try:
+            answers: list[Any] = list(queue.send_batch(left))
+        except VeilError as error:
+            answers = [error] * len(left)
+        failed = [(message, each) for message, each in zip(left, answers, strict=True) if isinstance(each, VeilError)]
+        for _, reason in failed:
+            if not _passes(reason) or SYSTEM.monotonic() >= end:
+                raise SendFailed(f"Queue {queue.name} does not take a message: {reason}.", "") from reason
+        left = [message for message, _ in failed]
+        if left:
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+
+def _passes(error: VeilError) -> bool:
+    if isinstance(error, ServiceError):
+        return error.retryable
+    return isinstance(error, TransportError | CapacityError | StoreError)
+
+
+def _task() -> tuple[Callable[[str], str | None], int]:
+    """Where this task's local properties are, and its partition."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return context.getLocalProperty, context.partitionId()
+
+
+class QueueWriter(DataSourceWriter):
+    """A batch: a task that is repeated sends the same ids."""
+
+    def __init__(self, schema: types.StructType, options: SendOptions, overwrite: bool) -> None:
+        check_columns(schema, options)
+        if overwrite:
+            raise OptionInvalid("A queue cannot be overwritten.", "Use mode('append').")
+        self._options = options
+        # Made once on the driver, and pickled for every attempt of every task.
+        self._write_id = secrets.token_hex(16)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Sends a partition."""
+        _, partition = _task()
+        return SentCount(send_rows(iterator, self._options, f"{self._write_id}/{partition}"))
+
+
+class QueueStreamWriter(DataSourceStreamWriter):
+    """A stream: a batch that is repeated sends the same ids."""
+
+    def __init__(self, schema: types.StructType, options: SendOptions) -> None:
+        check_columns(schema, options)
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Sends a partition of a micro-batch."""
+        local, partition = _task()
+        query, batch = local("sql.streaming.queryId"), local("streaming.sql.batchId")
+        assert query is not None, "Spark tells a streaming task its query"
+        assert batch is not None
+        return SentCount(send_rows(iterator, self._options, f"{query}/{batch}/{partition}"))

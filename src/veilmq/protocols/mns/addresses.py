@@ -1,0 +1,173 @@
+"""What a request is about: the parts of its path, the names in it, and the URLs and ARNs that name things back.
+
+Strategy: a path is one of ten kinds with up to two names, read once and remembered. The account comes from the key that
+signed, the region is the account's home: so neither the Host nor an ARN's middle parts decide anything, and an ARN that
+an SDK made up from `127.0.0.1` works.
+"""
+
+import re
+from enum import Enum
+from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from veilmq.model.access import AccessKey
+from veilmq.model.queue import QueueKey
+from veilmq.model.topic import SubscriptionSettings, TopicKey
+from veilmq.protocols.http import Request
+from veilmq.protocols.mns import limits
+from veilmq.protocols.mns.bounded import Bounded
+from veilmq.protocols.mns.errors import (
+    ENDPOINT_INVALID,
+    INVALID_QUEUE_NAME,
+    INVALID_REQUEST_URL,
+    QUEUE_NAME_LENGTH_ERROR,
+    SUBSCRIPTION_NAME_INVALID,
+    SUBSCRIPTION_NAME_LENGTH_ERROR,
+    TOPIC_NAME_INVALID,
+    TOPIC_NAME_LENGTH_ERROR,
+    Fault,
+    Refusal,
+    show,
+)
+
+_PLACES_MAX: Final = 4_096
+_QUEUE_ARN: Final = re.compile(r"acs:mns:[^:/]*:[^:/]*:/?queues/([^/:]*)\Z")
+_URL: Final = re.compile(
+    r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(?:[/?][!-~]*)?\Z", re.IGNORECASE
+)
+_UNSERVED: Final = ("mail:", "sms:")
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """How clients reach the listener, and what its operator decided."""
+
+    external_url: str | None = None
+    """What URLs in answers begin with, instead of how the client addressed us."""
+    trusted_proxy: bool = False
+    """Believe X-Forwarded-Proto and X-Forwarded-Host."""
+
+
+class Kind(Enum):
+    """What a path names."""
+
+    ROOT = "/"
+    QUEUES = "/queues"
+    QUEUE = "/queues/{queue}"
+    QUEUE_MESSAGES = "/queues/{queue}/messages"
+    TOPICS = "/topics"
+    TOPIC = "/topics/{topic}"
+    TOPIC_MESSAGES = "/topics/{topic}/messages"
+    SUBSCRIPTIONS = "/topics/{topic}/subscriptions"
+    SUBSCRIPTION = "/topics/{topic}/subscriptions/{subscription}"
+    OPEN_SERVICE = "/commonbuy/openservice"
+
+
+class Place(NamedTuple):
+    """A path, read; the names may be wrong."""
+
+    kind: Kind
+    name: str = ""
+    """Of the queue or topic."""
+    subscription: str = ""
+
+
+_PATTERNS: Final = {tuple(kind.value.split("/")[1:]): kind for kind in Kind if kind is not Kind.ROOT}
+_places: Final[Bounded[bytes, Place]] = Bounded(_PLACES_MAX)
+
+
+def read_place(path: bytes) -> Place:
+    """What the path of a request names. Raises Refusal: InvalidRequestURL."""
+    known = _places.get(path)
+    return known if known is not None else _places.keep(path, _read_place(path))
+
+
+def _read_place(path: bytes) -> Place:
+    try:
+        text = unquote_to_bytes(path).decode()
+    except UnicodeDecodeError:
+        raise Refusal(INVALID_REQUEST_URL) from None
+    parts = text.rstrip("/").split("/")[1:]
+    if not parts:
+        return Place(Kind.ROOT)
+    for pattern, kind in _PATTERNS.items():
+        if len(pattern) == len(parts) and all(
+            each == part or (each.startswith("{") and part) for each, part in zip(pattern, parts, strict=True)
+        ):
+            names = [part for each, part in zip(pattern, parts, strict=True) if each.startswith("{")]
+            return Place(kind, *names)
+    raise Refusal(INVALID_REQUEST_URL)
+
+
+def is_name(name: str) -> bool:
+    """Whether MNS allows the name for a queue or topic."""
+    return len(name) <= limits.NAME_CHARACTERS_MAX and limits.NAME.match(name) is not None
+
+
+def _checked(name: str, characters_max: int, too_long: Fault, invalid: Fault) -> str:
+    if len(name) > characters_max:
+        raise Refusal(too_long)
+    if not limits.NAME.match(name):
+        raise Refusal(invalid)
+    return name
+
+
+def queue_of(key: AccessKey, name: str) -> QueueKey:
+    """The queue of that name. Raises Refusal: InvalidQueueName, QueueNameLengthError."""
+    _checked(name, limits.NAME_CHARACTERS_MAX, QUEUE_NAME_LENGTH_ERROR, INVALID_QUEUE_NAME)
+    return QueueKey(key.account, key.home_region, name)
+
+
+def topic_of(key: AccessKey, name: str) -> TopicKey:
+    """The topic of that name. Raises Refusal: TopicNameInvalid, TopicNameLengthError."""
+    _checked(name, limits.NAME_CHARACTERS_MAX, TOPIC_NAME_LENGTH_ERROR, TOPIC_NAME_INVALID)
+    return TopicKey(key.account, key.home_region, name)
+
+
+def subscription_name(name: str) -> str:
+    """The name, if it is one. Raises Refusal: SubscriptionNameInvalid, SubscriptionNameLengthError."""
+    characters_max = limits.SUBSCRIPTION_NAME_CHARACTERS_MAX
+    return _checked(name, characters_max, SUBSCRIPTION_NAME_LENGTH_ERROR, SUBSCRIPTION_NAME_INVALID)
+
+
+def queue_of_text(key: AccessKey, text: str) -> QueueKey | None:
+    """The queue that a name or an ARN names; None if it is neither."""
+    found = _QUEUE_ARN.match(text)
+    name = found[1] if found is not None else text
+    return QueueKey(key.account, key.home_region, name) if is_name(name) else None
+
+
+def read_endpoint(key: AccessKey, text: str) -> SubscriptionSettings:
+    """A subscription with this endpoint and the defaults. Raises Refusal: EndpointInvalid."""
+    if len(text) <= limits.ENDPOINT_CHARACTERS_MAX:
+        if _QUEUE_ARN.match(text):
+            queue = queue_of_text(key, text)
+            if queue is not None:
+                return SubscriptionSettings(endpoint=text, queue=queue)
+        found = _URL.match(text)
+        if found is not None and "#" not in text and 0 < int(found[1] or 80) <= 65_535:
+            return SubscriptionSettings(endpoint=text, url=text)
+    if text.startswith(_UNSERVED):
+        raise Refusal(ENDPOINT_INVALID, "This server sends neither mail nor short messages.")
+    raise Refusal(
+        ENDPOINT_INVALID, f"{show(text)} is neither acs:mns:<region>:<account>:queues/<name> nor an http or https URL."
+    )
+
+
+def arn(queue: QueueKey) -> str:
+    """The resource name of a queue."""
+    return f"acs:mns:{queue.region}:{queue.account}:queues/{queue.name}"
+
+
+def url_start(endpoint: Endpoint, request: Request) -> str:
+    """What URLs begin with for this client: scheme, host and port as it addressed us, no slash at the end."""
+    if endpoint.external_url is not None:
+        return endpoint.external_url.rstrip("/")
+    headers = request.headers
+    scheme = b"https" if request.secure else b"http"
+    host = request.authority or headers.get(b"host") or b"localhost"
+    if endpoint.trusted_proxy:
+        scheme = headers.get(b"x-forwarded-proto", scheme).partition(b",")[0].strip()
+        host = headers.get(b"x-forwarded-host", host).partition(b",")[0].strip()
+    return f"{scheme.decode('latin-1')}://{host.decode('latin-1')}"

@@ -1,0 +1,98 @@
+"""The codec of MNS: requests to calls, outcomes to answers.
+
+Strategy: one way for every request. Who sent it (signature.py), what it is about (addresses.py), whether its body
+arrived whole (content.py), what it asks for (operations/): each step may refuse, and every refusal becomes an error
+document with its four children. No exception leaves `decode` or `encode`.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from veilmq.model.access import Action, Keyring
+from veilmq.model.instant import Instant
+from veilmq.model.outcomes import Outcome
+from veilmq.protocols.http import Request, Response
+from veilmq.protocols.mns import errors, limits
+from veilmq.protocols.mns.addresses import Endpoint, read_place, url_start
+from veilmq.protocols.mns.call import Asked, Call
+from veilmq.protocols.mns.content import check_md5
+from veilmq.protocols.mns.errors import Fault, Refusal
+from veilmq.protocols.mns.operations import table
+from veilmq.protocols.mns.parameters import read_query
+from veilmq.protocols.mns.signature import Verifier
+from veilmq.protocols.mns.writing import CONTENT_TYPE, error_body
+
+__all__ = ["Call", "Codec", "Endpoint"]
+
+_VERSION_HEADER: Final = (b"x-mns-version", limits.VERSION)
+_HOST_UNKNOWN: Final = "http://localhost"
+
+
+class Codec:
+    """One listener's MNS. Not thread-safe: its caches belong to one loop."""
+
+    def __init__(self, keyring: Keyring, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._verifier = Verifier(keyring)
+
+    def decode(self, request: Request, wall: Instant, arrived: Instant) -> Call | Response:
+        """What the request asks of the engine; a Response if it is refused, or answered without the engine.
+
+        `wall` judges signatures; `arrived`, on the lease clock, is when the server began to read the request.
+        """
+        try:
+            caller = self._verifier.verify(request, wall)
+            place = read_place(request.path)
+            parameters = read_query(request.query)
+            asked = Asked(request, caller, place, parameters, arrived, self._endpoint)
+            row = table.find(asked)
+            check_md5(request)
+            commands, memo = row.plan(asked)
+            call = Call(caller.key, commands, row, asked, memo)
+        except Refusal as refusal:
+            return self._refused(refusal, request)
+        # Every entry of a batch was refused, or there is nothing to ask the engine.
+        return call if commands else self.encode(call, ())
+
+    def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response:
+        """The answer to a call, from the outcomes of its commands in their order."""
+        request = call.asked.request
+        try:
+            response = call.row.answer(call, outcomes)
+        except Refusal as refusal:
+            return self._refused(refusal, request)
+        response.headers = (*response.headers, (b"x-mns-request-id", short_id(request.request_id)), _VERSION_HEADER)
+        return response
+
+    def refuse(self, status: int, reason: str, request: Request | None = None, request_id: str = "") -> Response:
+        """A refusal of the listener or the server in MNS's own form."""
+        fault = errors.HTTP_CODES.get(status)
+        if fault is None:
+            fault = errors.INTERNAL_SERVER_ERROR if status >= 500 else errors.INVALID_REQUEST_URL
+        fault = Fault(fault.code, status, reason)
+        if request is None:
+            return _error(Refusal(fault), request_id, _HOST_UNKNOWN)
+        return self._refused(Refusal(fault), request)
+
+    def failure(self, request: Request) -> Response:
+        """The answer when the server itself failed: 500, so that an SDK tries again."""
+        return self._refused(Refusal(errors.INTERNAL_ERROR), request)
+
+    def denied(self, call: Call, action: Action) -> Response:
+        """The answer when the caller's key was not granted the action."""
+        text = f"{call.key.id} was not granted {action.value}, which {call.row.name} needs."
+        return self._refused(Refusal(errors.ACCESS_DENIED, text), call.asked.request)
+
+    def _refused(self, refusal: Refusal, request: Request) -> Response:
+        return _error(refusal, request.request_id, url_start(self._endpoint, request))
+
+
+def short_id(request_id: str) -> bytes:
+    """A request id of 24 characters, as MNS has them: the end of the server's own."""
+    return request_id.replace("-", "")[-24:].upper().encode()
+
+
+def _error(refusal: Refusal, request_id: str, host: str) -> Response:
+    short = short_id(request_id)
+    body = error_body(refusal.fault.code, refusal.message, short.decode(), host)
+    return Response(refusal.fault.status, CONTENT_TYPE, body, ((b"x-mns-request-id", short), _VERSION_HEADER))

@@ -1,0 +1,201 @@
+"""MNS errors: the codes with their statuses, refusals, and the total table from VeilMQ's errors to them.
+
+Strategy: a `Fault` is what the wire shows; `Refusal` carries one to the codec's edge and no further. The table names
+each leaf of `veilmq.model.errors`, and a test holds that it does. Source: the table of error codes (mns.md, section 3).
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from veilmq.model.commands import AnyCommand
+from veilmq.model.errors import (
+    CapabilityMissing,
+    DiskLow,
+    InFlightFull,
+    LeaseExpired,
+    LeaseTaken,
+    MessageGone,
+    MessageTooLarge,
+    Overloaded,
+    ParameterInvalid,
+    PurgeInProgress,
+    QueueDeletedRecently,
+    QueueExists,
+    QueueMissing,
+    ReceiptInvalid,
+    RedriveRefused,
+    StoreFailed,
+    StoreUnknown,
+    SubscriptionExists,
+    SubscriptionMissing,
+    SubscriptionsFull,
+    TopicExists,
+    TopicMissing,
+    VeilError,
+)
+
+_VALUE_CHARACTERS_MAX: Final = 256
+
+
+class Fault(NamedTuple):
+    """One code of the table."""
+
+    code: str
+    status: int
+    message: str
+
+
+ACCESS_DENIED: Final = Fault("AccessDenied", 403, "The key was not granted this operation.")
+INVALID_ACCESS_KEY_ID: Final = Fault("InvalidAccessKeyId", 403, "The access Id you provided does not exist.")
+SIGNATURE_DOES_NOT_MATCH: Final = Fault(
+    "SignatureDoesNotMatch",
+    403,
+    "The request signature we calculated does not match the signature you provided. Check your key and signing method.",
+)
+INVALID_AUTHORIZATION_HEADER: Final = Fault(
+    "InvalidAuthorizationHeader", 400, "The Authorization header is neither `MNS id:signature` nor of signature V4."
+)
+MISSING_AUTHORIZATION_HEADER: Final = Fault("MissingAuthorizationHeader", 400, "Authorization header is required.")
+INVALID_DATE_HEADER: Final = Fault("InvalidDateHeader", 400, "The date is not in the form of RFC 1123.")
+MISSING_DATE_HEADER: Final = Fault("MissingDateHeader", 400, "Date header is required.")
+MISSING_VERSION_HEADER: Final = Fault("MissingVersionHeader", 400, "x-mns-version header is required.")
+INVALID_VERSION_HEADER: Final = Fault("InvalidVersionHeader", 400, "The value of x-mns-version must be 2015-06-06.")
+TIME_EXPIRED: Final = Fault(
+    "TimeExpired", 408, "The http request you sent is expired. Its date is more than 15 minutes off."
+)
+INVALID_DIGEST: Final = Fault("InvalidDegist", 400, "The value of Content-MD5 does not fit the body.")
+INVALID_ARGUMENT: Final = Fault("InvalidArgument", 400, "A value in the request is not allowed.")
+MALFORMED_XML: Final = Fault("MalformedXML", 400, "The XML you provided was not well-formed.")
+INVALID_REQUEST_URL: Final = Fault("InvalidRequestURL", 400, "The request URL or its method is not one of this API.")
+INVALID_QUERY_STRING: Final = Fault("InvalidQueryString", 400, "The query string is invalid.")
+MISSING_RECEIPT_HANDLE: Final = Fault("MissingReceiptHandle", 400, "ReceiptHandle is required.")
+MISSING_VISIBILITY_TIMEOUT: Final = Fault("MissingVisibilityTimeout", 400, "VisibilityTimeout is required.")
+RECEIPT_HANDLE_ERROR: Final = Fault("ReceiptHandleError", 400, "The receipt handle you provided is not valid.")
+INVALID_QUEUE_NAME: Final = Fault(
+    "InvalidQueueName", 400, "A queue's name has letters, digits and hyphens, and begins with a letter or digit."
+)
+QUEUE_NAME_LENGTH_ERROR: Final = Fault("QueueNameLengthError", 400, "A queue's name has at most 120 characters.")
+TOPIC_NAME_INVALID: Final = Fault(
+    "TopicNameInvalid", 400, "A topic's name has letters, digits and hyphens, and begins with a letter or digit."
+)
+TOPIC_NAME_LENGTH_ERROR: Final = Fault("TopicNameLengthError", 400, "A topic's name has at most 120 characters.")
+SUBSCRIPTION_NAME_INVALID: Final = Fault(
+    "SubscriptionNameInvalid",
+    400,
+    "A subscription's name has letters, digits and hyphens, and begins with a letter or digit.",
+)
+SUBSCRIPTION_NAME_LENGTH_ERROR: Final = Fault(
+    "SubscriptionNameLengthError", 400, "A subscription's name has at most 255 characters."
+)
+ENDPOINT_INVALID: Final = Fault("EndpointInvalid", 400, "The endpoint is neither a queue's nor an HTTP URL.")
+QUEUE_NOT_EXIST: Final = Fault("QueueNotExist", 404, "The queue name you provided is not exist.")
+TOPIC_NOT_EXIST: Final = Fault("TopicNotExist", 404, "The topic name you provided is not exist.")
+SUBSCRIPTION_NOT_EXIST: Final = Fault("SubscriptionNotExist", 404, "The subscription name you provided is not exist.")
+MESSAGE_NOT_EXIST: Final = Fault("MessageNotExist", 404, "Message not exist.")
+QUEUE_ALREADY_EXIST: Final = Fault(
+    "QueueAlreadyExist", 409, "The queue you want to create is already exist with other attributes."
+)
+TOPIC_ALREADY_EXIST: Final = Fault(
+    "TopicAlreadyExist", 409, "The topic you want to create is already exist with other attributes."
+)
+SUBSCRIPTION_ALREADY_EXIST: Final = Fault(
+    "SubscriptionAlreadyExist", 409, "The subscription you want to create is already exist with other attributes."
+)
+QUEUE_DELETED_RECENTLY: Final = Fault("QueueDeletedRecently", 400, "The queue was deleted recently.")
+TOO_MANY_REQUESTS: Final = Fault("TooManyRequests", 429, "More is waiting than the server takes. Please retry.")
+INTERNAL_ERROR: Final = Fault("InternalError", 500, "The server failed; the outcome of the request is unknown.")
+INTERNAL_SERVER_ERROR: Final = Fault("InternalServerError", 500, "The request was not carried out. Please retry.")
+
+FAULTS: Final = {fault.code: fault for fault in list(globals().values()) if isinstance(fault, Fault)}
+"""All of them, by code."""
+
+HTTP_CODES: Final = {
+    400: INVALID_REQUEST_URL,
+    403: ACCESS_DENIED,
+    408: TIME_EXPIRED,
+    413: INVALID_ARGUMENT,
+    429: TOO_MANY_REQUESTS,
+    431: INVALID_ARGUMENT,
+}
+"""What the listener refuses before the codec sees it, by status; the status stays the listener's."""
+
+
+class Refusal(Exception):
+    """A request that goes no further. Never leaves the codec."""
+
+    def __init__(self, fault: Fault, message: str | None = None) -> None:
+        super().__init__(fault.code)
+        self.fault = fault
+        self.message = message or fault.message
+
+
+def show(value: str) -> str:
+    """A client's value, shortened for an answer."""
+    return value if len(value) <= _VALUE_CHARACTERS_MAX else value[:_VALUE_CHARACTERS_MAX] + "..."
+
+
+def bad(name: str, reason: str) -> Refusal:
+    """InvalidArgument."""
+    return Refusal(INVALID_ARGUMENT, f"{name}: {reason}")
+
+
+def out_of_range(name: str, minimum: int, maximum: int, noun: str = "") -> Refusal:
+    """InvalidArgument, in the words of the service."""
+    unit = f" {noun}" if noun else ""
+    return Refusal(INVALID_ARGUMENT, f"The value of {name} should between {minimum} and {maximum}{unit}.")
+
+
+def malformed(reason: str, line: int | None = None, column: int | None = None) -> Refusal:
+    """MalformedXML."""
+    place = "" if line is None else f" (line {line}, column {column})"
+    return Refusal(MALFORMED_XML, f"The XML you provided was not well-formed: {reason}{place}.")
+
+
+def _with_text(fault: Fault) -> Callable[[VeilError, AnyCommand], Refusal]:
+    return lambda error, command: Refusal(fault, f"{error}.")
+
+
+def _just(fault: Fault) -> Callable[[VeilError, AnyCommand], Refusal]:
+    return lambda error, command: Refusal(fault)
+
+
+_NAMES: Final = {"body": "MessageBody", "queue": "Endpoint"}
+
+
+def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:
+    return bad(_NAMES.get(error.parameter, error.parameter), f"{error.reason}.")
+
+
+def _too_large(error: MessageTooLarge, command: AnyCommand) -> Refusal:
+    return Refusal(INVALID_ARGUMENT, f"The length of message should not be larger than {error.limit_bytes} bytes.")
+
+
+_TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
+    CapabilityMissing: _with_text(INVALID_ARGUMENT),
+    ParameterInvalid: _parameter_invalid,
+    QueueMissing: _just(QUEUE_NOT_EXIST),
+    QueueExists: _just(QUEUE_ALREADY_EXIST),
+    QueueDeletedRecently: _just(QUEUE_DELETED_RECENTLY),
+    PurgeInProgress: _just(TOO_MANY_REQUESTS),
+    MessageTooLarge: _too_large,
+    ReceiptInvalid: _just(RECEIPT_HANDLE_ERROR),
+    RedriveRefused: _with_text(INVALID_ARGUMENT),
+    TopicMissing: _just(TOPIC_NOT_EXIST),
+    TopicExists: _just(TOPIC_ALREADY_EXIST),
+    SubscriptionMissing: _just(SUBSCRIPTION_NOT_EXIST),
+    SubscriptionExists: _just(SUBSCRIPTION_ALREADY_EXIST),
+    SubscriptionsFull: _with_text(INVALID_ARGUMENT),
+    LeaseExpired: _just(MESSAGE_NOT_EXIST),
+    LeaseTaken: _just(MESSAGE_NOT_EXIST),
+    MessageGone: _just(MESSAGE_NOT_EXIST),
+    InFlightFull: _just(TOO_MANY_REQUESTS),
+    DiskLow: lambda error, command: Refusal(INTERNAL_SERVER_ERROR, "The disk is nearly full. Please retry later."),
+    Overloaded: _just(TOO_MANY_REQUESTS),
+    StoreFailed: _just(INTERNAL_SERVER_ERROR),
+    StoreUnknown: _just(INTERNAL_ERROR),
+}
+
+
+def fault_of(error: VeilError, command: AnyCommand) -> Refusal:
+    """What the error of that command becomes. Total over `veilmq.model.errors.leaves()`."""
+    return _TABLE[type(error)](error, command)

@@ -1,0 +1,53 @@
+"""What lists have in common: the headers that ask for a page, and the marker that leads to the next one.
+
+Strategy: a marker is the last name of its page in base64, so that nothing is kept between pages. Names that MNS does
+not allow are left out: a page may be short, or empty, and lead on.
+"""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import NamedTuple
+
+from veilmq.protocols.mns import limits
+from veilmq.protocols.mns.call import Asked
+from veilmq.protocols.mns.errors import bad, out_of_range
+from veilmq.protocols.mns.parameters import boolean, integer
+
+
+class Page(NamedTuple):
+    """Which part of a list is asked for."""
+
+    prefix: str
+    after: str
+    count_max: int
+    with_meta: bool
+
+
+def read_page(asked: Asked) -> Page:
+    """x-mns-prefix, x-mns-marker, x-mns-ret-number and x-mns-with-meta. Raises Refusal: InvalidArgument."""
+    count = limits.RET_NUMBER_DEFAULT
+    given = asked.header(b"x-mns-ret-number")
+    if given:
+        value = integer(given)
+        if value is None or not 1 <= value <= limits.RET_NUMBER_MAX:
+            raise out_of_range("x-mns-ret-number", 1, limits.RET_NUMBER_MAX)
+        count = value
+    with_meta = boolean(asked.header(b"x-mns-with-meta") or "false")
+    if with_meta is None:
+        raise bad("x-mns-with-meta", "it is true or false.")
+    return Page(asked.header(b"x-mns-prefix"), _read_marker(asked.header(b"x-mns-marker")), count, with_meta)
+
+
+def _read_marker(text: str) -> str:
+    if not text:
+        return ""
+    try:
+        return urlsafe_b64decode(text.encode("ascii")).decode()
+    except ValueError:
+        raise bad("x-mns-marker", "it is not one that a list gave.") from None
+
+
+def marker_of(names: list[str], more: bool) -> str:
+    """The element that leads to the next page; nothing on the last one."""
+    if not more:
+        return ""
+    return f"<NextMarker>{urlsafe_b64encode(names[-1].encode()).decode()}</NextMarker>"

@@ -1,0 +1,191 @@
+"""CreateQueue, SetQueueAttributes, GetQueueAttributes, DeleteQueue, ListQueue.
+
+Strategy: the settings that are numbers are rows of limits.py. A queue is met again if all that MNS can say of it is the
+same, after the defaults are filled in; what other protocols keep of it is not compared. Policies for dead letters come
+as an extension of the document. Source: the pages of these operations; mns.md, sections 5 and 9.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues
+from veilmq.model.errors import QueueMissing
+from veilmq.model.instant import seconds
+from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
+from veilmq.model.queue import QueueInfo, RedrivePolicy
+from veilmq.protocols.http import Response
+from veilmq.protocols.mns import limits
+from veilmq.protocols.mns.addresses import arn, is_name, queue_of_text
+from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
+from veilmq.protocols.mns.content import members, members_of, number, truth, word
+from veilmq.protocols.mns.errors import bad
+from veilmq.protocols.mns.operations.pages import Page, marker_of, read_page
+from veilmq.protocols.mns.writing import document, elements
+from veilmq.protocols.xml import Element
+
+LOGGING: Final = "mns.logging"
+"""The label that keeps LoggingEnabled, which changes nothing here."""
+
+
+def logging_label(element: Element | None) -> dict[str, str]:
+    """The label of LoggingEnabled; empty: none. Raises Refusal."""
+    return {LOGGING: "True" if element is not None and truth(element) else ""}
+
+
+def logging_text(labels: dict[str, str]) -> str:
+    """LoggingEnabled, as Python reads it."""
+    return labels.get(LOGGING) or "False"
+
+
+def _read_change(asked: Asked) -> dict[str, Any]:
+    """The settings that the document names. Raises Refusal."""
+    fields = members_of(asked.request.body, "Queue")
+    change: dict[str, Any] = {}
+    for name, row in limits.QUEUE_NUMBERS.items():
+        if name in fields:
+            change[row.setting] = number(fields[name], row.minimum, row.maximum, row.noun) * row.unit
+    if "LoggingEnabled" in fields:
+        change["labels"] = logging_label(fields["LoggingEnabled"])
+    if "DlqPolicy" in fields:
+        change["redrive"] = _redrive(asked, fields["DlqPolicy"])
+    refuse_rate_limit(fields)
+    return change
+
+
+def refuse_rate_limit(fields: dict[str, Element]) -> None:
+    """A policy that would have no effect is not taken silently. Raises Refusal: InvalidArgument."""
+    policy = fields.get("TenantRateLimitPolicy")
+    if policy is None:
+        return
+    enabled = members(policy).get("Enabled")
+    if enabled is None or truth(enabled):
+        raise bad("TenantRateLimitPolicy", "this server limits no rates; Enabled must be false.")
+
+
+def dead_letter_queue(asked: Asked, policy: Element) -> tuple[dict[str, Element], Any]:
+    """The fields of an enabled DlqPolicy, and the queue that it names; None if it is not enabled. Raises Refusal."""
+    fields = members(policy)
+    if "Enabled" in fields and not truth(fields["Enabled"]):
+        return fields, None
+    target = fields.get("DeadLetterTargetQueue")
+    queue = None if target is None else queue_of_text(asked.caller.key, word(target, limits.ENDPOINT_CHARACTERS_MAX))
+    if queue is None:
+        raise bad("DeadLetterTargetQueue", "it is the name or the ARN of a queue.")
+    return fields, queue
+
+
+def _redrive(asked: Asked, policy: Element) -> RedrivePolicy | None:
+    fields, target = dead_letter_queue(asked, policy)
+    if target is None:
+        return None
+    if "MaxReceiveCount" not in fields:
+        raise bad("MaxReceiveCount", "it is required.")
+    return RedrivePolicy(target, number(fields["MaxReceiveCount"], 1, limits.RECEIVE_COUNT_MAX))
+
+
+_DEFAULTS: Final[dict[str, Any]] = {row.setting: row.default * row.unit for row in limits.QUEUE_NUMBERS.values()} | {
+    "labels": logging_label(None)
+}
+
+
+def plan_create(asked: Asked) -> Plan:
+    """CreateQueue."""
+    change = _DEFAULTS | _read_change(asked)
+    return (CreateQueue(queue=asked.queue(), origin=asked.caller.origin, change=change),), None
+
+
+def answer_create(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """201, or 204 if the queue was there with the same attributes; the Location comes with both."""
+    created: QueueCreated = sole(call, outcomes)
+    return located(call, f"/queues/{created.info.key.name}", created.created)
+
+
+def located(call: Call, path: str, created: bool) -> Response:
+    """The answer to every creation. The Python SDK reads Location whatever the status."""
+    location = call.asked.url(path).encode("latin-1")
+    return Response(201 if created else 204, None, b"", ((b"Location", location),))
+
+
+def plan_change(asked: Asked) -> Plan:
+    """SetQueueAttributes: what is not named stays."""
+    return (ChangeQueue(queue=asked.queue(), origin=asked.caller.origin, change=_read_change(asked)),), None
+
+
+def plan_describe(asked: Asked) -> Plan:
+    """GetQueueAttributes."""
+    return (DescribeQueue(queue=asked.queue(), origin=asked.caller.origin),), None
+
+
+def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """200 with all attributes."""
+    described: QueueDescribed = sole(call, outcomes)
+    info = described.info
+    return document("Queue", elements({"QueueName": info.key.name} | _attributes(info)) + _policy(info))
+
+
+def _attributes(info: QueueInfo) -> dict[str, str]:
+    settings, counts = info.settings, info.counts
+    numbers = {name: str(getattr(settings, row.setting) // row.unit) for name, row in limits.QUEUE_NUMBERS.items()}
+    return {
+        "CreateTime": str(seconds(info.created)),
+        "LastModifyTime": str(seconds(info.modified)),
+        **numbers,
+        "ActiveMessages": str(counts.visible),
+        "InactiveMessages": str(counts.in_flight),
+        "DelayMessages": str(counts.delayed),
+        "LoggingEnabled": logging_text(settings.labels),
+    }
+
+
+def _policy(info: QueueInfo) -> str:
+    redrive = info.settings.redrive
+    if redrive is None:
+        return ""
+    fields = {
+        "Enabled": "True",
+        "DeadLetterTargetQueue": arn(redrive.target),
+        "MaxReceiveCount": str(redrive.receive_count_max),
+    }
+    # The Python SDK takes the first child of every element for text: the line break is that child.
+    return f"<DlqPolicy>\n{elements(fields)}</DlqPolicy>"
+
+
+def plan_delete(asked: Asked) -> Plan:
+    """DeleteQueue."""
+    return (DeleteQueue(queue=asked.queue(), origin=asked.caller.origin),), None
+
+
+def answer_delete(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """204, also if there was none: no SDK knows an error here."""
+    if isinstance(outcomes[0], QueueMissing):
+        return Response(204, None, b"")
+    return answer_nothing(call, outcomes)
+
+
+def plan_list(asked: Asked) -> Plan:
+    """ListQueue. The memo: the page."""
+    page = read_page(asked)
+    key = asked.caller.key
+    command = ListQueues(
+        origin=asked.caller.origin,
+        account=key.account,
+        region=key.home_region,
+        prefix=page.prefix,
+        after=page.after,
+        count_max=page.count_max,
+    )
+    return (command,), page
+
+
+def answer_list(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """200 with URLs and names, and the attributes if they were asked for."""
+    listed: QueuesListed = sole(call, outcomes)
+    page: Page = call.memo
+    start = call.asked.url("/queues/")
+    entries = []
+    for info in listed.queues:
+        if is_name(info.key.name):
+            fields = {"QueueURL": start + info.key.name, "QueueName": info.key.name}
+            entries.append(f"<Queue>{elements(fields | _attributes(info) if page.with_meta else fields)}</Queue>")
+    marker = marker_of([info.key.name for info in listed.queues], listed.more)
+    return document("Queues", "".join(entries) + marker)

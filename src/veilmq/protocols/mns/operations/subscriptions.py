@@ -1,0 +1,164 @@
+"""Subscribe, SetSubscriptionAttributes, GetSubscriptionAttributes, Unsubscribe, ListSubscriptionByTopic.
+
+Strategy: an endpoint is read once, to a queue of the caller's or a URL; its text is kept as the owner wrote it.
+Source: the pages of these operations, NotifyStrategy and NotifyContentFormat.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+
+from veilmq.model.commands import (
+    ChangeSubscription,
+    DescribeSubscription,
+    ListSubscriptions,
+    Subscribe,
+    Unsubscribe,
+)
+from veilmq.model.errors import SubscriptionMissing
+from veilmq.model.instant import seconds
+from veilmq.model.outcomes import Outcome, Subscribed, SubscriptionDescribed, SubscriptionsListed
+from veilmq.model.topic import ContentFormat, RetryStrategy, SubscriptionInfo
+from veilmq.protocols.http import Response
+from veilmq.protocols.mns import limits
+from veilmq.protocols.mns.addresses import arn, read_endpoint
+from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
+from veilmq.protocols.mns.content import members_of, word
+from veilmq.protocols.mns.errors import ENDPOINT_INVALID, Refusal, bad
+from veilmq.protocols.mns.operations.pages import marker_of, read_page
+from veilmq.protocols.mns.operations.queues import dead_letter_queue, located, refuse_rate_limit
+from veilmq.protocols.mns.writing import document, elements
+from veilmq.protocols.xml import Element
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def _one_of(element: Element, kind: type[Choice]) -> Choice:
+    text = "" if element.children else element.text
+    for value in kind:
+        if value.value == text:
+            return value
+    raise bad(element.name, f"it is one of {', '.join(value.value for value in kind)}.")
+
+
+def _read_change(asked: Asked, fields: dict[str, Element]) -> dict[str, Any]:
+    """What the document says besides the endpoint. Raises Refusal."""
+    change: dict[str, Any] = {}
+    if "NotifyStrategy" in fields:
+        change["strategy"] = _one_of(fields["NotifyStrategy"], RetryStrategy)
+    if "NotifyContentFormat" in fields:
+        change["content_format"] = _one_of(fields["NotifyContentFormat"], ContentFormat)
+    if "FilterTag" in fields:
+        change["filter_tag"] = word(fields["FilterTag"], limits.TAG_CHARACTERS_MAX)
+    if "DlqPolicy" in fields:
+        change["dead_letter_queue"] = dead_letter_queue(asked, fields["DlqPolicy"])[1]
+    refuse_rate_limit(fields)
+    return change
+
+
+def plan_subscribe(asked: Asked) -> Plan:
+    """Subscribe."""
+    topic, name = asked.topic(), asked.subscription()
+    fields = members_of(asked.request.body, "Subscription")
+    endpoint = fields.get("Endpoint")
+    if endpoint is None or endpoint.children:
+        raise Refusal(ENDPOINT_INVALID, "Endpoint is required.")
+    settings = read_endpoint(asked.caller.key, endpoint.text)
+    settings = msgspec.structs.replace(settings, **_read_change(asked, fields))
+    return (Subscribe(topic=topic, origin=asked.caller.origin, name=name, settings=settings),), None
+
+
+def answer_subscribe(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """201, or 204 if the subscription was there with the same attributes; the Location comes with both."""
+    subscribed: Subscribed = sole(call, outcomes)
+    info = subscribed.info
+    return located(call, f"/topics/{info.topic.name}/subscriptions/{info.name}", subscribed.created)
+
+
+def plan_change(asked: Asked) -> Plan:
+    """SetSubscriptionAttributes: the endpoint and its content format stay."""
+    fields = members_of(asked.request.body, "Subscription")
+    for name in ("Endpoint", "NotifyContentFormat"):
+        if name in fields:
+            raise bad(name, "it cannot be changed.")
+    command = ChangeSubscription(
+        topic=asked.topic(),
+        origin=asked.caller.origin,
+        name=asked.subscription(),
+        change=_read_change(asked, fields),
+    )
+    return (command,), None
+
+
+def plan_describe(asked: Asked) -> Plan:
+    """GetSubscriptionAttributes."""
+    command = DescribeSubscription(topic=asked.topic(), origin=asked.caller.origin, name=asked.subscription())
+    return (command,), None
+
+
+def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """200 with all attributes."""
+    described: SubscriptionDescribed = sole(call, outcomes)
+    return document("Subscription", _attributes(described.info))
+
+
+def _attributes(info: SubscriptionInfo) -> str:
+    settings = info.settings
+    fields = {
+        "TopicOwner": info.topic.account,
+        "TopicName": info.topic.name,
+        "Subscriber": info.topic.account,
+        "SubscriptionName": info.name,
+        "Endpoint": settings.endpoint,
+        "NotifyStrategy": settings.strategy.value,
+        "NotifyContentFormat": settings.content_format.value,
+        "CreateTime": str(seconds(info.created)),
+        "LastModifyTime": str(seconds(info.modified)),
+    }
+    if settings.filter_tag is not None:
+        fields["FilterTag"] = settings.filter_tag
+    text = elements(fields)
+    if settings.dead_letter_queue is not None:
+        policy = {"Enabled": "True", "DeadLetterTargetQueue": arn(settings.dead_letter_queue)}
+        # As of a queue's: the line break is for the Python SDK.
+        text += f"<DlqPolicy>\n{elements(policy)}</DlqPolicy>"
+    return text
+
+
+def plan_unsubscribe(asked: Asked) -> Plan:
+    """Unsubscribe."""
+    return (Unsubscribe(topic=asked.topic(), origin=asked.caller.origin, name=asked.subscription()),), None
+
+
+def answer_unsubscribe(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """204, also if there was none."""
+    if isinstance(outcomes[0], SubscriptionMissing):
+        return Response(204, None, b"")
+    return answer_nothing(call, outcomes)
+
+
+def plan_list(asked: Asked) -> Plan:
+    """ListSubscriptionByTopic."""
+    page = read_page(asked)
+    command = ListSubscriptions(
+        topic=asked.topic(),
+        origin=asked.caller.origin,
+        prefix=page.prefix,
+        after=page.after,
+        count_max=page.count_max,
+    )
+    return (command,), None
+
+
+def answer_list(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """200 with URLs and names."""
+    listed: SubscriptionsListed = sole(call, outcomes)
+    start = call.asked.url(f"/topics/{call.asked.place.name}/subscriptions/")
+    names = [info.name for info in listed.subscriptions]
+    entries = [
+        f"<Subscription>{elements({'SubscriptionURL': start + name, 'SubscriptionName': name})}</Subscription>"
+        for name in names
+    ]
+    return document("Subscriptions", "".join(entries) + marker_of(names, listed.more))

@@ -1,0 +1,179 @@
+"""Who sent a request: signature V2 (HMAC-SHA1) and V4 (HMAC-SHA256), or anybody in development mode.
+
+Strategy: what a key says is prepared once and kept until the keyring gives another object for its id. A date that is
+too far off is refused before anything is computed. In development mode no signature is looked at, and every key is
+account 000000000000 (architecture.md, Names): what can be read of the Authorization header only names the principal.
+"""
+
+import hmac
+import re
+from base64 import b64encode
+from typing import Final
+
+import msgspec
+
+from veilmq.model.access import DEVELOPMENT_ACCOUNT, EVERYTHING, AccessKey, Keyring
+from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.protocols.http import Request
+from veilmq.protocols.mns import canonical, limits
+from veilmq.protocols.mns.bounded import Bounded
+from veilmq.protocols.mns.dates import compact, read_date
+from veilmq.protocols.mns.errors import (
+    ACCESS_DENIED,
+    INVALID_ACCESS_KEY_ID,
+    INVALID_AUTHORIZATION_HEADER,
+    INVALID_DATE_HEADER,
+    INVALID_VERSION_HEADER,
+    MISSING_AUTHORIZATION_HEADER,
+    MISSING_DATE_HEADER,
+    MISSING_VERSION_HEADER,
+    SIGNATURE_DOES_NOT_MATCH,
+    TIME_EXPIRED,
+    Refusal,
+)
+
+_SKEW_US: Final = limits.SKEW_SECONDS_MAX * SECOND_US
+_SCHEMES_MAX: Final = 1_024
+_CALLERS_MAX: Final = 64
+_V2: Final = re.compile(rb"MNS ([A-Za-z0-9_.+=@-]{1,128}):([A-Za-z0-9+/=]{1,64})\Z")
+_V4: Final = re.compile(
+    rb"((?:APSARA-)?MNS4-HMAC-SHA256) Credential=([A-Za-z0-9_.+=@-]{1,128})/([0-9]{8})/([A-Za-z0-9-]{1,64})/mns/"
+    rb"([a-z0-9_]{1,32}), ?Signature=([0-9a-f]{64})\Z"
+)
+_CLAIMED: Final = re.compile(rb"[A-Z0-9-]+ (?:Credential=)?([A-Za-z0-9_.+=@-]{1,128})(?:[:/]|\Z)")
+ANYBODY: Final = "anonymous"
+"""The principal of a request of development mode that names no key."""
+
+
+class Caller(msgspec.Struct, frozen=True, eq=False):
+    """Who sent a request."""
+
+    key: AccessKey
+    origin: Origin
+
+
+class _Scheme(msgspec.Struct, frozen=True, eq=False):
+    """One key, prepared."""
+
+    key: AccessKey
+    secret: bytes
+    callers: Bounded[bytes, Caller]
+    signing_keys: Bounded[tuple[bytes, bytes, bytes], bytes]
+    """Of V4, by algorithm, day and region."""
+
+
+class Verifier:
+    """Checks signatures by one keyring."""
+
+    def __init__(self, keyring: Keyring) -> None:
+        self._keyring = keyring
+        self._schemes: Bounded[bytes, _Scheme] = Bounded(_SCHEMES_MAX)
+
+    def verify(self, request: Request, wall: Instant) -> Caller:
+        """Who signed the request. Raises Refusal (mns.md, section 2.3)."""
+        headers = request.headers
+        authorization = headers.get(b"authorization")
+        version = headers.get(b"x-mns-version")
+        if version is not None and version != limits.VERSION:
+            raise Refusal(INVALID_VERSION_HEADER)
+        if not self._keyring.checks:
+            return self._unchecked(headers, authorization)
+        if not authorization:
+            raise Refusal(MISSING_AUTHORIZATION_HEADER)
+        date = _date(headers, wall)
+        if version is None:
+            raise Refusal(MISSING_VERSION_HEADER)
+        found = _V2.match(authorization)
+        if found is not None:
+            key_id, signature = found.groups()
+            scheme = self._scheme(key_id)
+            text = canonical.string_v2(request.method.encode(), headers, date, request.target)
+            good = hmac.compare_digest(b64encode(hmac.digest(scheme.secret, text, "sha1")), signature)
+        else:
+            scheme, good = self._verify_v4(request, authorization, date)
+        if not good:
+            raise Refusal(SIGNATURE_DOES_NOT_MATCH)
+        token = scheme.key.session_token
+        if token is not None and not hmac.compare_digest(token.encode(), headers.get(b"security-token", b"")):
+            raise Refusal(ACCESS_DENIED, "The security-token header does not fit the key.")
+        return _caller(scheme, headers)
+
+    def _verify_v4(self, request: Request, authorization: bytes, date: bytes) -> tuple[_Scheme, bool]:
+        found = _V4.match(authorization)
+        if found is None:
+            raise Refusal(INVALID_AUTHORIZATION_HEADER)
+        algorithm, key_id, day, region, terminator, signature = found.groups()
+        form = canonical.FORMS[algorithm]
+        stamp = compact(date)
+        if terminator != form.terminator:
+            raise Refusal(INVALID_AUTHORIZATION_HEADER)
+        if day != stamp[:8]:
+            raise Refusal(SIGNATURE_DOES_NOT_MATCH, "The day of the credential is not that of the Date header.")
+        scheme = self._scheme(key_id)
+        key = scheme.signing_keys.get((algorithm, day, region))
+        if key is None:
+            key = signing_key_v4(form, scheme.secret, day, region)
+            scheme.signing_keys.keep((algorithm, day, region), key)
+        path, method = canonical.path_v4(request.path), request.method.encode()
+        good = False
+        for query in canonical.queries(request.query):
+            text = canonical.request_v4(method, path, query, request.headers)
+            good |= hmac.compare_digest(signature_v4(form, key, stamp, region, text), signature)
+        return scheme, good
+
+    def _scheme(self, key_id: bytes) -> _Scheme:
+        key = self._keyring.find(key_id.decode())
+        if key is None:
+            raise Refusal(INVALID_ACCESS_KEY_ID)
+        known = self._schemes.get(key_id)
+        if known is not None and known.key is key:
+            return known
+        return self._schemes.keep(
+            key_id, _Scheme(key, key.secret.encode(), Bounded(_CALLERS_MAX), Bounded(_CALLERS_MAX))
+        )
+
+    def _unchecked(self, headers: dict[bytes, bytes], authorization: bytes | None) -> Caller:
+        """Development mode: any credentials, or none."""
+        found = _CLAIMED.match(authorization or b"")
+        key_id = ANYBODY.encode() if found is None else found[1]
+        scheme = self._schemes.get(key_id)
+        if scheme is None:
+            key = AccessKey(key_id.decode(), "", DEVELOPMENT_ACCOUNT, grants=EVERYTHING)
+            scheme = self._schemes.keep(key_id, _Scheme(key, b"", Bounded(_CALLERS_MAX), Bounded(0)))
+        return _caller(scheme, headers)
+
+
+def _date(headers: dict[bytes, bytes], wall: Instant) -> bytes:
+    """The date that counts. Raises Refusal if there is none, or it is too far from `wall`."""
+    date = headers.get(b"x-mns-date") or headers.get(b"date")
+    if not date:
+        raise Refusal(MISSING_DATE_HEADER)
+    instant = read_date(date)
+    if instant is None:
+        raise Refusal(INVALID_DATE_HEADER)
+    if abs(instant - wall) > _SKEW_US:
+        raise Refusal(TIME_EXPIRED)
+    return date
+
+
+def _caller(scheme: _Scheme, headers: dict[bytes, bytes]) -> Caller:
+    client = headers.get(b"user-agent", b"")[:CLIENT_NAME_CHARACTERS_MAX]
+    caller = scheme.callers.get(client)
+    if caller is None:
+        origin = Origin("mns", scheme.key.id, client.decode("utf-8", "replace"))
+        caller = scheme.callers.keep(client, Caller(scheme.key, origin))
+    return caller
+
+
+def signing_key_v4(form: canonical.Form, secret: bytes, day: bytes, region: bytes) -> bytes:
+    """The key that is derived from a secret for one day and region."""
+    key = form.secret_prefix + secret
+    for part in (day, region, b"mns", form.terminator):
+        key = hmac.digest(key, part, "sha256")
+    return key
+
+
+def signature_v4(form: canonical.Form, key: bytes, stamp: bytes, region: bytes, request: bytes) -> bytes:
+    """The signature over a canonical request, in lower-case hex."""
+    return hmac.digest(key, canonical.string_v4(form, stamp, region, request), "sha256").hex().encode()

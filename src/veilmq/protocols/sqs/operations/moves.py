@@ -1,0 +1,157 @@
+"""StartMessageMoveTask, CancelMessageMoveTask, ListMessageMoveTasks.
+
+Strategy: queues are named by ARN here, and a task by a handle that holds its id and its source's ARN: both are checked
+to be the caller's own before anything is asked of the engine. Source: the three operations in the SQS API Reference.
+"""
+
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from veilmq.model.commands import CancelMove, ListMoves, StartMove
+from veilmq.model.errors import QueueMissing
+from veilmq.model.instant import milliseconds
+from veilmq.model.moves import MOVES_PER_SECOND_MAX, TASKS_KEPT, MoveFailure, MoveInfo, MoveStatus
+from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
+from veilmq.model.queue import QueueKey
+from veilmq.protocols.sqs import errors, results
+from veilmq.protocols.sqs.addresses import arn, queue_of_arn
+from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
+from veilmq.protocols.sqs.errors import Refusal, invalid_value, missing
+from veilmq.protocols.sqs.inputs import (
+    CancelMessageMoveTaskInput,
+    ListMessageMoveTasksInput,
+    StartMessageMoveTaskInput,
+)
+
+_HANDLE: Final = re.compile(r"[A-Za-z0-9+/]{1,1024}={0,2}\Z")
+_MISSING: Final = "The resource that you specified for the {name} parameter doesn't exist."
+_FAILURES: Final = {
+    MoveFailure.SOURCE_UNKNOWN: "CouldNotDetermineMessageSource",
+    MoveFailure.QUEUE_MISSING: "AWS.SimpleQueueService.NonExistentQueue",
+    MoveFailure.KIND_DIFFERS: "AWS.SimpleQueueService.UnsupportedOperation",
+    MoveFailure.MESSAGE_TOO_LARGE: "InvalidParameterValue",
+}
+
+
+class _Handle(msgspec.Struct, rename="camel"):
+    task_id: UUID
+    source_arn: str
+
+
+def _queue(asked: Asked, name: str, text: str | None) -> QueueKey:
+    """The queue of an ARN, which must be of this account and region."""
+    if not text:
+        raise missing(name)
+    queue = queue_of_arn(text)
+    if queue is None:
+        raise invalid_value(name, text, "You must use this format to specify the queue ARN: arn:aws:sqs:region:id:name")
+    caller = asked.caller
+    if caller.verified and queue.account != caller.key.account:
+        raise Refusal(errors.ACCESS_DENIED, f"Access to the resource {text} is denied.")
+    if queue.region != caller.region:
+        raise Refusal(errors.RESOURCE_NOT_FOUND, _MISSING.format(name=name))
+    return queue
+
+
+def plan_start(asked: Asked, given: StartMessageMoveTaskInput) -> Plan:
+    """StartMessageMoveTask."""
+    source = _queue(asked, "SourceArn", given.source_arn)
+    destination = None
+    if given.destination_arn is not None:
+        destination = _queue(asked, "DestinationArn", given.destination_arn)
+        if destination.account != source.account:
+            raise invalid_value("DestinationArn", given.destination_arn, "It must be of the same account.")
+    rate = given.max_number_of_messages_per_second
+    if rate is not None and not 1 <= rate <= MOVES_PER_SECOND_MAX:
+        reason = f"Must be between 1 and {MOVES_PER_SECOND_MAX}, if provided."
+        raise invalid_value("MaxNumberOfMessagesPerSecond", rate, reason)
+    command = StartMove(queue=source, origin=asked.caller.origin, destination=destination, rate_max=rate)
+    return (command,), None
+
+
+def answer_start(call: Call, outcomes: Sequence[Outcome]) -> results.StartMessageMoveTaskResult:
+    """StartMessageMoveTaskResult."""
+    outcome = outcomes[0]
+    if isinstance(outcome, QueueMissing):
+        (command,) = call.commands
+        assert isinstance(command, StartMove)
+        name = "SourceArn" if outcome.queue == str(command.queue) else "DestinationArn"
+        raise Refusal(errors.RESOURCE_NOT_FOUND, _MISSING.format(name=name))
+    started: MoveStarted = sole(call, outcomes)
+    return results.StartMessageMoveTaskResult(_handle_of(started.info))
+
+
+def plan_cancel(asked: Asked, given: CancelMessageMoveTaskInput) -> Plan:
+    """CancelMessageMoveTask."""
+    if not given.task_handle:
+        raise missing("TaskHandle")
+    handle = _read_handle(given.task_handle)
+    source = _queue(asked, "TaskHandle", handle.source_arn)
+    return (CancelMove(queue=source, origin=asked.caller.origin, task=handle.task_id.bytes),), None
+
+
+def answer_cancel(call: Call, outcomes: Sequence[Outcome]) -> results.CancelMessageMoveTaskResult:
+    """CancelMessageMoveTaskResult."""
+    if isinstance(outcomes[0], QueueMissing):
+        raise _no_task()
+    cancelled: MoveCancelled = sole(call, outcomes)
+    if cancelled.info is None:
+        raise _no_task()
+    if not cancelled.cancelled:
+        status = cancelled.info.status.value.upper()
+        text = f"Only a RUNNING message movement task can be cancelled; the status of this one is {status}."
+        raise Refusal(errors.UNSUPPORTED_OPERATION, text)
+    return results.CancelMessageMoveTaskResult(cancelled.info.moved)
+
+
+def _no_task() -> Refusal:
+    return Refusal(errors.RESOURCE_NOT_FOUND, "Task does not exist.")
+
+
+def plan_list(asked: Asked, given: ListMessageMoveTasksInput) -> Plan:
+    """ListMessageMoveTasks; without MaxResults only the latest."""
+    source = _queue(asked, "SourceArn", given.source_arn)
+    count = 1 if given.max_results is None else given.max_results
+    if not 1 <= count <= TASKS_KEPT:
+        raise invalid_value("MaxResults", count, f"MaxResults must be an integer between 1 and {TASKS_KEPT}")
+    return (ListMoves(queue=source, origin=asked.caller.origin, count_max=count),), None
+
+
+def answer_list(call: Call, outcomes: Sequence[Outcome]) -> results.ListMessageMoveTasksResult:
+    """ListMessageMoveTasksResult."""
+    if isinstance(outcomes[0], QueueMissing):
+        raise Refusal(errors.RESOURCE_NOT_FOUND, _MISSING.format(name="SourceArn"))
+    listed: MovesListed = sole(call, outcomes)
+    return results.ListMessageMoveTasksResult([_entry(info) for info in listed.tasks])
+
+
+def _entry(info: MoveInfo) -> results.MoveTaskEntry:
+    return results.MoveTaskEntry(
+        status=info.status.value.upper(),
+        source_arn=arn(info.source),
+        approximate_number_of_messages_moved=info.moved,
+        approximate_number_of_messages_to_move=info.to_move,
+        started_timestamp=milliseconds(info.started),
+        task_handle=_handle_of(info) if info.status is MoveStatus.RUNNING else None,
+        destination_arn=None if info.destination is None else arn(info.destination),
+        max_number_of_messages_per_second=info.rate_max,
+        failure_reason=None if info.failure is None else _FAILURES[info.failure],
+    )
+
+
+def _handle_of(info: MoveInfo) -> str:
+    return b64encode(msgspec.json.encode(_Handle(UUID(bytes=info.id), arn(info.source)))).decode()
+
+
+def _read_handle(text: str) -> _Handle:
+    if _HANDLE.match(text):
+        try:
+            return msgspec.json.decode(b64decode(text), type=_Handle)
+        except ValueError:
+            pass
+    raise invalid_value("TaskHandle", text, "The handle is not that of a message movement task.")

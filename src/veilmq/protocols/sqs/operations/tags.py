@@ -1,0 +1,84 @@
+"""TagQueue, UntagQueue, ListQueueTags, and what tags may be.
+
+Strategy: a queue's tags are one setting; adding and removing are edits of it. Source: "Amazon SQS cost allocation tags"
+in the SQS Developer Guide; TagQueue in the SQS API Reference.
+"""
+
+from collections.abc import Sequence
+
+from veilmq.model.commands import DescribeQueue
+from veilmq.model.outcomes import Outcome, QueueDescribed
+from veilmq.model.queue import QueueInfo, SettingsChange
+from veilmq.protocols.sqs import limits, results
+from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
+from veilmq.protocols.sqs.errors import Refusal, invalid_value, missing
+from veilmq.protocols.sqs.inputs import QueueInput, TagQueueInput, UntagQueueInput
+from veilmq.protocols.sqs.message_attributes import check_text
+from veilmq.protocols.sqs.operations.editing import plan_edit
+
+
+def check_tags(tags: dict[str, str]) -> dict[str, str]:
+    """The tags, if a queue may have them. Raises Refusal."""
+    if len(tags) > limits.TAGS_MAX:
+        raise _too_many(len(tags))
+    for key, value in tags.items():
+        _check_key(key)
+        if len(value) > limits.TAG_VALUE_CHARACTERS_MAX:
+            raise invalid_value("TagValue", value, f"Must be at most {limits.TAG_VALUE_CHARACTERS_MAX} characters.")
+        check_text(value, "The tag value")
+    return tags
+
+
+def _check_key(key: str) -> None:
+    if not 1 <= len(key) <= limits.TAG_KEY_CHARACTERS_MAX:
+        raise invalid_value("TagKey", key, f"Must be from 1 to {limits.TAG_KEY_CHARACTERS_MAX} characters long.")
+    if key.lower().startswith(limits.TAG_RESERVED):
+        raise invalid_value("TagKey", key, f"Must not begin with {limits.TAG_RESERVED}")
+    check_text(key, "The tag key")
+
+
+def _too_many(count: int) -> Refusal:
+    return invalid_value("Tags", count, f"A queue can have at most {limits.TAGS_MAX} tags.")
+
+
+def plan_tag(asked: Asked, given: TagQueueInput) -> Plan:
+    """TagQueue."""
+    tags = given.tags if given.tags is not None else given.query_tags
+    if not tags:
+        raise missing("Tags")
+    added = check_tags(tags)
+
+    def edit(info: QueueInfo) -> SettingsChange:
+        present = info.settings.tags
+        merged = present | added
+        if len(merged) > limits.TAGS_MAX:
+            raise _too_many(len(merged))
+        return {} if merged == present else {"tags": merged}
+
+    return plan_edit(asked, given.queue_url, edit)
+
+
+def plan_untag(asked: Asked, given: UntagQueueInput) -> Plan:
+    """UntagQueue; a key that the queue has not is no error."""
+    if not given.tag_keys:
+        raise missing("TagKeys")
+    if len(given.tag_keys) > limits.TAGS_MAX:
+        raise _too_many(len(given.tag_keys))
+    removed = frozenset(given.tag_keys)
+
+    def edit(info: QueueInfo) -> SettingsChange:
+        left = {key: value for key, value in info.settings.tags.items() if key not in removed}
+        return {} if left == info.settings.tags else {"tags": left}
+
+    return plan_edit(asked, given.queue_url, edit)
+
+
+def plan_list_tags(asked: Asked, given: QueueInput) -> Plan:
+    """ListQueueTags."""
+    return (DescribeQueue(queue=asked.queue(given.queue_url), origin=asked.caller.origin),), None
+
+
+def answer_list_tags(call: Call, outcomes: Sequence[Outcome]) -> results.ListQueueTagsResult:
+    """ListQueueTagsResult."""
+    described: QueueDescribed = sole(call, outcomes)
+    return results.ListQueueTagsResult(described.info.settings.tags or None)

@@ -1,0 +1,250 @@
+"""Queue policies: JSON in AWS's access policy language, read and judged.
+
+Strategy: a policy is checked for its form when it is set, and judged when a caller of another account names the queue:
+an explicit deny wins, then an allow is needed. What cannot be judged here (an operator or key of a condition that is
+unknown) never widens access: in an allow it does not match, in a deny it does. Source: "Custom queries for the access
+policy language" in the SQS Developer Guide; "IAM JSON policy elements reference" in the IAM User Guide.
+"""
+
+import re
+from collections.abc import Callable
+from fnmatch import translate
+from functools import lru_cache
+from ipaddress import ip_address, ip_network
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.model.queue import QueueKey
+from veilmq.protocols.sqs import limits
+from veilmq.protocols.sqs.addresses import arn
+
+VERSIONS: Final = ("2008-10-17", "2012-10-17")
+_ELEMENTS: Final = frozenset(
+    {
+        "Sid",
+        "Effect",
+        "Principal",
+        "NotPrincipal",
+        "Action",
+        "NotAction",
+        "Resource",
+        "NotResource",
+        "Condition",
+    }
+)
+_ACCOUNT_OF_ARN: Final = re.compile(r"arn:aws[a-z-]*:(?:iam|sts)::([0-9]{12}):(.+)\Z")
+
+
+class PolicyInvalid(Exception):
+    """The text is no policy: why."""
+
+
+class Asking(msgspec.Struct, frozen=True):
+    """Who asks for what, as a policy sees it."""
+
+    account: str
+    user: str
+    action: str
+    """Without `sqs:`."""
+    queue: QueueKey
+    context: dict[str, str]
+    """Values of condition keys, the keys in lower case."""
+
+
+def read_policy(text: str) -> dict[str, Any]:
+    """The policy, its form checked. Raises PolicyInvalid."""
+    try:
+        policy = msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        raise PolicyInvalid("it is not JSON") from None
+    if not isinstance(policy, dict):
+        raise PolicyInvalid("it is not a JSON object")
+    if policy.get("Version", VERSIONS[0]) not in VERSIONS:
+        raise PolicyInvalid(f"Version must be {' or '.join(VERSIONS)}")
+    statements = statements_of(policy)
+    if len(statements) > limits.POLICY_STATEMENTS_MAX:
+        raise PolicyInvalid(f"it has more than {limits.POLICY_STATEMENTS_MAX} statements")
+    for statement in statements:
+        _check_statement(statement)
+    return policy
+
+
+def statements_of(policy: dict[str, Any]) -> list[Any]:
+    """Its statements; one may stand without a list."""
+    statements = policy.get("Statement", [])
+    return statements if isinstance(statements, list) else [statements]
+
+
+def _check_statement(statement: Any) -> None:
+    if not isinstance(statement, dict):
+        raise PolicyInvalid("a statement must be an object")
+    unknown = statement.keys() - _ELEMENTS
+    if unknown:
+        raise PolicyInvalid(f"unknown element {min(unknown)[:64]}")
+    if statement.get("Effect") not in {"Allow", "Deny"}:
+        raise PolicyInvalid("Effect must be Allow or Deny")
+    for name in ("Principal", "Action", "Resource"):
+        given = [each for each in (name, "Not" + name) if each in statement]
+        if len(given) != 1:
+            raise PolicyInvalid(f"a statement must have one of {name} and Not{name}")
+        if name == "Principal":
+            _check_principal(given[0], statement[given[0]])
+        elif not _texts(statement[given[0]]):
+            raise PolicyInvalid(f"{given[0]} must be a text or a list of texts")
+    if len(_texts(statement.get("Action", []))) > limits.POLICY_ACTIONS_MAX:
+        raise PolicyInvalid(f"a statement can name at most {limits.POLICY_ACTIONS_MAX} actions")
+    _check_condition(statement.get("Condition", {}))
+
+
+def _check_condition(condition: Any) -> None:
+    if not isinstance(condition, dict) or not all(isinstance(keys, dict) for keys in condition.values()):
+        raise PolicyInvalid("Condition must be an object of objects")
+    for keys in condition.values():
+        for values in keys.values():
+            if not all(isinstance(value, str | bool | int | float) for value in _listed(values)):
+                raise PolicyInvalid("the values of a condition must be texts, numbers or truth values")
+
+
+def _check_principal(name: str, principal: Any) -> None:
+    if principal == "*":
+        return
+    if not isinstance(principal, dict) or not principal or not all(_texts(values) for values in principal.values()):
+        raise PolicyInvalid(f'{name} must be "*" or an object of principals')
+    if sum(len(_texts(values)) for values in principal.values()) > limits.POLICY_PRINCIPALS_MAX:
+        raise PolicyInvalid(f"a statement can name at most {limits.POLICY_PRINCIPALS_MAX} principals")
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts of an element; empty if it is anything else."""
+    values = _listed(value)
+    return values if all(isinstance(each, str) for each in values) else []
+
+
+def allows(policy: dict[str, Any], asking: Asking) -> bool:
+    """Whether the policy lets the caller do that."""
+    allowed = False
+    for statement in statements_of(policy):
+        deny = statement["Effect"] == "Deny"
+        if _names(statement, asking) and _holds(statement.get("Condition", {}), asking.context, deny):
+            if deny:
+                return False
+            allowed = True
+    return allowed
+
+
+def _names(statement: dict[str, Any], asking: Asking) -> bool:
+    """Whether caller, action and queue are those of the statement."""
+    if "Principal" in statement:
+        if not _is_principal(statement["Principal"], asking):
+            return False
+    elif _is_principal(statement["NotPrincipal"], asking):
+        return False
+    action = f"sqs:{asking.action}".lower()
+    named = _texts(statement.get("Action", statement.get("NotAction")))
+    if _like_any([pattern.lower() for pattern in named], action) is not ("Action" in statement):
+        return False
+    resources = _texts(statement.get("Resource", statement.get("NotResource")))
+    return _like_any(resources, arn(asking.queue)) is ("Resource" in statement)
+
+
+def _is_principal(principal: Any, asking: Asking) -> bool:
+    if principal == "*":
+        return True
+    for text in _texts(principal.get("AWS", [])):
+        if text in {"*", asking.account}:
+            return True
+        found = _ACCOUNT_OF_ARN.match(text)
+        if found is not None and found[1] == asking.account and found[2] in {"root", f"user/{asking.user}"}:
+            return True
+    return False
+
+
+@lru_cache(1_024)
+def _pattern(text: str) -> re.Pattern[str]:
+    """IAM's patterns know `*` and `?`, and no sets of characters."""
+    return re.compile(translate(text.replace("[", "[[]")))
+
+
+def _like(pattern: str, text: str) -> bool:
+    return _pattern(pattern).match(text) is not None
+
+
+def _like_any(patterns: list[str], text: str) -> bool:
+    return any(_like(pattern, text) for pattern in patterns)
+
+
+def _in_network(wanted: str, given: str) -> bool:
+    try:
+        return ip_address(given) in ip_network(wanted, strict=False)
+    except ValueError:
+        return False
+
+
+_OPERATORS: Final[dict[str, Callable[[str, str], bool]]] = {
+    "stringequals": lambda wanted, given: wanted == given,
+    "stringequalsignorecase": lambda wanted, given: wanted.lower() == given.lower(),
+    "stringlike": _like,
+    "arnequals": _like,
+    "arnlike": _like,
+    "bool": lambda wanted, given: wanted.lower() == given.lower(),
+    "ipaddress": _in_network,
+}
+_NEGATED: Final = {
+    "stringnotequals": "stringequals",
+    "stringnotequalsignorecase": "stringequalsignorecase",
+    "stringnotlike": "stringlike",
+    "arnnotequals": "arnequals",
+    "arnnotlike": "arnlike",
+    "notipaddress": "ipaddress",
+}
+KEYS: Final = frozenset(
+    {
+        "aws:securetransport",
+        "aws:sourceip",
+        "aws:principalaccount",
+        "aws:principalarn",
+        "aws:useragent",
+        # Of calls that services make for somebody: known, and never there.
+        "aws:sourcearn",
+        "aws:sourceaccount",
+        "aws:principalorgid",
+    }
+)
+"""Condition keys that are understood."""
+
+
+def _holds(condition: dict[str, dict[str, Any]], context: dict[str, str], deny: bool) -> bool:
+    """Whether every condition holds; one that cannot be judged holds in a deny only."""
+    for operator, keys in condition.items():
+        for key, values in keys.items():
+            judged = _judge(operator.lower(), key.lower(), [_plain(value) for value in _listed(values)], context)
+            if not (deny if judged is None else judged):
+                return False
+    return True
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _judge(operator: str, key: str, values: list[str], context: dict[str, str]) -> bool | None:
+    """Whether the condition holds; None if operator or key are not understood."""
+    if key not in KEYS:
+        return None
+    given = context.get(key)
+    if operator == "null":
+        return values == [str(given is None).lower()]
+    optional = operator.endswith("ifexists")
+    operator = operator.removesuffix("ifexists")
+    negated = operator in _NEGATED
+    compare = _OPERATORS.get(_NEGATED.get(operator, operator))
+    if compare is None:
+        return None
+    if given is None:
+        return optional or negated
+    return any(compare(value, given) for value in values) is not negated

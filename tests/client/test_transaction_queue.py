@@ -1,0 +1,796 @@
+"""An operation and its message: both or neither, whoever dies where.
+
+The document's failure analysis (seed 002) has one test a letter and case: `test_a_...` to `test_d_...` for the
+producer, `test_consumer_...`, `test_service_...`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from veilmq.client.capabilities import Capabilities, HandleOnSend
+from veilmq.client.errors import TransportError
+from veilmq.client.messages import Message, Received, Sent, Template
+from veilmq.client.queue import Queue
+from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times, TransactionQueue, Verdict
+from veilmq.client.wrapping import Wrapping
+from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
+from veilmq.testing.client_contract.embedded import EmbeddedClient
+
+HOUR = 3_600.0
+
+
+class Ledger:
+    """The user's own database: which operations are done. It outlives every crash."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.undone: list[str] = []
+        self.asked = 0
+        self.answer: Verdict | None = None
+
+    def do(self, prepared: Prepared) -> bool:
+        self.done.append(prepared.id)
+        return True
+
+    def refuse(self, prepared: Prepared) -> bool:
+        return False
+
+    def check(self, prepared: Prepared) -> Verdict:
+        self.asked += 1
+        if self.answer is not None:
+            return self.answer
+        return Verdict.COMMIT if prepared.id in self.done else Verdict.ROLLBACK
+
+    def undo(self, prepared: Prepared, error: VeilError) -> None:
+        self.done.remove(prepared.id)
+        self.undone.append(prepared.id)
+
+
+class NoHandle(Wrapping):
+    """A queue like SQS: a send returns no handle, and nothing ends before its delay."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(
+            self.inner.capabilities, handle_on_send=HandleOnSend.NEVER, retention_below_delay=False, ttl=False
+        )
+
+    def send(self, message: str | Message) -> Sent:
+        return replace(self.inner.send(message), handle=None)
+
+
+class Azure(Wrapping):
+    """Handles on every send, but what is abandoned would appear; no attributes."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, retention_below_delay=False, attributes=False)
+
+
+KINDS: dict[str, Callable[[Queue], Queue]] = {"hidden": Wrapping, "sqs": NoHandle, "azure": Azure}
+
+
+class Place:
+    """A queue, its log, and a user's database; a `TransactionQueue` over them for each life of a producer."""
+
+    def __init__(self, embedded: EmbeddedClient, kind: str) -> None:
+        self.embedded = embedded
+        self.kind = kind
+        week = Template(retention=7 * 24 * HOUR)
+        for name in ("orders", "log"):
+            embedded.account.create(name, week)
+        self.queue: Queue = KINDS[kind](embedded.account.queue("orders"))
+        self.log: Queue = KINDS[kind](embedded.account.queue("log"))
+        self.ledger = Ledger()
+        self.lost: list[str] = []
+
+    def opened(self, queue: Queue | None = None, log: Queue | None = None, **options: Any) -> TransactionQueue:
+        return TransactionQueue(
+            queue or self.queue, log or self.log, self.ledger.check,
+            on_lost=lambda prepared: self.lost.append(prepared.id), clock=self.embedded.clock, **options,
+        )  # fmt: skip
+
+    def consumed(self) -> list[Received]:
+        """Everything that a consumer gets, deleted."""
+        came: list[Received] = []
+        while messages := self.queue.receive(10):
+            for message in messages:
+                self.queue.delete(message.handle)
+            came += messages
+        return came
+
+    def bodies(self) -> list[str]:
+        return [message.body for message in self.consumed()]
+
+    def left(self) -> int:
+        """Entries in the log."""
+        stats = self.log.stats()
+        return stats.visible + (stats.delayed or 0) + (stats.in_flight or 0)
+
+
+@pytest.fixture(params=list(KINDS))
+def place(request: pytest.FixtureRequest, embedded: EmbeddedClient) -> Place:
+    return Place(embedded, request.param)
+
+
+@pytest.fixture
+def hidden(embedded: EmbeddedClient) -> Place:
+    return Place(embedded, "hidden")
+
+
+@pytest.fixture
+def logged(embedded: EmbeddedClient) -> Place:
+    return Place(embedded, "azure")
+
+
+class Killed(BaseException):
+    """The process is gone: nothing of it runs any more."""
+
+
+class Network:
+    """What stands between a process and its queues. Call number `step` fails as `how` says."""
+
+    def __init__(self, step: int = 0, how: str = "") -> None:
+        self.step = step
+        self.how = how
+        self.calls = 0
+        self.dead = False
+
+    def over(self, queue: Queue) -> Queue:
+        return Line(queue, self)
+
+    def pass_on(self, call: Callable[[], Any]) -> Any:
+        if self.dead:
+            raise Killed
+        self.calls += 1
+        if self.how == "cut from here" and 0 < self.step <= self.calls:
+            raise TransportError(reason="unreachable", may_have_happened=False)
+        if self.calls != self.step:
+            return call()
+        if self.how in {"killed after", "answer lost"}:
+            call()
+        if self.how.startswith("killed"):
+            self.dead = True
+            raise Killed
+        raise TransportError(reason=self.how, may_have_happened=self.how != "unreachable")
+
+
+class Line(Wrapping):
+    def __init__(self, inner: Queue, network: Network) -> None:
+        super().__init__(inner)
+        self.network = network
+
+    def send(self, message: str | Message) -> Sent:
+        return self.network.pass_on(lambda: self.inner.send(message))
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        return self.network.pass_on(lambda: self.inner.receive(count_max, lease=lease))
+
+    def release(self, handle: str, delay: float = 0) -> None:
+        self.network.pass_on(lambda: self.inner.release(handle, delay))
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        return self.network.pass_on(lambda: self.inner.extend(handle, lease, body=body))
+
+    def delete(self, handle: str) -> None:
+        self.network.pass_on(lambda: self.inner.delete(handle))
+
+
+FAILURES = ["killed before", "killed after", "answer lost", "request lost, perhaps", "unreachable", "cut from here"]
+STEPS = range(1, 9)
+
+
+# The steps.
+
+
+def test_the_form_follows_what_the_queue_can(place: Place) -> None:
+    assert place.opened().form is (Form.HIDDEN if place.kind == "hidden" else Form.LOGGED)
+
+
+def test_a_committed_message_is_consumed_once(place: Place) -> None:
+    sent = place.opened().send_transaction(Message("order 7", attributes={"kind": b"\0x"}), place.ledger.do)
+    assert sent.outcome is Outcome.COMMITTED
+    assert place.ledger.done == [sent.id]
+    (message,) = place.consumed()
+    assert (message.body, message.attributes["kind"]) == ("order 7", b"\0x")
+    if place.kind != "azure":
+        assert message.attributes[ATTRIBUTE] == sent.id
+    assert place.left() == 0
+    assert place.ledger.asked == 0
+
+
+def test_a_message_rolled_back_is_never_seen(place: Place) -> None:
+    sent = place.opened().send_transaction("order 7", place.ledger.refuse)
+    assert sent.outcome is Outcome.ROLLED_BACK
+    place.embedded.pass_time(49 * HOUR)
+    assert place.bodies() == []
+    assert place.left() == 0
+
+
+def test_nobody_sees_the_message_before_the_commit(place: Place) -> None:
+    def do(prepared: Prepared) -> Verdict:
+        assert prepared.message.body == "order 7"
+        assert place.bodies() == []
+        assert place.left() == 1
+        return Verdict.COMMIT
+
+    place.opened().send_transaction("order 7", do)
+    assert place.bodies() == ["order 7"]
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_an_operation_that_raises_is_asked_about(place: Place, done: bool) -> None:
+    """It may have got as far as its own commit before it raised."""
+
+    def do(prepared: Prepared) -> bool:
+        if done:
+            place.ledger.do(prepared)
+        raise RuntimeError("connection lost")
+
+    with pytest.raises(RuntimeError):
+        place.opened().send_transaction("order 7", do)
+    assert place.bodies() == (["order 7"] if done else [])
+    assert place.left() == 0
+
+
+def test_the_log_entry_carries_the_whole_message(place: Place) -> None:
+    def do(prepared: Prepared) -> Verdict:
+        place.ledger.do(prepared)
+        return Verdict.UNKNOWN
+
+    queue = place.opened()
+    whole = Message("order 7", attributes={"n": 1, "b": b"\xff", "s": "x"}, priority=3, type="order")
+    assert queue.send_transaction(whole, do).outcome is Outcome.PENDING
+    # Nothing is left of the half message, whoever took it.
+    place.embedded.account.delete("orders")
+    place.embedded.account.create("orders")
+    place.queue = KINDS[place.kind](place.embedded.account.queue("orders"))
+    place.embedded.pass_time(601)
+    assert place.opened().checker.run_once() == 1
+    (message,) = place.consumed()
+    assert (message.body, message.type, message.priority) == ("order 7", "order", 3)
+    assert {name: message.attributes[name] for name in ("n", "b", "s")} == {"n": 1, "b": b"\xff", "s": "x"}
+
+
+# The failure analysis: the producer failed.
+
+
+def left_behind(place: Place, done: bool = True) -> str:
+    """A producer dies after its operation (or before it), with its entry in the log."""
+    network = Network()
+
+    def do(prepared: Prepared) -> bool:
+        if done:
+            place.ledger.do(prepared)
+        network.dead = True
+        raise Killed
+
+    queue = place.opened(network.over(place.queue), network.over(place.log))
+    with pytest.raises(Killed):
+        queue.send_transaction("order 7", do)
+    return place.ledger.done[-1] if done else ""
+
+
+def test_a_reads_the_log_entries_that_nobody_confirmed_in_time(place: Place) -> None:
+    left_behind(place)
+    checker = place.opened().checker
+    place.embedded.pass_time(590)
+    assert checker.run_once() == 0
+    assert place.ledger.asked == 0
+    place.embedded.pass_time(11)
+    assert checker.run_once() == 1
+
+
+def test_b_asks_what_became_of_the_operation(place: Place) -> None:
+    left_behind(place)
+    left_behind(place, done=False)
+    place.embedded.pass_time(601)
+    assert place.opened().checker.run_once() == 2
+    assert place.ledger.asked == 2
+    assert place.bodies() == ["order 7"]
+
+
+def test_c_commits_what_was_done(place: Place) -> None:
+    left_behind(place)
+    assert place.bodies() == []
+    place.embedded.pass_time(601)
+    place.opened().checker.run_once()
+    assert place.bodies() == ["order 7"]
+    assert place.lost == []
+
+
+@pytest.mark.parametrize("received", [False, True])
+@pytest.mark.parametrize("deleted", [False, True])
+def test_c_committing_once_more_has_no_effect(hidden: Place, received: bool, deleted: bool) -> None:
+    """The producer committed and died before it confirmed; a consumer may be anywhere by now."""
+    network = Network(4, "killed before")
+    with pytest.raises(Killed):
+        hidden.opened(network.over(hidden.queue), network.over(hidden.log)).send_transaction("7", hidden.ledger.do)
+    came = hidden.queue.receive(lease=HOUR) if received or deleted else []
+    if deleted:
+        hidden.queue.delete(came[0].handle)
+    hidden.embedded.pass_time(601)
+    assert hidden.opened().checker.run_once() == 1
+    if received and not deleted:
+        assert hidden.bodies() == []
+        hidden.queue.release(came[0].handle)
+    assert hidden.bodies() == ([] if deleted else ["7"])
+    assert hidden.lost == []
+
+
+def test_c_a_commit_whose_answer_is_lost_is_not_sent_again(hidden: Place) -> None:
+    """The producer tries again, and the message has been consumed meanwhile."""
+    came: list[Received] = []
+
+    class Consuming(Wrapping):
+        def release(self, handle: str, delay: float = 0) -> None:
+            super().release(handle, delay)
+            came.extend(hidden.consumed())
+            raise TransportError(reason="the answer was lost", may_have_happened=True)
+
+    sent = hidden.opened(Consuming(hidden.queue)).send_transaction("order 7", hidden.ledger.do)
+    assert sent.outcome is Outcome.COMMITTED
+    assert [message.body for message in came] == ["order 7"]
+    assert hidden.bodies() == []
+    assert hidden.lost == []
+
+
+def test_a_half_message_that_somebody_took_away_is_sent_from_the_entry(hidden: Place) -> None:
+    """Purged, say: the operation is done, so the message must come."""
+
+    def do(prepared: Prepared) -> bool:
+        assert prepared.handle is not None
+        hidden.queue.delete(prepared.handle)
+        return hidden.ledger.do(prepared)
+
+    sent = hidden.opened().send_transaction("order 7", do)
+    assert sent.outcome is Outcome.COMMITTED
+    assert hidden.bodies() == ["order 7"]
+    assert hidden.lost == [sent.id]
+
+
+def test_d_confirms_the_log_entry(place: Place) -> None:
+    left_behind(place)
+    place.embedded.pass_time(601)
+    checker = place.opened().checker
+    checker.run_once()
+    assert place.left() == 0
+    place.embedded.pass_time(HOUR)
+    assert checker.run_once() == 0
+    assert place.ledger.asked == 1
+
+
+# The failure analysis: the consumer failed, the service cannot be reached.
+
+
+def test_consumer_that_dies_leaves_the_message_to_the_next(place: Place) -> None:
+    place.opened().send_transaction("order 7", place.ledger.do)
+    (first,) = place.queue.receive(lease=30)
+    assert place.queue.receive() == []
+    place.embedded.pass_time(31)
+    (second,) = place.queue.receive(lease=30)
+    assert (second.id, second.receive_count) == (first.id, 2)
+    place.queue.delete(second.handle)
+    assert place.bodies() == []
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_service_that_cannot_be_reached_is_caught_up_with(place: Place, done: bool) -> None:
+    network = Network(10_000, "cut from here")
+
+    def do(prepared: Prepared) -> bool:
+        network.step = network.calls + 1
+        return place.ledger.do(prepared) if done else False
+
+    queue = place.opened(network.over(place.queue), network.over(place.log))
+    outcome = queue.send_transaction("order 7", do).outcome
+    assert outcome is (Outcome.ROLLED_BACK if not done and place.kind != "hidden" else Outcome.PENDING)
+    place.embedded.pass_time(601)
+    with pytest.raises(TransportError):
+        queue.checker.run_once()
+    network.step = 0
+    queue.checker.run_once()
+    assert place.bodies() == (["order 7"] if done else [])
+    assert place.left() == 0
+
+
+def test_service_that_cannot_be_reached_at_first_starts_no_operation(place: Place) -> None:
+    network = Network(1, "cut from here")
+    with pytest.raises(TransportError):
+        place.opened(network.over(place.queue), network.over(place.log)).send_transaction("7", place.ledger.do)
+    assert place.ledger.done == []
+
+
+# Producer, checker and network, killed and cut at every step.
+
+
+def settled_in_the_end(place: Place, once: bool) -> None:
+    """Whatever happened: operation done if and only if consumed; nothing is left, and nothing appears later."""
+    came = []
+    for _ in range(4):
+        place.embedded.pass_time(601)
+        place.opened().checker.run_once()
+        came += place.consumed()
+    place.embedded.pass_time(49 * HOUR)
+    came += place.consumed()
+    assert {message.body for message in came} == ({"order 7"} if place.ledger.done else set())
+    if once:
+        assert len(came) == len(place.ledger.done)
+    elif place.kind == "sqs":
+        assert {message.attributes[ATTRIBUTE] for message in came} == set(place.ledger.done)
+    assert place.left() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("do", ["do", "refuse"])
+def test_the_producer_and_its_network_fail_at_every_step(place: Place, how: str, step: int, do: str) -> None:
+    network = Network(step, how)
+    queue = place.opened(network.over(place.queue), network.over(place.log), times=Times(claim_for=0.001))
+    try:
+        queue.send_transaction("order 7", getattr(place.ledger, do))
+    except (Killed, TransportError):
+        pass
+    # Logged: what was sent and not confirmed is sent again, with the transaction's id.
+    certain = how in {"unreachable", "killed before", "cut from here"}
+    commit = {"sqs": 3, "azure": 2, "hidden": len(STEPS)}[place.kind]
+    settled_in_the_end(place, once=place.kind == "hidden" or (certain and step <= commit) or step > commit + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("done", [True, False])
+def test_the_checker_and_its_network_fail_at_every_step(place: Place, how: str, step: int, done: bool) -> None:
+    left_behind(place, done)
+    place.embedded.pass_time(601)
+    network = Network(step, how)
+    try:
+        place.opened(network.over(place.queue), network.over(place.log)).checker.run_once()
+    except (Killed, TransportError):
+        pass
+    settled_in_the_end(place, place.kind == "hidden")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", FAILURES)
+@pytest.mark.parametrize("second", FAILURES)
+def test_producer_and_checker_both_fail(hidden: Place, first: str, second: str) -> None:
+    for step in (3, 4):
+        for later in (2, 3):
+            network = Network(step, first)
+            try:
+                hidden.opened(network.over(hidden.queue), network.over(hidden.log)).send_transaction(
+                    "order 7", hidden.ledger.do
+                )
+            except (Killed, TransportError):
+                pass
+            hidden.embedded.pass_time(601)
+            network = Network(later, second)
+            try:
+                hidden.opened(network.over(hidden.queue), network.over(hidden.log)).checker.run_once()
+            except (Killed, TransportError):
+                pass
+            settled_in_the_end(hidden, once=True)
+            hidden.ledger.done.clear()
+
+
+# Half messages that end.
+
+
+def test_a_half_message_that_ended_is_sent_again_and_told(hidden: Place) -> None:
+    """The document's form loses it: the operation is done, and its message is gone."""
+    transaction = left_behind(hidden)
+    hidden.embedded.pass_time(47 * HOUR + 60)
+    assert hidden.opened().checker.run_once() == 1
+    (message,) = hidden.consumed()
+    assert message.attributes[ATTRIBUTE] == transaction
+    assert hidden.lost == [transaction]
+
+
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("consumed", [False, True])
+def test_a_commit_late_in_a_half_messages_life_sends_anew(hidden: Place, committed: bool, consumed: bool) -> None:
+    if committed:
+        network = Network(4, "killed before")
+        with pytest.raises(Killed):
+            hidden.opened(network.over(hidden.queue), network.over(hidden.log)).send_transaction("7", hidden.ledger.do)
+    else:
+        left_behind(hidden)
+    before = hidden.consumed() if consumed else []
+    hidden.embedded.pass_time(40 * HOUR)
+    assert hidden.opened().checker.run_once() == 1
+    assert len(before) + len(hidden.consumed()) == 1
+    assert len(hidden.lost) == (0 if before else 1)
+    hidden.embedded.pass_time(HOUR)
+    assert hidden.bodies() == []
+
+
+def test_the_message_sent_anew_outlives_the_half_message(hidden: Place) -> None:
+    left_behind(hidden)
+    hidden.embedded.pass_time(46 * HOUR)
+    hidden.opened().checker.run_once()
+    hidden.embedded.pass_time(24 * HOUR)
+    assert hidden.bodies() == ["order 7"]
+
+
+def test_a_failing_on_lost_does_not_send_once_more(hidden: Place) -> None:
+    left_behind(hidden)
+    hidden.lost = None  # type: ignore[assignment]
+    hidden.embedded.pass_time(47 * HOUR + 60)
+    checker = hidden.opened().checker
+    assert checker.run_once() == 1
+    hidden.embedded.pass_time(HOUR)
+    assert checker.run_once() == 0
+    assert hidden.bodies() == ["order 7"]
+
+
+# Undecided, for ever or for now.
+
+
+def test_unknown_is_asked_again_and_then_parked(place: Place) -> None:
+    left_behind(place)
+    place.ledger.answer = Verdict.UNKNOWN
+    queue = place.opened()
+    place.embedded.pass_time(601)
+    while place.left():
+        queue.checker.run_once()
+        place.embedded.pass_time(60)
+    assert place.ledger.asked == 61
+    assert place.bodies() == []
+    assert queue.parked().stats().visible == 1
+    assert queue.parked().name == "log-parked"
+    assert queue.settle_parked(lambda prepared: Verdict.UNKNOWN) == 0
+    assert queue.parked().stats().visible == 1
+    assert queue.settle_parked(lambda prepared: True) == 1
+    assert place.bodies() == ["order 7"]
+    assert queue.parked().stats().visible == queue.parked().stats().in_flight == 0
+
+
+def test_a_parked_transaction_can_be_rolled_back(place: Place) -> None:
+    left_behind(place, done=False)
+    place.ledger.answer = Verdict.UNKNOWN
+    place.embedded.pass_time(5 * HOUR)
+    queue = place.opened()
+    assert queue.checker.run_once() == 1
+    assert queue.settle_parked(lambda prepared: Verdict.ROLLBACK) == 1
+    place.embedded.pass_time(49 * HOUR)
+    assert place.bodies() == []
+
+
+def test_unknown_is_decided_when_it_is_known(place: Place) -> None:
+    left_behind(place)
+    place.ledger.answer = Verdict.UNKNOWN
+    place.embedded.pass_time(601)
+    checker = place.opened().checker
+    assert checker.run_once() == 0
+    place.ledger.answer = None
+    assert checker.run_once() == 0
+    place.embedded.pass_time(61)
+    assert checker.run_once() == 1
+    assert place.bodies() == ["order 7"]
+
+
+def test_a_check_that_raises_is_asked_again(place: Place) -> None:
+    left_behind(place)
+    place.embedded.pass_time(601)
+    answers: list[object] = [RuntimeError("database down"), "perhaps", None, Verdict.COMMIT]
+
+    def check(prepared: Prepared) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    checker = TransactionQueue(place.queue, place.log, check, clock=place.embedded.clock).checker
+    for _ in range(4):
+        checker.run_once()
+        place.embedded.pass_time(61)
+    assert place.bodies() == ["order 7"]
+
+
+def test_a_transaction_under_way_here_is_left_alone(place: Place) -> None:
+    """It takes longer than its timeout, and the checker of the same process meets its entry."""
+    queue = place.opened()
+
+    def do(prepared: Prepared) -> bool:
+        for _ in range(20):
+            place.embedded.pass_time(601)
+            assert queue.checker.run_once() == 0
+        return place.ledger.do(prepared)
+
+    assert queue.send_transaction("order 7", do).outcome is Outcome.COMMITTED
+    assert place.ledger.asked == 0
+    assert place.bodies() == ["order 7"]
+    place.embedded.pass_time(601)
+    queue.checker.run_once()
+    assert place.left() == 0
+    if place.kind == "hidden":
+        assert place.bodies() == []
+
+
+def test_what_is_no_entry_is_parked(place: Place) -> None:
+    place.log.send("hello")
+    queue = place.opened()
+    assert queue.checker.run_once() == 1
+    assert [message.body for message in queue.parked().receive()] == ["hello"]
+
+
+# Commits that are lost for good.
+
+
+def without_its_queue(place: Place, **options: Any) -> tuple[TransactionQueue, Callable[[Prepared], bool]]:
+    queue = place.opened(**options)
+
+    def do(prepared: Prepared) -> bool:
+        place.embedded.account.delete("orders")
+        return place.ledger.do(prepared)
+
+    return queue, do
+
+
+def test_a_commit_that_can_never_succeed_is_compensated(place: Place) -> None:
+    queue, do = without_its_queue(place, compensate=place.ledger.undo)
+    sent = queue.send_transaction("order 7", do)
+    assert sent.outcome is Outcome.COMPENSATED
+    assert (place.ledger.done, place.ledger.undone) == ([], [sent.id])
+    assert place.left() == 0
+
+
+def test_a_commit_that_can_never_succeed_is_parked_if_nobody_compensates(place: Place) -> None:
+    queue, do = without_its_queue(place)
+    assert queue.send_transaction("order 7", do).outcome is Outcome.PENDING
+    place.embedded.pass_time(601)
+    assert queue.checker.run_once() == 1
+    assert queue.parked().stats().visible == 1
+
+
+def test_the_checker_compensates_too(place: Place) -> None:
+    transaction = left_behind(place)
+    place.embedded.pass_time(601)
+    seen: list[VeilError] = []
+
+    def undo(prepared: Prepared, error: VeilError) -> None:
+        place.ledger.undo(prepared, error)
+        seen.append(error)
+
+    opened = place.opened(compensate=undo)
+    place.embedded.account.delete("orders")
+    assert opened.checker.run_once() == 1
+    assert place.ledger.undone == [transaction]
+    assert isinstance(seen[0], QueueMissing)
+
+
+# What cannot work is refused.
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "parameter"),
+    [
+        ("hidden", Times(half_life=48 * HOUR), "half_life"),
+        ("hidden", Times(half_life=20 * HOUR), "half_life"),
+        ("hidden", Times(half_delay=8 * 24 * HOUR), "half_delay"),
+        ("hidden", Times(half_delay=7 * 24 * HOUR), "log"),
+        ("azure", Times(ask_for=8 * 24 * HOUR), "log"),
+        ("sqs", Times(timeout=8 * 24 * HOUR), "timeout"),
+        ("azure", Times(timeout=8 * 24 * HOUR), "timeout"),
+        ("azure", Times(timeout=0), "timeout"),
+        ("azure", Times(check_lease=float("nan")), "check_lease"),
+        ("azure", Times(check_lease=1e-6), "check_lease"),
+        ("azure", Times(ask_every=8 * 24 * HOUR), "ask_every"),
+    ],
+)
+def test_times_that_cannot_work_are_refused(embedded: EmbeddedClient, kind: str, times: Times, parameter: str) -> None:
+    with pytest.raises(ParameterInvalid) as caught:
+        Place(embedded, kind).opened(times=times)
+    assert caught.value.parameter == parameter
+
+
+def test_a_queue_whose_half_messages_would_appear_is_refused(embedded: EmbeddedClient) -> None:
+    """MNS has no time to live of a message: the queue's retention must be below the delay."""
+
+    class Mns(Wrapping):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(self.inner.capabilities, ttl=False)
+
+    place = Place(embedded, "hidden")
+    with pytest.raises(ParameterInvalid) as caught:
+        place.opened(Mns(place.queue))
+    assert caught.value.parameter == "queue"
+    embedded.account.create("short", Template(retention=47 * HOUR))
+    queue = Mns(embedded.account.queue("short"))
+    assert place.opened(queue).send_transaction("order 7", place.ledger.do).outcome is Outcome.COMMITTED
+    assert [message.body for message in queue.receive()] == ["order 7"]
+
+
+def test_forms_and_logs_that_cannot_be_are_refused(logged: Place) -> None:
+    with pytest.raises(CapabilityMissing):
+        logged.opened(form="hidden")
+    with pytest.raises(ParameterInvalid, match="form"):
+        logged.opened(form="half")
+    with pytest.raises(ParameterInvalid, match="another queue"):
+        logged.opened(log=logged.queue)
+
+
+def test_messages_that_cannot_be_are_refused_before_the_operation(place: Place) -> None:
+    queue = place.opened()
+    with pytest.raises(MessageTooLarge):
+        queue.send_transaction("x" * (place.queue.capabilities.body_bytes_max - 10), place.ledger.do)
+    with pytest.raises(ParameterInvalid):
+        queue.send_transaction(Message(b"bytes"), place.ledger.do)  # type: ignore[arg-type]
+    if place.kind == "hidden":
+        with pytest.raises(ParameterInvalid, match="delay"):
+            queue.send_transaction(Message("x", delay=5), place.ledger.do)
+    assert place.ledger.done == []
+    assert place.left() == 0
+
+
+def test_it_is_a_queue(place: Place) -> None:
+    with place.opened() as queue:
+        queue.send("plain")
+        assert [message.body for message in queue.receive()] == ["plain"]
+
+
+def test_the_checkers_thread_settles_by_itself(embedded: EmbeddedClient, tmp_path: Path) -> None:
+    place = Place(embedded, "hidden")
+    left_behind(place)
+    embedded.pass_time(601)
+    queue = place.opened(times=Times(check_every=0.001))
+    with queue.checker:
+        (message,) = place.queue.receive(wait=30)
+    assert message.body == "order 7"
+    queue.checker.close()
+
+
+# A log whose sends return no handle.
+
+
+def test_processes_share_a_log_without_handles(embedded: EmbeddedClient) -> None:
+    """Each finds its own entry, and gives the others' back."""
+    place = Place(embedded, "sqs")
+    first, second = place.opened(), place.opened()
+
+    def inner(prepared: Prepared) -> bool:
+        return place.ledger.do(prepared)
+
+    def outer(prepared: Prepared) -> bool:
+        assert second.send_transaction("inner", inner).outcome is Outcome.COMMITTED
+        assert first.checker.run_once() == 0
+        return place.ledger.do(prepared)
+
+    place.log.send(foreign := _foreign(place))
+    assert first.send_transaction("outer", outer).outcome is Outcome.COMMITTED
+    assert sorted(place.bodies()) == ["inner", "outer"]
+    assert [message.body for message in place.log.receive(10)] == [foreign]
+
+
+def _foreign(place: Place) -> str:
+    """The entry of a process that is about to look for it."""
+    embedded = place.embedded
+    embedded.account.create("elsewhere", Template(retention=7 * 24 * HOUR))
+    other = NoHandle(embedded.account.queue("elsewhere"))
+    with pytest.raises(Killed):
+        place.opened(log=other).send_transaction("foreign", _die)
+    embedded.pass_time(1)
+    assert other.stats().in_flight == 1
+    embedded.pass_time(600)
+    (message,) = other.receive()
+    body = msgspec.json.decode(message.body)
+    body["prepared"] = embedded.clock.wall()
+    return msgspec.json.encode(body).decode()
+
+
+def _die(prepared: Prepared) -> bool:
+    raise Killed
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL", "veilmq.transaction")

@@ -1,0 +1,129 @@
+"""Parked receives of FIFO queues: a group that becomes free wakes one of them, a locked one nobody."""
+
+from typing import Any
+
+import pytest
+from tests.engine.conftest import Shell
+
+from veilmq.model.commands import CreateQueue, Delete, Extend, Receive
+from veilmq.model.instant import SECOND_US
+from veilmq.model.message import Delivery, Extras
+from veilmq.model.outcomes import Received
+from veilmq.model.queue import QueueKey
+from veilmq.testing.contract.stage import TESTER
+
+LINE = QueueKey("000000000000", "us-east-1", "line.fifo")
+WAIT_US = 20 * SECOND_US
+
+
+@pytest.fixture
+def line(shell: Shell) -> Shell:
+    change = {"fifo": True, "content_deduplication": True}
+    shell.call(CreateQueue(queue=LINE, origin=TESTER, change=change))
+    return shell
+
+
+def put(shell: Shell, *texts: str) -> None:
+    """One send each; the first character is the group."""
+    for text in texts:
+        shell.send(text, queue=LINE, extras=Extras(group=text[0]))
+
+
+def wait(shell: Shell, ticket: str, count_max: int = 10, **fields: Any) -> None:
+    shell.wait(ticket, WAIT_US, count_max, LINE, **fields)
+
+
+def take(shell: Shell, count_max: int = 1, **fields: Any) -> list[Delivery]:
+    (outcome,) = shell.call(Receive(queue=LINE, origin=TESTER, count_max=count_max, wait_us=0, **fields))
+    assert isinstance(outcome, Received)
+    return outcome.messages
+
+
+def delete(shell: Shell, message: Delivery) -> None:
+    shell.call(Delete(queue=LINE, origin=TESTER, handle=message.handle, arrived=shell.clock.now))
+
+
+def test_a_message_of_a_locked_group_wakes_nobody(line: Shell) -> None:
+    put(line, "a1")
+    (held,) = take(line)
+    for ticket in ("first", "second"):
+        wait(line, ticket)
+    put(line, "a2", "a3")
+    assert line.got("first") is None
+    delete(line, held)
+    assert line.got("first") == ["a2", "a3"]
+    assert line.got("second") is None
+
+
+def test_two_free_groups_wake_two_if_the_first_is_filled_up(line: Shell) -> None:
+    put(line, "a1", "b1")
+    held = take(line, 2)
+    for ticket in ("first", "second", "third"):
+        wait(line, ticket, 1)
+    for message in held:
+        handle = message.handle
+        line.call(Extend(queue=LINE, origin=TESTER, handle=handle, lease_us=0, arrived=line.clock.now))
+    assert [line.got(ticket) for ticket in ("first", "second", "third")] == [["a1"], ["b1"], None]
+
+
+def test_a_batch_that_leaves_one_by_one_wakes_once(line: Shell) -> None:
+    put(line, "a1", "a2", "a3", "a4")
+    held = take(line, 3)
+    wait(line, "waiting")
+    for message in held[:2]:
+        delete(line, message)
+        assert line.got("waiting") is None
+    delete(line, held[2])
+    assert line.got("waiting") == ["a4"]
+
+
+def test_the_end_of_a_lease_wakes_for_the_whole_group(line: Shell) -> None:
+    put(line, "a1", "a2")
+    take(line, 1, lease_us=SECOND_US)
+    wait(line, "waiting")
+    line.later(SECOND_US)
+    assert line.got("waiting") == ["a1", "a2"]
+
+
+def test_a_repeated_attempt_is_answered_though_others_wait(line: Shell) -> None:
+    put(line, "a1")
+    (first,) = take(line, attempt_id="again")
+    wait(line, "waiting")
+    wait(line, "repeated", attempt_id="again")
+    assert line.got("repeated") == ["a1"]
+    assert line.got("waiting") is None
+    (outcome,) = line.answers["repeated"]
+    assert [message.handle for message in outcome.messages] == [first.handle]  # type: ignore[union-attr]
+
+
+def test_an_attempt_that_finds_nothing_waits_in_its_turn(line: Shell) -> None:
+    wait(line, "first")
+    wait(line, "attempt", attempt_id="new")
+    put(line, "a1")
+    assert (line.got("first"), line.got("attempt")) == (["a1"], None)
+    put(line, "b1")
+    assert line.got("attempt") == ["b1"]
+
+
+def test_an_attempt_whose_answer_was_lost_finds_its_messages_as_they_were(line: Shell) -> None:
+    put(line, "a1")
+    line.submit(Receive(queue=LINE, origin=TESTER, wait_us=0, attempt_id="again"), ticket="lost")
+    batch = line.engine.take_batch(line.clock.now)
+    assert batch is not None
+    line.engine.cancel("lost")
+    line.give_back(batch)
+    line.run()
+    assert line.got("lost") is None
+    (again,) = take(line, attempt_id="again")
+    assert (again.body, again.receive_count) == ("a1", 1)
+
+
+def test_a_lost_answer_without_an_attempt_frees_the_group(line: Shell) -> None:
+    put(line, "a1")
+    line.submit(Receive(queue=LINE, origin=TESTER, wait_us=0), ticket="lost")
+    batch = line.engine.take_batch(line.clock.now)
+    assert batch is not None
+    line.engine.cancel("lost")
+    line.give_back(batch)
+    (again,) = take(line)
+    assert (again.body, again.receive_count) == ("a1", 2)

@@ -1,0 +1,330 @@
+"""attempts, survival, timeouts and split, against histories whose laws are known."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from veilmq.client.timeouts import Costs
+from veilmq.pipeline.events.columns import ARROW_SCHEMA, SPARK_SCHEMA
+from veilmq.pipeline.jobs.attempts import attempts, judged, merged, partials
+from veilmq.pipeline.jobs.buckets import BOUNDS, added, bucket_of, histogram
+from veilmq.pipeline.jobs.curves import Curve, Sample, at_bounds, lognormal_fit, sample_of
+from veilmq.pipeline.jobs.pricing import schedule_price, timeout_price
+from veilmq.pipeline.jobs.split import split
+from veilmq.pipeline.jobs.survival import curve, quantiles
+from veilmq.pipeline.jobs.timeouts import best_timeout, plan, recommended, redelivery_curve
+from veilmq.testing.histories import (
+    Law,
+    Workload,
+    bimodal,
+    drifting,
+    history,
+    lognormal,
+    pareto,
+)
+
+S = 1_000_000
+Event = dict[str, Any]
+
+
+def table_of(events: Sequence[Event]) -> pa.Table:
+    """Events as given, numbered, with what all of them have."""
+    shared = {"account": "000000000000", "region": "us-east-1", "queue": "q", "incarnation": 1, "sequence": 1}
+    rows = [{name: None for name in ARROW_SCHEMA.names} | shared | {"offset": at} | each for at, each in enumerate(events)]
+    for row in rows:
+        if isinstance(row["detail"], dict):
+            row["detail"] = json.dumps(row["detail"])
+    return pa.Table.from_pylist(rows, ARROW_SCHEMA)
+
+
+def frame(spark: Any, table: pa.Table) -> Any:
+    return spark.createDataFrame(table, SPARK_SCHEMA) if table.num_rows else spark.createDataFrame([], SPARK_SCHEMA)
+
+
+def received(at: int, attempt: int = 1, lease: int = 30, **more: Any) -> Event:
+    return {"kind": "received", "at": at * S, "attempt": attempt, "lease_us": lease * S, "type": "t", **more}
+
+
+def extended(at: int, attempt: int = 1, lease: int = 30, **more: Any) -> Event:
+    return {"kind": "extended", "at": at * S, "attempt": attempt, "lease_us": lease * S, "type": "t", **more}
+
+
+def event(kind: str, at: int, attempt: int = 1, **more: Any) -> Event:
+    return {"kind": kind, "at": at * S, "attempt": attempt, **more}
+
+
+STORIES = {
+    "deleted under its lease": ([received(100), event("deleted", 112)], ("deleted", True, 12.0)),
+    "deleted late, and nobody else had it": (
+        [received(100), event("lease_expired", 130), event("deleted", 131)],
+        ("deleted", True, 31.0),
+    ),
+    "a retried delete is no duplicate work": (
+        [received(100), event("deleted", 112), event("delete_refused", 113, type=None, detail={"reason": "gone"})],
+        ("deleted", True, 12.0),
+    ),
+    "a stale delete makes a censored sample exact": (
+        [
+            received(100),
+            event("lease_expired", 130),
+            received(131, attempt=2),
+            event("delete_refused", 171, detail={"reason": "stale"}),
+        ],
+        ("redone", True, 71.0),
+    ),
+    "a crash is censored at its last extension": (
+        [received(100), extended(120), extended(140), event("lease_expired", 170)],
+        ("crashed", False, 40.0),
+    ),
+    "a crash before any extension says nothing": (
+        [received(100), event("lease_expired", 130)],
+        ("crashed", False, 0.0),
+    ),
+    "a refused extension is a sign of life": (
+        [received(100), event("lease_expired", 130), event("extend_refused", 135, detail={"reason": "expired"})],
+        ("lost", False, 35.0),
+    ),
+    "given back": ([received(100), event("released", 109, lease_us=0)], ("released", False, 9.0)),
+    "reached nobody": ([received(100), event("undelivered", 101)], ("undelivered", False, 0.0)),
+    "dead under its lease": ([received(100), extended(110), event("expired", 115)], ("dropped", False, 10.0)),
+    "still at it": ([received(100), extended(120)], ("open", False, 20.0)),
+}
+
+
+@pytest.mark.parametrize(("events", "said"), STORIES.values(), ids=STORIES.keys())
+def test_attempts_tells_how_a_lease_ended(spark: Any, events: list[Event], said: tuple[str, bool, float]) -> None:
+    rows = attempts(frame(spark, table_of(events))).where("attempt = 1").collect()
+    assert [(row.outcome, row.exact, row.held_us / 1e6) for row in rows] == [said]
+
+
+def test_attempts_names_each_lease_once(spark: Any) -> None:
+    events = [
+        {"kind": "sent", "at": 90 * S, "attempt": 0},
+        received(100, principal="AK", client="boto3", message="ab", source="receive"),
+        extended(115, lease=60),
+        event("lease_expired", 175),
+        received(176, attempt=2),
+        event("deleted", 180, attempt=2),
+        {**received(100), "sequence": 2},
+    ]
+    rows = attempts(frame(spark, table_of(events))).orderBy("sequence", "attempt").collect()
+    assert [(row.sequence, row.attempt) for row in rows] == [(1, 1), (1, 2), (2, 1)]
+    first = rows[0]
+    assert (first.principal, first.client, first.message, first.source, first.type) == ("AK", "boto3", "ab", "receive", "t")
+    assert (first.granted, first.lease_us, first.extensions) == (100 * S, 30 * S, 1)
+    assert first.lease_end_us == 75 * S
+    assert first.renewed_share == pytest.approx(0.5)
+
+
+def test_attempts_can_be_taken_in_two_halves(spark: Any) -> None:
+    table = history([Workload("q", lognormal(20, 1), "t", 400, crashes_per_second=1 / 300, extend=20.0)], seed=1)
+    whole = attempts(frame(spark, table))
+    half = table.num_rows // 2
+    parts = partials(frame(spark, table.slice(0, half))).unionByName(partials(frame(spark, table.slice(half))))
+    assert whole.exceptAll(judged(merged(parts))).count() == 0
+    assert whole.count() == judged(merged(parts)).count()
+
+
+def test_buckets_agree_with_spark(spark: Any) -> None:
+    from pyspark.sql import functions as F
+
+    from veilmq.pipeline.jobs.buckets import bucket_column
+
+    seconds = [1e-9, 0.05, 0.0500001, 0.06, 1.0, 30.0, 3_600.0, 1e9]
+    found = spark.createDataFrame([(each,) for each in seconds], "s double").select(bucket_column(F.col("s"))).collect()
+    assert [row[0] for row in found] == bucket_of(np.array(seconds)).tolist()
+    inside = np.array(seconds[:-1])
+    assert np.all(BOUNDS[bucket_of(inside)] >= inside * (1 - 1e-9))
+
+
+def analysed(spark: Any, *workloads: Workload, seed: int = 7, **options: Any) -> Any:
+    """The histogram of a made-up history, in memory."""
+    table = history(workloads, seed=seed, **options)
+    found = histogram(attempts(frame(spark, table))).toPandas()
+    return spark.createDataFrame(found)
+
+
+CENSORED = {
+    "crashes, extended": dict(lease=30.0, extend=10.0, crashes_per_second=1 / 14),
+    "crashes, never extended": dict(lease=300.0, crashes_per_second=1 / 14),
+    "given back at 14 s": dict(lease=60.0, gives_up=14.0),
+}
+
+
+@pytest.mark.parametrize("how", CENSORED.values(), ids=CENSORED.keys())
+def test_lognormal_law_shows_through_70_percent_of_censoring(spark: Any, how: dict[str, float]) -> None:
+    law = lognormal(20, 0.8)
+    (row,) = quantiles(analysed(spark, Workload("q", law, "t", 5_000, **how))).collect()
+    assert 0.6 < row.censored_share < 0.78
+    assert row.p50_s == pytest.approx(law.quantile(0.5), rel=0.1)
+    assert row.p99_s == pytest.approx(law.quantile(0.99), rel=0.1)
+    assert row.p99_basis == "lognormal"
+    if rate := how.get("crashes_per_second"):
+        assert row.crashes_per_second == pytest.approx(rate, rel=0.2)
+
+
+def test_the_naive_p99_is_not_ours(spark: Any) -> None:
+    """Without the stale deletes that tell of long work, 30 s of lease would be the longest time there is."""
+    law = lognormal(20, 0.8)
+    told = analysed(spark, Workload("q", law, "t", 4_000, lease=30.0))
+    (row,) = quantiles(told).collect()
+    assert row.p99_s == pytest.approx(law.quantile(0.99), rel=0.1)
+    assert row.redone_share > 0.2
+
+
+WITHIN_REACH: dict[str, Law] = {
+    "bimodal": bimodal(2, 60, 0.2),
+    "Pareto": pareto(5, 1.5),
+    "drifting": drifting(5, 50, 0.5),
+}
+
+
+@pytest.mark.parametrize("law", WITHIN_REACH.values(), ids=WITHIN_REACH.keys())
+def test_other_laws_show_as_far_as_the_curve_reaches(spark: Any, law: Law) -> None:
+    workload = Workload("q", law, "t", 20_000, lease=40.0, extend=20.0, crashes_per_second=1 / 3_000)
+    (row,) = quantiles(analysed(spark, workload)).collect()
+    for share, found in ((0.5, row.p50_s), (0.9, row.p90_s), (0.99, row.p99_s)):
+        assert found == pytest.approx(law.quantile(share), rel=0.1), share
+    assert row.p99_basis == "curve"
+    assert row.crashes_per_second == pytest.approx(1 / 3_000, rel=0.2)
+
+
+@pytest.mark.parametrize("law", [pareto(5, 1.5), bimodal(2, 60, 0.2)], ids=["Pareto", "bimodal"])
+def test_beyond_its_reach_it_says_at_least(spark: Any, law: Law) -> None:
+    cells = analysed(spark, Workload("q", law, "t", 5_000, lease=40.0, gives_up=30.0))
+    (row,) = quantiles(cells).collect()
+    assert (row.p99_s, row.p99_basis) == (None, "at least")
+    assert row.at_least_s == pytest.approx(30, rel=0.03)
+    (plain,) = recommended(cells).collect()
+    assert plain.timeout_s is None
+    assert plain.timeout_at_least_s == pytest.approx(30, rel=0.03)
+    assert plain.basis == "level"
+
+
+def test_a_curve_by_window_functions_is_the_curve_by_hand(spark: Any) -> None:
+    workload = Workload("q", lognormal(20, 0.8), "t", 2_000, lease=30.0, extend=10.0, crashes_per_second=1 / 60)
+    cells = analysed(spark, workload)
+    expected = Curve(sample_of(cells.toPandas()))
+    rows = curve(cells).orderBy("bucket").collect()
+    for row in rows:
+        assert row.alive == pytest.approx(expected.alive[row.bucket], abs=1e-9)
+        assert row.low <= row.alive <= row.high
+    assert sum(row.finished for row in rows) == pytest.approx(expected.finished)
+    assert {row.within_reach for row in rows if row.seconds < expected.reach_s} == {True}
+
+
+RECOMMENDED = {
+    "lognormal": (lognormal(60, 0.8), dict(lease=30.0, extend=20.0), 1 / 2_000),
+    "lognormal, 70 % censored": (lognormal(20, 0.8), dict(lease=30.0, extend=10.0), 1 / 14),
+    "Pareto": (pareto(5, 1.5), dict(lease=30.0, extend=20.0), 1 / 2_000),
+    "bimodal": (bimodal(2, 60, 0.2), dict(lease=30.0, extend=20.0), 1 / 1_000),
+    "never extended": (lognormal(20, 1.0), dict(lease=30.0), 1 / 500),
+}
+
+
+@pytest.mark.parametrize(("law", "how", "rate"), RECOMMENDED.values(), ids=RECOMMENDED.keys())
+def test_recommended_leases_cost_what_the_best_would(
+    spark: Any, law: Law, how: dict[str, float], rate: float
+) -> None:
+    cells = analysed(spark, Workload("q", law, "t", 6_000, crashes_per_second=rate, **how))
+    (row,) = recommended(cells).collect()
+    true = Costs(crashes_per_second=rate)
+    alive = np.asarray(law.survival(BOUNDS), float)
+    best = plan(alive, true)
+    mine = plan(Curve(sample_of(cells.toPandas())).extended(), Costs(crashes_per_second=row.crashes_per_second))
+    cheapest = float(schedule_price(alive, rate, best, true).cost(true))
+    assert float(schedule_price(alive, rate, mine, true).cost(true)) <= 1.1 * cheapest
+    assert row.first_lease_s == pytest.approx(mine.first, rel=0.35)
+    assert row.cost_low <= row.cost <= row.cost_high
+    assert row.cost_low <= 1.1 * cheapest
+    assert cheapest <= 1.1 * row.cost_high
+    timeout, _ = best_timeout(alive, true, 43_200)
+    cost = timeout_price(alive, rate, np.array([timeout, row.timeout_s])).cost(true)
+    assert cost[1] <= 1.1 * cost[0]
+
+
+def test_too_few_attempts_are_said_to_be_too_few(spark: Any) -> None:
+    (row,) = recommended(analysed(spark, Workload("q", lognormal(20, 1), "t", 20, lease=600.0))).collect()
+    assert (row.basis, row.timeout_s, row.first_lease_s) == ("too few", None, None)
+    assert "30 are needed" in row.note
+
+
+def test_today_is_what_leases_were_granted(spark: Any) -> None:
+    (row,) = recommended(analysed(spark, Workload("q", lognormal(20, 0.8), None, 2_000, lease=30.0))).collect()
+    assert row.type is None
+    assert row.today_lease_s == pytest.approx(30)
+    assert row.today_renewed is False
+    law = lognormal(20, 0.8)
+    lives = sum(float(law.survival(30.0 * number)) for number in range(1, 20))
+    assert row.today_redelivered == pytest.approx(lives, rel=0.1)
+    assert row.today_cost > 3 * row.timeout_cost
+    points = redelivery_curve(analysed(spark, Workload("q", law, None, 2_000, lease=30.0))).collect()
+    near = min(points, key=lambda point: abs(point.timeout_s - 30))
+    assert near.redelivered == pytest.approx(float(law.survival(near.timeout_s)), abs=0.03)
+    assert [point.redelivered for point in points] == sorted((point.redelivered for point in points), reverse=True)
+    assert [point.recovery_s for point in points] == sorted(point.recovery_s for point in points)
+
+
+def test_types_that_take_differently_get_queues_of_their_own(spark: Any) -> None:
+    how: dict[str, Any] = dict(messages=1_500, lease=900.0, crashes_per_second=1 / 2_000)
+    cells = analysed(
+        spark,
+        Workload("mixed", lognormal(2, 0.4), "thumbnail", **how),
+        Workload("mixed", lognormal(2.4, 0.4), "icon", **how),
+        Workload("mixed", lognormal(200, 0.4), "video", **how),
+        Workload("alike", lognormal(20, 0.4), "a", **how),
+        Workload("alike", lognormal(22, 0.4), "b", **how),
+    )
+    rows = split(cells).orderBy("queue", "part").collect()
+    assert [(row.queue, sorted(row.types)) for row in rows] == [
+        ("alike", ["a", "b"]),
+        ("mixed", ["icon", "thumbnail"]),
+        ("mixed", ["video"]),
+    ]
+    assert rows[0].gain == pytest.approx(0)
+    assert rows[1].gain > 0.2
+    assert rows[1].timeout_s < 30 < 200 < rows[2].timeout_s
+    assert rows[1].split_cost < rows[1].together_cost
+
+
+class TestCurves:
+    def test_histograms_of_two_halves_add_up(self, spark: Any) -> None:
+        one = analysed(spark, Workload("q", lognormal(20, 1), "t", 500), seed=1)
+        two = analysed(spark, Workload("q", lognormal(20, 1), "t", 500), seed=2)
+        both = added(one.unionByName(two))
+        assert both.agg({"leases": "sum"}).first()[0] == pytest.approx(
+            one.agg({"leases": "sum"}).first()[0] + two.agg({"leases": "sum"}).first()[0]
+        )
+        assert both.count() < one.count() + two.count()
+
+    def test_the_fit_of_nothing_is_none(self) -> None:
+        nothing = np.zeros(len(BOUNDS))
+        assert lognormal_fit(nothing, nothing) is None
+        empty = Curve(Sample(nothing, nothing, 0.0, 0.0))
+        assert empty.quantile(0.5) == (None, "at least")
+        assert empty.reach_s == 0
+
+    def test_a_curve_is_straight_between_its_bounds(self) -> None:
+        alive = np.linspace(1, 0, len(BOUNDS))
+        middle = np.sqrt(BOUNDS[100] * BOUNDS[101])
+        assert at_bounds(alive, np.array([middle]))[0] == pytest.approx((alive[100] + alive[101]) / 2)
+
+    def test_a_schedule_costs_what_its_planner_says(self) -> None:
+        costs = Costs(crashes_per_second=1 / 1_000)
+        alive = np.asarray(lognormal(60, 1).survival(BOUNDS), float)
+        schedule = plan(alive, costs)
+        assert float(schedule_price(alive, 1 / 1_000, schedule, costs).cost(costs)) == pytest.approx(
+            schedule.cost, rel=0.03
+        )
+
+    def test_a_timeout_costs_what_chance_says(self) -> None:
+        """Constant work of 50 s under leases of 30 s: a duplicate at 30 s, and crashes wait for what is left."""
+        alive = np.where(BOUNDS < 50, 1.0, 0.0)
+        price = timeout_price(alive, 1e-4, np.array([30.0, 100.0]))
+        assert price.duplicates == pytest.approx([1.0, 0.0], abs=0.01)
+        # A crash within the first 30 s waits 15 s on the average; under the longer lease, 75 s of 50.
+        assert price.recovery_s == pytest.approx([1e-4 * 30 * 15, 1e-4 * 50 * 75], rel=0.05)

@@ -1,0 +1,361 @@
+"""Policies and permissions: what opens a queue to another account, and what does not."""
+
+import json
+from typing import Any
+
+import pytest
+
+from veilmq.model.queue import QueueKey
+from veilmq.protocols.sqs import limits
+from veilmq.protocols.sqs.operations.judging import ACROSS_ACCOUNTS
+from veilmq.protocols.sqs.operations.table import OPERATIONS
+from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
+from veilmq.protocols.sqs.policy import Asking, PolicyInvalid, allows, read_policy
+
+OWNER, FRIEND = "111122223333", "444455556666"
+ARN = f"arn:aws:sqs:us-east-1:{OWNER}:jobs"
+QUEUE = QueueKey(OWNER, "us-east-1", "jobs")
+MISSING = "AWS.SimpleQueueService.NonExistentQueue"
+
+
+@pytest.fixture(params=["json", "query"])
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def owner(served: Any, form: str) -> Any:
+    return served.connect(form)
+
+
+@pytest.fixture
+def friend(served: Any, form: str) -> Any:
+    return served.connect(form, served.other)
+
+
+@pytest.fixture
+def url(owner: Any) -> str:
+    return str(owner.create_queue(QueueName="jobs")["QueueUrl"])
+
+
+def policy_of(client: Any, url: str) -> Any:
+    attributes = client.get_queue_attributes(QueueUrl=url, AttributeNames=["Policy"]).get("Attributes", {})
+    return json.loads(attributes["Policy"]) if attributes else None
+
+
+class TestPermissions:
+    """AddPermission and RemovePermission."""
+
+    def test_a_permission_becomes_a_statement_in_aws_form(self, owner: Any, url: str) -> None:
+        owner.add_permission(QueueUrl=url, Label="friend", AWSAccountIds=[FRIEND], Actions=["SendMessage"])
+        owner.add_permission(QueueUrl=url, Label="both", AWSAccountIds=[FRIEND, OWNER], Actions=["*", "PurgeQueue"])
+        assert policy_of(owner, url) == {
+            "Version": "2008-10-17",
+            "Id": f"{ARN}/SQSDefaultPolicy",
+            "Statement": [
+                {
+                    "Sid": "friend",
+                    "Effect": "Allow",
+                    "Principal": {"AWS": f"arn:aws:iam::{FRIEND}:root"},
+                    "Action": "SQS:SendMessage",
+                    "Resource": ARN,
+                },
+                {
+                    "Sid": "both",
+                    "Effect": "Allow",
+                    "Principal": {"AWS": [f"arn:aws:iam::{FRIEND}:root", f"arn:aws:iam::{OWNER}:root"]},
+                    "Action": ["SQS:*", "SQS:PurgeQueue"],
+                    "Resource": ARN,
+                },
+            ],
+        }
+        owner.remove_permission(QueueUrl=url, Label="friend")
+        assert [statement["Sid"] for statement in policy_of(owner, url)["Statement"]] == ["both"]
+        owner.remove_permission(QueueUrl=url, Label="both")
+        assert policy_of(owner, url) is None
+
+    def test_a_permission_opens_what_it_names_until_it_is_removed(
+        self, served: Any, owner: Any, friend: Any, url: str
+    ) -> None:
+        assert served.refused(friend.send_message, QueueUrl=url, MessageBody="x")[0].startswith("AccessDenied")
+        owner.add_permission(QueueUrl=url, Label="friend", AWSAccountIds=[FRIEND], Actions=["SendMessage"])
+        friend.send_message(QueueUrl=url, MessageBody="x")
+        assert friend.send_message_batch(QueueUrl=url, Entries=[{"Id": "1", "MessageBody": "y"}])["Successful"]
+        for call, given in (
+            (friend.receive_message, {}),
+            (friend.get_queue_attributes, {"AttributeNames": ["All"]}),
+            (friend.delete_queue, {}),
+            (friend.purge_queue, {}),
+        ):
+            assert served.refused(call, QueueUrl=url, **given)[0].startswith("AccessDenied")
+        third = served.connect("json", served.third)
+        assert served.refused(third.send_message, QueueUrl=url, MessageBody="x")[0].startswith("AccessDenied")
+        owner.remove_permission(QueueUrl=url, Label="friend")
+        assert served.refused(friend.send_message, QueueUrl=url, MessageBody="x")[0].startswith("AccessDenied")
+        messages = owner.receive_message(QueueUrl=url, MaxNumberOfMessages=10, AttributeNames=["SenderId"])["Messages"]
+        assert [(each["Body"], each["Attributes"]["SenderId"]) for each in messages] == [
+            ("x", served.other.id),
+            ("y", served.other.id),
+        ]
+
+    def test_a_queue_url_is_found_by_its_owner(self, served: Any, owner: Any, friend: Any, url: str) -> None:
+        asked = {"QueueName": "jobs", "QueueOwnerAWSAccountId": OWNER}
+        assert served.refused(friend.get_queue_url, **asked)[0] == MISSING
+        owner.add_permission(QueueUrl=url, Label="friend", AWSAccountIds=[FRIEND], Actions=["GetQueueUrl"])
+        assert friend.get_queue_url(**asked)["QueueUrl"] == url
+        assert served.refused(friend.get_queue_url, **asked | {"QueueName": "nowhere"})[0] == MISSING
+        assert served.refused(friend.get_queue_url, QueueName="jobs")[0] == MISSING
+        assert owner.get_queue_url(**asked)["QueueUrl"] == url
+        code, _ = served.refused(friend.get_queue_url, QueueName="jobs", QueueOwnerAWSAccountId="12")
+        assert code == "InvalidParameterValue"
+
+    def test_messages_are_worked_through_across_accounts(self, owner: Any, friend: Any, url: str) -> None:
+        actions = ["ReceiveMessage", "DeleteMessage", "ChangeMessageVisibility"]
+        owner.add_permission(QueueUrl=url, Label="worker", AWSAccountIds=[FRIEND], Actions=actions)
+        for number in range(3):
+            owner.send_message(QueueUrl=url, MessageBody=str(number))
+        handles = [
+            each["ReceiptHandle"] for each in friend.receive_message(QueueUrl=url, MaxNumberOfMessages=3)["Messages"]
+        ]
+        friend.change_message_visibility(QueueUrl=url, ReceiptHandle=handles[0], VisibilityTimeout=100)
+        entries = [{"Id": "1", "ReceiptHandle": handles[0], "VisibilityTimeout": 0}]
+        assert friend.change_message_visibility_batch(QueueUrl=url, Entries=entries)["Successful"]
+        friend.delete_message(QueueUrl=url, ReceiptHandle=handles[1])
+        deleted = friend.delete_message_batch(QueueUrl=url, Entries=[{"Id": "1", "ReceiptHandle": handles[2]}])
+        assert deleted["Successful"]
+        assert owner.receive_message(QueueUrl=url)["Messages"][0]["Body"] == "0"
+
+    @pytest.mark.parametrize(
+        ("given", "code"),
+        [
+            ({"Label": "there"}, "InvalidParameterValue"),
+            ({"Label": "no spaces"}, "InvalidParameterValue"),
+            ({"Label": "l" * 81}, "InvalidParameterValue"),
+            ({"Label": ""}, "MissingParameter"),
+            ({"AWSAccountIds": []}, "MissingParameter"),
+            ({"AWSAccountIds": ["12345"]}, "InvalidParameterValue"),
+            ({"AWSAccountIds": [f"{number:012}" for number in range(51)]}, "OverLimit"),
+            ({"Actions": []}, "MissingParameter"),
+            ({"Actions": ["CreateQueue"]}, "InvalidParameterValue"),
+            ({"Actions": ["Nonsense"]}, "InvalidParameterValue"),
+            ({"Actions": ["SendMessage"] * 8}, "OverLimit"),
+        ],
+    )
+    def test_what_is_no_permission_is_refused_and_changes_nothing(
+        self, served: Any, owner: Any, url: str, given: dict[str, Any], code: str
+    ) -> None:
+        right: dict[str, Any] = {"QueueUrl": url, "AWSAccountIds": [FRIEND], "Actions": ["SendMessage"]}
+        owner.add_permission(Label="there", **right)
+        before = policy_of(owner, url)
+        assert served.refused(owner.add_permission, **right | {"Label": "new"} | given)[0] == code
+        assert policy_of(owner, url) == before
+
+    def test_the_limits_of_a_policy(self, served: Any, owner: Any, url: str) -> None:
+        actions = sorted(set(ACROSS_ACCOUNTS.values()))[:7]
+        for number in range(limits.POLICY_STATEMENTS_MAX):
+            accounts = [f"{each:012}" for each in range(50 if number == 0 else 1)]
+            label = "l" * 78 + f"{number:02}"
+            owner.add_permission(QueueUrl=url, Label=label, AWSAccountIds=accounts, Actions=actions)
+        code, text = served.refused(
+            owner.add_permission, QueueUrl=url, Label="more", AWSAccountIds=[FRIEND], Actions=["*"]
+        )
+        assert (code, "20 statements" in text) == ("OverLimit", True)
+        assert len(policy_of(owner, url)["Statement"]) == 20
+        code, text = served.refused(owner.remove_permission, QueueUrl=url, Label="more")
+        assert (code, "can't find label" in text) == ("InvalidParameterValue", True)
+
+
+def _asking(**changes: Any) -> Asking:
+    values: dict[str, Any] = {
+        "account": FRIEND,
+        "user": "AKIDSOMEBODY",
+        "action": "SendMessage",
+        "queue": QUEUE,
+        "context": {
+            "aws:securetransport": "false",
+            "aws:sourceip": "10.1.2.3",
+            "aws:principalaccount": FRIEND,
+            "aws:principalarn": f"arn:aws:iam::{FRIEND}:user/AKIDSOMEBODY",
+        },
+    }
+    return Asking(**values | changes)
+
+
+def _statement(**changes: Any) -> dict[str, Any]:
+    statement = {"Effect": "Allow", "Principal": "*", "Action": "sqs:SendMessage", "Resource": ARN} | changes
+    return {name: value for name, value in statement.items() if value is not None}
+
+
+def _judged(*statements: dict[str, Any], **asking: Any) -> bool:
+    policy = {"Version": "2012-10-17", "Statement": list(statements)}
+    return allows(read_policy(json.dumps(policy)), _asking(**asking))
+
+
+class TestLanguage:
+    """What a policy says."""
+
+    @pytest.mark.parametrize(
+        ("changes", "allowed"),
+        [
+            ({}, True),
+            ({"Principal": {"AWS": "*"}}, True),
+            ({"Principal": {"AWS": FRIEND}}, True),
+            ({"Principal": {"AWS": [OWNER, f"arn:aws:iam::{FRIEND}:root"]}}, True),
+            ({"Principal": {"AWS": f"arn:aws:iam::{FRIEND}:user/AKIDSOMEBODY"}}, True),
+            ({"Principal": {"AWS": f"arn:aws:iam::{FRIEND}:user/SOMEONE"}}, False),
+            ({"Principal": {"AWS": OWNER}}, False),
+            ({"Principal": {"Service": "sns.amazonaws.com"}}, False),
+            ({"Principal": None, "NotPrincipal": {"AWS": OWNER}}, True),
+            ({"Principal": None, "NotPrincipal": {"AWS": FRIEND}}, False),
+            ({"Action": "SQS:sendmessage"}, True),
+            ({"Action": ["sqs:ReceiveMessage", "sqs:Send*"]}, True),
+            ({"Action": "*"}, True),
+            ({"Action": "sqs:*"}, True),
+            ({"Action": "sns:*"}, False),
+            ({"Action": "sqs:SendMessag?"}, True),
+            ({"Action": "sqs:Send[A-Z]essage"}, False),
+            ({"Action": "sqs:ReceiveMessage"}, False),
+            ({"Action": None, "NotAction": "sqs:ReceiveMessage"}, True),
+            ({"Action": None, "NotAction": "sqs:SendMessage"}, False),
+            ({"Resource": "*"}, True),
+            ({"Resource": f"arn:aws:sqs:*:{OWNER}:j*"}, True),
+            ({"Resource": [ARN + "2", ARN]}, True),
+            ({"Resource": ARN + "2"}, False),
+            ({"Resource": ARN.replace("us-east-1", "eu-west-1")}, False),
+            ({"Resource": None, "NotResource": ARN}, False),
+        ],
+    )
+    def test_caller_action_and_queue(self, changes: dict[str, Any], allowed: bool) -> None:
+        assert _judged(_statement(**changes)) is allowed
+
+    @pytest.mark.parametrize(
+        ("condition", "allows_with", "denies_with"),
+        [
+            ({"Bool": {"aws:SecureTransport": "false"}}, True, True),
+            ({"Bool": {"aws:SecureTransport": True}}, False, False),
+            ({"IpAddress": {"aws:SourceIp": ["10.0.0.0/8", "192.0.2.1"]}}, True, True),
+            ({"IpAddress": {"aws:SourceIp": "192.0.2.1"}}, False, False),
+            ({"NotIpAddress": {"aws:SourceIp": "192.0.2.0/24"}}, True, True),
+            ({"NotIpAddress": {"aws:SourceIp": "10.1.0.0/16"}}, False, False),
+            ({"IpAddress": {"aws:SourceIp": "no address"}}, False, False),
+            ({"StringEquals": {"AWS:PrincipalAccount": FRIEND}}, True, True),
+            ({"StringNotEquals": {"aws:PrincipalAccount": [OWNER, FRIEND]}}, False, False),
+            ({"StringLike": {"aws:PrincipalArn": "arn:aws:iam::*:user/AKID*"}}, True, True),
+            # Known, and not there for a caller who is no service:
+            ({"ArnLike": {"aws:SourceArn": "*"}}, False, False),
+            ({"ArnEquals": {"aws:SourceArn": "arn:aws:sns:us-east-1:1:topic"}}, False, False),
+            ({"ArnNotEquals": {"aws:SourceArn": "arn:aws:sns:us-east-1:1:topic"}}, True, True),
+            ({"StringEqualsIfExists": {"aws:SourceAccount": OWNER}}, True, True),
+            ({"Null": {"aws:SourceArn": "true"}}, True, True),
+            ({"Null": {"aws:SourceArn": "false"}}, False, False),
+            # Not understood: it lets nobody in, and keeps everybody out.
+            ({"StringEquals": {"aws:RequestTag/colour": "blue"}}, False, True),
+            ({"DateGreaterThan": {"aws:CurrentTime": "2020-01-01T00:00:00Z"}}, False, True),
+            ({"NumericLessThan": {"aws:PrincipalAccount": 5}}, False, True),
+            ({"Bool": {"aws:SecureTransport": "false"}, "StringEquals": {"aws:PrincipalAccount": OWNER}}, False, False),
+        ],
+    )
+    def test_conditions(self, condition: dict[str, Any], allows_with: bool, denies_with: bool) -> None:
+        assert _judged(_statement(Condition=condition)) is allows_with
+        denied = not _judged(_statement(), _statement(Effect="Deny", Condition=condition))
+        assert denied is denies_with
+
+    def test_a_deny_wins_wherever_it_stands(self) -> None:
+        deny = _statement(Effect="Deny", Principal={"AWS": FRIEND})
+        assert not _judged(_statement(), deny)
+        assert not _judged(deny, _statement())
+        assert _judged(deny, _statement(), account=OWNER)
+        assert not _judged()
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "not json",
+            "[]",
+            '{"Version": "2020-01-01", "Statement": []}',
+            '{"Statement": ["x"]}',
+            *(
+                json.dumps({"Statement": _statement(**changes)})
+                for changes in (
+                    {"Effect": "Maybe"},
+                    {"Principal": None},
+                    {"NotPrincipal": "*"},
+                    {"Principal": "me"},
+                    {"Principal": {}},
+                    {"Principal": {"AWS": [f"{number:012}" for number in range(51)]}},
+                    {"Action": None},
+                    {"Action": 5},
+                    {"Action": []},
+                    {"Action": ["sqs:SendMessage"] * 8},
+                    {"Resource": None},
+                    {"Condition": []},
+                    {"Condition": {"Bool": "x"}},
+                    {"Condition": {"Bool": {"aws:SecureTransport": {}}}},
+                    {"Unknown": 1},
+                )
+            ),
+            json.dumps({"Statement": [_statement()] * 21}),
+        ],
+    )
+    def test_what_is_no_policy_is_refused(self, text: str) -> None:
+        with pytest.raises(PolicyInvalid):
+            read_policy(text)
+
+
+class TestAcrossAccounts:
+    """A policy of the owner's own, and the rest of the rules."""
+
+    def test_a_policy_is_judged_as_it_stands_now(self, served: Any, owner: Any, friend: Any, url: str) -> None:
+        policy = {"Version": "2012-10-17", "Statement": [_statement(Action="sqs:*")]}
+        owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps(policy)})
+        friend.send_message(QueueUrl=url, MessageBody="x")
+        policy["Statement"].append(  # type: ignore[attr-defined]
+            _statement(Effect="Deny", Action="*", Condition={"Bool": {"aws:SecureTransport": "false"}})
+        )
+        owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps(policy)})
+        assert served.refused(friend.send_message, QueueUrl=url, MessageBody="x")[0].startswith("AccessDenied")
+        served.secure = True
+        friend.send_message(QueueUrl=url, MessageBody="y")
+        owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": ""})
+        assert served.refused(friend.send_message, QueueUrl=url, MessageBody="x")[0].startswith("AccessDenied")
+
+    def test_an_invalid_policy_is_refused_and_the_old_one_stays(self, served: Any, owner: Any, url: str) -> None:
+        owner.add_permission(QueueUrl=url, Label="friend", AWSAccountIds=[FRIEND], Actions=["*"])
+        before = policy_of(owner, url)
+        bad = json.dumps({"Statement": [_statement(Effect="Maybe")]})
+        code, text = served.refused(owner.set_queue_attributes, QueueUrl=url, Attributes={"Policy": bad})
+        assert (code, "Effect" in text) == ("InvalidAttributeValue", True)
+        assert policy_of(owner, url) == before
+
+    def test_no_policy_opens_what_only_the_owner_may(self, served: Any, owner: Any, friend: Any, url: str) -> None:
+        policy = {"Version": "2012-10-17", "Statement": [_statement(Action="*", Resource="*")]}
+        owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps(policy)})
+        for call, given in (
+            (friend.add_permission, {"Label": "me", "AWSAccountIds": [FRIEND], "Actions": ["*"]}),
+            (friend.remove_permission, {"Label": "me"}),
+            (friend.delete_queue, {}),
+            (friend.set_queue_attributes, {"Attributes": {"DelaySeconds": "1"}}),
+            (friend.tag_queue, {"Tags": {"a": "b"}}),
+            (friend.untag_queue, {"TagKeys": ["a"]}),
+            (friend.list_queue_tags, {}),
+        ):
+            assert served.refused(call, QueueUrl=url, **given)[0].startswith("AccessDenied")
+        for call, given in (
+            (friend.start_message_move_task, {"SourceArn": ARN}),
+            (friend.list_message_move_tasks, {"SourceArn": ARN}),
+        ):
+            assert served.refused(call, **given)[0].startswith("AccessDenied")
+        friend.list_dead_letter_source_queues(QueueUrl=url)
+        friend.purge_queue(QueueUrl=url)
+
+    def test_whether_a_queue_exists_is_not_told(self, served: Any, friend: Any, url: str) -> None:
+        there = served.refused(friend.send_message, QueueUrl=url, MessageBody="x")
+        nowhere = served.refused(friend.send_message, QueueUrl=url.replace("jobs", "nope"), MessageBody="x")
+        assert there[0] == nowhere[0]
+        assert there[1].replace("jobs", "nope") == nowhere[1]
+
+    def test_own_operations_are_never_open_to_others(self) -> None:
+        assert ACROSS_ACCOUNTS.keys() < OPERATIONS.keys()
+        # The same operation under the same name, in the other dialect too.
+        assert ACROSS_ACCOUNTS.keys() & {row.name for row in VEIL_OPERATIONS.values()} == {"PurgeQueue"}

@@ -1,0 +1,113 @@
+"""Tags, through botocore on a real store, in both forms."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from veilmq.model.access import Action, Grant
+from veilmq.protocols.sqs import limits
+
+
+@pytest.fixture(params=["json", "query"])
+def client(request: pytest.FixtureRequest, served: Any) -> Any:
+    return served.connect(request.param)
+
+
+@pytest.fixture
+def url(client: Any) -> str:
+    return str(client.create_queue(QueueName="jobs", tags={"team": "shop"})["QueueUrl"])
+
+
+def tags(client: Any, url: str) -> dict[str, str]:
+    found: dict[str, str] = client.list_queue_tags(QueueUrl=url).get("Tags", {})
+    return found
+
+
+def test_tags_are_added_replaced_removed_and_listed(client: Any, url: str) -> None:
+    assert tags(client, url) == {"team": "shop"}
+    client.tag_queue(QueueUrl=url, Tags={"team": "mail", "colour": "blue & <red>", "empty": ""})
+    assert tags(client, url) == {"team": "mail", "colour": "blue & <red>", "empty": ""}
+    client.tag_queue(QueueUrl=url, Tags={"Colour": "case counts"})
+    client.untag_queue(QueueUrl=url, TagKeys=["team", "empty", "never there"])
+    assert tags(client, url) == {"colour": "blue & <red>", "Colour": "case counts"}
+    client.untag_queue(QueueUrl=url, TagKeys=["colour", "Colour"])
+    assert tags(client, url) == {}
+    assert "Tags" not in client.list_queue_tags(QueueUrl=url)
+
+
+@pytest.mark.parametrize("count", [limits.TAGS_MAX - 1, limits.TAGS_MAX])
+def test_as_many_tags_as_allowed(client: Any, url: str, count: int) -> None:
+    client.tag_queue(QueueUrl=url, Tags={str(number): "x" for number in range(count - 1)})
+    assert len(tags(client, url)) == count
+
+
+def test_one_tag_too_many_changes_nothing(served: Any, client: Any, url: str) -> None:
+    most = {str(number): "x" for number in range(limits.TAGS_MAX)}
+    for given in (most, most | {"more": "x"}):
+        code, text = served.refused(client.tag_queue, QueueUrl=url, Tags=given)
+        assert (code, "50 tags" in text) == ("InvalidParameterValue", True)
+    code, _ = served.refused(client.create_queue, QueueName="other", tags=most | {"more": "x"})
+    assert code == "InvalidParameterValue"
+    assert tags(client, url) == {"team": "shop"}
+    client.tag_queue(QueueUrl=url, Tags={"team": "replaced"} | {str(number): "x" for number in range(49)})
+    assert len(tags(client, url)) == limits.TAGS_MAX
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "taken"),
+    [
+        ("k" * 127, "v", True),
+        ("k" * 128, "v", True),
+        ("k" * 129, "v", False),
+        ("k", "v" * 255, True),
+        ("k", "v" * 256, True),
+        ("k", "v" * 257, False),
+        ("aws:made", "v", False),
+        ("AWS:made", "v", False),
+        ("aws", "v", True),
+        ("k\x01", "v", False),
+    ],
+)
+def test_the_limits_of_a_tag(served: Any, client: Any, url: str, key: str, value: str, taken: bool) -> None:
+    if taken:
+        client.tag_queue(QueueUrl=url, Tags={key: value})
+        assert tags(client, url)[key] == value
+    else:
+        code, _ = served.refused(client.tag_queue, QueueUrl=url, Tags={key: value})
+        assert code in {"InvalidParameterValue", "InvalidMessageContents"}
+        assert tags(client, url) == {"team": "shop"}
+
+
+def test_what_is_missing_is_named(served: Any, client: Any, url: str) -> None:
+    assert served.refused(client.tag_queue, QueueUrl=url, Tags={})[0] == "MissingParameter"
+    assert served.refused(client.untag_queue, QueueUrl=url, TagKeys=[])[0] == "MissingParameter"
+    nowhere = url.replace("jobs", "nowhere")
+    for call, given in ((client.tag_queue, {"Tags": {"a": "b"}}), (client.list_queue_tags, {})):
+        code, _ = served.refused(call, QueueUrl=nowhere, **given)
+        assert code == "AWS.SimpleQueueService.NonExistentQueue"
+
+
+def test_of_two_who_change_at_once_nobody_is_lost(served: Any, client: Any, url: str) -> None:
+    """Between the look and the write of one, another writes."""
+    apply, interfered = served.store.apply, []
+
+    def interfering(commands: Any, now: Any) -> Any:
+        wanted = {"tags": {"team": "shop", "mine": "1"}}
+        if not interfered and any(getattr(command, "change", None) == wanted for command in commands):
+            interfered.append(True)
+            served.connect("json").tag_queue(QueueUrl=url, Tags={"theirs": "2"})
+        return apply(commands, now)
+
+    served.store.apply = interfering
+    client.tag_queue(QueueUrl=url, Tags={"mine": "1"})
+    assert interfered
+    assert tags(client, url) == {"team": "shop", "theirs": "2", "mine": "1"}
+
+
+def test_a_key_that_may_change_needs_no_other_grant(served: Any, client: Any, url: str) -> None:
+    ring = served.codec._verifier._keyring
+    key = ring.keys["AKIDEXAMPLE"]
+    ring.keys[key.id] = msgspec.structs.replace(key, grants=(Grant(frozenset({Action.CHANGE_QUEUE})),))
+    client.tag_queue(QueueUrl=url, Tags={"mine": "1"})
+    assert "AccessDenied" in served.refused(client.list_queue_tags, QueueUrl=url)[0]
