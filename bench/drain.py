@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--sink", choices=("parquet", "delta"), default="parquet")
     parser.add_argument("--max-rows", type=int, default=50_000)
-    parser.add_argument("--receivers", type=int, default=4)
+    parser.add_argument("--receivers", type=int, default=8)
     parser.add_argument("--scheme", choices=("veil", "sqs"), default="veil")
     parser.add_argument("--master", default="local[2]")
     given = parser.parse_args()

@@ -52,6 +52,7 @@ class Running:
         self.keyring = keyring or DevelopmentKeyring()
         self.settings = settings
         self.ports: dict[str, Any] = {}
+        self.pushes: dict[str, int] = {}
         self.clock = LeaseClock()
         engine, self.store = open_directory(directory, None, options)
         self.clock.start(self.store.mark)

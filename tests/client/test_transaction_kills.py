@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.client.transaction_sides import Steps, opened
 
 SIDES = Path(__file__).with_name("transaction_sides.py")

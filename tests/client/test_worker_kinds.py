@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -170,6 +171,29 @@ class TestProcesses:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         assert len(stage.visible()) == 1
+
+    def test_a_program_that_ends_without_a_stop_ends(self, stage: Stage, handlers: ModuleType, tmp_path: Path) -> None:
+        stage.send(str(tmp_path / "pid"))
+        stage.account.close()
+        program = tmp_path / "program.py"
+        program.write_text(
+            f"""
+import sys, time
+from pathlib import Path
+import {handlers.__name__} as handlers
+from veilmq.client.worker import Worker
+
+if __name__ == "__main__":
+    Worker("veil://{stage.directory}?queue=work", handlers.deaf, kind="processes").start()
+    while not Path("{tmp_path / "pid"}").exists():
+        time.sleep(0.01)
+    sys.exit(7)
+"""
+        )
+        done = subprocess.run([sys.executable, str(program)], cwd=tmp_path, timeout=WAIT_S)
+        assert done.returncode == 7
+        with pytest.raises(ProcessLookupError):
+            os.kill(_number_in(tmp_path / "pid"), 0)
 
     def test_batches_and_decorated_handlers(self, stage: Stage, handlers: ModuleType) -> None:
         stage.send(*map(str, range(10)))

@@ -137,6 +137,8 @@ class Metrics:
         yield from self._shell_families()
         yield from self._store_families()
         yield from self._port_families()
+        pushes = self._service.pushes
+        yield _counters("veilmq_pushes", "Attempts to push, by what became of them.", ("result",), pushes.items())
 
     def _shell_families(self) -> Iterator[Metric]:
         shell = self._service.shell

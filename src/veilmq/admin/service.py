@@ -44,6 +44,11 @@ class Service(Protocol):
         ...
 
     @property
+    def pushes(self) -> Mapping[str, int]:
+        """Attempts to push, by what became of them."""
+        ...
+
+    @property
     def keyring(self) -> Keyring:
         """The keys of the moment."""
         ...

@@ -20,6 +20,7 @@ from typing import Any
 
 import veilmq
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
 from veilmq.server.clock import LeaseClock
 from veilmq.server.credentials import Credentials, DevelopmentKeyring, Keys
@@ -102,10 +103,13 @@ async def _run(settings: Settings, keys: Keys) -> Exit:
         async with _admin(service, settings):
             for name, listener in service.listeners.items():
                 log.info("%s listens on %s", name, " and ".join(listener.urls))
+            pushing = asyncio.create_task(serve_pushes(service, settings))
             waiting = asyncio.ensure_future(ended.wait())
             either: list[asyncio.Future[Any]] = [waiting, service.failed]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
+            pushing.cancel()
+            await asyncio.gather(pushing, return_exceptions=True)
             log.info("shutting down")
     finally:
         failed = service.failed.done()

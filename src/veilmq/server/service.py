@@ -7,7 +7,7 @@ on the way in undoes what stood already.
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -55,6 +55,8 @@ class Service:
         self.clock = clock
         self.listeners: dict[str, Listener] = {}
         self.ports: dict[str, Port] = {}
+        self.pushes: Mapping[str, int] = {}
+        """Attempts to push, by what became of them."""
         self._at_point = at_point
         self._urls: dict[str, str] = {}
         self._undo = AsyncExitStack()
@@ -154,6 +156,12 @@ class Service:
         undo.push_async_callback(listener.close_gracefully, settings.shutdown_deadline_s)
         self.ports[name], self.listeners[name] = port, listener
         self._urls[name] = listener.urls[0]
+
+    def show_document(self, path: str, text: bytes) -> None:
+        """Let the MNS port serve a document to anybody who asks: the certificate of pushes."""
+        codec = self.ports["mns"].codec
+        assert isinstance(codec, mns_codec.Codec)
+        codec.documents[path.encode()] = text
 
     def announce(self, urls: dict[str, str]) -> None:
         """Tell those who find the directory held where to reach us."""

@@ -201,7 +201,7 @@ def _draw(number: int, workload: Workload, random: np.random.Generator, span: fl
             break
         share = np.clip((granted - start) / (span * _SECOND), 0, 1)
         takes = (np.minimum(workload.law.draw(random, share), _FOREVER) * _SECOND).astype(np.int64) + 1
-        crash = random.exponential(1, len(message)) / max(workload.crashes_per_second, 1e-12)
+        crash: Any = random.exponential(1, len(message)) / max(workload.crashes_per_second, 1e-12)
         crash = (np.minimum(crash, _FOREVER) * _SECOND).astype(np.int64) + 1
         extensions = (np.minimum(np.minimum(takes, crash), stop) - 1) // step
         due = extensions * step + lease

@@ -174,6 +174,10 @@ class Wire:
             said = self.codec.encode(said, outcomes)
         return Answer(said)
 
+    def read(self, response: Response) -> Answer:
+        """A response, as `ask` gives it."""
+        return Answer(response)
+
     def ask(self, method: str, target: str, body: bytes | str = b"", headers: Any = None, **how: Any) -> Answer:
         """`request` and `send`."""
         return self.send(self.request(method, target, body, headers, **how))

@@ -1,18 +1,17 @@
 """What a transaction is made of: its verdict, what the application sees of it, and its entry in the log.
 
 Strategy: an entry is JSON and always carries the whole message, so that nothing that happens to the half message can
-lose it. Bytes in attributes are base64 under a key that says so. Source: seed 002, "transaction messages", step 2.
+lose it. Source: seed 002, "transaction messages", step 2.
 """
 
-from base64 import b64decode, b64encode
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from veilmq.client.capabilities import Capabilities
+from veilmq.client.message_text import original, plain
 from veilmq.client.messages import Message
 from veilmq.model.errors import ParameterInvalid
 
@@ -75,20 +74,17 @@ def made(transaction: str, form: Form, message: Message, handle: str | None, at:
 
 def encode(entry: Entry) -> str:
     """The body of a log message."""
-    attributes = {name: _plain(value) for name, value in entry.message.attributes.items()}
-    return msgspec.json.encode(replace(entry, message=replace(entry.message, attributes=attributes))).decode()
+    return msgspec.json.encode(replace(entry, message=plain(entry.message))).decode()
 
 
 def decode(body: str) -> Entry | None:
     """The entry in a log message; None if it is none that we know."""
     try:
         entry = msgspec.json.decode(body, type=Entry)
-        attributes = {name: _original(value) for name, value in entry.message.attributes.items()}
-    except (msgspec.MsgspecError, ValueError, TypeError):
+        message = original(entry.message)
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return None
-    if entry.version != _VERSION:
-        return None
-    return replace(entry, message=replace(entry.message, attributes=attributes))
+    return replace(entry, message=message) if entry.version == _VERSION else None
 
 
 def marked(entry: Entry, capabilities: Capabilities) -> Message:
@@ -110,11 +106,3 @@ def verdict_of(given: object) -> Verdict:
     except ValueError:
         reason = f"must be a Verdict, True or False, not {given!r}"
         raise ParameterInvalid(parameter="verdict", reason=reason) from None
-
-
-def _plain(value: Any) -> Any:
-    return {"base64": b64encode(value).decode()} if isinstance(value, bytes) else value
-
-
-def _original(value: Any) -> Any:
-    return b64decode(value["base64"], validate=True) if isinstance(value, Mapping) else value

@@ -6,6 +6,7 @@ child that dies fails its messages, which go back with backoff, and is replaced;
 seconds after it was told to stop is killed. Children are spawned, not forked: this process has threads.
 """
 
+import atexit
 import contextlib
 import logging
 import multiprocessing
@@ -40,6 +41,8 @@ class ProcessRunners:
 
     def start(self) -> None:
         """Returns once the handlers can run. Raises ParameterInvalid if they never will."""
+        # A program that ends without a stop: children ignore the SIGTERM that multiprocessing would send and wait for.
+        pass
         try:
             for child in self._children:
                 child.spawn()
@@ -61,6 +64,7 @@ class ProcessRunners:
         self.kill()
         for child in self._children:
             child.bury()
+        atexit.unregister(self.kill)
 
 
 class _Child:

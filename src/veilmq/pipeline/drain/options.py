@@ -30,7 +30,7 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Visibility timeout of each receive; extended while the batch runs."""
     wait: float = 0.2
     """How long a receive waits when the queue seems empty."""
-    receivers: int = 4
+    receivers: int = 8
     """Receives at a time."""
     partitions: int = 4
     """Tasks of a micro-batch, at most."""

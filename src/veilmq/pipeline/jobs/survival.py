@@ -1,8 +1,8 @@
 """`survival`: how long work takes, per queue and message type, with what is censored.
 
 Strategy: leases become a histogram (buckets.py), small however long the history is; crashes are placed in it
-(curves.py) and Kaplan and Meier's curve follows by window functions over the buckets of each group. `quantiles` is the same in a
-row a group: a number where the curve reaches or a lognormal law agrees with it; beyond, "at least".
+(curves.py) and Kaplan and Meier's curve follows by window functions over the buckets of each group. `quantiles` is the
+same in a row a group: a number where the curve reaches or a lognormal law agrees with it; beyond, "at least".
 """
 
 from typing import TYPE_CHECKING, Any, Final

@@ -2,9 +2,10 @@
 
 Strategy: from the histogram of a group the curve and its crash rate; on them the client's own planner
 (veilmq.client.timeouts), so that what is recommended here is what AdaptiveTimeout would come to do. Two answers: a
-plain timeout for workers that never extend, and a first lease with a renewal interval for those that do. Each cost comes
-with its 95 % interval from resampled histograms. Where the best timeout lies beyond the curve's reach there is no number:
-"at least". Source: patterns.md, "Adaptive visibility timeout"; seed 003.
+plain timeout for workers that never extend, and a first lease with a renewal interval for those that do. Each cost
+comes with its 95 % interval from resampled histograms. Where the best timeout hangs on what was never seen there is no
+number but "at least": what would be best if all work ended at the curve's reach. Source: patterns.md, "Adaptive
+visibility timeout"; seed 003.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -34,8 +35,6 @@ LEASE_LONGEST_S: Final = 43_200.0
 RESAMPLES: Final = 200
 _CRASH_PRIOR: Final = 3.0
 """Crashes that the given rate is worth before any was seen, as in AdaptiveTimeout."""
-_GROWING: Final = 1.02
-"""A cost that still falls by so much within the last bucket of the reach has its minimum beyond."""
 
 
 def timeouts(leases: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
@@ -88,11 +87,11 @@ def best_timeout(alive: Any, costs: "Costs", longest_s: float) -> tuple[float, b
     """The cheapest timeout up to `longest_s`, and whether the true best may lie beyond."""
     import numpy as np
 
-    from veilmq.pipeline.jobs.buckets import BOUNDS
+    from veilmq.pipeline.jobs.buckets import BOUNDS, bucket_of
     from veilmq.pipeline.jobs.pricing import timeout_price
 
     longest_s = max(longest_s, 2 * TIMEOUT_SHORTEST_S)
-    usable = BOUNDS[(BOUNDS >= TIMEOUT_SHORTEST_S) & ~(BOUNDS > longest_s)]
+    usable = BOUNDS[bucket_of(TIMEOUT_SHORTEST_S) : bucket_of(longest_s) + 1]
     cost = timeout_price(alive, costs.crashes_per_second, usable).cost(costs)
     best = int(np.argmin(cost))
     return float(usable[best]), best >= len(usable) - 2
@@ -165,7 +164,9 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
     timeout, beyond = best_timeout(alive, costs, longest)
     # A curve that came down to nothing within its reach has nothing beyond.
     if beyond and not curve.fits and alive[-1] > 0:
-        return {"timeout_at_least_s": curve.reach_s}
+        ended = alive.copy()
+        ended[curve.last :] = 0.0
+        return {"timeout_at_least_s": best_timeout(ended, costs, longest)[0]}
     at = np.array([timeout])
     price = timeout_price(alive, costs.crashes_per_second, at)
     curves, rates = resampled

@@ -26,6 +26,7 @@ __all__ = ["Call", "Codec", "Endpoint"]
 
 _VERSION_HEADER: Final = (b"x-mns-version", limits.VERSION)
 _HOST_UNKNOWN: Final = "http://localhost"
+_PEM: Final = b"application/x-pem-file"
 
 
 class Codec:
@@ -34,12 +35,16 @@ class Codec:
     def __init__(self, keyring: Keyring, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._verifier = Verifier(keyring)
+        self.documents: dict[bytes, bytes] = {}
+        """What anybody may read, by path: the certificate of pushes."""
 
     def decode(self, request: Request, wall: Instant, arrived: Instant) -> Call | Response:
         """What the request asks of the engine; a Response if it is refused, or answered without the engine.
 
         `wall` judges signatures; `arrived`, on the lease clock, is when the server began to read the request.
         """
+        if request.method == "GET" and request.target in self.documents:
+            return Response(200, _PEM, self.documents[request.target])
         try:
             caller = self._verifier.verify(request, wall)
             place = read_place(request.path)

@@ -27,12 +27,13 @@ from veilmq.protocols.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
     INVALID_PARAMETER_VALUE,
+    OVER_LIMIT,
     THROUGHPUT,
     Refusal,
     invalid_value,
 )
 from veilmq.protocols.sqs.message_attributes import check_text
-from veilmq.protocols.sqs.policy import PolicyInvalid, read_policy
+from veilmq.protocols.sqs.policy import PolicyInvalid, PolicyTooLarge, read_policy
 
 
 class _Number(NamedTuple):
@@ -170,6 +171,8 @@ def _label(name: str, text: str, creating: bool) -> str:
 def _check_policy(text: str) -> None:
     try:
         read_policy(text)
+    except PolicyTooLarge as wrong:
+        raise Refusal(OVER_LIMIT, f"The policy is over a limit: {wrong}.") from None
     except PolicyInvalid as wrong:
         raise Refusal(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter Policy: {wrong}.") from None
 

@@ -40,6 +40,10 @@ class PolicyInvalid(Exception):
     """The text is no policy: why."""
 
 
+class PolicyTooLarge(PolicyInvalid):
+    """It is one, but beyond a limit."""
+
+
 class Asking(msgspec.Struct, frozen=True):
     """Who asks for what, as a policy sees it."""
 
@@ -64,7 +68,7 @@ def read_policy(text: str) -> dict[str, Any]:
         raise PolicyInvalid(f"Version must be {' or '.join(VERSIONS)}")
     statements = statements_of(policy)
     if len(statements) > limits.POLICY_STATEMENTS_MAX:
-        raise PolicyInvalid(f"it has more than {limits.POLICY_STATEMENTS_MAX} statements")
+        raise PolicyTooLarge(f"it has more than {limits.POLICY_STATEMENTS_MAX} statements")
     for statement in statements:
         _check_statement(statement)
     return policy
@@ -93,7 +97,7 @@ def _check_statement(statement: Any) -> None:
         elif not _texts(statement[given[0]]):
             raise PolicyInvalid(f"{given[0]} must be a text or a list of texts")
     if len(_texts(statement.get("Action", []))) > limits.POLICY_ACTIONS_MAX:
-        raise PolicyInvalid(f"a statement can name at most {limits.POLICY_ACTIONS_MAX} actions")
+        raise PolicyTooLarge(f"a statement can name at most {limits.POLICY_ACTIONS_MAX} actions")
     _check_condition(statement.get("Condition", {}))
 
 
@@ -112,7 +116,7 @@ def _check_principal(name: str, principal: Any) -> None:
     if not isinstance(principal, dict) or not principal or not all(_texts(values) for values in principal.values()):
         raise PolicyInvalid(f'{name} must be "*" or an object of principals')
     if sum(len(_texts(values)) for values in principal.values()) > limits.POLICY_PRINCIPALS_MAX:
-        raise PolicyInvalid(f"a statement can name at most {limits.POLICY_PRINCIPALS_MAX} principals")
+        raise PolicyTooLarge(f"a statement can name at most {limits.POLICY_PRINCIPALS_MAX} principals")
 
 
 def _listed(value: Any) -> list[Any]:

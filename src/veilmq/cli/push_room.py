@@ -1,0 +1,62 @@
+"""The push room, opened when the first subscription wants it.
+
+Strategy: most servers push nothing, and the room's libraries and key shall cost them nothing: a task looks for a push
+subscription, and only then imports, makes or reads the key, lets the MNS port serve the certificate, and opens it.
+"""
+
+import asyncio
+import datetime
+import logging
+from typing import Final
+
+from veilmq.model.topic import SubscriptionSettings, TopicKey
+from veilmq.server.clock import wall
+from veilmq.server.service import Service
+from veilmq.server.settings import Settings
+
+_LOOK_S: Final = 0.5
+
+log = logging.getLogger("veilmq.push")
+
+
+async def serve_pushes(service: Service, settings: Settings) -> None:
+    """Push what there is to push, until cancelled."""
+    while not _subscriptions(service):  # noqa: ASYNC110 the store sets no event
+        await asyncio.sleep(_LOOK_S)
+    from veilmq.push.addresses import networks
+    from veilmq.push.room import PushRoom
+    from veilmq.push.signing import CERTIFICATE_PATH, Signer
+
+    now = datetime.datetime.fromtimestamp(wall() / 1e6, datetime.UTC)
+    loop = asyncio.get_running_loop()
+    try:
+        signer = await loop.run_in_executor(None, Signer.of_directory, settings.data, now)
+    except (OSError, ValueError) as error:
+        log.error("no pushes: the key cannot be had: %s", error)
+        return
+    service.show_document(CERTIFICATE_PATH, signer.certificate)
+    base = (settings.external_url or service.listeners["mns"].urls[0]).rstrip("/")
+    room = PushRoom(
+        service.shell,
+        lambda: _subscriptions(service),
+        signer,
+        base + CERTIFICATE_PATH,
+        allowed=networks(settings.push_allow),
+        documented_case=settings.push_header_case == "documented",
+        wall=wall,
+    )
+    service.pushes = room.results
+    await room.start()
+    try:
+        await loop.create_future()
+    finally:
+        await room.stop()
+
+
+def _subscriptions(service: Service) -> dict[tuple[TopicKey, str], SubscriptionSettings]:
+    return {
+        (key, name): subscription.settings
+        for key, topic in service.store.topics.items()
+        for name, subscription in topic.subscriptions.items()
+        if subscription.settings.url is not None
+    }

@@ -1,0 +1,302 @@
+"""A table of messages that are sent if and only if the user's own SQL transaction commits.
+
+Strategy: `Outbox.add` writes a row through the user's cursor, in the user's transaction; a `Relay` sends what is
+committed and marks it. It dies between the two at worst: then the row is sent again, with the same id, which travels as
+deduplication id where the queue is FIFO and as an attribute where it has some. Relays share a table by holding rows for
+a time. Plain SQL that SQLite, PostgreSQL and MySQL have; any DB-API driver (PEP 249). Source: seed 002, "transaction
+messages" (the same promise, from a database).
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from msgspec.structs import replace
+
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.dbapi import Connect, check_transactional, paramstyle_of, run, table_name
+from veilmq.client.message_text import from_text, to_text
+from veilmq.client.messages import Message, Sent
+from veilmq.client.prepared import as_message, text_bytes
+from veilmq.client.queue import Queue
+from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
+
+ATTRIBUTE: Final = "veilmq.outbox"
+"""The row's id, on the message: an idempotency key for consumers."""
+ID_CHARACTERS_MAX: Final = 120
+_POSITIONS: Final = {
+    "sqlite": "INTEGER PRIMARY KEY AUTOINCREMENT",
+    "postgresql": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "mysql": "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY",
+}
+_FREE: Final = "sent IS NULL AND failure IS NULL AND (holder IS NULL OR held_until < ?)"
+
+log = logging.getLogger("veilmq.outbox")
+
+
+class Outbox:
+    """The table. Shares nothing between calls; any thread."""
+
+    def __init__(self, *, table: str = "veilmq_outbox", paramstyle: str | None = None) -> None:
+        """paramstyle: the driver's; None: asked of its module. Raises ParameterInvalid."""
+        self.table = table_name(table)
+        self._paramstyle = paramstyle
+
+    def ddl(self, dialect: str = "sqlite") -> tuple[str, ...]:
+        """The statements that make the table and its index. dialect: sqlite, postgresql or mysql.
+
+        Raises ParameterInvalid.
+        """
+        position = _POSITIONS.get(dialect)
+        if position is None:
+            raise ParameterInvalid(parameter="dialect", reason=f"must be one of {', '.join(_POSITIONS)}")
+        text = "LONGTEXT" if dialect == "mysql" else "TEXT"
+        float_ = "DOUBLE PRECISION"
+        index = self.table.replace(".", "_") + "_unsent"
+        return (
+            f"CREATE TABLE {self.table} (position {position}, id VARCHAR({ID_CHARACTERS_MAX}) NOT NULL UNIQUE,"
+            f" message {text} NOT NULL, holder VARCHAR(64), held_until {float_}, sent {float_}, failure {text})",
+            f"CREATE INDEX {index} ON {self.table} (sent, position)",
+        )
+
+    def add(self, cursor: Any, message: str | Message, *, deduplication_id: str | None = None) -> str:
+        """Write a message in the cursor's transaction; its id, which the message carries.
+
+        deduplication_id: the application's own id, else the message's, else a new one; a second row with the same id is
+        the driver's IntegrityError. Raises ParameterInvalid, and what the driver raises.
+        """
+        whole = as_message(message)
+        text_bytes(whole.body)
+        identity = deduplication_id or whole.deduplication_id or secrets.token_hex(16)
+        if len(identity) > ID_CHARACTERS_MAX:
+            reason = f"must have at most {ID_CHARACTERS_MAX} characters"
+            raise ParameterInvalid(parameter="deduplication_id", reason=reason)
+        statement = f"INSERT INTO {self.table} (id, message) VALUES (?, ?)"
+        self.run(cursor, statement, (identity, to_text(replace(whole, deduplication_id=None))))
+        return identity
+
+    def run(self, cursor: Any, statement: str, values: Sequence[object] = ()) -> Any:
+        """Execute a statement that was written with `?`; returns the cursor."""
+        return run(cursor, paramstyle_of(self._paramstyle, cursor), statement, values)
+
+
+class Failure(NamedTuple):
+    """A row that its queue refuses for good."""
+
+    id: str
+    reason: str
+
+
+class _Row(NamedTuple):
+    position: int
+    id: str
+    text: str
+
+
+class Relay:
+    """Sends what an outbox holds. Run it in a thread (`start`), or call `run_once`; any number may share a table.
+
+    One relay sends in the order of the rows' positions, as far as the queue keeps it.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        connect: Connect,
+        queue: Queue,
+        *,
+        batch: int = 100,
+        hold: float = 60.0,
+        check_every: float = 1.0,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """connect: makes a connection that may change threads (sqlite3: check_same_thread=False). batch: rows a
+        transaction. hold: seconds that a relay's rows are its own; longer than it takes to send them. check_every:
+        seconds between looks of the thread. Raises ParameterInvalid.
+        """
+        if batch < 1:
+            raise ParameterInvalid(parameter="batch", reason=f"must be at least 1, not {batch}")
+        for name, seconds in (("hold", hold), ("check_every", check_every)):
+            if not seconds > 0:
+                raise ParameterInvalid(parameter=name, reason=f"must be above 0, not {seconds!r}")
+        self._outbox = outbox
+        self._connect = connect
+        self._queue = queue
+        self._batch = batch
+        self._hold = hold
+        self._check_every = check_every
+        self._clock = clock
+        self._holder = secrets.token_hex(16)
+        self._connection: Any = None
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def run_once(self) -> int:
+        """Send everything that is committed and nobody else's; how many were sent.
+
+        Rows that the queue refuses for good are marked with the reason and not tried again. Stops at the first error
+        that may pass: raises it, and what the driver raises; what was sent is marked.
+        """
+        sent = 0
+        with self._lock:
+            while rows := self._take():
+                results = self._send(rows)
+                self._mark(rows, results)
+                sent += sum(isinstance(result, Sent) for result in results)
+                for result in results:
+                    if isinstance(result, VeilError) and not _hopeless(result):
+                        raise result
+        return sent
+
+    def failures(self, count_max: int = 100) -> list[Failure]:
+        """Rows that the queue refuses for good."""
+        statement = f"SELECT id, failure FROM {self._outbox.table} WHERE failure IS NOT NULL ORDER BY position"
+        with self._lock, _Transaction(self) as cursor:
+            return [Failure(*row) for row in self._outbox.run(cursor, statement).fetchmany(count_max)]
+
+    def retry(self, identity: str) -> bool:
+        """Try a failed row again; False if there is none of that id."""
+        statement = f"UPDATE {self._outbox.table} SET failure = NULL WHERE id = ? AND failure IS NOT NULL"
+        with self._lock, _Transaction(self) as cursor:
+            return bool(self._outbox.run(cursor, statement, (identity,)).rowcount == 1)
+
+    def prune(self, older_than: float) -> int:
+        """Delete rows that were sent more than `older_than` seconds ago; how many."""
+        statement = f"DELETE FROM {self._outbox.table} WHERE sent < ?"
+        with self._lock, _Transaction(self) as cursor:
+            return int(self._outbox.run(cursor, statement, (self._clock.wall() - older_than,)).rowcount)
+
+    def wake(self) -> None:
+        """Something was committed: look now."""
+        self._wake.set()
+
+    def start(self) -> None:
+        """Look every `check_every` seconds, in a thread of its own. Twice is once."""
+        if self._thread is None:
+            self._closing = False
+            self._thread = threading.Thread(target=self._run, name="veilmq outbox relay", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and the connection; the queue stays open. Twice is once."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._lock:
+            self.drop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def connection(self) -> Any:
+        """The relay's own connection."""
+        if self._connection is None:
+            connection = self._connect()
+            check_transactional(connection)
+            self._connection = connection
+        return self._connection
+
+    def drop(self) -> None:
+        """Closing rolls back what is open (PEP 249)."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self.run_once()
+            except Exception:  # drivers raise what they like; the next look has a connection of its own
+                log.exception("the outbox was not sent to its end")
+            self._wake.wait(self._check_every)
+            self._wake.clear()
+
+    def _take(self) -> list[_Row]:
+        """Hold the next rows; fewer if others hold some of them."""
+        now = self._clock.wall()
+        table = self._outbox.table
+        select = f"SELECT position, id, message FROM {table} WHERE {_FREE} ORDER BY position LIMIT {self._batch:d}"
+        hold = f"UPDATE {table} SET holder = ?, held_until = ? WHERE position = ? AND {_FREE}"
+        with _Transaction(self) as cursor:
+            found = [_Row(*row) for row in self._outbox.run(cursor, select, (now,)).fetchall()]
+            mine = []
+            for row in found:
+                values = (self._holder, now + self._hold, row.position, now)
+                if self._outbox.run(cursor, hold, values).rowcount == 1:
+                    mine.append(row)
+            return mine
+
+    def _send(self, rows: Sequence[_Row]) -> list[Sent | VeilError]:
+        messages = [from_text(row.text) for row in rows]
+        whole = [self._marked(row, message) for row, message in zip(rows, messages, strict=True) if message is not None]
+        try:
+            answers = iter(self._queue.send_batch(whole) if whole else [])
+        except VeilError as error:
+            answers = iter([error] * len(whole))
+        unreadable = ParameterInvalid(parameter="message", reason="the row holds no message")
+        return [unreadable if message is None else next(answers) for message in messages]
+
+    def _marked(self, row: _Row, message: Message) -> Message:
+        """The message with its id, where the queue can carry it."""
+        capabilities = self._queue.capabilities
+        if capabilities.attributes:
+            message = replace(message, attributes={**message.attributes, ATTRIBUTE: row.id})
+        return replace(message, deduplication_id=row.id) if capabilities.native_fifo else message
+
+    def _mark(self, rows: Sequence[_Row], results: Sequence[Sent | VeilError]) -> None:
+        table = self._outbox.table
+        mine = "WHERE position = ? AND holder = ?"
+        with _Transaction(self) as cursor:
+            value: object
+            for row, result in zip(rows, results, strict=True):
+                if isinstance(result, Sent):
+                    what, value = "sent = ?", self._clock.wall()
+                elif _hopeless(result):
+                    log.error("row %s of %s can never be sent: %s", row.id, table, result)
+                    what, value = "failure = ?", str(result)
+                else:
+                    what, value = "held_until = ?", None
+                statement = f"UPDATE {table} SET holder = NULL, {what} {mine}"
+                self._outbox.run(cursor, statement, (value, row.position, self._holder))
+
+
+class _Transaction:
+    """A cursor of the relay's connection: committed at the end, rolled back and reconnected after any error."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    def __enter__(self) -> Any:
+        self._cursor = self._relay.connection().cursor()
+        return self._cursor
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._relay.drop()
+            return
+        try:
+            self._relay.connection().commit()
+            self._cursor.close()
+        except BaseException:
+            self._relay.drop()
+            raise
+
+
+def _hopeless(error: VeilError) -> bool:
+    """Whether this message can never be sent, whatever becomes of the queue."""
+    return isinstance(error, ParameterInvalid | MessageTooLarge | CapabilityMissing)

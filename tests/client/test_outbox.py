@@ -1,0 +1,342 @@
+"""What a user's own transaction writes is sent, and nothing else; whoever dies where, none is lost."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.errors import TransportError
+from veilmq.client.messages import Message, Sent
+from veilmq.client.outbox import ATTRIBUTE, Outbox, Relay
+from veilmq.client.queue import Queue
+from veilmq.client.wrapping import Wrapping
+from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
+from veilmq.testing.client_contract.embedded import EmbeddedClient
+
+OUTBOX = Outbox()
+
+
+class Place:
+    """An application's database with an outbox, and a queue."""
+
+    def __init__(self, embedded: EmbeddedClient, path: Path) -> None:
+        self.embedded = embedded
+        self.path = path
+        embedded.account.create("orders")
+        self.queue: Queue = embedded.account.queue("orders")
+        with contextlib.closing(self.connect()) as there:
+            for statement in OUTBOX.ddl():
+                there.execute(statement)
+            there.execute("CREATE TABLE orders (number INTEGER)")
+            there.commit()
+        self.relays: list[Relay] = []
+
+    def connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, check_same_thread=False)
+
+    def add(self, *messages: str | Message, commit: bool = True, **options: str) -> list[str]:
+        """A transaction of the application."""
+        with contextlib.closing(self.connect()) as there:
+            cursor = there.cursor()
+            cursor.execute("INSERT INTO orders VALUES (?)", (len(messages),))
+            added = [OUTBOX.add(cursor, message, **options) for message in messages]
+            if commit:
+                there.commit()
+        return added
+
+    def relay(self, queue: Queue | None = None, **options: object) -> Relay:
+        relay = Relay(OUTBOX, self.connect, queue or self.queue, **({"clock": self.embedded.clock} | options))
+        self.relays.append(relay)
+        return relay
+
+    def rows(self, condition: str = "1") -> int:
+        with contextlib.closing(self.connect()) as there:
+            (count,) = there.execute(f"SELECT count(*) FROM veilmq_outbox WHERE {condition}").fetchone()
+        return int(count)
+
+    def bodies(self) -> list[str]:
+        came = []
+        while messages := self.queue.receive(100):
+            came += [message.body for message in messages]
+            self.queue.delete_batch([message.handle for message in messages])
+        return came
+
+
+@pytest.fixture
+def place(embedded: EmbeddedClient, tmp_path: Path) -> Iterator[Place]:
+    place = Place(embedded, tmp_path / "application.db")
+    yield place
+    for relay in place.relays:
+        relay.close()
+
+
+class Scripted(Wrapping):
+    """The first batches end as told."""
+
+    def __init__(self, inner: Queue, *script: Callable[[Queue, Sequence[Message]], list[Sent | VeilError]]) -> None:
+        super().__init__(inner)
+        self.script = list(script)
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        if self.script:
+            return self.script.pop(0)(self.inner, [each for each in messages if isinstance(each, Message)])
+        return self.inner.send_batch(messages)
+
+
+LOST = TransportError(reason="the answer was lost", may_have_happened=True)
+
+
+def sends_and_loses_the_answer(queue: Queue, messages: Sequence[Message]) -> list[Sent | VeilError]:
+    queue.send_batch(messages)
+    return [LOST] * len(messages)
+
+
+def loses_the_second(queue: Queue, messages: Sequence[Message]) -> list[Sent | VeilError]:
+    return [LOST if place == 1 else queue.send(message) for place, message in enumerate(messages)]
+
+
+def is_missing(queue: Queue, messages: Sequence[Message]) -> list[Sent | VeilError]:
+    raise QueueMissing(queue=queue.name)
+
+
+def test_what_is_committed_is_sent_in_its_order(place: Place) -> None:
+    place.add("1", "2")
+    place.add(*[str(number) for number in range(3, 251)])
+    assert place.relay(batch=20).run_once() == 250
+    assert place.bodies() == [str(number) for number in range(1, 251)]
+    assert place.relay().run_once() == 0
+    assert place.rows("sent IS NOT NULL") == 250
+
+
+def test_what_is_rolled_back_is_not_sent(place: Place) -> None:
+    place.add("never", commit=False)
+    assert place.relay().run_once() == 0
+    assert place.bodies() == []
+
+
+def test_the_whole_message_is_kept(place: Place) -> None:
+    whole = Message("7", attributes={"b": b"\0", "n": 1.5, "s": "x"}, priority=2, type="order", delay=5)
+    (identity,) = place.add(whole)
+    place.relay().run_once()
+    assert place.bodies() == []
+    place.embedded.pass_time(6)
+    (message,) = place.queue.receive()
+    assert (message.body, message.priority, message.type) == ("7", 2, "order")
+    assert {**message.attributes} == {**whole.attributes, ATTRIBUTE: identity} | {
+        name: value for name, value in message.attributes.items() if name.startswith("veilmq.type")
+    }
+
+
+def test_a_fifo_queue_gets_the_id_for_its_deduplication(place: Place) -> None:
+    seen: list[Message] = []
+
+    class Fifo(Wrapping):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(self.inner.capabilities, native_fifo=True, attributes=False)
+
+        def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+            seen.extend(message for message in messages if isinstance(message, Message))
+            return [Sent("x") for _ in messages]
+
+    (first,) = place.add(Message("1", group="g"))
+    place.add(Message("2", group="g", deduplication_id="mine"))
+    place.add(Message("3", group="g"), deduplication_id="ours")
+    place.relay(Fifo(place.queue)).run_once()
+    assert [message.deduplication_id for message in seen] == [first, "mine", "ours"]
+    assert all(not message.attributes for message in seen)
+
+
+def test_an_id_stands_once(place: Place) -> None:
+    place.add("1", deduplication_id="order 1")
+    with pytest.raises(sqlite3.IntegrityError):
+        place.add("1", deduplication_id="order 1")
+    place.relay().run_once()
+    with pytest.raises(sqlite3.IntegrityError):
+        place.add("1", deduplication_id="order 1")
+
+
+def test_a_lost_answer_sends_again_with_the_same_id(place: Place) -> None:
+    identities = place.add("1", "2")
+    relay = place.relay(Scripted(place.queue, sends_and_loses_the_answer))
+    with pytest.raises(TransportError):
+        relay.run_once()
+    assert relay.run_once() == 2
+    came = place.queue.receive(10)
+    assert [message.attributes[ATTRIBUTE] for message in came] == identities * 2
+
+
+def test_what_was_sent_of_a_broken_batch_is_not_sent_again(place: Place) -> None:
+    place.add("1", "2", "3")
+    relay = place.relay(Scripted(place.queue, loses_the_second))
+    with pytest.raises(TransportError):
+        relay.run_once()
+    assert relay.run_once() == 1
+    assert sorted(place.bodies()) == ["1", "2", "3"]
+
+
+def test_a_missing_queue_marks_nothing_as_failed(place: Place) -> None:
+    place.add("1")
+    relay = place.relay(Scripted(place.queue, is_missing))
+    with pytest.raises(QueueMissing):
+        relay.run_once()
+    assert relay.failures() == []
+    assert relay.run_once() == 1
+
+
+def test_a_message_that_is_refused_is_marked_and_blocks_nobody(place: Place) -> None:
+    too_large = "x" * (place.queue.capabilities.body_bytes_max + 1)
+    _, bad, _ = place.add("1", too_large, "3")
+    with contextlib.closing(place.connect()) as there:
+        there.execute("INSERT INTO veilmq_outbox (id, message) VALUES ('odd', 'no JSON')")
+        there.commit()
+    relay = place.relay()
+    assert relay.run_once() == 2
+    assert place.bodies() == ["1", "3"]
+    assert [failure.id for failure in relay.failures()] == [bad, "odd"]
+    assert "exceeds" in relay.failures()[0].reason
+    assert relay.run_once() == 0
+    assert relay.retry(bad)
+    assert not relay.retry("nobody")
+    assert relay.run_once() == 0
+    assert len(relay.failures()) == 2
+
+
+def test_rows_of_a_dead_relay_are_taken_over(place: Place) -> None:
+    class Died(BaseException):
+        pass
+
+    def dies(queue: Queue, messages: Sequence[Message]) -> list[Sent | VeilError]:
+        raise Died
+
+    place.add("1", "2")
+    with pytest.raises(Died):
+        place.relay(Scripted(place.queue, dies)).run_once()
+    other = place.relay()
+    assert other.run_once() == 0
+    place.embedded.pass_time(61)
+    assert other.run_once() == 2
+    assert place.bodies() == ["1", "2"]
+
+
+def test_relays_share_a_table(place: Place) -> None:
+    place.add(*[str(number) for number in range(200)])
+    relays = [place.relay(batch=7) for _ in range(3)]
+
+    def work(relay: Relay) -> None:
+        while place.rows("sent IS NULL"):
+            with contextlib.suppress(sqlite3.OperationalError):  # locked for longer than its driver waits
+                relay.run_once()
+
+    threads = [threading.Thread(target=work, args=(relay,)) for relay in relays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(place.bodies(), key=int) == [str(number) for number in range(200)]
+
+
+def test_the_thread_sends_when_it_is_woken(place: Place) -> None:
+    with place.relay(check_every=3_600) as relay:
+        place.add("1")
+        relay.wake()
+        (message,) = place.queue.receive(wait=30)
+    assert message.body == "1"
+
+
+def test_old_rows_are_pruned(place: Place) -> None:
+    place.add("1", "2")
+    relay = place.relay()
+    relay.run_once()
+    place.add("3")
+    place.embedded.pass_time(100)
+    assert relay.prune(200) == 0
+    assert relay.prune(50) == 2
+    assert place.rows() == 1
+
+
+@pytest.mark.parametrize("paramstyle", ["qmark", "numeric", "named", None])
+def test_the_drivers_paramstyle_is_used(place: Place, paramstyle: str | None) -> None:
+    outbox = Outbox(paramstyle=paramstyle)
+    with contextlib.closing(place.connect()) as there:
+        outbox.add(there.cursor(), "1")
+        there.commit()
+    relay = Relay(outbox, place.connect, place.queue, clock=place.embedded.clock)
+    assert relay.run_once() == 1
+    relay.close()
+    assert place.bodies() == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("make", "parameter"),
+    [
+        (lambda place: Outbox(table="a b"), "table"),
+        (lambda place: OUTBOX.ddl("oracle"), "dialect"),
+        (lambda place: Outbox(paramstyle="other").add(place.connect().cursor(), "1"), "paramstyle"),
+        (lambda place: place.add(Message(b"1")), "body"),
+        (lambda place: place.add("1", deduplication_id="x" * 121), "deduplication_id"),
+        (lambda place: place.relay(batch=0), "batch"),
+        (lambda place: place.relay(hold=0), "hold"),
+        (lambda place: place.relay(check_every=-1), "check_every"),
+        (lambda place: Relay(OUTBOX, lambda: sqlite3.connect(place.path, isolation_level=None), place.queue).run_once(),
+         "connect"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(place: Place, make: Callable[[Place], object], parameter: str) -> None:
+    with pytest.raises(ParameterInvalid) as caught:
+        make(place)
+    assert caught.value.parameter == parameter
+    assert place.rows() == 0
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql", "mysql"])
+def test_tables_are_made_for_each_dialect(dialect: str) -> None:
+    table, index = Outbox(table="app.outbox").ddl(dialect)
+    assert table.startswith("CREATE TABLE app.outbox (position ")
+    assert index == "CREATE INDEX app_outbox_unsent ON app.outbox (sent, position)"
+
+
+# A relay that is killed.
+
+MORTAL = """
+import os, signal, sqlite3, sys
+from pathlib import Path
+from veilmq.client.outbox import Outbox, Relay
+from veilmq.client.wrapping import Wrapping
+from veilmq.testing.client_contract.embedded import EmbeddedClient
+
+directory, point = Path(sys.argv[1]), sys.argv[2]
+class Mortal(Wrapping):
+    def send_batch(self, messages):
+        if point == "before": os.kill(os.getpid(), signal.SIGKILL)
+        self.inner.send_batch(messages)
+        os.kill(os.getpid(), signal.SIGKILL)
+client = EmbeddedClient(directory / "embedded")
+orders = Mortal(client.account.queue("orders"))
+Relay(Outbox(), lambda: sqlite3.connect(directory / "application.db"), orders).run_once()
+"""
+
+
+@pytest.mark.parametrize(("point", "copies"), [("before", 1), ("after", 2)])
+def test_a_killed_relay_loses_nothing(place: Place, tmp_path: Path, point: str, copies: int) -> None:
+    identities = place.add("1", "2")
+    place.embedded.account.close()
+    done = subprocess.run([sys.executable, "-c", MORTAL, str(tmp_path), point], timeout=60, env=os.environ)
+    assert done.returncode == -signal.SIGKILL
+    client = EmbeddedClient(tmp_path / "embedded")
+    client.pass_time(61)
+    queue = client.account.queue("orders")
+    relay = Relay(OUTBOX, place.connect, queue, clock=client.clock)
+    assert relay.run_once() == 2
+    relay.close()
+    assert [message.attributes[ATTRIBUTE] for message in queue.receive(10)] == identities * copies
+    client.account.close()

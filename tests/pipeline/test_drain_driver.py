@@ -1,0 +1,319 @@
+"""The driver's side of a drain, without Spark: what its hooks do at every place where a process may end.
+
+A driver is closed without a word, as a killed one ends: its lock goes, its leases run out.
+"""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import veilmq
+from veilmq.client.queue import Queue
+from veilmq.pipeline.drain import DirectoryForeign, DirectoryTaken, ManifestDamaged
+from veilmq.pipeline.drain.driver import Driver
+from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest
+from veilmq.pipeline.drain.options import read_options
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+
+from .conftest import Stage, left, send
+
+START = Offset()
+
+
+class Play:
+    """Plays Spark's part: what a table would hold after what was asked."""
+
+    def __init__(self, stage: Stage, scheme: str = "veil", **options: object) -> None:
+        given = {"url": stage.url(scheme), "directory": str(stage.directory / "m"), "lease": "30", "wait": "0.05"}
+        self.options = read_options(given | {name: str(value) for name, value in options.items()})
+        self.driver = Driver(self.options)
+        self.rows: list[str] = []
+
+    def again(self) -> None:
+        """The process ended, and another one goes on."""
+        self.driver.close()
+        self.driver = Driver(self.options)
+
+    def run(self, start: Offset, end: Offset) -> None:
+        """A batch reaches the sink."""
+        self.rows += self.read(start, end)
+
+    def read(self, start: Offset, end: Offset) -> list[str]:
+        rows: list[str] = []
+        for path, first, stop in self.driver.pieces(start, end):
+            with open_manifest(Path(path)) as reader:
+                for at in range(first, stop):
+                    rows += reader.get_batch(at).column("body").to_pylist()
+        return rows
+
+    def to_the_end(self, start: Offset, rows: int = 100) -> Offset:
+        """Batch after batch until nothing comes."""
+        while (end := self.driver.latest(start, rows)) != start:
+            self.run(start, end)
+            start = end
+        return start
+
+
+@pytest.fixture(params=["veil", "sqs"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def bodies(count: int) -> list[str]:
+    return [f"body {number}" for number in range(count)]
+
+
+def test_every_message_comes_once_and_the_queue_is_empty(stage: Stage, scheme: str) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(250))
+        play = Play(stage, scheme)
+        end = play.to_the_end(START, 100)
+        assert sorted(play.rows) == sorted(bodies(250))
+        assert end.seq == 3
+        assert left(queue) == 0
+        assert not list(play.driver.directory.files("arrow"))
+        play.driver.close()
+
+
+def test_nothing_is_deleted_before_the_next_batch_is_asked_for(stage: Stage, scheme: str) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(5))
+        play = Play(stage, scheme)
+        end = play.driver.latest(START, 100)
+        play.run(START, end)
+        assert left(queue) == 5
+        assert play.driver.latest(end, 100) == end
+        assert left(queue) == 0
+        play.driver.close()
+
+
+def test_a_manifest_that_was_never_logged_is_purged_and_its_messages_go_back(stage: Stage, scheme: str) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(20))
+        play = Play(stage, scheme)
+        orphan = play.driver.latest(START, 10)
+        play.again()
+        end = play.to_the_end(START)
+        assert sorted(play.rows) == sorted(bodies(20))
+        assert end.file != orphan.file
+        assert left(queue) == 0
+        play.driver.close()
+
+
+def test_a_logged_batch_is_read_again_from_its_manifest(stage: Stage, scheme: str) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(20))
+        play = Play(stage, scheme)
+        end = play.driver.latest(START, 10)
+        first = play.read(START, end)
+        play.again()
+        assert play.read(START, end) == first
+        play.run(START, end)
+        play.to_the_end(end)
+        assert sorted(play.rows) == sorted(bodies(20))
+        assert left(queue) == 0
+        play.driver.close()
+
+
+def test_a_committed_batch_is_deleted_by_the_next_process(stage: Stage, scheme: str) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(20))
+        play = Play(stage, scheme)
+        end = play.driver.latest(START, 100)
+        play.run(START, end)
+        play.again()
+        assert play.driver.latest(end, 100) == end
+        assert left(queue) == 0
+        assert len(play.rows) == 20
+        play.driver.close()
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_messages_that_come_again_are_not_emitted_again(stage: Stage, scheme: str, is_committed: bool) -> None:
+    """Their leases ended while no process was there, and the next receive finds them."""
+    with stage.make() as queue:
+        send(queue, bodies(20))
+        play = Play(stage, scheme, lease=1)
+        end = play.driver.latest(START, 100)
+        if is_committed:
+            play.run(START, end)
+        play.driver.close()
+        come_again(queue, 20)
+        play.driver = Driver(play.options)
+        if not is_committed:
+            play.run(START, end)
+        assert play.to_the_end(end) == end
+        # What another holds comes again when that lease ends; here it was given back at once.
+        assert sorted(play.rows) == sorted(bodies(20))
+        assert left(queue) == 0
+        play.driver.close()
+
+
+def come_again(queue: Queue, count: int) -> None:
+    """Somebody receives the messages, so that earlier handles are stale, and gives them back."""
+    got = []
+    while len(got) < count:
+        got += queue.receive(count - len(got), lease=60, wait=5)
+    for each in got:
+        queue.release(each.handle)
+
+
+def test_leases_are_held_while_a_batch_runs(stage: Stage, scheme: str) -> None:
+    """A batch of 3 s on leases of 1 s."""
+    with stage.make() as queue:
+        send(queue, bodies(30))
+        play = Play(stage, scheme, lease=1)
+        end = play.driver.latest(START, 100)
+        assert queue.receive(10, lease=1, wait=3) == []
+        play.run(START, end)
+        assert play.driver.latest(end, 100) == end
+        assert left(queue) == 0
+        play.driver.close()
+
+
+def test_a_run_ends_with_what_the_queue_held_at_its_start(stage: Stage) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(10))
+        play = Play(stage)
+        play.driver.prepare()
+        send(queue, ["late"] * 5)
+        end = play.driver.latest(START, 8)
+        play.run(START, end)
+        last = play.to_the_end(end)
+        assert len(play.rows) == 10
+        assert left(queue) == 5
+        play.driver.prepare()
+        play.to_the_end(last)
+        assert len(play.rows) == 15
+        assert left(queue) == 0
+        play.driver.close()
+
+
+def test_group_and_sequence_are_columns_in_their_order(stage: Stage) -> None:
+    stage.name += ".fifo"
+    with stage.make(fifo=True) as queue:
+        for number in range(30):
+            queue.send(veilmq.Message(f"{number}", group=f"g{number % 3}", deduplication_id=f"{number}"))
+        play = Play(stage)
+        start, rows = START, []
+        while (end := play.driver.latest(start, 100)) != start:
+            for path, first, stop in play.driver.pieces(start, end):
+                with open_manifest(Path(path)) as reader:
+                    rows += [row for at in range(first, stop) for row in reader.get_batch(at).to_pylist()]
+            start = end
+        assert len(rows) == 30
+        for group in ("g0", "g1", "g2"):
+            numbers = [int(row["body"]) for row in rows if row["group"] == group]
+            assert numbers == sorted(numbers)
+        sequences = [row["sequence"] for row in rows if row["group"] == "g0"]
+        assert sequences == sorted(sequences)
+        play.driver.close()
+
+
+def test_one_directory_takes_one_query(stage: Stage) -> None:
+    with stage.make():
+        play = Play(stage)
+        path = Path(play.options.directory)
+        with pytest.raises(DirectoryTaken, match="used by another query"):
+            Directory(path, stage.name, lock_seconds=0.1)
+        play.driver.close()
+        with pytest.raises(DirectoryForeign, match=f"drains {stage.name}, not other"):
+            Directory(path, "other")
+
+
+def test_a_new_query_is_refused_the_directory_of_one_that_went_on(stage: Stage) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(5))
+        play = Play(stage)
+        play.to_the_end(START)
+        with pytest.raises(DirectoryForeign, match="begins anew"):
+            play.driver.latest(START, 10)
+        play.driver.close()
+
+
+def test_a_checkpoint_that_went_back_is_refused(stage: Stage) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(30))
+        play = Play(stage)
+        first = play.driver.latest(START, 10)
+        second = play.driver.latest(first, 10)
+        play.driver.latest(second, 10)
+        play.again()
+        with pytest.raises(DirectoryForeign, match="newest checkpoint"):
+            play.driver.latest(first, 10)
+        play.driver.close()
+
+
+@pytest.mark.parametrize("how", ["changed", "missing"])
+def test_a_damaged_manifest_is_told_with_its_mend(stage: Stage, how: str) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(5))
+        play = Play(stage)
+        end = play.driver.latest(START, 10)
+        path = play.driver.directory.path / end.file
+        play.driver.close()
+        if how == "changed":
+            path.write_bytes(path.read_bytes().replace(b"body 3", b"body 4"))
+        else:
+            path.unlink()
+        play.driver = Driver(play.options)
+        with pytest.raises(ManifestDamaged, match="Restore it"):
+            play.driver.pieces(START, end)
+        assert left(queue) == 5
+        play.driver.close()
+
+
+def test_half_a_manifest_of_a_crash_is_no_manifest(stage: Stage) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(5))
+        play = Play(stage)
+        (play.driver.directory.path / f".{1:020}-0123456789abcdef.arrow.1234.part").write_bytes(b"half")
+        play.to_the_end(START)
+        assert len(play.rows) == 5
+        play.driver.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lease": "0"}, "lease=0"),
+        ({"lease": "1e9"}, "lease=1e"),
+        ({"maxRows": "no"}, "maxRows='no'"),
+        ({"maxRows": "0"}, "maxRows=0 is below 1"),
+        ({"unwrap": "zip"}, "unwrap=zip"),
+        ({"unwrap": "encrypted"}, "keys need each other"),
+        ({"unwrap": "large"}, "store need each other"),
+        ({"format": "xml"}, "format='xml'"),
+        ({"directory": "here"}, "is relative"),
+        ({"url": ""}, "needs the option url"),
+        ({"url": "ftp://x/y"}, "option url cannot be"),
+        ({"lesae": "3"}, "no option lesae"),
+        ({"storeOptions": "[]"}, "no JSON object"),
+    ],
+)
+def test_bad_options_are_named(stage: Stage, options: dict[str, str], said: str) -> None:
+    with stage.make(), pytest.raises(OptionInvalid, match=said):
+        Driver(read_options({"url": stage.url(), "directory": str(stage.directory / "m")} | options))
+
+
+def test_a_queue_that_is_not_there_is_told(stage: Stage) -> None:
+    given = {"url": stage.url(), "directory": str(stage.directory / "m")}
+    with pytest.raises(SourceUnreachable, match="cannot be reached"):
+        Driver(read_options(given))
+    assert not (stage.directory / "m").exists()
+
+
+def test_manifests_are_arrow_that_others_can_read(stage: Stage) -> None:
+    with stage.make() as queue:
+        queue.send(veilmq.Message("b", attributes={"a": "x", "n": 3, "raw": b"\x01"}, type="t"))
+        play = Play(stage)
+        end = play.driver.latest(START, 10)
+        with pa.ipc.open_file(str(play.driver.directory.path / end.file)) as reader:
+            (row,) = reader.read_all().to_pylist()
+        assert row["body"] == "b"
+        assert row["type"] == "t"
+        assert dict(row["attributes"]) == {"a": "x", "n": "3", "raw": "AQ=="}
+        assert row["receive_count"] == 1
+        assert row["sent"].year >= 2024
+        play.driver.close()

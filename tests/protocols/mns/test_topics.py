@@ -1,0 +1,259 @@
+"""Topics, subscriptions, publish."""
+
+import json
+from hashlib import md5
+from typing import Any
+
+import pytest
+
+from veilmq.model.instant import SECOND_US
+from veilmq.model.message import Attribute
+from veilmq.model.queue import QueueKey
+from veilmq.model.topic import TopicKey, hidden_queue
+
+TOPIC = "/topics/news"
+KEY = TopicKey("000000000000", "us-east-1", "news")
+JOBS = QueueKey("000000000000", "us-east-1", "jobs")
+ATTRIBUTES = ["TopicName", "CreateTime", "LastModifyTime", "MaximumMessageSize", "MessageRetentionPeriod",
+              "MessageCount", "LoggingEnabled"]  # fmt: skip
+TO_JOBS = "acs:mns:cn-hangzhou:127:queues/jobs"
+
+
+@pytest.fixture
+def topic(wire: Any) -> Any:
+    """The client, with the topic `news`."""
+    assert wire.ask("PUT", TOPIC).status == 201
+    return wire
+
+
+def subscription(endpoint: str = TO_JOBS, **fields: str) -> str:
+    inside = "".join(f"<{name}>{value}</{name}>" for name, value in fields.items())
+    return f"<Subscription><Endpoint>{endpoint}</Endpoint>{inside}</Subscription>"
+
+
+def subscribe(wire: Any, name: str = "s", endpoint: str = TO_JOBS, **fields: str) -> Any:
+    return wire.ask("PUT", f"{TOPIC}/subscriptions/{name}", subscription(endpoint, **fields))
+
+
+def publish(wire: Any, body: str = "hello", inside: str = "") -> Any:
+    return wire.ask("POST", f"{TOPIC}/messages", f"<Message><MessageBody>{body}</MessageBody>{inside}</Message>")
+
+
+def test_the_life_of_a_topic(wire: Any) -> None:
+    made = wire.ask("PUT", TOPIC, "<Topic><MaximumMessageSize>2048</MaximumMessageSize></Topic>")
+    assert (made.status, made.headers["Location"]) == (201, "http://127.0.0.1:9326/topics/news")
+    again = wire.ask("PUT", TOPIC, "<Topic><MaximumMessageSize>2048</MaximumMessageSize></Topic>")
+    assert (again.status, again.headers["Location"]) == (204, "http://127.0.0.1:9326/topics/news")
+    refused = wire.ask("PUT", TOPIC, "<Topic/>")
+    assert (refused.code, refused.status) == ("TopicAlreadyExist", 409)
+    changed = wire.ask("PUT", f"{TOPIC}?metaoverride=true", "<Topic><LoggingEnabled>True</LoggingEnabled></Topic>")
+    assert changed.status == 204
+    answer = wire.ask("GET", TOPIC)
+    fields = answer.fields()
+    assert list(fields) == ATTRIBUTES
+    assert (fields["MaximumMessageSize"], fields["LoggingEnabled"]) == ("2048", "True")
+    assert (fields["MessageRetentionPeriod"], fields["MessageCount"]) == ("86400", "0")
+    for _ in range(2):
+        assert wire.ask("DELETE", TOPIC).status == 204
+    for method, path, body in (
+        ("GET", TOPIC, ""),
+        ("PUT", f"{TOPIC}?metaoverride=true", "<Topic/>"),
+        ("POST", f"{TOPIC}/messages", "<Message><MessageBody>x</MessageBody></Message>"),
+        ("GET", f"{TOPIC}/subscriptions", ""),
+        ("PUT", f"{TOPIC}/subscriptions/s", subscription()),
+        ("GET", f"{TOPIC}/subscriptions/s", ""),
+        ("DELETE", f"{TOPIC}/subscriptions/s", ""),
+    ):
+        missing = wire.ask(method, path, body)
+        assert (missing.code, missing.status) == ("TopicNotExist", 404)
+
+
+@pytest.mark.parametrize(("size", "status"), [(1023, 400), (1024, 201), (65_536, 201), (65_537, 400)])
+def test_sizes_of_topics(wire: Any, size: int, status: int) -> None:
+    body = f"<Topic><MaximumMessageSize>{size}</MaximumMessageSize></Topic>"
+    assert wire.ask("PUT", TOPIC, body).status == status
+
+
+def test_lists_of_topics(wire: Any) -> None:
+    for number in range(3):
+        wire.ask("PUT", f"/topics/t{number}")
+    first = wire.ask("GET", "/topics", headers={"x-mns-ret-number": "2", "x-mns-with-meta": "true"})
+    assert first.texts("Topic/TopicURL") == [f"http://127.0.0.1:9326/topics/t{number}" for number in range(2)]
+    assert list(first.fields("Topic")) == ["TopicURL", *ATTRIBUTES]
+    last = wire.ask("GET", "/topics", headers={"x-mns-marker": first.text("NextMarker")})
+    assert last.texts("Topic/TopicName") == ["t2"]
+    assert last.text("NextMarker") is None
+    assert len(wire.ask("GET", "/topics", headers={"x-mns-prefix": "none"}).xml) == 0
+
+
+def test_the_life_of_a_subscription(topic: Any) -> None:
+    made = subscribe(topic, FilterTag="red", NotifyContentFormat="SIMPLIFIED")
+    assert (made.status, made.headers["Location"]) == (201, "http://127.0.0.1:9326/topics/news/subscriptions/s")
+    again = subscribe(topic, FilterTag="red", NotifyContentFormat="SIMPLIFIED")
+    assert (again.status, again.headers["Location"]) == (204, made.headers["Location"])
+    refused = subscribe(topic)
+    assert (refused.code, refused.status) == ("SubscriptionAlreadyExist", 409)
+    path = f"{TOPIC}/subscriptions/s"
+    topic.stage.later(5 * SECOND_US)
+    change = "<Subscription><NotifyStrategy>EXPONENTIAL_DECAY_RETRY</NotifyStrategy></Subscription>"
+    assert topic.ask("PUT", f"{path}?metaoverride=true", change).status == 204
+    fields = topic.ask("GET", path).fields()
+    assert int(fields["LastModifyTime"]) == int(fields["CreateTime"]) + 5
+    del fields["CreateTime"], fields["LastModifyTime"]
+    assert fields == {
+        "TopicOwner": "000000000000",
+        "TopicName": "news",
+        "Subscriber": "000000000000",
+        "SubscriptionName": "s",
+        "Endpoint": TO_JOBS,
+        "NotifyStrategy": "EXPONENTIAL_DECAY_RETRY",
+        "NotifyContentFormat": "SIMPLIFIED",
+        "FilterTag": "red",
+    }
+    for _ in range(2):
+        assert topic.ask("DELETE", path).status == 204
+    missing = topic.ask("GET", path)
+    assert (missing.code, missing.status) == ("SubscriptionNotExist", 404)
+
+
+def test_lists_of_subscriptions(topic: Any) -> None:
+    for number in range(3):
+        subscribe(topic, f"s{number}")
+    path = f"{TOPIC}/subscriptions"
+    first = topic.ask("GET", path, headers={"x-mns-ret-number": "2"})
+    start = "http://127.0.0.1:9326/topics/news/subscriptions/"
+    assert first.texts("Subscription/SubscriptionURL") == [f"{start}s0", f"{start}s1"]
+    last = topic.ask("GET", path, headers={"x-mns-marker": first.text("NextMarker")})
+    assert last.texts("Subscription/SubscriptionURL") == [f"{start}s2"]
+    assert last.text("NextMarker") is None
+
+
+def test_no_more_than_100_subscriptions(topic: Any) -> None:
+    for number in range(100):
+        assert subscribe(topic, f"s{number}", "http://h/").status == 201
+    assert subscribe(topic, "more", "http://h/").code == "InvalidArgument"
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["http://127.0.0.1:8080/notifications", "https://example.com", "http://[::1]:80/a?b=c", "HTTP://h",
+     TO_JOBS, "acs:mns:cn-hangzhou:127:/queues/jobs", "acs:mns:::queues/jobs"],
+)  # fmt: skip
+def test_endpoints_that_are_taken(topic: Any, endpoint: str) -> None:
+    assert subscribe(topic, endpoint=endpoint).status == 201
+    assert topic.ask("GET", f"{TOPIC}/subscriptions/s").text("Endpoint") == endpoint
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "nothing", "ftp://h/", "http://", "http://user@h/", "http://h:99999/", "http://h:0/", "http://h/#a",
+     "http://h/ a", "http://h/\u00e9", f"http://h/{'a' * 2000}", "acs:mns:r:1:topics/jobs", "acs:mns:r:1:queues/",
+     "acs:mns:r:1:queues/a_b", "mail:directmail:a@b.example", "sms:directsms:anonymous", "<b/>"],
+)  # fmt: skip
+def test_endpoints_that_are_refused(topic: Any, endpoint: str) -> None:
+    answer = subscribe(topic, endpoint=endpoint)
+    assert (answer.code, answer.status) == ("EndpointInvalid", 400)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"NotifyStrategy": "NEVER"}, "InvalidArgument"),
+        ({"NotifyStrategy": ""}, "InvalidArgument"),
+        ({"NotifyContentFormat": "STREAM"}, "InvalidArgument"),
+        ({"FilterTag": "x" * 17}, "InvalidArgument"),
+        ({"FilterTag": ""}, "InvalidArgument"),
+        ({"DlqPolicy": "<DeadLetterTargetQueue>none</DeadLetterTargetQueue>"}, "QueueNotExist"),
+        ({"DlqPolicy": "<Enabled>true</Enabled>"}, "InvalidArgument"),
+        ({"TenantRateLimitPolicy": "<Enabled>true</Enabled>"}, "InvalidArgument"),
+    ],
+)
+def test_subscriptions_that_are_refused(topic: Any, fields: dict[str, str], code: str) -> None:
+    assert subscribe(topic, **fields).code == code
+
+
+def test_a_queue_must_be_there_and_take_what_the_topic_takes(topic: Any) -> None:
+    assert subscribe(topic, endpoint="acs:mns:r:1:queues/none").code == "QueueNotExist"
+    topic.queue("small", MaximumMessageSize=1024)
+    assert subscribe(topic, endpoint="acs:mns:r:1:queues/small").code == "InvalidArgument"
+
+
+def test_what_a_subscription_cannot_change(topic: Any) -> None:
+    subscribe(topic)
+    path = f"{TOPIC}/subscriptions/s?metaoverride=true"
+    assert topic.ask("PUT", path, subscription()).code == "InvalidArgument"
+    assert topic.ask("PUT", f"{TOPIC}/subscriptions/none?metaoverride=true", "").code == "SubscriptionNotExist"
+    assert topic.ask("PUT", path, "<Subscription><FilterTag>blue</FilterTag></Subscription>").status == 204
+    assert topic.ask("GET", f"{TOPIC}/subscriptions/s").text("FilterTag") == "blue"
+
+
+def test_a_dead_letter_queue_of_a_push(topic: Any) -> None:
+    topic.queue("dead")
+    policy = "<Enabled>true</Enabled><DeadLetterTargetQueue>dead</DeadLetterTargetQueue>"
+    assert subscribe(topic, endpoint="http://h/", DlqPolicy=policy).status == 201
+    answer = topic.ask("GET", f"{TOPIC}/subscriptions/s")
+    assert answer.fields("DlqPolicy")["DeadLetterTargetQueue"] == "acs:mns:us-east-1:000000000000:queues/dead"
+
+
+def test_a_publish_reaches_queues_in_every_form(topic: Any) -> None:
+    for form in ("XML", "JSON", "SIMPLIFIED"):
+        topic.queue(form.lower())
+        subscribe(topic, form.lower(), f"acs:mns:r:1:queues/{form.lower()}", NotifyContentFormat=form)
+    published = publish(topic, "a &lt; b", "<MessageTag>red</MessageTag>")
+    assert published.status == 201
+    message_id, digest = published.text("MessageId"), md5(b"a < b", usedforsecurity=False).hexdigest().upper()
+    assert list(published.fields()) == ["MessageId", "MessageBodyMD5"]
+    assert published.text("MessageBodyMD5") == digest
+    assert topic.get(queue="/queues/simplified").text("MessageBody") == "a < b"
+    said = json.loads(topic.get(queue="/queues/json").text("MessageBody"))
+    assert (said["MessageId"], said["MessageMD5"], said["MessageTag"]) == (message_id, digest, "red")
+    assert f"<MessageId>{message_id}</MessageId>" in topic.get(queue="/queues/xml").text("MessageBody")
+
+
+def test_tags_choose(topic: Any) -> None:
+    subscribe(topic, FilterTag="red", NotifyContentFormat="SIMPLIFIED")
+    for tag in ("<MessageTag>blue</MessageTag>", "", "<MessageTag>red</MessageTag>"):
+        assert publish(topic, tag.strip("</MessageTag>") or "none", tag).status == 201
+    assert topic.get("?numOfMessages=16").texts("Message/MessageBody") == ["red"]
+
+
+def test_properties_and_group_travel_with_the_copies(topic: Any) -> None:
+    subscribe(topic, NotifyContentFormat="SIMPLIFIED")
+    properties = (
+        "<UserProperties><PropertyValue><Name>a</Name><Value>1</Value><Type>NUMBER</Type></PropertyValue>"
+        "</UserProperties><MessageGroupId>g</MessageGroupId>"
+        "<MessageAttributes><DirectSMS>{}</DirectSMS></MessageAttributes>"
+    )
+    assert publish(topic, "x", properties).text("MessageGroupId") == "g"
+    (message,) = topic.stage.receive(JOBS)
+    assert message.extras.attributes == (Attribute("a", "Number", "1"),)
+    assert message.extras.group == "g"
+
+
+def test_a_push_waits_and_is_counted(topic: Any) -> None:
+    subscribe(topic, "push", "http://h/")
+    publish(topic)
+    assert topic.ask("GET", TOPIC).text("MessageCount") == "1"
+    assert topic.stage.take(hidden_queue(KEY, "push")).body == "hello"
+    assert topic.ask("GET", "/queues/news%2Fpush").code == "InvalidRequestURL"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("", "MalformedXML"),
+        ("<Messages/>", "MalformedXML"),
+        ("<Message/>", "InvalidArgument"),
+        ("<Message><MessageBody>x</MessageBody><MessageTag/></Message>", "InvalidArgument"),
+        (f"<Message><MessageBody>x</MessageBody><MessageTag>{'x' * 17}</MessageTag></Message>", "InvalidArgument"),
+        (f"<Message><MessageBody>{'x' * 65_537}</MessageBody></Message>", "InvalidArgument"),
+    ],
+)
+def test_publishes_that_are_refused(topic: Any, body: str, code: str) -> None:
+    assert topic.ask("POST", f"{TOPIC}/messages", body).code == code
+
+
+def test_a_topic_has_its_own_limit(wire: Any) -> None:
+    wire.ask("PUT", TOPIC, "<Topic><MaximumMessageSize>1024</MaximumMessageSize></Topic>")
+    assert publish(wire, "x" * 1024).status == 201
+    assert publish(wire, "x" * 1025).code == "InvalidArgument"
