@@ -17,8 +17,10 @@ ARGS ?=
 RUN_STAMP := .venv/.installed-run
 TEST_STAMP := .venv/.installed-dev
 NODE_VERSION := 22.23.3
+# Clients that only the slow tests drive, each kind in a place of its own.
+CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed
 
-.PHONY: help setup setup-test run lint check test bench lock clean
+.PHONY: help setup setup-test setup-clients run lint check test bench lock clean
 
 help:
 	@echo 'make run [ARGS="..."]   set up and serve (veilmq serve ARGS)'
@@ -26,6 +28,7 @@ help:
 	@echo 'make test               make check and every other test'
 	@echo 'make bench              measure against the peers'
 	@echo 'make setup              set up what make run needs, and stop there'
+	@echo 'make setup-clients      set up what make test needs: other SDKs, Node.js'
 	@echo 'make lock               resolve requirements/*.txt again'
 	@echo 'make clean              remove everything that make made (not veilmq-data)'
 
@@ -50,6 +53,22 @@ $(TEST_STAMP): requirements/dev.txt requirements/run.txt pyproject.toml tools/in
 	@tools/install-node.sh $(NODE_VERSION) $@
 	@touch $@
 
+setup-clients: setup-test $(CLIENT_STAMPS)
+	@:
+
+.tools/botocore-1.31/.installed: requirements/query.txt tools/install-venv.sh | $(TEST_STAMP)
+	@tools/install-venv.sh requirements/query.txt $(@D)
+	@touch $@
+
+.tools/aws/.installed: requirements/aws.txt tools/install-venv.sh | $(TEST_STAMP)
+	@tools/install-venv.sh requirements/aws.txt $(@D)
+	@touch $@
+
+# One more JavaScript client is one more line in package.json, and `make lock`.
+.tools/clients/.installed: tests/clients/js/package.json tests/clients/js/package-lock.json tools/install-clients.sh .tools/node
+	@tools/install-clients.sh $(@D)
+	@touch $@
+
 run: setup
 	@exec $(BIN)/veilmq serve $(ARGS)
 
@@ -62,7 +81,7 @@ lint: setup-test
 check: lint
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test: lint
+test: lint setup-clients
 	$(PYTEST) $(ARGS)
 
 # bench/run.py installs the load generator and the peers itself.
@@ -72,11 +91,16 @@ bench: setup
 # Ranges come from pyproject.toml. The index is whatever this machine is set up for; none is written down.
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-emit-index-url \
 	--no-emit-find-links --no-annotate --custom-compile-command "make lock" pyproject.toml requirements/build.in
+LOCK_CLIENT := $(filter-out pyproject.toml requirements/build.in,$(LOCK))
 # UPGRADE=1 takes the newest releases that the ranges admit; without it, what is locked stays.
 lock: setup-test
 	$(LOCK) $(if $(UPGRADE),--upgrade) --all-extras --output-file requirements/dev.txt
 	$(LOCK) --extra server --constraint requirements/dev.txt --output-file requirements/run.txt
 	$(subst pyproject.toml,,$(LOCK)) --constraint requirements/dev.txt --output-file requirements/build.txt
+	$(LOCK_CLIENT) requirements/query.in --output-file requirements/query.txt
+	$(LOCK_CLIENT) $(if $(UPGRADE),--upgrade) requirements/aws.in --output-file requirements/aws.txt
+	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \
+		--prefix tests/clients/js
 
 clean:
 	rm -rf .venv .tools bench/.peers bench/.data build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

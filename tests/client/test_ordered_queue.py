@@ -773,3 +773,64 @@ def test_a_message_that_expires_is_refused_where_the_queue_is_asked(place: Place
     short = place.embedded.account.queue("short")
     with pytest.raises(ParameterInvalid, match="retention"):
         OrderedReceiver(short, Memory())
+
+
+# Native FIFO.
+
+
+@pytest.fixture
+def fifo(place: Place) -> Place:
+    place.embedded.account.create("orders.fifo")
+    place.queue = place.embedded.account.queue("orders.fifo")
+    return place
+
+
+def test_a_fifo_queue_keeps_the_order_itself(fifo: Place) -> None:
+    sender = fifo.sender()
+    sender.send_batch(bodies(25))
+    peeked = fifo.queue.peek(1)[0]
+    assert peeked.group == "veilmq.ordered"
+    with fifo.receiver() as receiver:
+        came = []
+        for _ in range(7):
+            (message,) = receiver.receive()
+            came.append(message.body)
+            receiver.delete(message.handle)
+    came += drain(fifo.receiver())
+    assert came == bodies(25)
+
+
+def test_a_fifo_queue_absorbs_the_second_copy_of_a_number(fifo: Place) -> None:
+    queue = Failing(fifo.queue)
+    queue.plan = [(LOST, True)]
+    sender = fifo.sender(queue)
+    with pytest.raises(TransportError):
+        sender.send("1")
+    assert sender.send("1").duplicate
+    sender.send("1")
+    assert fifo.queue.stats().visible == 2
+    assert drain(fifo.receiver()) == ["1", "1"]
+
+
+def test_a_fifo_group_is_let_go_when_a_lease_in_its_midst_is_lost(fifo: Place) -> None:
+    """While the later ones are held, the queue gives nobody the one before them."""
+    fifo.sender().send_batch(bodies(6))
+    receiver = fifo.receiver()
+    (first,) = receiver.receive()
+    place, entry = sorted(receiver._reorder.held.items(), key=lambda item: item[0])[1]
+    fifo.queue.release(entry.lease.handle)
+    receiver._forget(place, entry)
+    receiver.delete(first.handle)
+    assert drain(receiver) == bodies(5, 2)
+
+
+def test_a_message_that_is_gone_from_a_fifo_group_is_a_gap(fifo: Place) -> None:
+    fifo.sender().send_batch(bodies(4))
+    taken = fifo.queue.receive(4)
+    fifo.queue.delete(taken[1].handle)
+    for message in taken[:1] + taken[2:]:
+        fifo.queue.release(message.handle)
+    receiver = fifo.receiver(gap_timeout=60, on_gap="skip")
+    assert drain(receiver) == ["1"]
+    fifo.embedded.pass_time(61)
+    assert drain(receiver) == ["3", "4"]

@@ -138,7 +138,7 @@ class TestProcesses:
         _wait(lambda: worker.counts is not None and worker.counts.outcomes.get("done") == 1)
         assert worker.counts is not None
         assert worker.counts.outcomes == {"failed": 1, "done": 1}
-        assert len(worker.pids) == 2
+        _wait(lambda: len(worker.pids) == 2)
         worker.stop()
         assert worker.join(WAIT_S)
         assert worker.pids == []
@@ -163,13 +163,15 @@ class TestProcesses:
         assert obedient.counts.outcomes == {"stopped": 1}
         assert len(stage.visible()) == 1
         stage.send(str(tmp_path / "two"))
-        deaf = stage.worker(handlers.deaf, kind="processes", drain=0.1, kill_after=3_000)
+        deaf = stage.worker(handlers.deaf, kind="processes", drain=0.1, kill_after=3_000, retry=LATE)
         deaf.start()
         pid = _number_in(tmp_path / "two")
         deaf.stop()
         assert deaf.join(WAIT_S)
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+        assert deaf.counts is not None
+        assert deaf.counts.outcomes == {"stopped": 1}
         assert len(stage.visible()) == 1
 
     def test_a_program_that_ends_without_a_stop_ends(self, stage: Stage, handlers: ModuleType, tmp_path: Path) -> None:

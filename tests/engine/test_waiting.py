@@ -187,6 +187,30 @@ class TestCaps:
         shell.wait("d", WAIT_US)
         assert (shell.got("a"), shell.got("d")) == (["1"], None)
 
+    def test_beyond_a_cap_the_brake_holds_the_empty_answer_back(self, shell: Shell) -> None:
+        shell.limit(parked_max=1, brake_us=SECOND_US)
+        for ticket in "abcd":
+            shell.wait(ticket, WAIT_US)
+        shell.engine.cancel("c")
+        shell.wait("short", SECOND_US // 2)
+        assert [shell.got(ticket) for ticket in ("a", "b", "c", "short")] == [None, None, None, None]
+        assert shell.engine.next_due(shell.clock.now) == shell.clock.now + SECOND_US // 2
+        shell.later(SECOND_US // 2)
+        assert (shell.got("short"), shell.got("b")) == ([], None)
+        shell.later(SECOND_US // 2 - 1)
+        assert shell.got("b") is None
+        shell.send("1")
+        shell.later(1)
+        assert [shell.got(ticket) for ticket in "abcd"] == [["1"], [], None, []]
+
+    def test_shut_down_lets_the_brake_go(self, shell: Shell) -> None:
+        shell.limit(parked_max=1, brake_us=SECOND_US)
+        for ticket in "abc":
+            shell.wait(ticket, WAIT_US)
+        shell.engine.cancel("b")
+        shell.deliver(shell.engine.drain_waiters())
+        assert [shell.got(ticket) for ticket in "abc"] == [[], None, []]
+
     def test_the_caps_per_queue_and_account_leave_others_alone(self, shell: Shell) -> None:
         foreign = QueueKey("111111111111", "us-east-1", "jobs")
         shell.call(CreateQueue(queue=OTHER, origin=TESTER), CreateQueue(queue=foreign, origin=TESTER))

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.pipeline.drain_stage import Stage, come_again, left, send
 
-import veilmq
-from veilmq.client.queue import Queue
+from veilmq.client.messages import Message
 from veilmq.pipeline.drain import DirectoryForeign, DirectoryTaken, ManifestDamaged
 from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest
 from veilmq.pipeline.drain.options import read_options
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
-
-from .conftest import Stage, left, send
 
 START = Offset()
 
@@ -150,15 +148,6 @@ def test_messages_that_come_again_are_not_emitted_again(stage: Stage, scheme: st
         play.driver.close()
 
 
-def come_again(queue: Queue, count: int) -> None:
-    """Somebody receives the messages, so that earlier handles are stale, and gives them back."""
-    got = []
-    while len(got) < count:
-        got += queue.receive(count - len(got), lease=60, wait=5)
-    for each in got:
-        queue.release(each.handle)
-
-
 def test_leases_are_held_while_a_batch_runs(stage: Stage, scheme: str) -> None:
     """A batch of 3 s on leases of 1 s."""
     with stage.make() as queue:
@@ -194,7 +183,7 @@ def test_group_and_sequence_are_columns_in_their_order(stage: Stage) -> None:
     stage.name += ".fifo"
     with stage.make(fifo=True) as queue:
         for number in range(30):
-            queue.send(veilmq.Message(f"{number}", group=f"g{number % 3}", deduplication_id=f"{number}"))
+            queue.send(Message(f"{number}", group=f"g{number % 3}", deduplication_id=f"{number}"))
         play = Play(stage)
         start, rows = START, []
         while (end := play.driver.latest(start, 100)) != start:
@@ -306,7 +295,7 @@ def test_a_queue_that_is_not_there_is_told(stage: Stage) -> None:
 
 def test_manifests_are_arrow_that_others_can_read(stage: Stage) -> None:
     with stage.make() as queue:
-        queue.send(veilmq.Message("b", attributes={"a": "x", "n": 3, "raw": b"\x01"}, type="t"))
+        queue.send(Message("b", attributes={"a": "x", "n": 3, "raw": b"\x01"}, type="t"))
         play = Play(stage)
         end = play.driver.latest(START, 10)
         with pa.ipc.open_file(str(play.driver.directory.path / end.file)) as reader:

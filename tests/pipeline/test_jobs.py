@@ -1,15 +1,12 @@
 """attempts, survival, timeouts and split, against histories whose laws are known."""
 
-import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, sent, table_of
 
 from veilmq.client.timeouts import Costs
-from veilmq.pipeline.events.columns import ARROW_SCHEMA, SPARK_SCHEMA
 from veilmq.pipeline.jobs.attempts import attempts, judged, merged, partials
 from veilmq.pipeline.jobs.buckets import BOUNDS, added, bucket_of, histogram
 from veilmq.pipeline.jobs.curves import Curve, Sample, at_bounds, lognormal_fit, sample_of
@@ -26,38 +23,6 @@ from veilmq.testing.histories import (
     lognormal,
     pareto,
 )
-
-S = 1_000_000
-Event = dict[str, Any]
-
-
-def table_of(events: Sequence[Event]) -> pa.Table:
-    """Events as given, numbered, with what all of them have."""
-    shared = {"account": "000000000000", "region": "us-east-1", "queue": "q", "incarnation": 1, "sequence": 1}
-    rows = [
-        {name: None for name in ARROW_SCHEMA.names} | shared | {"offset": at} | each for at, each in enumerate(events)
-    ]
-    for row in rows:
-        if isinstance(row["detail"], dict):
-            row["detail"] = json.dumps(row["detail"])
-    return pa.Table.from_pylist(rows, ARROW_SCHEMA)
-
-
-def frame(spark: Any, table: pa.Table) -> Any:
-    return spark.createDataFrame(table, SPARK_SCHEMA) if table.num_rows else spark.createDataFrame([], SPARK_SCHEMA)
-
-
-def received(at: int, attempt: int = 1, lease: int = 30, **more: Any) -> Event:
-    return {"kind": "received", "at": at * S, "attempt": attempt, "lease_us": lease * S, "type": "t", **more}
-
-
-def extended(at: int, attempt: int = 1, lease: int = 30, **more: Any) -> Event:
-    return {"kind": "extended", "at": at * S, "attempt": attempt, "lease_us": lease * S, "type": "t", **more}
-
-
-def event(kind: str, at: int, attempt: int = 1, **more: Any) -> Event:
-    return {"kind": kind, "at": at * S, "attempt": attempt, **more}
-
 
 STORIES = {
     "deleted under its lease": ([received(100), event("deleted", 112)], ("deleted", True, 12.0)),
@@ -105,7 +70,7 @@ def test_attempts_tells_how_a_lease_ended(spark: Any, events: list[Event], said:
 
 def test_attempts_names_each_lease_once(spark: Any) -> None:
     events = [
-        {"kind": "sent", "at": 90 * S, "attempt": 0},
+        sent(90),
         received(100, principal="AK", client="boto3", message="ab", source="receive"),
         extended(115, lease=60),
         event("lease_expired", 175),
@@ -157,9 +122,9 @@ def analysed(spark: Any, *workloads: Workload, seed: int = 7, **options: Any) ->
 
 
 CENSORED = {
-    "crashes, extended": dict(lease=30.0, extend=10.0, crashes_per_second=1 / 14),
-    "crashes, never extended": dict(lease=300.0, crashes_per_second=1 / 14),
-    "given back at 14 s": dict(lease=60.0, gives_up=14.0),
+    "crashes, extended": {"lease": 30.0, "extend": 10.0, "crashes_per_second": 1 / 14},
+    "crashes, never extended": {"lease": 300.0, "crashes_per_second": 1 / 14},
+    "given back at 14 s": {"lease": 60.0, "gives_up": 14.0},
 }
 
 
@@ -226,11 +191,11 @@ def test_a_curve_by_window_functions_is_the_curve_by_hand(spark: Any) -> None:
 
 
 RECOMMENDED = {
-    "lognormal": (lognormal(60, 0.8), dict(lease=30.0, extend=20.0), 1 / 2_000),
-    "lognormal, 70 % censored": (lognormal(20, 0.8), dict(lease=30.0, extend=10.0), 1 / 14),
-    "Pareto": (pareto(5, 1.5), dict(lease=30.0, extend=20.0), 1 / 2_000),
-    "bimodal": (bimodal(2, 60, 0.2), dict(lease=30.0, extend=20.0), 1 / 1_000),
-    "never extended": (lognormal(20, 1.0), dict(lease=30.0), 1 / 500),
+    "lognormal": (lognormal(60, 0.8), {"lease": 30.0, "extend": 20.0}, 1 / 2_000),
+    "lognormal, 70 % censored": (lognormal(20, 0.8), {"lease": 30.0, "extend": 10.0}, 1 / 14),
+    "Pareto": (pareto(5, 1.5), {"lease": 30.0, "extend": 20.0}, 1 / 2_000),
+    "bimodal": (bimodal(2, 60, 0.2), {"lease": 30.0, "extend": 20.0}, 1 / 1_000),
+    "never extended": (lognormal(20, 1.0), {"lease": 30.0}, 1 / 500),
 }
 
 
@@ -279,7 +244,7 @@ def test_today_is_what_leases_were_granted(spark: Any) -> None:
 
 
 def test_types_that_take_differently_get_queues_of_their_own(spark: Any) -> None:
-    how: dict[str, Any] = dict(messages=1_500, lease=900.0, crashes_per_second=1 / 2_000)
+    how: dict[str, Any] = {"messages": 1_500, "lease": 900.0, "crashes_per_second": 1 / 2_000}
     cells = analysed(
         spark,
         Workload("mixed", lognormal(2, 0.4), "thumbnail", **how),
@@ -294,10 +259,13 @@ def test_types_that_take_differently_get_queues_of_their_own(spark: Any) -> None
         ("mixed", ["icon", "thumbnail"]),
         ("mixed", ["video"]),
     ]
-    assert rows[0].gain == pytest.approx(0)
-    assert rows[1].gain > 0.2
-    assert rows[1].timeout_s < 30 < 200 < rows[2].timeout_s
-    assert rows[1].split_cost < rows[1].together_cost
+    alike, short, long = rows
+    assert alike.gain == 0
+    assert alike.timeout_s == alike.together_timeout_s
+    assert short.timeout_s < 30 < 200 < long.timeout_s
+    assert short.recovery_s < 0.1 * short.together_recovery_s
+    assert 0 < short.gain < 1
+    assert short.split_cost < short.together_cost
 
 
 class TestCurves:

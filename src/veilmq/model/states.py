@@ -53,6 +53,8 @@ STEPS: Final = (
     ),
     Step(State.READY, "dead-letter", State.GONE),
     Step(State.RETURNED, "dead-letter", State.GONE),
+    Step(State.READY, "move", State.GONE),
+    Step(State.RETURNED, "move", State.GONE),
 )
 """All steps. `raises_rotation` holds only for a protocol whose handles rotate (Azure, MNS). Dead-lettering ends the
-message here and sends it, with its id, in the dead-letter queue."""
+message here and sends it, with its id, in the dead-letter queue; a move task does the same, and gives it another id."""

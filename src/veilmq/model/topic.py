@@ -112,6 +112,7 @@ class Notification(msgspec.Struct, frozen=True, gc=False):
     topic: TopicKey
     subscription: str
     message_id: str
+    """Upper-case hex, as MNS tells it to the publisher."""
     body: str
     body_md5: str
     """Upper-case hex, of the body as it was published."""

@@ -216,8 +216,8 @@ def policy(target: str = "dead", enabled: str = "true", count: object = 3) -> st
 def test_dead_letter_policies(wire: Any, target: str) -> None:
     wire.queue("dead")
     assert wire.ask("PUT", "/queues/new", f"<Queue>{policy(target)}</Queue>").status == 201
-    (info,) = [each for each in wire.stage.listed() if each.key.name == "new"]
-    assert info.settings.redrive == RedrivePolicy(DEAD, 3)
+    new = QueueKey("000000000000", "us-east-1", "new")
+    assert wire.stage.describe(new).settings.redrive == RedrivePolicy(DEAD, 3)
     answer = wire.ask("GET", "/queues/new")
     assert answer.fields("DlqPolicy") == {
         "Enabled": "True",

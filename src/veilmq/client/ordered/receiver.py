@@ -92,10 +92,8 @@ class OrderedReceiver:
         self._in_hand_max = in_hand_max
         self._clock = clock
         stats = queue.stats()
-        timeout = 0.0 if capabilities.native_fifo else gap_timeout
-        self._gaps = GapWatch(GapPolicy.of(on_gap), timeout, tell_gap)
-        if not capabilities.native_fifo:
-            self._gaps.check(lease, stats.retention)
+        self._gaps = GapWatch(GapPolicy.of(on_gap), gap_timeout, tell_gap)
+        self._gaps.check(lease, stats.retention)
         self._unreadable = checked_policy(unreadable, queue)
         self._keeper = keeper or LeaseKeeper(
             queue, visibility_timeout=lease, interval=lease / 3, minimal_life=lease / 6, clock=clock
@@ -106,6 +104,8 @@ class OrderedReceiver:
         """Serialises what is saved; taken before `_changed`, never while it is held."""
         self._pulling = self._closed = False
         self._attempts = 0
+        self._unlocked: tuple[int, int] | None = None
+        """The missing number for which a FIFO group was let go."""
         self._undeleted: list[Lease] = []
         self._storage = locked(storage, clock)
         self._storage.acquire()
@@ -428,6 +428,14 @@ class OrderedReceiver:
         now = self._clock.monotonic()
         with self._changed:
             gap = self._reorder.gap()
+        if gap is not None and self.queue.capabilities.native_fifo and self._unlocked != (gap.epoch, gap.first):
+            # The group is locked while we hold what follows: let go, and the queue begins with what is missing.
+            self._unlocked = gap.epoch, gap.first
+            with self._changed:
+                entries = self._reorder.let_go()
+            for entry in entries:
+                give_back(entry.lease)
+            return True
         waited = self._gaps.over(gap, now)
         if gap is None or waited is None:
             return False

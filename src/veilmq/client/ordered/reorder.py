@@ -102,6 +102,11 @@ class Reorder(Generic[Item]):
         if self.held.get(place) is item:
             del self.held[place]
 
+    def let_go(self) -> list[Item]:
+        """Forget all that waits; it is the caller's, and comes again."""
+        items, self.held = list(self.held.values()), {}
+        return items
+
     def due(self) -> Place | None:
         """The place that must go out next, whether it is here or not; None before the first arrival."""
         if self.state.epoch is None:

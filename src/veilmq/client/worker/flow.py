@@ -10,7 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Final
 
 from veilmq.client.clock import Clock
 from veilmq.client.worker.alarm import Alarm
@@ -25,6 +27,9 @@ from veilmq.client.worker.results import STOPPED, Result, Verdict, of_error
 from veilmq.client.worker.settling import Settling
 from veilmq.client.worker.spans import Spans
 from veilmq.model.errors import VeilError
+
+_SETTLERS: Final = 16
+"""Threads that settle the messages of batches, so that a batch costs about one round trip."""
 
 log = logging.getLogger("veilmq.worker")
 
@@ -49,6 +54,9 @@ class Flow:
         self._running: set[Hand] = set()
         self._plain = parameters.keeper is False
         self._stop_before = parameters.stop_before_expiry or 0.0
+        self._pool: ThreadPoolExecutor | None = None
+        if (parameters.batch or 1) > 1:
+            self._pool = ThreadPoolExecutor(_SETTLERS, "veilmq worker settler")
 
     def take(self) -> list[Hand]:
         """The next messages for one call of the handler; empty when the worker stops."""
@@ -96,17 +104,32 @@ class Flow:
         return todo
 
     def finish(self, hands: Sequence[Hand], results: Sequence[Result], seconds: float) -> None:
-        """Settle what was worked."""
-        blocked: set[str] = set()
+        """Settle what was worked: a group's messages in order, all others at the same time."""
+        chains: dict[object, list[tuple[Hand, Result]]] = {}
         for hand, result in zip(hands, results, strict=True):
-            if not self._ours(hand):
-                continue
-            if hand.lane in blocked:
-                result = STOPPED
-            if not self._settling.settle(hand, result, seconds) and hand.lane is not None:
-                blocked.add(hand.lane)
-        for lane in blocked:
+            chains.setdefault(hand.lane or hand, []).append((hand, result))
+        if self._pool is None or len(chains) == 1:
+            for chain in chains.values():
+                self._finish_chain(chain, seconds)
+        else:
+            # A list, so that what one raises is raised here.
+            list(self._pool.map(lambda chain: self._finish_chain(chain, seconds), chains.values()))
+
+    def _finish_chain(self, chain: Sequence[tuple[Hand, Result]], seconds: float) -> None:
+        blocked = False
+        for hand, result in chain:
+            if self._ours(hand):
+                out = self._settling.settle(hand, STOPPED if blocked else result, seconds)
+                blocked = blocked or not out
+        lane = chain[0][0].lane
+        if blocked and lane is not None:
             self._send_back(lane)
+
+    def close(self) -> None:
+        """Nothing more is taken, watched or settled."""
+        self.alarm.close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
 
     def rescue(self, hands: Sequence[Hand]) -> None:
         """Give back whatever of these is still held."""

@@ -42,7 +42,7 @@ class ProcessRunners:
     def start(self) -> None:
         """Returns once the handlers can run. Raises ParameterInvalid if they never will."""
         # A program that ends without a stop: children ignore the SIGTERM that multiprocessing would send and wait for.
-        pass
+        atexit.register(self.kill)
         try:
             for child in self._children:
                 child.spawn()
@@ -115,6 +115,8 @@ class _Child:
         """Take messages until the line is closed."""
         while hands := self._flow.take():
             self._flow.work(hands, self._call)
+            if not self._ended and not self._process.is_alive():
+                self._restore()
 
     def kill(self) -> None:
         """End the process, whatever it does; its messages fail, and the next ones get a new process."""
@@ -133,11 +135,8 @@ class _Child:
             self._process.join(_START_SECONDS)
 
     def _call(self, hands: Sequence[Hand]) -> list[Result]:
-        try:
-            if self._process is None or not self._process.is_alive():
-                self._replace()
-        except ParameterInvalid as error:
-            return failed(str(error), len(hands))
+        if (self._process is None or not self._process.is_alive()) and (broken := self._restore()):
+            return failed(broken, len(hands))
         unit = next(self._units)
         try:
             with self._lock:
@@ -155,15 +154,19 @@ class _Child:
             with self._lock:
                 self._unit = 0
 
-    def _replace(self) -> None:
-        if self._pipe is not None:
+    def _restore(self) -> str:
+        """Start a successor; why it cannot run, or nothing. Then it is tried again with the next message."""
+        with self._lock:
             self._pipe.close()
-        if self._process is not None:
-            self._process.join(_START_SECONDS)
-            self._process.close()
-            self._process = None
+        self._process.join(_START_SECONDS)
         self.spawn()
-        self.await_ready()
+        try:
+            self.await_ready()
+        except ParameterInvalid as error:
+            log.error("a worker process cannot be replaced: %s", error)
+            self.kill()
+            return str(error)
+        return ""
 
     def _converse(self, hands: Sequence[Hand]) -> list[Result]:
         while True:

@@ -152,8 +152,8 @@ class Run:
         self._settling.give_up()
         if not self._intake.join(GRACE if self._own_poll or hurried else self._intake.wait + _POLL_SLACK):
             log.warning("queue %s: a poll is still open; what it brings comes back by itself", self._name)
-        self._flow.alarm.close()
         self.runners.close()
+        self._flow.close()
         if self.keeper is not None and self._own_keeper:
             self.keeper.close()
         return hurried

@@ -93,7 +93,8 @@ class Settling:
         self._abandon(hand)
         if hand.lost:
             return "lost"
-        if verdict is Verdict.STOPPED:
+        # A handler that was told to stop and raises, or whose process was ended, has not failed.
+        if verdict is Verdict.STOPPED or (verdict is Verdict.FAILED and hand.cancelled.cause is Cause.SHUTDOWN):
             return self._release(hand, 0, "stopped")
         if verdict is not Verdict.RETRY:
             log.warning("queue %s: message %s failed (receive %d): %s", self._queue.name, hand.message.id,

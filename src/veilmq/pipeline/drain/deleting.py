@@ -93,6 +93,6 @@ class Deleter:
             self._failure = error
             return
         with self._lock:
-            for each, answer in zip(ids, answers, strict=True):
-                if not batch.deleted(each, answer):
+            for each, handle, answer in zip(ids, handles, answers, strict=True):
+                if not batch.deleted(each, handle, answer):
                     self._failure = answer

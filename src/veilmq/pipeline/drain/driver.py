@@ -89,7 +89,8 @@ class Driver:
         wanted = self._wanted(rows)
         fresh = self._fresh(wanted) if wanted else {}
         if not fresh:
-            # Some may have come again, with a handle that is good.
+            self._deleter.finish()
+            # Some may have come again meanwhile, with a handle that is good.
             self.committed(start)
             self._deleter.finish()
             return start
@@ -195,9 +196,7 @@ class Driver:
         """Its leases were another process's."""
         if not batch.places:
             return
-        gone = set(self._asked(batch.holding.revive))
-        for message in [each for each, place in batch.places.items() if place in gone]:
-            del batch.places[message]
+        self._asked(batch.holding.revive)
         batch.holding.start()
 
     def _purge(self, seq: int, path: Path) -> None:

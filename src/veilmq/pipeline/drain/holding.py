@@ -15,7 +15,7 @@ from veilmq.client.clock import Clock
 from veilmq.client.keeper import Lease, LeaseKeeper, Reason
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
-from veilmq.model.errors import MessageGone, VeilError
+from veilmq.model.errors import VeilError
 
 _PARTS: Final = 3
 """Registered after one part of the lease, extended with half of it left."""
@@ -43,21 +43,17 @@ class Holding:
         self._timer.daemon = True
         self._timer.start()
 
-    def revive(self) -> list[int]:
-        """Extend leases of another process, as far as they still are ours. Returns the places of messages gone.
+    def revive(self) -> None:
+        """Extend leases of another process, as far as they still are ours.
 
         Raises TransportError and what else says nothing of a message.
         """
         now = self._clock.monotonic()
         extensions = [Extension(each.handle, self._lease) for each in self._messages]
-        gone = []
         for place, answer in enumerate(self._queue.extend_batch(extensions)):
             if isinstance(answer, str):
                 changed = {"handle": answer, "lease_end": now + self._lease}
                 self._messages[place] = msgspec.structs.replace(self._messages[place], **changed)
-            elif isinstance(answer, MessageGone):
-                gone.append(place)
-        return gone
 
     def renew(self, place: int, message: Received) -> None:
         """The message came again: this is its lease now."""

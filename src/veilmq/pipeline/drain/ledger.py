@@ -1,7 +1,7 @@
 """Which ids are known: emitted, or about to be, and not yet certainly deleted.
 
-Strategy: an id is forgotten when the queue confirmed its delete under a lease that was never broken, or says that the
-message is gone. A protocol may call a delete done whose handle was stale (SQS does): such an id stays known, and is
+Strategy: an id is forgotten when the queue confirmed its delete under a lease that was never broken. A protocol may say
+"done" or "gone" when only the handle was stale (SQS says both): such an id stays known, and is
 deleted again if it comes again. A message that comes again gives its new handle and is not emitted.
 """
 
@@ -42,13 +42,17 @@ class Batch:
         """Ids whose delete is worth a try."""
         return [each for each in self.places if each not in self.stale and each not in self.doubtful]
 
-    def deleted(self, message: str, answer: VeilError | None) -> bool:
-        """Take the answer to its delete; False if the delete must be tried again."""
+    def deleted(self, message: str, handle: str, answer: VeilError | None) -> bool:
+        """Take the answer to its delete by that handle; False if the delete must be tried again."""
         place = self.places[message]
-        if isinstance(answer, MessageGone) or (answer is None and self.holding.unbroken(place)):
-            del self.places[message]
-        elif answer is None:
-            self.doubtful.add(message)
+        if handle != self.holding.handle(place):
+            # It came again meanwhile: the answer is about a lease that was over.
+            return False
+        if answer is None or isinstance(answer, MessageGone):
+            if self.holding.unbroken(place):
+                del self.places[message]
+            else:
+                self.doubtful.add(message)
         elif isinstance(answer, LeaseError | ReceiptInvalid):
             self.stale.add(message)
         else:

@@ -1,34 +1,39 @@
 """`split`: which message types belong in queues of their own, and what that gains.
 
 Strategy: types of one queue in the order of their mean logarithm of time; a split is cuts in that order, so the best
-split into each number of queues follows by dynamic programming. A part's price is what its cheapest plain timeout costs
-for all its attempts together: types that take alike can share a timeout, others pay for the longest. A further queue
-must pay for itself (`QUEUE_SHARE_MIN` of the cost today). Source: seed 003, "use separate queues for different types
-of messages, where messages in each queue take a similar amount of time".
+one follows by dynamic programming: the least squares of log times within the parts, where each further queue must be
+worth `QUEUE_FEE`. What it gains is told in the words of the timeout: each part gets the plain timeout that is best for
+it, instead of the one that is best for all together. Source: seed 003, "use separate queues for different types of
+messages, where messages in each queue take a similar amount of time".
 """
 
+from math import log
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from veilmq.client.timeouts.schedule import Costs
+    from veilmq.pipeline.jobs.curves import Curve
+    from veilmq.pipeline.jobs.pricing import Price
 
-QUEUE_SHARE_MIN: Final = 0.05
+QUEUE_FEE: Final = log(3) ** 2 / 2
+"""Two types are worth two queues when one takes three times as long as the other."""
 TYPES_MAX: Final = 64
 """Types of one queue that are told apart; the rarest beyond stay together."""
 SCHEMA: Final = (
     "account string, region string, queue string, part int, parts int, types array<string>, attempts double,"
-    " median_s double, timeout_s double, cost double, together_timeout_s double, together_cost double,"
-    " split_cost double, gain double"
+    " median_s double, timeout_s double, recovery_s double, together_timeout_s double, together_recovery_s double,"
+    " together_cost double, split_cost double, gain double"
 )
 
 
 def split(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
     """From a histogram, one row for each proposed queue; columns as in `SCHEMA`.
 
-    cost: of an attempt, in that part; together_cost and split_cost: of an attempt of the whole queue, with one timeout
-    and with one for each part; gain: the share of the cost that the split saves. One part: leave the queue as it is.
+    recovery_s and together_recovery_s: from a crash to the next start, with the part's own timeout and with the one for
+    all; together_cost and split_cost: of an attempt of the whole queue, likewise; gain: the share of the cost that the
+    split saves. One part: leave the queue as it is.
     """
     given = costs
 
@@ -45,8 +50,8 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     import numpy as np
 
     from veilmq.pipeline.jobs.buckets import MIDDLES
-    from veilmq.pipeline.jobs.curves import FINISHED_MIN, sample_of
-    from veilmq.pipeline.jobs.timeouts import rated
+    from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, sample_of
+    from veilmq.pipeline.jobs.timeouts import _crash_share, rated
 
     rows = rows.assign(type=rows["type"].where(rows["type"].notna(), None))
     found = [
@@ -59,59 +64,53 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     samples.sort(key=lambda each: -each[1].finished.sum())
     samples = samples[:TYPES_MAX]
     samples.sort(key=lambda each: float((each[1].finished * np.log(MIDDLES)).sum() / each[1].finished.sum()))
-    whole = _together([sample for _, sample in samples])
-    costs = rated(whole, given)
-    prices: dict[tuple[int, int], tuple[float, float, Any]] = {}
-
-    def price(low: int, high: int) -> tuple[float, float, Any]:
-        """Cost of all attempts of the types from `low` to before `high`, their timeout, their curve."""
-        if (low, high) not in prices:
-            prices[low, high] = _price(_together([sample for _, sample in samples[low:high]]), costs)
-        return prices[low, high]
-
-    cuts = _best_cuts(len(samples), price)
-    total = float(whole.finished.sum() + whole.censored.sum())
-    together, together_timeout, _ = price(0, len(samples))
-    cost = sum(price(low, high)[0] for low, high in cuts)
+    curves = [Curve(sample) for _, sample in samples]
+    whole = Curve(_together([sample for _, sample in samples]))
+    costs = rated(whole.sample, given)
+    timeout = _best(whole, costs)
+    together = float(_price(whole, timeout, costs).cost(costs)) * whole.attempts
+    logs = [float((each.finished * np.log(MIDDLES)).sum() / each.finished.sum()) for _, each in samples]
+    cuts = _best_cuts(logs)
     first = rows.iloc[0]
-    result = []
+    result: list[dict[str, Any]] = []
     for part, (low, high) in enumerate(cuts):
-        part_cost, timeout, curve = price(low, high)
-        attempts = float(sum(sample.finished.sum() + sample.censored.sum() for _, sample in samples[low:high]))
+        curve = Curve(_together([each.sample for each in curves[low:high]]))
+        own = _best(curve, costs)
+        crash = _crash_share(curve.extended(), costs.crashes_per_second)
+        price = _price(curve, own, costs)
         result.append(
             {name: first[name] for name in ("account", "region", "queue")}
             | {
                 "part": part,
                 "parts": len(cuts),
                 "types": [kind for kind, _ in samples[low:high]],
-                "attempts": attempts,
+                "attempts": curve.attempts,
                 "median_s": curve.quantile(0.5)[0],
-                "timeout_s": timeout,
-                "cost": part_cost / attempts,
-                "together_timeout_s": together_timeout,
-                "together_cost": together / total,
-                "split_cost": cost / total,
-                "gain": 1 - cost / together if together > 0 else 0.0,
+                "timeout_s": own,
+                "recovery_s": float(price.recovery_s) / crash,
+                "together_timeout_s": timeout,
+                "together_recovery_s": float(_price(curve, timeout, costs).recovery_s) / crash,
+                "together_cost": together / whole.attempts,
+                "cost": float(price.cost(costs)) * curve.attempts,
             }
         )
-    return result
+    cost = sum(each.pop("cost") for each in result)
+    gain = max(1 - cost / together, 0.0) if together > 0 and len(cuts) > 1 else 0.0
+    return [each | {"split_cost": cost / whole.attempts, "gain": gain} for each in result]
 
 
-def _best_cuts(count: int, price: Any) -> list[tuple[int, int]]:
-    """The cheapest parts, where each but the first adds `QUEUE_SHARE_MIN` of the cost of no split."""
-    fee = QUEUE_SHARE_MIN * price(0, count)[0]
-    best: list[tuple[float, list[tuple[int, int]]]] = [(0.0, [])]
-    for high in range(1, count + 1):
-        best.append(
-            min(
-                (
-                    (best[low][0] + price(low, high)[0] + (fee if low else 0.0), [*best[low][1], (low, high)])
-                    for low in range(high)
-                ),
-                key=lambda each: each[0],
-            )
-        )
-    return best[count][1]
+def _best_cuts(logs: list[float]) -> list[tuple[int, int]]:
+    """The parts of an ascending list with the least squares within, each part but the first at `QUEUE_FEE`."""
+    best: list[tuple[float, list[tuple[int, int]]]] = [(-QUEUE_FEE, [])]
+    for high in range(1, len(logs) + 1):
+        ways = []
+        for low in range(high):
+            part = logs[low:high]
+            mean = sum(part) / len(part)
+            squares = sum((each - mean) ** 2 for each in part)
+            ways.append((best[low][0] + squares + QUEUE_FEE, [*best[low][1], (low, high)]))
+        best.append(min(ways))
+    return best[-1][1]
 
 
 def _together(samples: list[Any]) -> Any:
@@ -125,16 +124,17 @@ def _together(samples: list[Any]) -> Any:
     )
 
 
-def _price(sample: Any, costs: "Costs") -> tuple[float, float, Any]:
-    import numpy as np
-
-    from veilmq.pipeline.jobs.curves import Curve
-    from veilmq.pipeline.jobs.pricing import timeout_price
+def _best(curve: "Curve", costs: "Costs") -> float:
     from veilmq.pipeline.jobs.timeouts import LEASE_LONGEST_S, best_timeout
 
-    curve = Curve(sample)
-    alive = curve.extended()
     longest = LEASE_LONGEST_S if curve.fits else min(curve.reach_s, LEASE_LONGEST_S)
-    timeout, _ = best_timeout(alive, costs, longest)
-    price = timeout_price(alive, costs.crashes_per_second, np.array([timeout]))
-    return float(price.cost(costs)[0]) * curve.attempts, timeout, curve
+    return best_timeout(curve.extended(), costs, longest)[0]
+
+
+def _price(curve: "Curve", timeout: float, costs: "Costs") -> "Price":
+    import numpy as np
+
+    from veilmq.pipeline.jobs.pricing import Price, timeout_price
+
+    found = timeout_price(curve.extended(), costs.crashes_per_second, np.array([timeout]))
+    return Price(*(each[0] for each in found))

@@ -313,7 +313,13 @@ def _copy(writer: Writer, command: Publish, subscription: LiveSubscription, mess
     body, digest = command.body, command.md5
     if settings.queue is not None:
         notification = Notification(
-            command.topic, subscription.name, message.hex(), body, digest.hex().upper(), command.extras.tag, writer.now
+            command.topic,
+            subscription.name,
+            message.hex().upper(),
+            body,
+            digest.hex().upper(),
+            command.extras.tag,
+            writer.now,
         )
         rendered = render(notification, settings.content_format)
         if rendered is not body:

@@ -45,7 +45,8 @@ def _tasks(stage: Stage, source: QueueKey, count_max: int = TASKS_KEPT) -> list[
     return expect(stage.do(ListMoves(queue=source, origin=TESTER, count_max=count_max)), MovesListed).tasks
 
 
-def _task(stage: Stage, source: QueueKey) -> MoveInfo:
+def latest_move(stage: Stage, source: QueueKey) -> MoveInfo:
+    """The latest task of a source."""
     return _tasks(stage, source, 1)[0]
 
 
@@ -53,8 +54,8 @@ def _finish(stage: Stage, source: QueueKey) -> MoveInfo:
     """Sweep as time goes by until the task has ended."""
     for _ in range(1_000):
         stage.sweep()
-        if _task(stage, source).status not in {MoveStatus.RUNNING, MoveStatus.CANCELLING}:
-            return _task(stage, source)
+        if latest_move(stage, source).status not in {MoveStatus.RUNNING, MoveStatus.CANCELLING}:
+            return latest_move(stage, source)
         stage.later(SECOND_US)
     raise AssertionError("the task finds no end")
 
@@ -135,13 +136,13 @@ class TestMoves:
         moved = []
         for _ in range(4):
             stage.sweep()
-            moved.append(_task(stage, dead).moved)
+            moved.append(latest_move(stage, dead).moved)
             assert stage.counts(destination)[0] == moved[-1]
             stage.later(SECOND_US)
         assert moved[0] == 1
         for before, after in pairwise(moved):
             assert rate - 1 <= after - before <= rate
-        assert _task(stage, dead).rate_max == rate
+        assert latest_move(stage, dead).rate_max == rate
 
     def test_after_a_pause_no_more_than_a_second_is_made_up_for(self, stage: Stage) -> None:
         dead = stage.create("dead")
@@ -151,19 +152,19 @@ class TestMoves:
         _start(stage, dead, destination=stage.create("third"), rate_max=10)
         stage.later(HOUR_US)
         stage.sweep()
-        assert _task(stage, dead).moved <= 11
+        assert latest_move(stage, dead).moved <= 11
 
     @pytest.mark.parametrize("kill", [False, True])
     def test_a_task_goes_on_after_a_restart(self, stage: Stage, kill: bool) -> None:
         queue, dead = _dead_letters(stage, 12)
         started = _start(stage, dead, rate_max=3)
-        while _task(stage, dead).status is MoveStatus.RUNNING:
+        while latest_move(stage, dead).status is MoveStatus.RUNNING:
             stage.sweep()
             stage.reopen(kill=kill)
             stage.later(SECOND_US)
             visible = stage.counts(queue)[0] + stage.counts(dead)[0]
             assert visible == 12
-        ended = _task(stage, dead)
+        ended = latest_move(stage, dead)
         assert (ended.id, ended.moved, ended.status) == (started.id, 12, MoveStatus.COMPLETED)
         assert sorted(bodies(stage.receive(queue, 20)), key=int) == [str(number) for number in range(12)]
         _balanced(stage)
@@ -174,7 +175,7 @@ class TestMoves:
         stage.later(SECOND_US)
         assert stage.store.apply([Sweep()], stage.now).wrote
         stage.factory.abandon(stage.store)
-        assert (stage.counts(queue)[0], stage.counts(dead)[0], _task(stage, dead).moved) == (0, 5, 0)
+        assert (stage.counts(queue)[0], stage.counts(dead)[0], latest_move(stage, dead).moved) == (0, 5, 0)
         assert _finish(stage, dead).moved == 5
         assert len(stage.receive(queue, 10)) == 5
 
@@ -184,7 +185,7 @@ class TestMoves:
         stage.sweep()
         stage.later(SECOND_US)
         stage.sweep()
-        moved = _task(stage, dead).moved
+        moved = latest_move(stage, dead).moved
         outcome = expect(stage.do(CancelMove(queue=dead, origin=TESTER, task=started.id)), MoveCancelled)
         assert outcome.cancelled
         assert outcome.info is not None

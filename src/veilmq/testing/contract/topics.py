@@ -126,7 +126,7 @@ class TestTopics:
             "TopicOwner": ACCOUNT,
             "TopicName": "news",
             "Subscriber": ACCOUNT,
-            "MessageId": published.id.hex(),
+            "MessageId": published.id.hex().upper(),
             "Message": body,
             "MessageMD5": md5(body.encode(), usedforsecurity=False).hexdigest().upper(),
             "MessageTag": "t",

@@ -1,0 +1,18 @@
+"""The document's sender (seed 002): twenty messages in order. Runs beside receive_message_in_order.py.
+
+send_message_in_order.py QUEUE_URL [SEQUENCE_FILE]
+"""
+
+import sys
+
+import veilmq
+from veilmq.client.documents import LocalDiskStorage, Message, OrderedQueueWrapper
+
+url, file = sys.argv[1], (sys.argv[2:] or ["/tmp/mns_send_message_seq_id"])[0]
+with veilmq.connect(url) as myQueue:
+    seqIdPS = LocalDiskStorage({"localFileName": file})
+    orderedQueue = OrderedQueueWrapper(myQueue, sendSeqIdPersistStorage=seqIdPS)
+    for number in range(20):
+        orderedQueue.SendMessageInOrder(Message(str(number)))
+        print("orderedqueuewrapper: send message body", number, flush=True)
+    orderedQueue.close()

@@ -1,0 +1,69 @@
+"""OrderedQueueWrapper and LocalDiskStorage of the document's Python listings (seed 002).
+
+Strategy: ours is OrderedQueue with the document's own marking, `#num#`. The sample deletes a message before it hands
+it out and loses it in a crash; here a message is acknowledged by the next ReceiveMessageInOrder, by DeleteMessage, or
+never: then it comes again.
+"""
+
+from collections.abc import Mapping
+
+from veilmq.client.documents.messages import Message
+from veilmq.client.ordered.queue import OrderedQueue
+from veilmq.client.ordered.storage import LocalFile, Storage
+from veilmq.client.queue import Queue
+
+
+class LocalDiskStorage(LocalFile):
+    """Sequence numbers in a local file: `{"localFileName": path}`."""
+
+    def __init__(self, config: Mapping[str, str]) -> None:
+        super().__init__(config["localFileName"])
+
+
+class OrderedQueueWrapper:
+    """Strict order over a queue that is only roughly ordered: one sending process, one receiving process."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        sendSeqIdPersistStorage: Storage | None = None,
+        receiveSeqIdPersistStorage: Storage | None = None,
+    ) -> None:
+        """Raises what `OrderedQueue` raises: a second process on the same storage, a queue that was created anew."""
+        self.queue = OrderedQueue(
+            queue,
+            send_storage=sendSeqIdPersistStorage,
+            receive_storage=receiveSeqIdPersistStorage,
+            marking="#num#",
+        )
+        self._handed: str | None = None
+
+    def SendMessageInOrder(self, message: Message | str) -> Message:
+        """Send it after all that was sent before."""
+        message = Message(message) if isinstance(message, str) else message
+        message.message_id = self.queue.send(message.message_body).id
+        return message
+
+    def ReceiveMessageInOrder(self, wait_seconds: float = 0) -> Message | None:
+        """The next message in order, waiting up to so long; None if it did not come. Acknowledges the one before."""
+        self._acknowledge()
+        found = self.queue.receive(wait=wait_seconds)
+        if not found:
+            return None
+        self._handed = found[0].handle
+        return Message.of(found[0])
+
+    def DeleteMessage(self, message: Message) -> None:
+        """Acknowledge it now, and not with the next receive."""
+        if self._handed == message.receipt_handle:
+            self._handed = None
+        self.queue.delete(message.receipt_handle)
+
+    def close(self) -> None:
+        """Let the storages go. The message handed out last is not acknowledged: delete it first, if it is done."""
+        self.queue.close()
+
+    def _acknowledge(self) -> None:
+        handed, self._handed = self._handed, None
+        if handed is not None:
+            self.queue.delete(handed)

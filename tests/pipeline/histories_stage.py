@@ -1,0 +1,44 @@
+"""Events by hand, and made-up histories as DataFrames."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from veilmq.pipeline.events.columns import ARROW_SCHEMA, SPARK_SCHEMA
+
+S = 1_000_000
+Event = dict[str, Any]
+
+
+def table_of(events: Sequence[Event]) -> pa.Table:
+    """Events as given, numbered, with what all of them have."""
+    shared = {"account": "000000000000", "region": "us-east-1", "queue": "q", "incarnation": 1, "sequence": 1}
+    shared |= {"rotation": 0}
+    rows = [dict.fromkeys(ARROW_SCHEMA.names) | shared | {"offset": at} | each for at, each in enumerate(events)]
+    for row in rows:
+        if isinstance(row["detail"], dict):
+            row["detail"] = json.dumps(row["detail"], separators=(",", ":"))
+    return pa.Table.from_pylist(rows, ARROW_SCHEMA)
+
+
+def frame(spark: Any, table: pa.Table) -> Any:
+    """The table in Spark."""
+    return spark.createDataFrame(table, SPARK_SCHEMA)
+
+
+def sent(at: int, **more: Any) -> Event:
+    return {"kind": "sent", "at": at * S, "attempt": 0, "sent": at * S, "visible_since": at * S, **more}
+
+
+def received(at: int, attempt: int = 1, lease: int = 30, **more: Any) -> Event:
+    return {"kind": "received", "at": at * S, "attempt": attempt, "lease_us": lease * S, "type": "t", **more}
+
+
+def extended(at: int, attempt: int = 1, lease: int = 30, **more: Any) -> Event:
+    return {"kind": "extended", "at": at * S, "attempt": attempt, "lease_us": lease * S, "type": "t", **more}
+
+
+def event(kind: str, at: int, attempt: int = 1, **more: Any) -> Event:
+    return {"kind": kind, "at": at * S, "attempt": attempt, **more}

@@ -1,0 +1,181 @@
+"""Drains through Spark: tables, JSON, wrapped bodies, quarantine, bad input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from tests.pipeline.drain_stage import Stage, left, send
+
+from veilmq.client.encrypted import EncryptedQueue, KeyFile, add_key, new_key
+from veilmq.client.large import LargeMessageQueue
+from veilmq.client.messages import Message
+from veilmq.client.unreadable import keep
+from veilmq.pipeline.drain import Drained, DrainUnfinished, drain, quarantined
+
+pytestmark = pytest.mark.slow
+
+
+def bodies(count: int) -> list[str]:
+    return [f"body {number}" for number in range(count)]
+
+
+def table(spark: Any, sink: str) -> list[dict[str, Any]]:
+    kind, _, path = sink.partition(":")
+    found = DeltaTable(path).to_pyarrow_table() if kind == "delta" else spark.read.parquet(path).toArrow()
+    return found.to_pylist()
+
+
+@pytest.mark.parametrize("scheme", ["veil", "sqs"])
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_a_queue_becomes_a_table(spark: Any, stage: Stage, kind: str, scheme: str) -> None:
+    sink = f"{kind}:{stage.directory}/table"
+    with stage.make() as queue:
+        send(queue, bodies(500))
+        done = drain(spark, stage.url(scheme), sink, stage.directory / "d", max_rows=200)
+        assert (done.messages, done.batches, done.quarantined) == (500, 3, 0)
+        assert sorted(row["body"] for row in table(spark, sink)) == sorted(bodies(500))
+        assert left(queue) == 0
+        send(queue, ["more"])
+        drain(spark, stage.url(scheme), sink, stage.directory / "d", max_rows=200)
+        assert len(table(spark, sink)) == 501
+
+
+def test_columns(spark: Any, stage: Stage) -> None:
+    sink = f"delta:{stage.directory}/table"
+    stage.name += ".fifo"
+    with stage.make(fifo=True) as queue:
+        queue.send(Message("b", attributes={"a": "x", "n": 3}, type="t", group="g", deduplication_id="1"))
+        drain(spark, stage.url(), sink, stage.directory / "d")
+    (row,) = table(spark, sink)
+    assert dict(row["attributes"]) == {"a": "x", "n": "3"}
+    assert [row[name] for name in ("body", "type", "group", "receive_count", "batch", "position")] == [
+        "b", "t", "g", 1, 1, 0,
+    ]  # fmt: skip
+    assert row["sequence"] > 0
+
+
+def test_json_with_a_column_for_corrupt_records(spark: Any, stage: Stage) -> None:
+    sink = f"parquet:{stage.directory}/table"
+    schema = "_id string, order int, lines array<struct<sku string, n int>>, at timestamp, _corrupt_record string"
+    good = {"order": 7, "lines": [{"sku": "a", "n": 2}], "at": "2026-01-31T12:00:00Z", "unknown": 1}
+    with stage.make() as queue:
+        send(queue, [json.dumps(good), '{"order": "seven"}', "no json", '{"order": 2147483648}', "{}"])
+        done = drain(spark, stage.url(), sink, stage.directory / "d", schema=schema, format="json")
+    rows = table(spark, sink)
+    assert done.quarantined == 0
+    assert len(rows) == 5
+    assert all(row["_id"] for row in rows)
+    assert sorted(row["_corrupt_record"] for row in rows if row["_corrupt_record"]) == [
+        "no json", '{"order": "seven"}', '{"order": 2147483648}',
+    ]  # fmt: skip
+    (row,) = [row for row in rows if row["order"] == 7]
+    assert row["lines"] == [{"sku": "a", "n": 2}]
+    assert row["at"].isoformat() == "2026-01-31T12:00:00+00:00"
+
+
+def test_json_without_that_column_quarantines(spark: Any, stage: Stage) -> None:
+    sink = f"parquet:{stage.directory}/table"
+    with stage.make("dead-" + stage.name) as dead, stage.make() as queue:
+        send(queue, ['{"order": 1}', "no json"])
+        done = drain(
+            spark, stage.url(), sink, stage.directory / "d",
+            schema="order int", format="json", dead_letters=stage.url(name=dead.name),
+        )  # fmt: skip
+        assert done.quarantined == 1
+        assert [row["order"] for row in table(spark, sink)] == [1]
+        (kept,) = quarantined(stage.directory / "d" / "manifests")
+        assert kept.body == "no json"
+        assert "JSON" in kept.reason
+        assert left(queue) == 0
+        (letter,) = dead.receive(10, wait=1)
+        assert letter.body == "no json"
+        assert letter.attributes["veilmq.source"] == queue.name
+
+
+def test_wrapped_bodies_are_unwrapped_and_bad_ones_quarantined(spark: Any, stage: Stage) -> None:
+    sink = f"parquet:{stage.directory}/table"
+    store = f"file://{stage.directory}/objects"
+    keys = stage.directory / "keys"
+    add_key(keys, new_key())
+    with stage.make() as queue:
+        large = LargeMessageQueue(queue, store, unreadable=keep, threshold_bytes=1_000)
+        secret = EncryptedQueue(large, KeyFile(keys), unreadable=keep)
+        sent = ["small", "long " * 1_000, "x" * 100_000]
+        for body in sent:
+            secret.send(body)
+        lost = "lost " * 1_000
+        before = set(objects(stage.directory))
+        secret.send(lost)
+        (gone,) = set(objects(stage.directory)) - before
+        gone.unlink()
+        queue.send("never encrypted")
+        done = drain(
+            spark, stage.url(), sink, stage.directory / "d", unwrap=["large", "encrypted"], keys=str(keys), store=store
+        )
+        assert sorted(row["body"] for row in table(spark, sink)) == sorted(sent)
+        assert done.quarantined == 2
+        reasons = sorted(each.reason for each in quarantined(stage.directory / "d" / "manifests"))
+        assert "it is not encrypted" in reasons[0]
+        assert "is missing" in reasons[1]
+        assert left(queue) == 0
+    assert objects(stage.directory) == []
+
+
+def objects(directory: Path) -> list[Path]:
+    return [each for each in (directory / "objects").rglob("*") if each.is_file()]
+
+
+def test_a_failing_sink_loses_nothing_and_repeats_the_batch(spark: Any, stage: Stage) -> None:
+    seen: list[tuple[int, list[str]]] = []
+
+    def sink(frame: Any, batch: int) -> None:
+        seen.append((batch, sorted(row["body"] for row in frame.select("body").collect())))
+        if len(seen) == 1:
+            raise ValueError("the sink fails")
+
+    with stage.make() as queue:
+        send(queue, bodies(20))
+        with pytest.raises(Exception, match="the sink fails"):
+            drain(spark, stage.url(), sink, stage.directory / "d")
+        assert left(queue) == 20
+        drain(spark, stage.url(), sink, stage.directory / "d")
+        assert seen == [(0, sorted(bodies(20)))] * 2
+        assert left(queue) == 0
+
+
+def test_a_queue_that_does_not_empty_is_told(spark: Any, stage: Stage) -> None:
+    with stage.make() as queue:
+        send(queue, ["held by somebody else"])
+        queue.receive(1, lease=600)
+        with pytest.raises(DrainUnfinished, match="somebody else"):
+            drain(spark, stage.url(), f"parquet:{stage.directory}/table", stage.directory / "d", until=0)
+
+
+def test_two_queries_on_one_directory_are_told(spark: Any, stage: Stage) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(3))
+        given = {"url": stage.url(), "directory": str(stage.directory / "m")}
+        frame = spark.readStream.format("veilmq").options(**given).load()
+        first = frame.writeStream.format("noop").option("checkpointLocation", f"{stage.directory}/c1").start()
+        try:
+            first.processAllAvailable()
+            second = frame.writeStream.format("noop").option("checkpointLocation", f"{stage.directory}/c2").start()
+            with pytest.raises(Exception, match="used by another query"):
+                second.awaitTermination(60)
+        finally:
+            first.stop()
+
+
+def test_reading_a_queue_as_a_table_is_refused(spark: Any, stage: Stage) -> None:
+    given = {"url": stage.url(), "directory": str(stage.directory / "m")}
+    with pytest.raises(Exception, match="a queue is no table|A queue is no table"):
+        spark.read.format("veilmq").options(**given).load().collect()
+
+
+def test_nothing_to_drain(spark: Any, stage: Stage) -> None:
+    with stage.make():
+        done = drain(spark, stage.url(), f"parquet:{stage.directory}/table", stage.directory / "d")
+    assert isinstance(done, Drained)
+    assert (done.messages, done.runs) == (0, 1)

@@ -1,0 +1,167 @@
+"""audit: a true history has no findings; each way of falsifying one has."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, sent, table_of
+
+from veilmq.client.connect import connect
+from veilmq.model.errors import VeilError
+from veilmq.pipeline.jobs.audit import RULES, audit
+from veilmq.testing.histories import Workload, history, lognormal
+from veilmq.testing.seeded import chance
+from veilmq.testing.server import ServerProcess
+
+TRUE: list[Event] = [
+    event("queue_created", 1, None, sequence=None),
+    sent(10),
+    sent(11, sequence=2),
+    received(12),
+    extended(30),
+    received(31, sequence=2),
+    event("lease_expired", 60),
+    received(61, attempt=2, visible_since=60 * S),
+    event("delete_refused", 62, detail={"reason": "stale"}),
+    event("deleted", 63, attempt=2),
+    event("released", 64, lease_us=0, sequence=2),
+    received(65, attempt=2, sequence=2, visible_since=64 * S),
+    event("lease_expired", 95, attempt=2, sequence=2),
+    event("dead_lettered", 96, attempt=2, sequence=2, detail={"target": 2, "target_sequence": 3}),
+    received(97, sequence=3, incarnation=2, queue="dead"),
+    sent(98, sequence=4),
+    sent(99, sequence=5),
+    event("purged", 100, None, sequence=None, detail={"count": 2, "watermark": 5}),
+]
+"""Two messages, one of them dead-lettered, and two that are purged."""
+
+
+def without(place: int) -> Callable[[list[Event]], None]:
+    return lambda events: events.__delitem__(place)
+
+
+def twice(place: int) -> Callable[[list[Event]], None]:
+    return lambda events: events.insert(place, dict(events[place]))
+
+
+def changed(place: int, **to: Any) -> Callable[[list[Event]], None]:
+    return lambda events: events[place].update(to)
+
+
+FALSE: dict[str, tuple[Callable[[list[Event]], None], str]] = {
+    "a send is lost": (without(1), "received was sent"),
+    "a send is there twice": (twice(1), "sent once"),
+    "sequences do not grow": (changed(1, sequence=9), "sent once"),
+    "a delete is there twice": (twice(9), "left once"),
+    "a message rises": (lambda events: events.append(received(101, attempt=3)), "no resurrection"),
+    "a receive is lost": (without(3), "receive count"),
+    "a receive count stays": (changed(7, attempt=1), "receive count"),
+    "two leases at a time": (without(6), "one lease"),
+    "received before it is visible": (changed(7, visible_since=62 * S), "visible"),
+    "a stale handle deletes": (changed(9, attempt=1), "stale handles"),
+    "a lease ends early": (changed(6, at=50 * S), "lease end"),
+    "a current handle is refused": (changed(8, attempt=2), "refused rightly"),
+    "a purge miscounts": (changed(17, detail={"count": 3, "watermark": 5}), "conservation"),
+    "a purge forgets": (changed(17, detail={"count": 1, "watermark": 5}), "conservation"),
+    "a message leaves a queue that is empty": (
+        lambda events: events.append(event("expired", 101, 0, sequence=7)),
+        "conservation",
+    ),
+    "an offset is there twice": (lambda events: events[5].update(offset=4), "offsets"),
+    "an offset is missing": (lambda events: [each.update(offset=at + 30) for at, each in enumerate(events) if at > 9],
+                             "offsets"),
+}  # fmt: skip
+
+
+def rules(spark: Any, events: list[Event]) -> set[str]:
+    return {row.rule for row in audit(frame(spark, table_of(events))).collect()}
+
+
+def test_a_true_history_has_no_findings(spark: Any) -> None:
+    assert rules(spark, TRUE) == set()
+
+
+@pytest.mark.parametrize(("falsify", "rule"), FALSE.values(), ids=FALSE.keys())
+def test_a_false_history_is_found_out(spark: Any, falsify: Callable[[list[Event]], None], rule: str) -> None:
+    events = [dict(each) for each in TRUE]
+    falsify(events)
+    assert rule in rules(spark, events)
+
+
+def test_every_rule_has_a_history_that_breaks_it() -> None:
+    assert {rule for _, rule in FALSE.values()} == set(RULES)
+
+
+def test_a_finding_says_where(spark: Any) -> None:
+    events = [dict(each) for each in TRUE]
+    twice(9)(events)
+    (row,) = audit(frame(spark, table_of(events))).where("rule = 'left once'").collect()
+    assert (row.offset, row.queue, row.incarnation, row.sequence, row.attempt) == (10, "q", 1, 1, 2)
+    assert row.said == "deleted of attempt 2 after a receive of attempt 2"
+
+
+def test_a_history_that_was_trimmed_is_judged_by_what_it_shows(spark: Any) -> None:
+    events = [each | {"offset": at} for at, each in enumerate(TRUE)]
+    assert rules(spark, events[9:]) == set()
+    falsified = [dict(each) for each in events[9:]]
+    falsified.insert(1, dict(falsified[0]) | {"offset": 9})
+    assert {"left once", "offsets"} <= rules(spark, falsified)
+
+
+def test_made_up_histories_are_true(spark: Any) -> None:
+    workloads = [
+        Workload("a", lognormal(20, 1), "t", 300, lease=20.0, receives_max=3),
+        Workload("b", lognormal(40, 1), "u", 300, extend=20.0, crashes_per_second=1 / 200),
+        Workload("b", lognormal(40, 1), None, 300, gives_up=30.0, crashes_per_second=1 / 200),
+    ]
+    table = history(workloads, seed=3)
+    assert audit(frame(spark, table)).collect() == []
+    assert audit(frame(spark, table.slice(500, 800))).collect() == []
+
+
+def test_a_servers_history_is_true(spark: Any, tmp_path: Path) -> None:
+    """Sends, receives, extensions, releases, late and stale deletes, dead letters, expiries and purges, at random."""
+    server = ServerProcess(tmp_path).start()
+    try:
+        _work(server, chance(11))
+        token = (server.data / "admin-token").read_text().strip()
+        events = spark.read.format("veilmq-events").option("server", server.admin).option("token", token).load()
+        kinds = {row.kind for row in events.select("kind").distinct().collect()}
+        found = audit(events).collect()
+    finally:
+        server.stop()
+    assert kinds >= {
+        "sent", "received", "extended", "released", "lease_expired", "deleted", "delete_refused", "dead_lettered",
+        "purged", "queue_deleted",
+    }  # fmt: skip
+    assert found == []
+
+
+def _work(server: ServerProcess, random: Any) -> None:
+    address = server.sqs.removeprefix("http://")
+    from veilmq.client.messages import Template
+
+    with connect(f"veil://{address}/dead", template=Template()):
+        pass
+    template = Template(dead_letter_queue="dead", receive_count_max=3)
+    with connect(f"veil://{address}/work", template=template) as queue:
+        handles: list[str] = []
+        for step in range(1_200):
+            draw = random.random()
+            try:
+                if draw < 0.3:
+                    queue.send(f"{step}")
+                elif draw < 0.6:
+                    taken = queue.receive(random.randint(1, 4), lease=random.choice([0.02, 0.05, 60.0]))
+                    handles += [each.handle for each in taken]
+                elif handles and draw < 0.75:
+                    queue.delete(random.choice(handles))
+                elif handles and draw < 0.88:
+                    queue.extend(random.choice(handles), random.choice([0.02, 30.0]))
+                elif handles:
+                    queue.release(handles.pop(random.randrange(len(handles))))
+            except VeilError:
+                continue
+        account = queue.account
+        account.delete("work")
