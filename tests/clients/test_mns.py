@@ -165,8 +165,10 @@ def test_properties(queue: Any) -> None:
         }
     )
     message.add_system_property("traceparent", MessageSystemPropertyValue("STRING", "00-1-2-01"))
-    assert queue.send_message(message).message_group_id == "g"
-    for got in (queue.peek_message(), queue.receive_message(0)):
+    queue.send_message(message)
+    peeked, received = queue.peek_message(), queue.receive_message(0)
+    assert received.message_group_id == "g"
+    for got in (peeked, received):
         user = got.user_properties
         assert [user[name].get_string_value_by_type() for name in ("text", "number", "truth")] == [
             "a < b",

@@ -101,6 +101,15 @@ class Undecryptable(Unreadable):
     summary = "message {message} cannot be decrypted: {reason}"
 
 
+class Undecodable(Unreadable):
+    """The body is not in the encoding that the adapter was told to expect."""
+
+    message: str
+    """Its id."""
+    reason: str
+    summary = "message {message} cannot be decoded: {reason}"
+
+
 class PointerRefused(Unreadable):
     """The pointer of a large message is malformed, or leads out of the configured store."""
 

@@ -1,0 +1,48 @@
+"""Bodies in base64, for the protocols whose SDKs send them so.
+
+Strategy: the adapter encodes and decodes by itself, so that one body that is no base64 fails alone and not the whole
+answer that it came in; it goes to the policy for unreadable messages, and is never handed out as if it were decoded.
+Source: RFC 4648, section 4.
+"""
+
+import base64
+import binascii
+
+import msgspec
+
+from veilmq.client.errors import Undecodable
+from veilmq.client.messages import Peeked, Received
+from veilmq.client.unreadable import log
+from veilmq.model.message import first_forbidden_character
+
+
+def encode(raw: bytes) -> str:
+    """UTF-8 as it travels."""
+    return base64.b64encode(raw).decode("ascii")
+
+
+def decode(body: str, message: str) -> str:
+    """The text that travelled. Raises Undecodable; `message`: the id to name in it."""
+    try:
+        text = base64.b64decode(body.encode("ascii"), validate=True).decode()
+    except (UnicodeError, binascii.Error):
+        raise Undecodable(message=message, reason="its body is not base64 of text") from None
+    if first_forbidden_character(text) is not None:
+        raise Undecodable(message=message, reason="its decoded body has a character that XML 1.0 cannot carry")
+    return text
+
+
+def decoded(message: Received) -> Received:
+    """The message with its body decoded. Raises Undecodable."""
+    return msgspec.structs.replace(message, body=decode(message.body, message.id))
+
+
+def decoded_peeks(messages: list[Peeked], queue: str) -> list[Peeked]:
+    """Those that can be decoded."""
+    found = []
+    for message in messages:
+        try:
+            found.append(msgspec.structs.replace(message, body=decode(message.body, message.id)))
+        except Undecodable as error:
+            log.warning("queue %s: %s", queue, error)
+    return found
