@@ -69,11 +69,6 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 	@tools/install-clients.sh $(@D)
 	@touch $@
 
-# JavaScript SDKs, for the same.
-.tools/clients: tools/install-clients.sh
-	@tools/install-clients.sh $@
-	@touch $@
-
 run: setup
 	@exec $(BIN)/veilmq serve $(ARGS)
 

@@ -1,6 +1,8 @@
 #!/bin/sh
-# install-clients.sh DIR: put the JavaScript SDKs that the tests drive into DIR/node_modules, in these versions.
-# Strategy: none of their install scripts is run. The packages are Alibaba's own SDK for MNS and the one of the community.
+# install-clients.sh DIR: put the JavaScript clients of the tests into DIR/node_modules.
+# Strategy: tests/clients/js/package.json names them and package-lock.json pins everything with hashes; DIR gets copies of
+# both, so that nothing is ever installed into the checkout's own folders. No install script runs. Which registry serves the
+# packages is npm's own configuration.
 set -eu
 
 directory=$1
@@ -8,6 +10,6 @@ cd "$(dirname "$0")/.."
 
 tools/need.sh npm npm
 mkdir -p "$directory"
-echo '{"private": true}' > "$directory/package.json"
-npm install --silent --no-audit --no-fund --ignore-scripts --save-exact --prefix "$directory" \
-    @alicloud/mns@1.2.0 ali-mns@2.6.8
+cp tests/clients/js/package.json tests/clients/js/package-lock.json "$directory"
+echo "veilmq: installing what tests/clients/js/package-lock.json names" >&2
+npm ci --loglevel=error --no-audit --no-fund --ignore-scripts --prefix "$directory"

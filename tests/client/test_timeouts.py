@@ -1,14 +1,28 @@
 """Survival curves, schedules and the plans that learn: against laws of which the truth is known."""
 
 from math import exp, log
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veilmq.client.messages import Received
-from veilmq.client.timeouts import AdaptiveTimeout, Costs, Survival, ThresholdTimeout, plan_of
+from veilmq.client.timeouts import (
+    AdaptiveTimeout,
+    Costs,
+    PublishedPlan,
+    Survival,
+    ThresholdTimeout,
+    plan_of,
+    recommended,
+)
 from veilmq.client.timeouts.survival import BUCKETS, GROWTH, bound_of, bucket_of
+from veilmq.model.commands import SuggestPlan
+from veilmq.model.errors import ParameterInvalid
+from veilmq.model.instant import SECOND_US
+from veilmq.model.plan import LeasePlan
+from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.seeded import chance
 
 
@@ -226,3 +240,34 @@ class TestThreshold:
     def test_values_that_cannot_be_are_refused(self, wrong: dict[str, float]) -> None:
         with pytest.raises(ValueError, match="must be"):
             ThresholdTimeout(**{"timeout": 30} | wrong)  # type: ignore[arg-type]
+
+
+class TestPublished:
+    """Plans that the pipeline published, through the embedded adapter."""
+
+    def test_it_follows_what_is_published(self, embedded: EmbeddedClient) -> None:
+        embedded.account.create("jobs")
+        queue = embedded.account.queue("jobs")
+        assert recommended(queue) is None
+        plan = PublishedPlan(queue, default=40, margin=10, every=60, clock=embedded.clock)
+        assert plan.first_lease(message("film")) == 40
+        publish(embedded, "jobs", lease_us=100 * SECOND_US, by_type={"film": 900 * SECOND_US})
+        assert plan.first_lease(message("film")) == 40  # not asked again yet
+        embedded.pass_time(61)
+        assert [plan.first_lease(message(kind)) for kind in ("film", "other", None)] == [900, 100, 100]
+        assert plan.next_lease(message("film"), 30) == 900
+        found = recommended(queue)
+        assert found is not None
+        assert (found.lease, found.by_type, found.applied) == (100, {"film": 900}, False)
+
+    @pytest.mark.parametrize("wrong", [{"margin": 0}, {"margin": 40}, {"every": 0}])
+    def test_what_cannot_work_is_refused(self, embedded: EmbeddedClient, wrong: dict[str, float]) -> None:
+        embedded.account.create("jobs")
+        with pytest.raises(ParameterInvalid):
+            PublishedPlan(embedded.account.queue("jobs"), default=40, **wrong)  # type: ignore[arg-type]
+
+
+def publish(client: EmbeddedClient, name: str, **plan: Any) -> None:
+    """What the pipeline does through the admin port, by the adapter's own shell."""
+    queue = client.account.queue(name)
+    queue._one(SuggestPlan(queue=queue._key, origin=queue._origin, plan=LeasePlan(**plan)))

@@ -1,5 +1,6 @@
-"""A real `veilmq serve` process for official SDKs to talk to."""
+"""A real `veilmq serve` process for official SDKs to talk to; what the tests share is in modules beside them."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 from botocore.config import Config
 
 from veilmq.testing.server import ServerProcess
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 KEY = ("AKIDTESTS00000000001", "a secret of the tests")
 Start = Callable[..., ServerProcess]
@@ -57,7 +60,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def credentials(tmp_path: Path) -> Path:
     """A credentials file with `KEY` for account 111111111111 and a key of another account that may only receive."""
-    path = tmp_path / "credentials.toml"
+    return _credentials(tmp_path)
+
+
+def _credentials(directory: Path) -> Path:
+    path = directory / "credentials.toml"
     path.write_text(
         f"""
 [[account]]
@@ -84,6 +91,15 @@ secret = "{KEY[1]}"
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One development server for all tests of a module; each test makes its own queue."""
     server = ServerProcess(tmp_path_factory.mktemp("shared")).start()
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests of a module that checks every signature; `key` may do everything."""
+    directory = tmp_path_factory.mktemp("signed")
+    server = ServerProcess(directory, "--credentials", str(_credentials(directory))).start()
     yield server
     assert server.stop() == 0
 

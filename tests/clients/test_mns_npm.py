@@ -15,13 +15,11 @@ from veilmq.testing.server import ServerProcess
 ROOT = Path(__file__).parents[2]
 NODE = ROOT / ".tools" / "node" / "bin" / "node"
 PACKAGES = ROOT / ".tools" / "clients" / "node_modules"
-PROGRAMS = Path(__file__).parent / "node"
+PROGRAMS = Path(__file__).parent / "js"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not (NODE.exists() and PACKAGES.exists()), reason="make .tools/node .tools/clients has not been run"
-    ),
+    pytest.mark.skipif(not (NODE.exists() and PACKAGES.exists()), reason="make setup-clients has not been run"),
 ]
 
 

@@ -5,8 +5,10 @@ package, without importing any SDK; an adapter is imported when it is asked for.
 with itself; what the caller brought stays the caller's.
 """
 
+import importlib
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from veilmq.client import urls
 from veilmq.client.messages import Template
@@ -15,6 +17,12 @@ from veilmq.client.urls import Address
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
+
+
+DEVELOPMENT_KEYS: Final = {
+    "devstoreaccount1": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+}
+"""The account of development servers, whose key everybody knows (Microsoft's documentation of its emulator)."""
 
 
 def connect(source: Any, queue: str | None = None, *, template: Template | None = None) -> Queue:
@@ -115,8 +123,7 @@ def _sqs(address: Address) -> Account:
     given: dict[str, Any] = {}
     if address.host is not None:
         scheme = "http" if address.tls is False else "https"
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        given["endpoint_url"] = f"{scheme}://{host}" + (f":{address.port}" if address.port else "")
+        given["endpoint_url"] = f"{scheme}://{_place(address)}"
     if address.key is not None:
         given["aws_access_key_id"], given["aws_secret_access_key"] = address.key, address.secret
     try:
@@ -129,10 +136,49 @@ def _sqs(address: Address) -> Account:
     return SqsAccount(client, owner=address.account, owns_client=True)
 
 
+def _azure(address: Address) -> Account:
+    from azure.storage.queue import QueueServiceClient
+
+    from veilmq.client.azure import AzureAccount
+
+    if address.account is None:
+        raise ParameterInvalid(parameter="url", reason="azure:// needs the account: azure://.../ACCOUNT/NAME")
+    if address.host is None:
+        url = f"https://{address.account}.queue.core.windows.net"
+    else:
+        scheme = "http" if address.tls is False else "https"
+        url = f"{scheme}://{_place(address)}/{quote(address.account)}"
+    credential = address.secret or DEVELOPMENT_KEYS.get(address.account) or _azure_identity()
+    key = {"account_name": address.account, "account_key": credential} if isinstance(credential, str) else credential
+    try:
+        # The SDK's own default waits 15 seconds and more before it tries again: longer than many a lease.
+        client = QueueServiceClient(
+            url, credential=key, retry_total=2, initial_backoff=0, increment_base=1, random_jitter_range=0
+        )
+    except ValueError as error:
+        raise ParameterInvalid(parameter="url", reason="azure-storage-queue does not take it") from error
+    return AzureAccount(client, base64=bool(address.base64), owns_client=True)
+
+
+def _azure_identity() -> Any:
+    try:
+        return importlib.import_module("azure.identity").DefaultAzureCredential()
+    except ModuleNotFoundError:
+        reason = "has no key (azure://:KEY@...), and without one azure:// needs the package azure-identity"
+        raise ParameterInvalid(parameter="url", reason=reason) from None
+
+
+def _place(address: Address) -> str:
+    assert address.host is not None
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return host + (f":{address.port}" if address.port else "")
+
+
 OPENERS: Final[dict[str, Callable[[Address], Account]]] = {
     "embedded": _embedded,
     "veil": _veil,
     "sqs": _sqs,
+    "azure": _azure,
 }
 """By kind of address. A new adapter is one line here, and one below if its SDK's objects are taken."""
 
@@ -156,10 +202,43 @@ def _boto3_resource(found: Any, queue: str | None) -> tuple[Account, str | None]
     return _boto3_client(found.meta.client, url or queue)
 
 
+def _azure_service(client: Any, queue: str | None) -> tuple[Account, str | None]:
+    from veilmq.client.azure import AzureAccount
+
+    return AzureAccount(client), queue
+
+
+def _azure_queue(client: Any, queue: str | None) -> tuple[Account, str | None]:
+    """A QueueClient: its account is reached by a client of our own, with its URL and credential."""
+    from azure.storage.queue import QueueServiceClient
+
+    from veilmq.client.azure import AzureAccount
+
+    if queue is not None:
+        raise ParameterInvalid(parameter="queue", reason="the object is a queue already")
+    parts = urlsplit(client.url)
+    path = parts.path.rpartition("/")[0]
+    url = urlunsplit(parts._replace(path=path))
+    service = QueueServiceClient(url, credential=client.credential, api_version=client.api_version)
+    return AzureAccount(service, base64=_encodes(client), owns_client=True), client.queue_name
+
+
+def _encodes(client: Any) -> bool:
+    """Whether a QueueClient sends text in base64. Raises ParameterInvalid if it does something else with it."""
+    kinds = tuple(type(getattr(client, f"_message_{way}_policy", None)).__name__ for way in ("encode", "decode"))
+    known = {("NoEncodePolicy", "NoDecodePolicy"): False, ("TextBase64EncodePolicy", "TextBase64DecodePolicy"): True}
+    if kinds not in known:
+        reason = f"must send text as it is or in base64, and receive it so; its policies are {' and '.join(kinds)}"
+        raise ParameterInvalid(parameter="source", reason=reason)
+    return known[kinds]
+
+
 Adopter = Callable[[Any, str | None], tuple[Account, str | None]]
 ADOPTERS: Final[dict[tuple[str, str], Adopter]] = {
     ("botocore.client", "BaseClient"): _boto3_client,
     ("boto3.resources.base", "ServiceResource"): _boto3_resource,
+    ("azure.storage.queue._queue_service_client", "QueueServiceClient"): _azure_service,
+    ("azure.storage.queue._queue_client", "QueueClient"): _azure_queue,
 }
 """By package and class of an SDK's object or of one of its bases.
 

@@ -86,6 +86,17 @@ class Extension(msgspec.Struct, frozen=True):
     """Seconds from now."""
 
 
+class Recommended(msgspec.Struct, frozen=True):
+    """First leases that the pipeline learnt for a queue; seconds."""
+
+    lease: float | None = None
+    """For messages of no type named below; None: the queue's visibility timeout."""
+    by_type: Mapping[str, float] = {}
+    why: str = ""
+    applied: bool = False
+    """The server uses them for receives that name no lease."""
+
+
 class Stats(msgspec.Struct, frozen=True):
     """A queue as it stands; None where the protocol does not tell."""
 
@@ -97,6 +108,8 @@ class Stats(msgspec.Struct, frozen=True):
     delay: float | None = None
     incarnation: str | None = None
     """Differs for a queue that was deleted and created again: its incarnation number or creation time."""
+    recommended: Recommended | None = None
+    """What was learnt for this queue, where somebody publishes it (our server and directories)."""
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from veilmq.model.errors import ParameterInvalid
 _ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 _PARAMETER: Final = re.compile("[a-z_]{1,20}")
 _FLAGS: Final = {"0": False, "1": True}
+_FLAG_NAMES: Final = frozenset({"tls", "create", "base64"})
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     tls: bool | None = None
     """None: the scheme's own default."""
     create: bool = False
+    base64: bool | None = None
+    """Whether bodies travel in base64. None: the adapter's own default."""
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name)}
@@ -64,8 +67,8 @@ _FORMS: Final[Mapping[str, _Form]] = {
     "embedded": _Form(frozenset({"queue", "account", "region", "create"})),
     "veil": _Form(frozenset({"account", "region", "tls", "create"}), ("queue",)),
     "sqs": _Form(frozenset({"region", "tls", "create"}), ("account", "queue")),
-    "azure": _Form(frozenset({"tls", "create"}), ("account", "queue"), key_first=False),
-    "mns": _Form(frozenset({"tls", "create"}), ("queue",)),
+    "azure": _Form(frozenset({"tls", "create", "base64"}), ("account", "queue"), key_first=False),
+    "mns": _Form(frozenset({"tls", "create", "base64"}), ("queue",)),
 }
 SCHEMES: Final = tuple(scheme for scheme in _FORMS if scheme != "embedded")
 
@@ -102,7 +105,7 @@ def _wrong(reason: str) -> ParameterInvalid:
 
 
 def _parameters(query: str, form: _Form) -> dict[str, Any]:
-    """queue, account, region as text; tls and create as flags."""
+    """queue, account, region as text; tls, create and base64 as flags."""
     found: dict[str, Any] = {}
     for pair in query.split("&") if query else ():
         name, _, value = pair.partition("=")
@@ -111,7 +114,7 @@ def _parameters(query: str, form: _Form) -> dict[str, Any]:
             raise _wrong(f"after the question mark it takes {', '.join(sorted(form.parameters))}{shown}")
         if name in found:
             raise _wrong(f"{name} stands in it twice")
-        if name in {"tls", "create"}:
+        if name in _FLAG_NAMES:
             if value not in _FLAGS:
                 raise _wrong(f"{name} must be 0 or 1")
             found[name] = _FLAGS[value]

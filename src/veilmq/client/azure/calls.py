@@ -9,16 +9,11 @@ exceptions, and the transport's choice between request and response errors.
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from azure.core.exceptions import (
-    AzureError,
-    DecodeError,
-    HttpResponseError,
-    ServiceRequestError,
-)
+from azure.core.exceptions import AzureError, DecodeError, HttpResponseError, ServiceRequestError
 
 from veilmq.client.azure.errors import Said, error_of
-from veilmq.client.errors import ServiceError, TransportError
-from veilmq.model.errors import LeaseError, VeilError
+from veilmq.client.errors import TransportError
+from veilmq.model.errors import LeaseError
 
 T = TypeVar("T")
 
@@ -27,9 +22,10 @@ _CODE: Final = "x-ms-error-code"
 
 
 def call(
-    operation: Callable[..., T], queue: str, *, names: Mapping[str, str] | None = None, size_bytes: int = 0, **given: Any
-) -> T:
-    """The result of an SDK's method. `queue`, `names` (`Said.names`) and `size_bytes` are for errors.
+    operation: Callable[..., T], queue: str, *, names: Mapping[str, str] | None = None, size_bytes: int = 0,
+    creating: bool = False, **given: Any,
+) -> T:  # fmt: skip
+    """The result of an SDK's method. `queue`, `names`, `size_bytes` and `creating` are for errors: see `Said`.
 
     Raises QueueMissing, TransportError, ServiceError and what `azure.errors` has.
     """
@@ -45,7 +41,7 @@ def call(
         reason = f"the answer cannot be read: {type(error).__name__}"
         raise TransportError(reason=reason, may_have_happened=True) from error
     except HttpResponseError as error:
-        found = error_of(_said(error, queue, names or {}, size_bytes))
+        found = error_of(_said(error, queue, names or {}, size_bytes, creating))
         if reached and isinstance(found, LeaseError):
             reason = f"the answer of an earlier attempt was lost, and then: {found}"
             raise TransportError(reason=reason, may_have_happened=True) from error
@@ -56,7 +52,7 @@ def call(
         raise TransportError(reason=_short(error), may_have_happened=True) from error
 
 
-def _said(error: HttpResponseError, queue: str, names: Mapping[str, str], size_bytes: int) -> Said:
+def _said(error: HttpResponseError, queue: str, names: Mapping[str, str], size_bytes: int, creating: bool) -> Said:
     headers: Mapping[str, str] = {} if error.response is None else error.response.headers
     code = getattr(error, "error_code", None) or headers.get(_CODE) or type(error).__name__
     extra = getattr(error, "additional_info", None) or {}
@@ -69,18 +65,10 @@ def _said(error: HttpResponseError, queue: str, names: Mapping[str, str], size_b
         queue=queue,
         names=names,
         size_bytes=size_bytes,
+        creating=creating,
     )
 
 
 def _short(error: AzureError) -> str:
     return f"{type(error).__name__}: {error.message}"
 
-
-def unless_missing(error: VeilError, queue: str) -> VeilError:
-    """A queue that is being deleted is none to everybody but who makes one of its name."""
-    from veilmq.model.errors import QueueDeletedRecently, QueueMissing
-
-    return QueueMissing(queue=queue) if isinstance(error, QueueDeletedRecently) else error
-
-
-__all__ = ["ServiceError", "call", "unless_missing"]

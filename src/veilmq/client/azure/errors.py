@@ -41,6 +41,8 @@ class Said(NamedTuple):
     """Query parameter -> what the port calls it in this call."""
     size_bytes: int
     """Of the message that was sent, if one was."""
+    creating: bool
+    """The call makes the queue: one that is being deleted is in its way; to all others it is no queue any more."""
 
 
 def error_of(said: Said) -> VeilError:
@@ -71,14 +73,19 @@ def _too_large(said: Said) -> VeilError:
     )
 
 
+def _being_deleted(said: Said) -> VeilError:
+    if said.creating:
+        return QueueDeletedRecently(queue=said.queue, wait_us=_BEING_DELETED_US)
+    return QueueMissing(queue=said.queue)
+
+
 def _invalid(parameter: str) -> Callable[[Said], VeilError]:
     return lambda said: ParameterInvalid(parameter=parameter, reason=said.extra.get("reason") or said.message)
 
 
 _TABLE: Final[dict[str, Callable[[Said], VeilError]]] = {
     "QueueNotFound": lambda said: QueueMissing(queue=said.queue),
-    "QueueDisabled": lambda said: QueueMissing(queue=said.queue),
-    "QueueBeingDeleted": lambda said: QueueDeletedRecently(queue=said.queue, wait_us=_BEING_DELETED_US),
+    "QueueBeingDeleted": _being_deleted,
     "QueueAlreadyExists": lambda said: QueueExists(queue=said.queue, setting="metadata"),
     # Deleted, expired, or of a receipt that another delivery or update made stale: the service does not tell which.
     "MessageNotFound": lambda said: MessageGone(sequence=0, attempt=0),

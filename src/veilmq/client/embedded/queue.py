@@ -147,6 +147,7 @@ class EmbeddedQueue:
             retention=info.settings.retention_us / SECOND_US,
             delay=info.settings.delay_us / SECOND_US,
             incarnation=str(info.incarnation),
+            recommended=translation.recommended(info.plan),
         )
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from hashlib import md5
 from typing import Any, Final
 
 from veilmq.client.embedded import limits
-from veilmq.client.messages import Message, Peeked, Received, Sent, Template
+from veilmq.client.messages import Message, Peeked, Received, Recommended, Sent, Template
 from veilmq.client.queue_attributes import FIFO_SUFFIX
 from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, typed, untyped
 from veilmq.model import outcomes
@@ -17,6 +17,7 @@ from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import NO_EXTRAS, Attribute, Delivery, Extras, first_forbidden_character
+from veilmq.model.plan import PlanState
 from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange
 
 _PLAIN: Final = Message("")
@@ -251,3 +252,16 @@ def _tags(tags: Mapping[str, str]) -> dict[str, str]:
         if value:
             _check_text(value, f"tags[{name!r}]")
     return dict(tags)
+
+
+def recommended(plans: PlanState) -> Recommended | None:
+    """What was learnt for a queue: what is in force, else what is suggested."""
+    plan = plans.applied or plans.suggested
+    if plan is None:
+        return None
+    return Recommended(
+        lease=None if plan.lease_us is None else plan.lease_us / SECOND_US,
+        by_type={kind: lease_us / SECOND_US for kind, lease_us in plan.by_type.items()},
+        why=plan.why,
+        applied=plans.applied is not None,
+    )

@@ -6,8 +6,18 @@ document's own counter rule (seed 003). Source: seeds 003 and 004; docs/patterns
 """
 
 from veilmq.client.timeouts.adaptive import AdaptiveTimeout
+from veilmq.client.timeouts.published import PublishedPlan, recommended
 from veilmq.client.timeouts.schedule import Costs, Schedule, plan_of
 from veilmq.client.timeouts.survival import Survival
 from veilmq.client.timeouts.threshold import ThresholdTimeout
 
-__all__ = ["AdaptiveTimeout", "Costs", "Schedule", "Survival", "ThresholdTimeout", "plan_of"]
+__all__ = [
+    "AdaptiveTimeout",
+    "Costs",
+    "PublishedPlan",
+    "Schedule",
+    "Survival",
+    "ThresholdTimeout",
+    "plan_of",
+    "recommended",
+]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import Clock
 from veilmq.client.errors import TransportError
-from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.queue_attributes import FIFO_SUFFIX
 from veilmq.client.requests import in_requests, split
 from veilmq.client.veil.line import Line, Operation, operation
@@ -198,6 +198,9 @@ class VeilQueue:
             retention=described.retention,
             delay=described.delay,
             incarnation=str(described.incarnation),
+            recommended=None
+            if (plan := described.plan) is None
+            else Recommended(plan.lease, plan.by_type, plan.why, plan.applied),
         )
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError, as_fi
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Purged, QueueCreated, QueueDeleted, QueueDescribed, Received, Sent
+from veilmq.model.plan import PlanState
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import is_fifo, is_queue_name
@@ -296,6 +297,19 @@ def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> shapes.DescribeQ
         dead_letter_queue=None if redrive is None else redrive.target.name,
         receive_count_max=None if redrive is None else redrive.receive_count_max,
         tags=settings.tags,
+        plan=_plan_shown(info.plan),
+    )
+
+
+def _plan_shown(plans: PlanState) -> shapes.PlanShown | None:
+    plan = plans.applied or plans.suggested
+    if plan is None:
+        return None
+    return shapes.PlanShown(
+        lease=None if plan.lease_us is None else plan.lease_us / SECOND_US,
+        by_type={kind: lease_us / SECOND_US for kind, lease_us in plan.by_type.items()},
+        why=plan.why,
+        applied=plans.applied is not None,
     )
 
 

@@ -180,6 +180,16 @@ class MessagesResult(_Shape):
     """From the arrival of the request to the grant of the leases."""
 
 
+class PlanShown(_Shape):
+    """First leases that were learnt for a queue; seconds."""
+
+    lease: float | None = None
+    by_type: dict[str, float] = {}
+    why: str = ""
+    applied: bool = False
+    """The server uses it for receives that name no lease."""
+
+
 class DescribeQueueResult(_Shape):
     """Answer of VeilMQ.DescribeQueue."""
 
@@ -204,6 +214,7 @@ class DescribeQueueResult(_Shape):
     """Its name; it is of the same account and region."""
     receive_count_max: int | None = None
     tags: dict[str, str] = {}
+    plan: PlanShown | None = None
 
 
 class CreateQueueResult(_Shape):

@@ -1,0 +1,258 @@
+"""One queue of Azure Queue Storage.
+
+Strategy: the service has no batches (but for a receive), so a batch is a few requests at a time; and no long poll, so a
+wait is polling. It knows whole seconds: what is asked for in fractions is rounded up, and `lease_end` still judged by
+what was asked. What it has no settings for is kept in the queue's metadata (`settings`), looked up when the queue is
+opened and again after a minute. Source: Queue Storage REST API; "Scalability and performance targets".
+"""
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from veilmq.client import base64_bodies
+from veilmq.client.azure.calls import call
+from veilmq.client.azure.errors import MESSAGE_BYTES_MAX
+from veilmq.client.azure.receiving import handle_of, parts_of, peeked_of, received_of, told_lease
+from veilmq.client.azure.sending import Entry, content_of, entry_of, keep_line_ends, lease_of, settle
+from veilmq.client.azure.settings import DELAY_MAX, LEASE_MAX, NEVER, Settings, settings_of
+from veilmq.client.azure.waiting import Waiting
+from veilmq.client.capabilities import Capabilities, HandleOnSend
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.errors import TransportError
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.prepared import attempt, through
+from veilmq.client.unreadable import log, read_each, receive_readable
+from veilmq.model.errors import ParameterInvalid, VeilError
+
+if TYPE_CHECKING:
+    from veilmq.client.azure.account import AzureAccount
+
+RECEIVE_MAX: Final = 32
+_WAIT_MAX: Final = 30
+_SETTINGS_SECONDS: Final = 60.0
+"""How long a queue's metadata is believed."""
+_SEND_NAMES: Final = {"visibilitytimeout": "delay", "messagettl": "ttl"}
+
+
+def capabilities_of(base64: bool) -> Capabilities:
+    """What Queue Storage can do."""
+    return Capabilities(
+        protocol="azure",
+        body_bytes_max=MESSAGE_BYTES_MAX,
+        batch_messages_max=1,
+        receive_messages_max=RECEIVE_MAX,
+        lease_min=1,
+        lease_max=LEASE_MAX,
+        lease_total_max=None,
+        wait_max=_WAIT_MAX,
+        delay_max=DELAY_MAX,
+        batch_extend=False,
+        receipts_rotate=True,
+        handle_on_send=HandleOnSend.ALWAYS,
+        body_replaceable=True,
+        retention_below_delay=False,
+        base64_body=base64,
+        attributes=False,
+        peek=True,
+        priorities=False,
+        ttl=True,
+        groups=False,
+        native_fifo=False,
+        native_topics=False,
+        lease_hints=False,
+    )
+
+
+class AzureQueue:
+    """A `Queue` on Azure Queue Storage; made by `AzureAccount.queue`."""
+
+    def __init__(self, account: "AzureAccount", client: Any, clock: Clock = SYSTEM) -> None:
+        self._account = account
+        self.client = client
+        self._clock = clock
+        self._base64 = account.base64
+        self._capabilities = capabilities_of(account.base64)
+        self._waiting = Waiting(clock)
+        self._closed = False
+        self._settings_lock = threading.Lock()
+        self._settings: tuple[Settings, float] | None = None
+        """(what the metadata says, believed until)."""
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return str(self.client.queue_name)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return self._capabilities
+
+    @property
+    def account(self) -> "AzureAccount":
+        """The account it is of."""
+        return self._account
+
+    def send(self, message: str | Message) -> Sent:
+        """Put Message. `ttl=math.inf`: never dies. The handle updates and deletes until somebody receives it."""
+        return self._send(entry_of(message, self._base64))
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        """Put Message for each, a few at a time: their order in the queue is not promised."""
+        entries = [attempt(lambda message: entry_of(message, self._base64), message) for message in messages]
+        return through(entries, lambda good: self._account.singly.run(good, self._send))
+
+    def _send(self, entry: Entry) -> Sent:
+        self._check_open()
+        entry = settle(entry, self._known())
+        sent = self._call(self.client.send_message, names=_SEND_NAMES, size_bytes=entry.size_bytes, **entry.given)
+        return Sent(id=sent.id, handle=handle_of(sent.id, sent.pop_receipt))
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        """Get Messages, again and again while it waits. An empty list also if the queue is closed meanwhile."""
+        self._check_open()
+        self._check_count(count_max)
+        if not 0 <= wait <= _WAIT_MAX:
+            raise ParameterInvalid(parameter="wait", reason=f"must be from 0 to {_WAIT_MAX} s, not {wait}")
+        if lease is not None:
+            lease_of("lease", lease, 1)
+
+        def polled(left: float) -> list[Received]:
+            return self._waiting.poll(partial(self._get, count_max, lease), left, self._give_back)
+
+        if not self._base64:
+            return polled(wait)
+
+        def read(came: list[Received]) -> list[Received]:
+            return read_each(came, base64_bodies.decoded, self._account.unreadable, self)
+
+        return receive_readable(polled, read, wait, self._clock)
+
+    def _get(self, count_max: int, lease: float | None) -> list[Received]:
+        held: float | None = self._known().visibility_timeout if lease is None else lease
+        seconds = None if held is None else lease_of("lease", held, 1)
+        dates: list[Any] = []
+        started = self._clock.monotonic()
+        page = self._call(
+            self._page, count_max=count_max, visibility_timeout=seconds,
+            raw_response_hook=lambda response: dates.append(response.http_response.headers.get("Date")),
+        )  # fmt: skip
+        return [
+            received_of(message, started + (told_lease(message, dates[-1]) if held is None else held)) for message in page
+        ]
+
+    def _page(self, count_max: int, **given: Any) -> list[Any]:
+        pages = self.client.receive_messages(messages_per_page=count_max, max_messages=count_max, **given).by_page()
+        return [message for page in islice(pages, 1) for message in page]
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        """Update Message, with `body` as its new content. The lease may outlast the message, which dies all the same."""
+        return self._update(handle, lease_of("lease", lease, 0), body)
+
+    def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
+        """Update Message for each, a few at a time."""
+
+        def made(extension: Extension) -> tuple[str, int]:
+            return extension.handle, lease_of("lease", extension.lease, 0)
+
+        entries = [attempt(made, extension) for extension in extensions]
+        return through(entries, lambda good: self._account.singly.run(good, lambda entry: self._update(*entry)))
+
+    def release(self, handle: str, delay: float = 0) -> None:
+        """Update Message to `delay` seconds."""
+        self._update(handle, lease_of("delay", delay, 0))
+
+    def _update(self, handle: str, seconds: int, body: str | None = None) -> str:
+        self._check_open()
+        return self._updated(handle, seconds, body)
+
+    def _updated(self, handle: str, seconds: int, body: str | None = None) -> str:
+        message_id, receipt = parts_of(handle)
+        content, size_bytes = (None, 0) if body is None else content_of(body, self._base64)
+        updated = self._call(
+            self.client.update_message, names={"visibilitytimeout": "lease"}, size_bytes=size_bytes, message=message_id,
+            pop_receipt=receipt, content=content, visibility_timeout=seconds, raw_request_hook=keep_line_ends,
+        )  # fmt: skip
+        return handle_of(message_id, updated.pop_receipt)
+
+    def delete(self, handle: str) -> None:
+        """Delete Message. MessageGone also if the receipt is stale: the service does not tell them apart."""
+        self._check_open()
+        message_id, receipt = parts_of(handle)
+        self._call(self.client.delete_message, message=message_id, pop_receipt=receipt)
+
+    def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
+        """Delete Message for each, a few at a time."""
+        self._check_open()
+        return self._account.singly.run(handles, self.delete)
+
+    def peek(self, count_max: int = 1) -> list[Peeked]:
+        """Peek Messages."""
+        self._check_open()
+        self._check_count(count_max)
+        messages = [peeked_of(each) for each in self._call(self.client.peek_messages, max_messages=count_max)]
+        return base64_bodies.decoded_peeks(messages, self.name) if self._base64 else messages
+
+    def stats(self) -> Stats:
+        """Get Queue Metadata. `visible` counts all messages; the other numbers are not told."""
+        properties = self.look()
+        settings = settings_of(properties.metadata or {})
+        return Stats(
+            visible=int(properties.approximate_message_count or 0),
+            visibility_timeout=settings.visibility_timeout,
+            retention=None if settings.retention == NEVER else settings.retention,
+            delay=settings.delay,
+            incarnation=settings.incarnation,
+        )
+
+    def look(self) -> Any:
+        """The queue's properties as the SDK gives them; its metadata is believed for a minute. Raises QueueMissing."""
+        self._check_open()
+        properties = self._call(self.client.get_queue_properties)
+        with self._settings_lock:
+            believed_until = self._clock.monotonic() + _SETTINGS_SECONDS
+            self._settings = settings_of(properties.metadata or {}), believed_until
+        return properties
+
+    def close(self) -> None:
+        """A waiting receive ends; what it still brings is released. The client's connections are the account's."""
+        self._closed = True
+        self._waiting.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _known(self) -> Settings:
+        with self._settings_lock:
+            known = self._settings
+        if known is not None and self._clock.monotonic() < known[1]:
+            return known[0]
+        return settings_of(self.look().metadata or {})
+
+    def _give_back(self, messages: list[Received]) -> None:
+        """The queue is closed, and nobody waits for these any more: let others have them at once."""
+        for message in messages:
+            try:
+                self._updated(message.handle, 0)
+            except VeilError as error:
+                log.warning("queue %s: a message could not be released: %s", self.name, error)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransportError(reason=f"queue {self.name} is closed", may_have_happened=False)
+
+    def _check_count(self, count_max: int) -> None:
+        if not 1 <= count_max <= RECEIVE_MAX:
+            raise ParameterInvalid(parameter="count_max", reason=f"must be from 1 to {RECEIVE_MAX}, not {count_max}")
+
+    def _call(self, operation: Any, **given: Any) -> Any:
+        return call(operation, self.name, **given)

@@ -1,0 +1,107 @@
+"""The port's messages as arguments of Put Message.
+
+Strategy: what Queue Storage cannot carry is refused here, before any I/O, and so is what exceeds its limits. The SDK
+writes a carriage return into its XML as it is, where every XML reader makes a line feed of it: its request hook puts
+the character reference there instead. Source: "Put Message"; XML 1.0, section 2.11.
+"""
+
+import math
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.client import base64_bodies
+from veilmq.client.azure.errors import MESSAGE_BYTES_MAX
+from veilmq.client.azure.settings import DELAY_MAX, LEASE_MAX, NEVER, TTL_MAX, Settings
+from veilmq.client.messages import Message
+from veilmq.client.prepared import as_message, text_bytes
+from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
+
+_CANNOT: Final = {
+    "priority": "priorities",
+    "group": "groups",
+    "deduplication_id": "deduplication",
+    "type": "attributes",
+    "lease_hint": "lease_hints",
+    "tag": "tags",
+}
+"""Field of a message -> the ability that it needs and Queue Storage lacks."""
+
+
+class Entry(msgspec.Struct, gc=False):
+    """A message ready to travel."""
+
+    given: dict[str, Any]
+    """Arguments of `QueueClient.send_message`."""
+    size_bytes: int
+
+
+def entry_of(given: str | Message, base64: bool) -> Entry:
+    """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
+    message = as_message(given)
+    if message.attributes:
+        raise CapabilityMissing(capability="attributes")
+    for field, capability in _CANNOT.items():
+        if getattr(message, field) is not None:
+            raise CapabilityMissing(capability=capability)
+    arguments: dict[str, Any] = {}
+    delay, ttl = message.delay, message.ttl
+    if delay is not None:
+        arguments["visibility_timeout"] = whole("delay", delay, 0, DELAY_MAX)
+    if ttl is not None:
+        arguments["time_to_live"] = NEVER if ttl == math.inf else whole("ttl", ttl, 1, TTL_MAX)
+    content, size_bytes = content_of(message.body, base64)
+    return Entry({"content": content, "raw_request_hook": keep_line_ends, **arguments}, size_bytes)
+
+
+def settle(entry: Entry, settings: Settings) -> Entry:
+    """The entry with the queue's own delay, time to live and size. Raises ParameterInvalid, MessageTooLarge."""
+    limit_bytes = settings.message_bytes_max
+    if limit_bytes is not None and entry.size_bytes > limit_bytes:
+        raise MessageTooLarge(size_bytes=entry.size_bytes, limit_bytes=limit_bytes)
+    given = dict(entry.given)
+    if settings.delay is not None:
+        given.setdefault("visibility_timeout", settings.delay)
+    if settings.retention is not None:
+        given.setdefault("time_to_live", settings.retention)
+    delay, ttl = given.get("visibility_timeout", 0), given.get("time_to_live", NEVER)
+    if delay >= ttl != NEVER:
+        reason = f"must be below the time to live, {ttl} s: the message would be dead before it is visible"
+        raise ParameterInvalid(parameter="delay", reason=reason)
+    return Entry(given, entry.size_bytes)
+
+
+def content_of(body: str, base64: bool) -> tuple[str, int]:
+    """The body as it travels, and its bytes. Raises ParameterInvalid, MessageTooLarge."""
+    raw = text_bytes(body)
+    if not body:
+        raise ParameterInvalid(parameter="body", reason="must not be empty")
+    content = base64_bodies.encode(raw) if base64 else body
+    size_bytes = len(content) if base64 else len(raw)
+    if size_bytes > MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=MESSAGE_BYTES_MAX)
+    return content, size_bytes
+
+
+def whole(parameter: str, seconds: float, least: int, most: int) -> int:
+    """Seconds as the service has them: whole ones, rounded up. Raises ParameterInvalid."""
+    if not least <= seconds <= most:
+        raise ParameterInvalid(parameter=parameter, reason=f"must be from {least} to {most} s, not {seconds}")
+    return math.ceil(seconds)
+
+
+def lease_of(parameter: str, seconds: float, least: int) -> int:
+    """A lease in whole seconds. Raises ParameterInvalid."""
+    return whole(parameter, seconds, least, LEASE_MAX)
+
+
+def keep_line_ends(request: Any) -> None:
+    """Hook on the SDK's request, before it is signed."""
+    body = request.http_request.content
+    if isinstance(body, bytes) and b"\r" in body:
+        body = body.replace(b"\r", b"&#13;")
+    elif isinstance(body, str) and "\r" in body:
+        body = body.replace("\r", "&#13;").encode()
+    else:
+        return
+    request.http_request.set_bytes_body(body)

@@ -1,0 +1,59 @@
+"""The azure adapter passes the client contract, against a real server whose clock moves; plain, and in base64."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from azure.storage.queue import QueueServiceClient
+
+from veilmq.client.azure import AzureAccount
+from veilmq.client.connect import DEVELOPMENT_KEYS
+from veilmq.testing import client_contract
+from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
+from veilmq.testing.client_contract.clock import MovableClock
+from veilmq.testing.local import LocalServer
+
+pytestmark = pytest.mark.slow
+
+((ACCOUNT, KEY),) = DEVELOPMENT_KEYS.items()
+
+
+class AzureClient:
+    """An account on the server, with its clock."""
+
+    _numbers = count()
+
+    def __init__(self, server: LocalServer, base64: bool) -> None:
+        self._server = server
+        self.clock = MovableClock()
+        client = QueueServiceClient(
+            f"{server.process.azure}/{ACCOUNT}",
+            credential={"account_name": ACCOUNT, "account_key": KEY},
+            retry_total=0,
+        )
+        self.account = AzureAccount(client, base64=base64, owns_client=True, clock=self.clock)
+
+    def pass_time(self, seconds: float) -> None:
+        self._server.advance(seconds=seconds)
+        self.clock.advance(seconds)
+
+    def name(self, prefix: str) -> str:
+        return f"{prefix}-{next(self._numbers)}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    server = LocalServer(tmp_path_factory.mktemp("azure"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "base64"])
+def client_account(server: LocalServer, request: pytest.FixtureRequest) -> Iterator[AzureClient]:
+    client = AzureClient(server, request.param)
+    yield client
+    client.account.close()
+
+
+for cases in client_contract.SUITE:
+    globals()[cases.__name__] = cases
