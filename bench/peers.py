@@ -111,7 +111,7 @@ class VeilMQ(Peer):
         return [
             str(self.program), "serve", "--data", str(place.directory / "data"),
             "--sqs", f"127.0.0.1:{place.port}", "--admin", f"127.0.0.1:{place.admin_port}",
-            "--azure", "127.0.0.1:0", "--credentials", str(credentials),
+            "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0", "--credentials", str(credentials),
         ]  # fmt: skip
 
     def runtime(self) -> str:

@@ -25,7 +25,7 @@ class Server:
         self.data = data
         self.logs: list[dict[str, Any]] = []
         self._arriving: SimpleQueue[str | None] = SimpleQueue()
-        ports = ["--sqs", "127.0.0.1:0", "--azure", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+        ports = ["--sqs", "127.0.0.1:0", "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         self.process = subprocess.Popen(
             [*VEILMQ, "serve", "--data", str(data), *ports, "--log-format", "json", *arguments],
             stderr=subprocess.PIPE,

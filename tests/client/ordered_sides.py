@@ -1,13 +1,15 @@
 """The two programs of test_ordered_kills.py: `produce` and `consume`, each ready to die at any instant.
 
-They keep no record of their own: the producer goes on where its numbers are, and the consumer's rows are written in the
-transaction of its acknowledgements.
+The producer goes on where its numbers are, and the consumer's rows are written in the transaction of its
+acknowledgements.
 """
 
 import random  # noqa: TID251 - what is drawn only varies the sizes of batches
 import sqlite3
 import sys
 from pathlib import Path
+from typing import TextIO
+from uuid import uuid4
 
 import veilmq
 from veilmq.client.messages import Sent
@@ -17,14 +19,28 @@ LEASE_SECONDS = 1.0
 
 
 def produce(url: str, directory: Path, total: int) -> None:
-    """Send the numbers up to `total`, in batches of one to five."""
-    with veilmq.connect(url) as queue, OrderedSender(queue, LocalFile(directory / "send")) as sender:
+    """Send `total` messages in batches of one to five, and note what was sent under which number.
+
+    No two bodies are alike, so that a number that is given to two messages shows.
+    """
+    with (
+        veilmq.connect(url) as queue,
+        OrderedSender(queue, LocalFile(directory / "send")) as sender,
+        (directory / "told").open("a", buffering=1) as told,
+    ):
+        left_open = [message.body for message in sender.pending]
         sender.settle()
-        while sender.next_number <= total:
-            first = sender.next_number
-            size = min(random.randint(1, 5), total + 1 - first)
-            results = sender.send_batch([str(number) for number in range(first, first + size)])
+        note(told, sender.next_number - len(left_open), left_open)
+        while (first := sender.next_number) <= total:
+            bodies = [uuid4().hex for _ in range(min(random.randint(1, 5), total + 1 - first))]
+            results = sender.send_batch(bodies)
             assert all(isinstance(result, Sent) for result in results), results
+            note(told, first, bodies)
+
+
+def note(told: TextIO, first: int, bodies: list[str]) -> None:
+    for number, body in enumerate(bodies, first):
+        told.write(f"{number} {body}\n")
 
 
 def consume(url: str, directory: Path, total: int) -> None:

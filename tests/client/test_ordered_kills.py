@@ -95,7 +95,10 @@ def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
             side.end()
     assert sum(side.killed for side in sides) == KILLS
     came = [body for (body,) in there.execute("SELECT body FROM done ORDER BY place")]
-    assert came == [str(number) for number in range(1, MESSAGES + 1)]
+    assert len(came) == len(set(came)) == MESSAGES
+    told = [line.split() for line in (tmp_path / "told").read_text().splitlines()]
+    assert len(told) >= MESSAGES - 5 * KILLS
+    assert [(number, body) for number, body in told if came[int(number) - 1] != body] == []
     nothing_is_left(url, tmp_path)
     there.close()
     assert server.stop() == 0

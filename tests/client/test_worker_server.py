@@ -4,6 +4,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,15 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         server.kill()
 
 
-def veil(server: ServerProcess) -> Account:
-    return connect_account(f"veil://{server.sqs.partition('//')[2].rstrip('/')}/")
+@contextmanager
+def veil(server: ServerProcess) -> Iterator[Account]:
+    account = connect_account(f"veil://{server.sqs.partition('//')[2].rstrip('/')}/")
+    yield account
+    account.close()
 
 
-def sqs(server: ServerProcess) -> Account:
+@contextmanager
+def sqs(server: ServerProcess) -> Iterator[Account]:
     client = boto3.client(
         "sqs",
         endpoint_url=server.sqs,
@@ -44,15 +49,18 @@ def sqs(server: ServerProcess) -> Account:
         aws_access_key_id="any",
         aws_secret_access_key="any",
     )
-    return connect_account(client)
+    account = connect_account(client)
+    yield account
+    account.close()
+    # A poll that was given up still holds its connection, until the server ends it.
+    server.kill()
+    client.close()
 
 
 @pytest.fixture(params=[veil, sqs], ids=["veil", "sqs"])
 def account(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Account]:
-    made: Callable[[ServerProcess], Account] = request.param
-    account = made(server)
-    yield account
-    account.close()
+    with request.param(server) as account:
+        yield account
 
 
 def queue_of(account: Account, name: str = "work", **settings: Any) -> Queue:
@@ -162,7 +170,7 @@ def test_a_batch_that_went_on_after_a_failure_is_held_to_the_order(account: Acco
 
 
 def test_a_server_that_goes_and_comes_back(server: ServerProcess) -> None:
-    account = veil(server)
+    account = connect_account(f"veil://{server.sqs.partition('//')[2].rstrip('/')}/")
     queue = queue_of(account)
     errors: list[Exception] = []
     seen: list[str] = []
@@ -181,6 +189,7 @@ def test_a_server_that_goes_and_comes_back(server: ServerProcess) -> None:
         worker.stop()
         assert worker.join(WAIT_S)
     finally:
+        account.close()
         again.kill()
     assert all(isinstance(error, TransportError | ServiceError) for error in errors)
     assert len(errors) < 60

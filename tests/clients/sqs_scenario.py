@@ -166,8 +166,9 @@ def long_poll(client: Client, name: str) -> None:
     """A waiting receive is answered when a delay ends, and when a lease does."""
     url = create(client, name)
     client.call("SendMessage", QueueUrl=url, MessageBody="later", DelaySeconds=1)
-    assert take(client, url) == []
     (delayed,) = take(client, url, WaitTimeSeconds=20, VisibilityTimeout=1)
+    seen = delayed["Attributes"]
+    assert int(seen["ApproximateFirstReceiveTimestamp"]) - int(seen["SentTimestamp"]) >= 1_000
     (back,) = take(client, url, WaitTimeSeconds=20)
     assert delayed["MessageId"] == back["MessageId"]
     assert back["Attributes"]["ApproximateReceiveCount"] == "2"
@@ -188,3 +189,67 @@ def refusals(client: Client, name: str) -> None:
 
 
 SCENARIO: Final[tuple[Callable[[Client, str], None], ...]] = (life, batches, dead_letters, fifo, long_poll, refusals)
+
+
+class Workers(Protocol):
+    """A framework whose worker processes take jobs from a queue: `{"id", "seconds", "crash"}`.
+
+    A job lasts `seconds`; if `crash` names a file that is not there, it makes the file and kills its own process.
+    """
+
+    def send(self, *jobs: dict[str, Any]) -> None:
+        """Through whatever the framework's producers use."""
+        ...
+
+    def start(self) -> None:
+        """One more worker process."""
+        ...
+
+    def event(self) -> tuple[str, str, int]:
+        """What happens next: `begin` or `done`, the job's id, the process. Waits for it."""
+        ...
+
+    def stop(self) -> None:
+        """Ask the workers to end as they do in a deployment, and wait; those that are dead already stay so."""
+        ...
+
+
+def until_done(workers: Workers, jobs: int) -> list[tuple[str, str, int]]:
+    """What happens until so many jobs are done."""
+    events: list[tuple[str, str, int]] = []
+    while len([kind for kind, *_ in events if kind == "done"]) < jobs:
+        events.append(workers.event())
+    return events
+
+
+def twenty_jobs(workers: Workers) -> None:
+    """Each is done once."""
+    names = [f"job-{number}" for number in range(20)]
+    workers.start()
+    workers.send(*({"id": name} for name in names))
+    events = until_done(workers, 20)
+    workers.stop()
+    assert sorted(job for kind, job, _ in events if kind == "done") == sorted(names)
+    assert len(events) == 40
+
+
+def killed_worker(workers: Workers, marker: str) -> None:
+    """The job of a worker that was killed is done by another one."""
+    workers.send({"id": "deadly", "crash": marker})
+    workers.start()
+    workers.start()
+    first, *rest = until_done(workers, 1)
+    workers.stop()
+    assert first[:2] == ("begin", "deadly")
+    assert [event[:2] for event in rest] == [("begin", "deadly"), ("done", "deadly")]
+    assert first[2] not in [process for *_, process in rest]
+
+
+def heartbeat(workers: Workers, seconds: float) -> None:
+    """A job longer than the visibility timeout stays with its worker, whoever else waits."""
+    workers.start()
+    workers.start()
+    workers.send({"id": "long", "seconds": seconds})
+    events = until_done(workers, 1)
+    workers.stop()
+    assert [event[:2] for event in events] == [("begin", "long"), ("done", "long")]

@@ -109,7 +109,7 @@ def one_round(data: Path, name: str, seed: int, point: str | None) -> tuple[Log,
     """One life of a server; what its clients were told, and how many answers that was."""
     if point is None:
         command = [*SERVE, "serve", "--data", str(data), "--sqs", "127.0.0.1:0", "--admin", "127.0.0.1:0",
-                   "--azure", "127.0.0.1:0"]  # fmt: skip
+                   "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0"]  # fmt: skip
     else:
         command = [sys.executable, "-m", "veilmq.testing.crashing", point, str(chance(seed).randint(1, 40)), str(data)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

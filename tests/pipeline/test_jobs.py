@@ -1,10 +1,10 @@
 """attempts, survival, timeouts and split, against histories whose laws are known."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, sent, table_of
+from tests.pipeline.histories_stage import S, event, extended, frame, received, sent, table_of
 
 from veilmq.client.timeouts import Costs
 from veilmq.pipeline.jobs.attempts import attempts, judged, merged, partials
@@ -13,7 +13,7 @@ from veilmq.pipeline.jobs.curves import Curve, Sample, at_bounds, lognormal_fit,
 from veilmq.pipeline.jobs.pricing import schedule_price, timeout_price
 from veilmq.pipeline.jobs.split import split
 from veilmq.pipeline.jobs.survival import curve, quantiles
-from veilmq.pipeline.jobs.timeouts import best_timeout, plan, recommended, redelivery_curve
+from veilmq.pipeline.jobs.timeouts import best_timeout, plan, rated, recommended, redelivery_curve
 from veilmq.testing.histories import (
     Law,
     Workload,
@@ -62,10 +62,17 @@ STORIES = {
 }
 
 
-@pytest.mark.parametrize(("events", "said"), STORIES.values(), ids=STORIES.keys())
-def test_attempts_tells_how_a_lease_ended(spark: Any, events: list[Event], said: tuple[str, bool, float]) -> None:
-    rows = attempts(frame(spark, table_of(events))).where("attempt = 1").collect()
-    assert [(row.outcome, row.exact, row.held_us / 1e6) for row in rows] == [said]
+@pytest.fixture(scope="module")
+def stories(spark: Any) -> dict[int, Any]:
+    """The first lease of each story, by its place; all stories are one history."""
+    events = [each | {"sequence": number} for number, (told, _) in enumerate(STORIES.values()) for each in told]
+    return {row.sequence: row for row in attempts(frame(spark, table_of(events))).where("attempt = 1").collect()}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_attempts_tells_how_a_lease_ended(stories: dict[int, Any], story: str) -> None:
+    row = stories[list(STORIES).index(story)]
+    assert (row.outcome, row.exact, row.held_us / 1e6) == STORIES[story][1]
 
 
 def test_attempts_names_each_lease_once(spark: Any) -> None:
@@ -114,65 +121,91 @@ def test_buckets_agree_with_spark(spark: Any) -> None:
     assert np.all(BOUNDS[bucket_of(inside)] >= inside * (1 - 1e-9))
 
 
-def analysed(spark: Any, *workloads: Workload, seed: int = 7, **options: Any) -> Any:
+NEVER = {"lease": 60.0, "crashes_per_second": 0.0}
+CASES: dict[str, tuple[Law, dict[str, Any]]] = {
+    "70 %: crashes, extended": (lognormal(20, 0.8), {"extend": 10.0, "crashes_per_second": 1 / 14}),
+    "70 %: crashes, never extended": (lognormal(20, 0.8), {"lease": 300.0, "crashes_per_second": 1 / 14}),
+    "70 %: given back at 14 s": (lognormal(20, 0.8), NEVER | {"gives_up": 14.0, "messages": 6_000}),
+    "stale deletes": (lognormal(20, 0.8), {"messages": 4_000}),
+    "bimodal": (bimodal(2, 60, 0.2), {"messages": 20_000, "extend": 20.0, "crashes_per_second": 1 / 3_000}),
+    "Pareto": (pareto(5, 1.5), {"messages": 20_000, "extend": 20.0, "crashes_per_second": 1 / 3_000}),
+    "drifting": (drifting(5, 50, 0.5), {"messages": 20_000, "extend": 20.0, "crashes_per_second": 1 / 3_000}),
+    "cut: Pareto": (pareto(5, 1.5), NEVER | {"gives_up": 30.0}),
+    "cut: bimodal": (bimodal(2, 60, 0.2), NEVER | {"gives_up": 30.0}),
+    "plan: lognormal": (lognormal(60, 0.8), {"extend": 20.0, "crashes_per_second": 1 / 2_000}),
+    "plan: Pareto": (pareto(5, 1.5), {"extend": 20.0, "crashes_per_second": 1 / 2_000}),
+    "plan: bimodal": (bimodal(2, 60, 0.2), {"extend": 20.0, "crashes_per_second": 1 / 1_000}),
+    "plan: never extended": (lognormal(20, 1.0), {"crashes_per_second": 1 / 500}),
+    "plan: 70 % censored": (lognormal(300, 0.8), {"lease": 120.0, "extend": 60.0, "crashes_per_second": 1 / 210}),
+    "few": (lognormal(20, 1.0), {"messages": 20, "lease": 600.0}),
+}
+"""Law and workload; each is a queue of one history."""
+
+
+class Analysed(NamedTuple):
+    """What the jobs say of all cases, by queue."""
+
+    curves: dict[str, Curve]
+    quantiles: dict[str, Any]
+    recommended: dict[str, Any]
+    points: dict[str, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def cases(spark: Any) -> Analysed:
+    workloads = [Workload(name, law, "t", **({"messages": 5_000} | how)) for name, (law, how) in CASES.items()]
+    cells = cells_of(spark, *workloads)
+    rows = cells.toPandas()
+    points: dict[str, list[Any]] = {name: [] for name in CASES}
+    for row in redelivery_curve(cells).orderBy("timeout_s").collect():
+        points[row.queue].append(row)
+    return Analysed(
+        {name: Curve(sample_of(rows[rows.queue == name])) for name in CASES},
+        {row.queue: row for row in quantiles(cells).collect()},
+        {row.queue: row for row in recommended(cells).collect()},
+        points,
+    )
+
+
+def cells_of(spark: Any, *workloads: Workload, seed: int = 7) -> Any:
     """The histogram of a made-up history, in memory."""
-    table = history(workloads, seed=seed, **options)
-    found = histogram(attempts(frame(spark, table))).toPandas()
+    found = histogram(attempts(frame(spark, history(workloads, seed=seed)))).toPandas()
     return spark.createDataFrame(found)
 
 
-CENSORED = {
-    "crashes, extended": {"lease": 30.0, "extend": 10.0, "crashes_per_second": 1 / 14},
-    "crashes, never extended": {"lease": 300.0, "crashes_per_second": 1 / 14},
-    "given back at 14 s": {"lease": 60.0, "gives_up": 14.0},
-}
-
-
-@pytest.mark.parametrize("how", CENSORED.values(), ids=CENSORED.keys())
-def test_lognormal_law_shows_through_70_percent_of_censoring(spark: Any, how: dict[str, float]) -> None:
-    law = lognormal(20, 0.8)
-    (row,) = quantiles(analysed(spark, Workload("q", law, "t", 5_000, **how))).collect()
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("70 %")])
+def test_a_lognormal_law_shows_through_70_percent_of_censoring(cases: Analysed, name: str) -> None:
+    law, how = CASES[name]
+    row = cases.quantiles[name]
     assert 0.6 < row.censored_share < 0.78
     assert row.p50_s == pytest.approx(law.quantile(0.5), rel=0.1)
     assert row.p99_s == pytest.approx(law.quantile(0.99), rel=0.1)
     assert row.p99_basis == "lognormal"
-    if rate := how.get("crashes_per_second"):
-        assert row.crashes_per_second == pytest.approx(rate, rel=0.2)
+    assert row.crashes_per_second == pytest.approx(how["crashes_per_second"], rel=0.2)
 
 
-def test_the_naive_p99_is_not_ours(spark: Any) -> None:
+def test_the_p99_is_not_capped_by_the_lease(cases: Analysed) -> None:
     """Without the stale deletes that tell of long work, 30 s of lease would be the longest time there is."""
-    law = lognormal(20, 0.8)
-    told = analysed(spark, Workload("q", law, "t", 4_000, lease=30.0))
-    (row,) = quantiles(told).collect()
-    assert row.p99_s == pytest.approx(law.quantile(0.99), rel=0.1)
+    row = cases.quantiles["stale deletes"]
+    assert row.p99_s == pytest.approx(lognormal(20, 0.8).quantile(0.99), rel=0.1)
     assert row.redone_share > 0.2
 
 
-WITHIN_REACH: dict[str, Law] = {
-    "bimodal": bimodal(2, 60, 0.2),
-    "Pareto": pareto(5, 1.5),
-    "drifting": drifting(5, 50, 0.5),
-}
-
-
-@pytest.mark.parametrize("law", WITHIN_REACH.values(), ids=WITHIN_REACH.keys())
-def test_other_laws_show_as_far_as_the_curve_reaches(spark: Any, law: Law) -> None:
-    workload = Workload("q", law, "t", 20_000, lease=40.0, extend=20.0, crashes_per_second=1 / 3_000)
-    (row,) = quantiles(analysed(spark, workload)).collect()
+@pytest.mark.parametrize("name", ["bimodal", "Pareto", "drifting"])
+def test_other_laws_show_as_far_as_the_curve_reaches(cases: Analysed, name: str) -> None:
+    law, row = CASES[name][0], cases.quantiles[name]
     for share, found in ((0.5, row.p50_s), (0.9, row.p90_s), (0.99, row.p99_s)):
         assert found == pytest.approx(law.quantile(share), rel=0.1), share
     assert row.p99_basis == "curve"
     assert row.crashes_per_second == pytest.approx(1 / 3_000, rel=0.2)
 
 
-@pytest.mark.parametrize("law", [pareto(5, 1.5), bimodal(2, 60, 0.2)], ids=["Pareto", "bimodal"])
-def test_beyond_its_reach_it_says_at_least(spark: Any, law: Law) -> None:
-    cells = analysed(spark, Workload("q", law, "t", 5_000, lease=40.0, gives_up=30.0))
-    (row,) = quantiles(cells).collect()
+@pytest.mark.parametrize("name", ["cut: Pareto", "cut: bimodal"])
+def test_beyond_its_reach_it_says_at_least(cases: Analysed, name: str) -> None:
+    row = cases.quantiles[name]
     assert (row.p99_s, row.p99_basis) == (None, "at least")
     assert row.at_least_s == pytest.approx(30, rel=0.03)
-    (plain,) = recommended(cells).collect()
+    plain = cases.recommended[name]
     assert plain.timeout_s is None
     assert plain.timeout_at_least_s == pytest.approx(30, rel=0.03)
     assert plain.basis == "level"
@@ -180,7 +213,7 @@ def test_beyond_its_reach_it_says_at_least(spark: Any, law: Law) -> None:
 
 def test_a_curve_by_window_functions_is_the_curve_by_hand(spark: Any) -> None:
     workload = Workload("q", lognormal(20, 0.8), "t", 2_000, lease=30.0, extend=10.0, crashes_per_second=1 / 60)
-    cells = analysed(spark, workload)
+    cells = cells_of(spark, workload)
     expected = Curve(sample_of(cells.toPandas()))
     rows = curve(cells).orderBy("bucket").collect()
     for row in rows:
@@ -190,26 +223,18 @@ def test_a_curve_by_window_functions_is_the_curve_by_hand(spark: Any) -> None:
     assert {row.within_reach for row in rows if row.seconds < expected.reach_s} == {True}
 
 
-RECOMMENDED = {
-    "lognormal": (lognormal(60, 0.8), {"lease": 30.0, "extend": 20.0}, 1 / 2_000),
-    "lognormal, 70 % censored": (lognormal(20, 0.8), {"lease": 30.0, "extend": 10.0}, 1 / 14),
-    "Pareto": (pareto(5, 1.5), {"lease": 30.0, "extend": 20.0}, 1 / 2_000),
-    "bimodal": (bimodal(2, 60, 0.2), {"lease": 30.0, "extend": 20.0}, 1 / 1_000),
-    "never extended": (lognormal(20, 1.0), {"lease": 30.0}, 1 / 500),
-}
-
-
-@pytest.mark.parametrize(("law", "how", "rate"), RECOMMENDED.values(), ids=RECOMMENDED.keys())
-def test_recommended_leases_cost_what_the_best_would(spark: Any, law: Law, how: dict[str, float], rate: float) -> None:
-    cells = analysed(spark, Workload("q", law, "t", 6_000, crashes_per_second=rate, **how))
-    (row,) = recommended(cells).collect()
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("plan")])
+def test_recommended_leases_cost_what_the_best_would(cases: Analysed, name: str) -> None:
+    law, how = CASES[name]
+    row, rate = cases.recommended[name], how["crashes_per_second"]
     true = Costs(crashes_per_second=rate)
     alive = np.asarray(law.survival(BOUNDS), float)
     best = plan(alive, true)
-    mine = plan(Curve(sample_of(cells.toPandas())).extended(), Costs(crashes_per_second=row.crashes_per_second))
+    mine = plan(cases.curves[name].extended(), rated(cases.curves[name].sample, None))
+    assert row.first_lease_s == pytest.approx(mine.first)
+    assert row.renew_after_s == pytest.approx(mine.first - mine.margin)
     cheapest = float(schedule_price(alive, rate, best, true).cost(true))
     assert float(schedule_price(alive, rate, mine, true).cost(true)) <= 1.1 * cheapest
-    assert row.first_lease_s == pytest.approx(mine.first, rel=0.35)
     assert row.cost_low <= row.cost <= row.cost_high
     assert row.cost_low <= 1.1 * cheapest
     assert cheapest <= 1.1 * row.cost_high
@@ -221,31 +246,33 @@ def test_recommended_leases_cost_what_the_best_would(spark: Any, law: Law, how: 
     assert cost[1] <= 1.1 * cost[0]
 
 
-def test_too_few_attempts_are_said_to_be_too_few(spark: Any) -> None:
-    (row,) = recommended(analysed(spark, Workload("q", lognormal(20, 1), "t", 20, lease=600.0))).collect()
+def test_too_few_attempts_are_said_to_be_too_few(cases: Analysed) -> None:
+    row = cases.recommended["few"]
     assert (row.basis, row.timeout_s, row.first_lease_s) == ("too few", None, None)
     assert "30 are needed" in row.note
+    assert cases.points["few"] == []
 
 
-def test_today_is_what_leases_were_granted(spark: Any) -> None:
-    (row,) = recommended(analysed(spark, Workload("q", lognormal(20, 0.8), None, 2_000, lease=30.0))).collect()
-    assert row.type is None
+def test_today_is_what_leases_were_granted(cases: Analysed) -> None:
+    row, law = cases.recommended["stale deletes"], lognormal(20, 0.8)
     assert row.today_lease_s == pytest.approx(30)
     assert row.today_renewed is False
-    law = lognormal(20, 0.8)
     lives = sum(float(law.survival(30.0 * number)) for number in range(1, 20))
     assert row.today_redelivered == pytest.approx(lives, rel=0.1)
     assert row.today_cost > 3 * row.timeout_cost
-    points = redelivery_curve(analysed(spark, Workload("q", law, None, 2_000, lease=30.0))).collect()
+    points = cases.points["stale deletes"]
     near = min(points, key=lambda point: abs(point.timeout_s - 30))
     assert near.redelivered == pytest.approx(float(law.survival(near.timeout_s)), abs=0.03)
     assert [point.redelivered for point in points] == sorted((point.redelivered for point in points), reverse=True)
     assert [point.recovery_s for point in points] == sorted(point.recovery_s for point in points)
+    extended = cases.recommended["plan: lognormal"]
+    assert extended.today_renewed is True
+    assert extended.today_lease_s == pytest.approx(30)
 
 
 def test_types_that_take_differently_get_queues_of_their_own(spark: Any) -> None:
     how: dict[str, Any] = {"messages": 1_500, "lease": 900.0, "crashes_per_second": 1 / 2_000}
-    cells = analysed(
+    cells = cells_of(
         spark,
         Workload("mixed", lognormal(2, 0.4), "thumbnail", **how),
         Workload("mixed", lognormal(2.4, 0.4), "icon", **how),
@@ -270,8 +297,8 @@ def test_types_that_take_differently_get_queues_of_their_own(spark: Any) -> None
 
 class TestCurves:
     def test_histograms_of_two_halves_add_up(self, spark: Any) -> None:
-        one = analysed(spark, Workload("q", lognormal(20, 1), "t", 500), seed=1)
-        two = analysed(spark, Workload("q", lognormal(20, 1), "t", 500), seed=2)
+        one = cells_of(spark, Workload("q", lognormal(20, 1), "t", 500), seed=1)
+        two = cells_of(spark, Workload("q", lognormal(20, 1), "t", 500), seed=2)
         both = added(one.unionByName(two))
         assert both.agg({"leases": "sum"}).first()[0] == pytest.approx(
             one.agg({"leases": "sum"}).first()[0] + two.agg({"leases": "sum"}).first()[0]

@@ -51,6 +51,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     native_topics: bool
     lease_hints: bool
     """Receives that name no lease honour the sender's hint."""
+    release_min: float = 0
+    """Shortest delay of a release: what is released sooner is visible after this (MNS: 1 s)."""
 
     def transmitted_bytes(self, body: str) -> int:
         """Bytes of `body` as they travel: UTF-8, after base64 where the adapter encodes."""

@@ -168,6 +168,19 @@ def _azure_identity() -> Any:
         raise ParameterInvalid(parameter="url", reason=reason) from None
 
 
+def _mns(address: Address) -> Account:
+    from mns.account import Account as SdkAccount  # type: ignore[import-untyped]
+
+    from veilmq.client.mns import MnsAccount
+
+    if address.key is None:
+        reason = "has no credentials (mns://ID:SECRET@...); with others than these two, hand over an mns.account.Account"
+        raise ParameterInvalid(parameter="url", reason=reason)
+    scheme = "https" if address.tls else "http"
+    account = SdkAccount(f"{scheme}://{_place(address)}", address.key, address.secret)
+    return MnsAccount(account, base64=address.base64 is not False)
+
+
 def _place(address: Address) -> str:
     assert address.host is not None
     host = f"[{address.host}]" if ":" in address.host else address.host
@@ -179,6 +192,7 @@ OPENERS: Final[dict[str, Callable[[Address], Account]]] = {
     "veil": _veil,
     "sqs": _sqs,
     "azure": _azure,
+    "mns": _mns,
 }
 """By kind of address. A new adapter is one line here, and one below if its SDK's objects are taken."""
 
@@ -233,12 +247,29 @@ def _encodes(client: Any) -> bool:
     return known[kinds]
 
 
+def _mns_account(account: Any, queue: str | None) -> tuple[Account, str | None]:
+    from veilmq.client.mns import MnsAccount
+
+    return MnsAccount(account), queue
+
+
+def _mns_queue(found: Any, queue: str | None) -> tuple[Account, str | None]:
+    """An mns.queue.Queue, which has its account's client and says itself whether it encodes."""
+    from veilmq.client.mns import MnsAccount
+
+    if queue is not None:
+        raise ParameterInvalid(parameter="queue", reason="the object is a queue already")
+    return MnsAccount(found, base64=bool(found.encoding)), found.queue_name
+
+
 Adopter = Callable[[Any, str | None], tuple[Account, str | None]]
 ADOPTERS: Final[dict[tuple[str, str], Adopter]] = {
     ("botocore.client", "BaseClient"): _boto3_client,
     ("boto3.resources.base", "ServiceResource"): _boto3_resource,
     ("azure.storage.queue._queue_service_client", "QueueServiceClient"): _azure_service,
     ("azure.storage.queue._queue_client", "QueueClient"): _azure_queue,
+    ("mns.account", "Account"): _mns_account,
+    ("mns.queue", "Queue"): _mns_queue,
 }
 """By package and class of an SDK's object or of one of its bases.
 

@@ -17,10 +17,10 @@ from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.parking import Parking
 from veilmq.client.queue_attributes import FIFO_SUFFIX
 from veilmq.client.requests import in_requests, split
 from veilmq.client.sqs.calls import Calls, entry_error, member
-from veilmq.client.sqs.parking import Parking
 from veilmq.client.sqs.receiving import received_of
 from veilmq.client.sqs.sending import Entry, entry_of
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError

@@ -33,6 +33,8 @@ CURVE_SCHEMA: Final = (
 TIMEOUT_SHORTEST_S: Final = 1.0
 LEASE_LONGEST_S: Final = 43_200.0
 RESAMPLES: Final = 200
+_NEAR: Final = 1.05
+"""Costs that close are alike: what is said to be the least is then the shortest of them."""
 _CRASH_PRIOR: Final = 3.0
 """Crashes that the given rate is worth before any was seen, as in AdaptiveTimeout."""
 
@@ -83,8 +85,11 @@ def rated(sample: "Sample", costs: "Costs | None") -> "Costs":
     return msgspec.structs.replace(given, crashes_per_second=rate)
 
 
-def best_timeout(alive: Any, costs: "Costs", longest_s: float) -> tuple[float, bool]:
-    """The cheapest timeout up to `longest_s`, and whether the true best may lie beyond."""
+def best_timeout(alive: Any, costs: "Costs", longest_s: float, *, near: float = 1.0) -> tuple[float, bool]:
+    """The cheapest timeout up to `longest_s`, and whether the true best may lie beyond.
+
+    near: the shortest that costs at most so many times as much.
+    """
     import numpy as np
 
     from veilmq.pipeline.jobs.buckets import BOUNDS, bucket_of
@@ -93,7 +98,7 @@ def best_timeout(alive: Any, costs: "Costs", longest_s: float) -> tuple[float, b
     longest_s = max(longest_s, 2 * TIMEOUT_SHORTEST_S)
     usable = BOUNDS[bucket_of(TIMEOUT_SHORTEST_S) : bucket_of(longest_s) + 1]
     cost = timeout_price(alive, costs.crashes_per_second, usable).cost(costs)
-    best = int(np.argmin(cost))
+    best = int(np.flatnonzero(cost <= near * cost.min())[0])
     return float(usable[best]), best >= len(usable) - 2
 
 
@@ -166,7 +171,7 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
     if beyond and not curve.fits and alive[-1] > 0:
         ended = alive.copy()
         ended[curve.last :] = 0.0
-        return {"timeout_at_least_s": best_timeout(ended, costs, longest)[0]}
+        return {"timeout_at_least_s": best_timeout(ended, costs, longest, near=_NEAR)[0]}
     at = np.array([timeout])
     price = timeout_price(alive, costs.crashes_per_second, at)
     curves, rates = resampled

@@ -4,7 +4,7 @@ import pytest
 
 from veilmq.client.messages import Template
 from veilmq.model.errors import ParameterInvalid, QueueDeletedRecently, QueueExists, QueueMissing, VeilError
-from veilmq.testing.client_contract.stage import LONG, Stage
+from veilmq.testing.client_contract.stage import LONG, SECOND, Stage
 
 
 class TestAccounts:
@@ -87,6 +87,7 @@ class TestAccounts:
         queue = stage.create()
         held, first = stage.held(queue), queue.stats().incarnation
         stage.account.delete(queue.name)
+        stage.pass_time(SECOND)  # some tell when a queue was made in whole seconds
         try:
             assert stage.account.create(queue.name)
         except QueueDeletedRecently:

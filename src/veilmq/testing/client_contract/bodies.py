@@ -28,6 +28,8 @@ class TestBodies:
     )
     def test_a_body_comes_back_as_it_went(self, stage: Stage, body: str) -> None:
         queue = stage.create()
+        if queue.capabilities.base64_body:
+            body = body[:24_000]
         sent = queue.send(body)
         received = stage.take(queue)
         assert (received.body, received.id) == (body, sent.id)
@@ -53,9 +55,10 @@ class TestBodies:
 
     def test_a_message_larger_than_the_queue_takes_is_refused(self, stage: Stage) -> None:
         queue = stage.create(Template(message_bytes_max=1024))
+        most = 384 if queue.capabilities.base64_body else 512
         with pytest.raises(MessageTooLarge):
-            queue.send("é" * 513)
-        queue.send("é" * 512)
+            queue.send("é" * (most + 1))
+        queue.send("é" * most)
         assert len(stage.empty(queue)) == 1
 
     def test_attributes_come_back_with_their_kinds(self, stage: Stage) -> None:

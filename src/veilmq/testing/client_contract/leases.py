@@ -56,6 +56,7 @@ class TestLeases:
         queue = stage.create()
         message = stage.held(queue)
         queue.release(message.handle)
+        stage.back(queue)
         again = stage.take(queue)
         assert (again.id, again.receive_count) == (message.id, 2)
 
@@ -131,4 +132,5 @@ class TestLeases:
         with pytest.raises(ParameterInvalid):
             queue.extend(handle, LONG, body="\0")
         queue.release(handle)
+        stage.back(queue)
         assert stage.take(queue).body == "step 1\r\n"

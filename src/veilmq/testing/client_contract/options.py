@@ -99,6 +99,7 @@ class TestOptions:
             queue.release(sent.handle)  # again: no effect, and no second message
         except VeilError as error:
             assert isinstance(error, LeaseError)
+        stage.back(queue)
         message = stage.take(queue)
         assert (message.id, message.receive_count) == (sent.id, 1)
         assert queue.receive() == []
@@ -136,5 +137,6 @@ class TestOptions:
             return
         message = stage.held(queue, "poison")
         queue.release(message.handle)
+        stage.back(queue)
         assert queue.receive() == []
         assert stage.take(dead).body == "poison"

@@ -75,5 +75,6 @@ class TestReceives:
         first = message.first_received
         for count in (2, 3):
             queue.release(message.handle)
+            stage.back(queue)
             message = stage.take(queue)
             assert (message.receive_count, message.first_received) == (count, first)

@@ -70,6 +70,11 @@ class Stage:
         queue.send(body)
         return self.take(queue, lease)
 
+    def back(self, queue: Queue) -> None:
+        """Let time pass until what was just released is visible."""
+        if queue.capabilities.release_min:
+            self.pass_time(queue.capabilities.release_min)
+
     def empty(self, queue: Queue) -> list[Received]:
         """Everything that is visible, leased for long."""
         found: list[Received] = []

@@ -1,0 +1,139 @@
+"""aliyun-mns-sdk's client, one a thread, with the house's errors.
+
+Strategy: the SDK's objects are not thread-safe, so every thread has a client and a connection of its own; a connection
+that another thread is using is closed by that thread. The SDK tells a connection that was refused from one that broke
+by nothing but a text: our connections note whether a request went out. It also writes a carriage return into its XML
+as it is, where every XML reader makes a line feed of it: our client puts the character reference there before it is
+signed. Source: aliyun-mns-sdk 1.3.0, mns_client.py and mns_http.py; XML 1.0, section 2.11.
+"""
+
+import threading
+import weakref
+from typing import Any, Final
+
+from mns.mns_client import MNSClient  # type: ignore[import-untyped]
+from mns.mns_exception import (  # type: ignore[import-untyped]
+    MNSClientException,
+    MNSClientParameterException,
+    MNSServerException,
+)
+from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[import-untyped]
+
+from veilmq.client.errors import TransportError
+from veilmq.client.mns.errors import Said, error_of
+from veilmq.model.errors import ParameterInvalid, VeilError
+
+TIMEOUT_SECONDS: Final = 60
+"""Of a connection, longer than any wait; the SDK itself has none for TLS."""
+
+
+class BatchRefused(Exception):
+    """Some entries of a batch failed. Never leaves this room."""
+
+    def __init__(self, entries: list[dict[str, str]], status: int, request_id: str) -> None:
+        super().__init__()
+        self.entries, self.status, self.request_id = entries, status, request_id
+        """Fields of each entry, by their names in the service's answer."""
+
+
+class _Noting:
+    """Of a connection: whether something went out."""
+
+    went_out = False
+
+    def send(self, data: Any) -> None:
+        super().send(data)  # type: ignore[misc]
+        self.went_out = True
+
+
+class _Plain(_Noting, MNSHTTPConnection):  # type: ignore[misc]
+    pass
+
+
+class _Tls(_Noting, MNSHTTPSConnection):  # type: ignore[misc]
+    pass
+
+
+class _Client(MNSClient):  # type: ignore[misc]
+    def build_header(self, req: Any, req_inter: Any) -> None:
+        if isinstance(req_inter.data, bytes):
+            req_inter.data = req_inter.data.replace(b"\r", b"&#13;")
+        super().build_header(req, req_inter)
+
+
+class _Line:
+    """One thread's client. `lock` is held while it is in use."""
+
+    def __init__(self, url: str, credentials: Any) -> None:
+        self.client = _Client(url, credentials_provider=credentials)
+        self.connection: Any = (_Tls if self.client.is_https else _Plain)(self.client.host)
+        self.connection.timeout = TIMEOUT_SECONDS
+        self.client.http.conn = self.connection
+        self.lock = threading.Lock()
+        self.closing = False
+        weakref.finalize(self, self.connection.close)
+
+    def close(self) -> None:
+        """At once, or when the call that is under way ends."""
+        self.closing = True
+        if self.lock.acquire(blocking=False):
+            self.connection.close()
+            self.lock.release()
+
+
+class Lines:
+    """The clients of one account. Any thread."""
+
+    def __init__(self, account: Any) -> None:
+        """account: an `mns.account.Account`; only its host and credentials are used. Raises nothing."""
+        client = account.mns_client
+        self._url = f"{'https' if client.is_https else 'http'}://{client.host}"
+        self._credentials = client.credentials_provider
+        self._mine = threading.local()
+        self._lock = threading.Lock()
+        self._all: weakref.WeakSet[_Line] = weakref.WeakSet()
+
+    def call(self, method: str, request: Any, response: Any, queue: str, size_bytes: int = 0) -> Any:
+        """`response`, filled by the SDK's client. `queue` and `size_bytes` are for errors.
+
+        Raises QueueMissing, TransportError, ServiceError, what `mns.errors` has, and BatchRefused.
+        """
+        line = self._line()
+        with line.lock:
+            line.connection.went_out = False
+            try:
+                getattr(line.client, method)(request, response)
+            except MNSServerException as error:
+                raise _refused(error, response.status, queue, size_bytes) from error
+            except MNSClientParameterException as error:
+                raise ParameterInvalid(parameter="request", reason=str(error.message)) from error
+            except (MNSClientException, KeyError, ValueError, TypeError) as error:
+                # Broken on the way, or an answer that the SDK cannot read.
+                reason = str(getattr(error, "message", None) or error or type(error).__name__)
+                raise TransportError(reason=reason, may_have_happened=line.connection.went_out) from error
+            finally:
+                if line.closing:
+                    line.connection.close()
+        return response
+
+    def close(self) -> None:
+        """Let the connections go. A call after it opens one for itself."""
+        with self._lock:
+            lines = list(self._all)
+        for line in lines:
+            line.close()
+
+    def _line(self) -> _Line:
+        line: _Line | None = getattr(self._mine, "line", None)
+        if line is None:
+            line = self._mine.line = _Line(self._url, self._credentials)
+            with self._lock:
+                self._all.add(line)
+        return line
+
+
+def _refused(error: Any, status: int, queue: str, size_bytes: int) -> VeilError | BatchRefused:
+    request_id = str(error.req_id or "")
+    if error.sub_errors:
+        return BatchRefused(error.sub_errors, status, request_id)
+    return error_of(Said(str(error.type), status, request_id, str(error.message), queue, size_bytes))

@@ -1,0 +1,154 @@
+"""Frameworks that work off SQS queues, unmodified: Celery over kombu's SQS transport, and npm's sqs-consumer.
+
+Strategy: worker processes append a line to a named pipe for each job that they begin or end, so that a test waits for
+what happens and for nothing else. Settings of a program: `endpoint`, `queue` or `url`, `visibility_seconds` and `record`
+(the pipe).
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqs_clients import HERE, NODE, TOOLS, Boto3, needed, signing
+from sqs_scenario import counts, heartbeat, killed_worker, twenty_jobs
+
+from veilmq.testing.server import ServerProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sqs-workers")]
+EVENT_SECONDS = 60
+STOP_SECONDS = 30
+
+
+class Processes:
+    """The worker processes of one test, and their pipe."""
+
+    def __init__(self, key: tuple[str, str], directory: Path, endpoint: str, visibility_seconds: int) -> None:
+        record = directory / "record"
+        os.mkfifo(record)
+        # Open for writing as well, so that it does not end while no worker runs.
+        self._record = os.open(record, os.O_RDWR)
+        self._lines: list[str] = []
+        self._running: list[subprocess.Popen[bytes]] = []
+        self.environment = signing(key)
+        self.settings = {"endpoint": endpoint, "visibility_seconds": visibility_seconds, "record": str(record)}
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        self._running.append(subprocess.Popen(self.command(), env=self.environment))
+
+    def event(self) -> tuple[str, str, int]:
+        while not self._lines:
+            ready, _, _ = select.select([self._record], [], [], EVENT_SECONDS)
+            assert ready, f"nothing happened for {EVENT_SECONDS} s"
+            # Writes of less than a page are whole.
+            self._lines += os.read(self._record, 65_536).decode().splitlines()
+        kind, job, process = self._lines.pop(0).split()
+        return kind, job, int(process)
+
+    def stop(self) -> None:
+        for process in self._running:
+            process.terminate()
+        codes = [process.wait(STOP_SECONDS) for process in self._running]
+        assert [code for code in codes if code not in (0, -signal.SIGKILL)] == []
+
+    def close(self) -> None:
+        for process in self._running:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+        os.close(self._record)
+
+
+class Celery(Processes):
+    """Celery sends, and Celery works."""
+
+    def __init__(self, queue: str, *given: Any) -> None:
+        super().__init__(*given)
+        self.settings["queue"] = queue
+
+    def command(self) -> list[str]:
+        return [sys.executable, str(HERE / "celery_program.py"), json.dumps(self.settings), "worker"]
+
+    def send(self, *jobs: dict[str, Any]) -> None:
+        command = [*self.command()[:-1], "send", *map(json.dumps, jobs)]
+        subprocess.run(command, env=self.environment, check=True, timeout=EVENT_SECONDS)
+
+
+class SqsConsumer(Processes):
+    """boto3 sends, and sqs-consumer works."""
+
+    def __init__(self, client: Boto3, url: str, *given: Any) -> None:
+        super().__init__(*given)
+        self.settings["url"] = url
+        self._client = client
+
+    def command(self) -> list[str]:
+        clients = needed(TOOLS / "clients", "node_modules/sqs-consumer")
+        return [str(needed(NODE)), str(HERE / "js/consumer_program.mjs"), str(clients), json.dumps(self.settings)]
+
+    def send(self, *jobs: dict[str, Any]) -> None:
+        for job in jobs:
+            self._client.call("SendMessage", QueueUrl=self.settings["url"], MessageBody=json.dumps(job))
+
+
+class Stage:
+    """Makes workers of either kind over a queue of the test's own, and looks into it."""
+
+    def __init__(self, server: ServerProcess, key: tuple[str, str], directory: Path) -> None:
+        self._server, self._key, self._directory = server, key, directory
+        self._made: list[Processes] = []
+        self.client = Boto3(server.sqs, key)
+        self.name = ""
+
+    def workers(self, kind: str, visibility_seconds: int) -> Any:
+        self.name = f"{kind}-{self._directory.name}"
+        given = self._key, self._directory, self._server.sqs, visibility_seconds
+        if kind == "celery":
+            self._made.append(Celery(self.name, *given))
+        else:
+            url = self.client.call("CreateQueue", QueueName=self.name)["QueueUrl"]
+            self._made.append(SqsConsumer(self.client, url, *given))
+        return self._made[-1]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return counts(self.client, self.client.call("GetQueueUrl", QueueName=self.name)["QueueUrl"])
+
+    def close(self) -> None:
+        for each in self._made:
+            each.close()
+        self.client.close()
+
+
+@pytest.fixture
+def stage(signed: ServerProcess, key: tuple[str, str], tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(signed, key, tmp_path)
+    yield stage
+    stage.close()
+
+
+@pytest.mark.parametrize("kind", ["celery", "sqs-consumer"])
+def test_twenty_jobs_are_done_once_each(kind: str, stage: Stage) -> None:
+    twenty_jobs(stage.workers(kind, visibility_seconds=120))
+    assert stage.counts == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["celery", "sqs-consumer"])
+def test_the_job_of_a_killed_worker_is_done_by_another(kind: str, stage: Stage, tmp_path: Path) -> None:
+    killed_worker(stage.workers(kind, visibility_seconds=3), str(tmp_path / "crashed"))
+    assert stage.counts == (0, 0)
+
+
+def test_a_heartbeat_keeps_a_job_that_outlasts_its_visibility_timeout(stage: Stage) -> None:
+    heartbeat(stage.workers("sqs-consumer", visibility_seconds=3), seconds=5)
+    assert stage.counts == (0, 0)
