@@ -1,5 +1,6 @@
 """Where the numbers live: each storage keeps what was saved, keeps others out, and fences who was overtaken."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -405,6 +406,22 @@ def test_the_applications_rows_and_the_acknowledgement_are_one_transaction(
     assert there.execute("SELECT body FROM done").fetchall() == [("1",), ("2",)]
     there.close()
     assert queue.stats().visible == queue.stats().in_flight == 0
+
+
+def test_who_was_overtaken_leaves_no_rows_either(tmp_path: Path, clock: MovableClock) -> None:
+    path = tmp_path / "application.db"
+    with contextlib.closing(sqlite3.connect(path)) as there:
+        there.execute("CREATE TABLE done (body TEXT)")
+        first, second = (TableStorage(connection(path), "receiver", clock=clock) for _ in range(2))
+        first.acquire()
+        clock.advance(31)
+        second.acquire()
+        with pytest.raises(StorageLost), first.saving(b"[1]") as cursor:
+            cursor.execute("INSERT INTO done VALUES ('1')")
+        assert there.execute("SELECT * FROM done").fetchall() == []
+        assert second.load() is None
+        first.release()
+        second.release()
 
 
 def test_a_file_has_no_transaction(tmp_path: Path, embedded: EmbeddedClient) -> None:

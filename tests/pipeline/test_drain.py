@@ -14,7 +14,7 @@ from veilmq.client.messages import Message
 from veilmq.client.unreadable import keep
 from veilmq.pipeline.drain import Drained, DrainUnfinished, drain, quarantined
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def bodies(count: int) -> list[str]:
@@ -170,7 +170,7 @@ def test_two_queries_on_one_directory_are_told(spark: Any, stage: Stage) -> None
 
 def test_reading_a_queue_as_a_table_is_refused(spark: Any, stage: Stage) -> None:
     given = {"url": stage.url(), "directory": str(stage.directory / "m")}
-    with pytest.raises(Exception, match="a queue is no table|A queue is no table"):
+    with pytest.raises(Exception, match="A queue is no table"):
         spark.read.format("veilmq").options(**given).load().collect()
 
 

@@ -128,6 +128,7 @@ def test_a_committed_batch_is_deleted_by_the_next_process(stage: Stage, scheme: 
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
+@pytest.mark.slow
 def test_messages_that_come_again_are_not_emitted_again(stage: Stage, scheme: str, is_committed: bool) -> None:
     """Their leases ended while no process was there, and the next receive finds them."""
     with stage.make() as queue:
@@ -148,6 +149,7 @@ def test_messages_that_come_again_are_not_emitted_again(stage: Stage, scheme: st
         play.driver.close()
 
 
+@pytest.mark.slow
 def test_leases_are_held_while_a_batch_runs(stage: Stage, scheme: str) -> None:
     """A batch of 3 s on leases of 1 s."""
     with stage.make() as queue:

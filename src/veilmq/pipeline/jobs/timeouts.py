@@ -58,7 +58,7 @@ def recommended(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame"
     def plan(rows: Any) -> Any:
         import pandas as pd
 
-        return pd.DataFrame([_recommend(rows, given)])
+        return pd.DataFrame([recommend(rows, given)])
 
     return cells.groupBy(*GROUP).applyInPandas(plan, SCHEMA)
 
@@ -112,7 +112,7 @@ def plan(alive: Any, costs: "Costs") -> "Schedule":
     return plan_of([float(each) for each in np.maximum(alive[::FINE], 1e-9)], costs, longest=LEASE_LONGEST_S)
 
 
-def _recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
+def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, sample_of
     from veilmq.pipeline.jobs.survival import _names
 

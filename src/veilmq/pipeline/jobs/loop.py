@@ -1,0 +1,257 @@
+"""`loop`: the recommendations kept up to date, at the price of what is new.
+
+Strategy: a run reads the events since the last one. What they say of each lease (`attempts.partials`) is added to what
+was pending; leases that have ended go into the histogram, a file a run in the day of its last event; leases that have
+not, and crashes whose worker might still be heard of (`GRACE_US`), are pending again. A group is planned anew when its
+attempts grew by `REPLAN_GROWTH`. Everything a run writes carries its last offset in its name, and `state.json`,
+replaced last, says which offset counts: a run that dies leaves files that the next one removes. One run at a time, by a
+lock.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from veilmq.pipeline.errors import HistoryGap, PipelineError
+from veilmq.pipeline.events.reading import History
+from veilmq.pipeline.jobs import attempts, buckets, tables, timeouts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from veilmq.client.timeouts.schedule import Costs
+
+GRACE_US: Final = 3_600 * 1_000_000
+"""How long after its lease's end a worker may still be heard of."""
+REPLAN_GROWTH: Final = 1.15
+RETENTION_DAYS_DEFAULT: Final = 30
+_LOCALLY_MAX: Final = 24
+"""Groups that are planned in this process: a Spark job costs more than planning them."""
+_COMPACT_FILES: Final = 24
+_CELLS: Final = "cells"
+
+
+class LoopTaken(PipelineError):
+    """Another run works in the directory."""
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """What a run did."""
+
+    start: int
+    stop: int
+    """The offsets read, from `start` to before `stop`."""
+    settled: int
+    pending: int
+    planned: int
+    """Groups that were planned anew ..."""
+    groups: int
+    """... of so many."""
+    seconds: float
+    compacted: int = 0
+    dropped_days: int = 0
+
+
+class _State(msgspec.Struct):
+    next: int | None = None
+    pending: str | None = None
+    runs: int = 0
+    source: str = ""
+
+
+class Loop:
+    """The directory of one loop: `timeouts` (a table), `cells`, `pending-*`, `state.json`, `metrics.prom`, `lock`."""
+
+    def __init__(self, directory: Path, *, kind: str = "parquet", retention_days: int = RETENTION_DAYS_DEFAULT) -> None:
+        """kind: format of the table `timeouts`. Raises OptionInvalid."""
+        tables.check_format(kind)
+        self.directory = directory
+        self._kind = kind
+        self._retention_days = retention_days
+
+    @property
+    def timeouts(self) -> Path:
+        """The table of recommendations, as `timeouts.recommended` gives it."""
+        return self.directory / "timeouts"
+
+    def run(
+        self,
+        spark: "SparkSession",
+        history: History,
+        options: dict[str, str],
+        *,
+        costs: "Costs | None" = None,
+        now: float,
+        timer: Any,
+    ) -> Ran:
+        """Take in what is new. `options` make `veilmq-events` read the same history.
+
+        now: Unix seconds; timer: a clock to measure with. Raises LoopTaken, HistoryGap, PipelineError.
+        """
+        began = timer()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            state = self._state(options)
+            bounds = history.bounds()
+            start = bounds.first if state.next is None else state.next
+            if not bounds.first <= start <= bounds.following:
+                mend = f"Remove {self.directory} to begin anew, and run more often than the history is trimmed."
+                raise HistoryGap(f"The history holds {bounds.first} to {bounds.following}, and {start} is next.", mend)
+            self._tidy(state)
+            settled = waiting = 0
+            if start < bounds.following:
+                settled, waiting = self._take_in(spark, options, state, start, bounds.following)
+            planned, groups = self._plan(spark, costs)
+            state.next, state.runs = bounds.following, state.runs + 1
+            self._save(state)
+            today = datetime.fromtimestamp(now, UTC).date()
+            cells = self.directory / _CELLS
+            dropped = tables.retain(cells, today - timedelta(days=self._retention_days))
+            compacted = tables.compact(cells, files_max=_COMPACT_FILES)
+            took = timer() - began
+            ran = Ran(start, bounds.following, settled, waiting, planned, groups, took, compacted, dropped)
+            self._tell(ran, now)
+        return ran
+
+    def _take_in(
+        self, spark: "SparkSession", options: dict[str, str], state: _State, start: int, stop: int
+    ) -> tuple[int, int]:
+        from pyspark.sql import functions as F
+
+        bounded = options | {"from": str(start), "until": str(stop)}
+        events = spark.read.format("veilmq-events").options(**bounded).load()
+        leases = attempts.partials(events)
+        if state.pending is not None and (self.directory / state.pending).exists():
+            leases = attempts.merged(leases.unionByName(spark.read.parquet(str(self.directory / state.pending))))
+        leases = leases.where(F.col("granted").isNotNull()).persist()
+        try:
+            horizon = leases.agg(F.max(F.greatest("granted", "last_extension", "expired", "deleted"))).first()
+            until = 0 if horizon is None or horizon[0] is None else int(horizon[0])
+            over = F.coalesce("deleted", "delete_refused", "released", "undelivered", "dropped").isNotNull()
+            settled = over | F.coalesce(F.col("expired") < until - GRACE_US, F.lit(False))
+            pending = f"pending-{stop:020}"
+            left = leases.where(~settled)
+            left.coalesce(1).write.mode("overwrite").parquet(str(self.directory / pending))
+            cells = buckets.histogram(attempts.judged(leases.where(settled))).toArrow()
+            waiting = left.count()
+        finally:
+            leases.unpersist()
+        day = datetime.fromtimestamp(until / 1e6, UTC).date()
+        tables.append_day(cells, self.directory / _CELLS, day, f"offset-{start:020}-{stop:020}")
+        state.pending = pending
+        return round(sum(cells.column("leases").to_pylist())), waiting
+
+    def cells(self) -> Any:
+        """The histogram of all that is kept, as a pandas frame."""
+        import pandas as pd
+        import pyarrow.parquet as pq
+
+        files = sorted((self.directory / _CELLS).glob("day=*/[!.]*.parquet"))
+        if not files:
+            return pd.DataFrame(columns=[part.split()[0] for part in buckets.SCHEMA.split(", ")])
+        rows = pq.read_table(files, partitioning=None).to_pandas()
+        keys = [*buckets.GROUP, *buckets.CELL]
+        return rows.groupby(keys, dropna=False, as_index=False)[list(buckets.SUMS)].sum()
+
+    def _plan(self, spark: "SparkSession", costs: "Costs | None") -> tuple[int, int]:
+        """Plan groups that grew; the others keep their rows."""
+        import pandas as pd
+
+        cells = self.cells()
+        if cells.empty:
+            return 0, 0
+        group = list(buckets.GROUP)
+        before = tables.read(spark, self.timeouts).toPandas() if self.timeouts.exists() else None
+        known: dict[Any, float] = {}
+        if before is not None:
+            known = {_key(row[:-1]): row[-1] for row in before[[*group, "attempts"]].itertuples(index=False, name=None)}
+        found = [(_key(key), rows) for key, rows in cells.groupby(group, dropna=False)]
+        grown = {
+            key for key, rows in found if rows.leases.sum() >= REPLAN_GROWTH * known.get(key, 0.0) or key not in known
+        }
+        if grown:
+            anew = self._recommended(spark, [rows for key, rows in found if key in grown], costs)
+            if before is not None:
+                kept = [_key(row) not in grown for row in before[group].itertuples(index=False, name=None)]
+                anew = pd.concat([before[kept].astype(object), anew.astype(object)])
+            anew = anew.sort_values(group, na_position="first")
+            rows = [
+                tuple(None if value is None or value != value else value for value in row)
+                for row in anew.itertuples(index=False, name=None)
+            ]
+            frame = spark.createDataFrame(rows, timeouts.SCHEMA)
+            tables.write(frame.coalesce(1), self.timeouts, self._kind)
+        return len(grown), len(found)
+
+    def _recommended(self, spark: "SparkSession", groups: list[Any], costs: "Costs | None") -> Any:
+        import pandas as pd
+
+        if len(groups) <= _LOCALLY_MAX:
+            rows = [timeouts.recommend(rows, costs) for rows in groups]
+            return pd.DataFrame(rows, columns=[part.split()[0] for part in timeouts.SCHEMA.split(", ")])
+        frame = spark.createDataFrame(pd.concat(groups), buckets.SCHEMA)
+        return timeouts.recommended(frame, costs).toPandas()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.directory / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                mend = "Wait until it ends, or give this one a directory of its own."
+                raise LoopTaken(f"Another run works in {self.directory}.", mend) from None
+            yield
+
+    def _state(self, options: dict[str, str]) -> _State:
+        source = options.get("server") or str(Path(options.get("path", "")).resolve())
+        place = self.directory / "state.json"
+        state = msgspec.json.decode(place.read_bytes(), type=_State) if place.exists() else _State(source=source)
+        if state.source != source:
+            mend = "Give each history a directory of its own."
+            raise HistoryGap(f"{self.directory} is of the history of {state.source}, not of {source}.", mend)
+        return state
+
+    def _save(self, state: _State) -> None:
+        part = self.directory / ".state.json.part"
+        with part.open("wb") as file:
+            file.write(msgspec.json.encode(state))
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(self.directory / "state.json")
+
+    def _tidy(self, state: _State) -> None:
+        """Remove what a run left that did not come to its end, and pending leases of earlier runs."""
+        import shutil
+
+        for each in self.directory.glob("pending-*"):
+            if each.name != state.pending:
+                shutil.rmtree(each)
+        for each in (self.directory / _CELLS).glob("day=*/offset-*.parquet"):
+            if int(each.stem.rpartition("-")[2]) > (state.next or 0):
+                each.unlink()
+
+    def _tell(self, ran: Ran, now: float) -> None:
+        """The metrics as a text file for Prometheus' node exporter."""
+        lines = {
+            "veilmq_pipeline_last_success_timestamp_seconds": now,
+            "veilmq_pipeline_run_seconds": ran.seconds,
+            "veilmq_pipeline_next_offset": ran.stop,
+            "veilmq_pipeline_pending_leases": ran.pending,
+            "veilmq_pipeline_groups": ran.groups,
+        }
+        text = "".join(f"# TYPE {name} gauge\n{name} {json.dumps(value)}\n" for name, value in lines.items())
+        part = self.directory / ".metrics.prom.part"
+        part.write_text(text)
+        part.rename(self.directory / "metrics.prom")
+
+
+def _key(values: Any) -> tuple[Any, ...]:
+    """A group's names; what is missing is None, however pandas says it."""
+    return tuple(None if value is None or value != value else value for value in values)

@@ -1,0 +1,93 @@
+"""Recommendations to the server: what `timeouts` found, queue by queue, through the admin port.
+
+Strategy: one plan a queue, with the lease of each message type. A queue whose clients extend gets the first lease that
+was planned with renewals; one whose clients never do gets the plain timeout, since nothing else will hold their
+messages. The floor keeps a foreign heartbeat alive: twice the longest interval at which any client of the queue was seen
+to extend. What the server makes of it is the owner's choice (`adaptive`).
+"""
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlsplit
+
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+LEASE_US_MAX: Final = 7 * 86_400_000_000
+_SECOND_US: Final = 1_000_000
+_TIMEOUT_S: Final = 30.0
+_TYPES_MAX: Final = 1_000
+
+Queue = tuple[str, str, str]
+"""Account, region, name."""
+
+
+def floors(events: "DataFrame") -> "DataFrame":
+    """By account, region, queue: floor_us, twice the longest interval between two signs of a lease's holder."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    lease = Window.partitionBy("incarnation", "message", "attempt").orderBy("offset")
+    signs = events.where(f.col("kind").isin("received", "extended"))
+    gaps = signs.withColumn("gap_us", f.col("at") - f.lag("at").over(lease)).where(f.col("kind") == "extended")
+    return gaps.groupBy("account", "region", "queue").agg((f.max("gap_us") * 2).cast("bigint").alias("floor_us"))
+
+
+def plans_of(rows: Iterable[Mapping[str, Any]], floors_us: Mapping[Queue, int]) -> dict[Queue, dict[str, Any]]:
+    """The plans as the admin port takes them, from the rows of `timeouts`; of a queue too little known there is none."""
+    plans: dict[Queue, dict[str, Any]] = {}
+    for row in rows:
+        seconds = row["first_lease_s"] if row["today_renewed"] else row["timeout_s"] or row["timeout_at_least_s"]
+        if not seconds or seconds != seconds:
+            continue
+        queue = (row["account"], row["region"], row["queue"])
+        floor_us = min(floors_us.get(queue, 0), LEASE_US_MAX)
+        plan = plans.setdefault(queue, {"lease_us": None, "by_type": {}, "floor_us": floor_us, "why": ""})
+        lease_us = min(max(int(seconds * _SECOND_US), _SECOND_US), LEASE_US_MAX)
+        if row["type"] is None:
+            plan["lease_us"] = lease_us
+        elif len(plan["by_type"]) < _TYPES_MAX:
+            plan["by_type"][row["type"]] = lease_us
+        known = f"{row['type'] or 'all messages'}: {row['attempts']:.0f} attempts"
+        plan["why"] = f"{plan['why']}; {known}".strip("; ")[:1_000]
+    return plans
+
+
+def publish(plans: Mapping[Queue, Mapping[str, Any]], server: str, token: str) -> dict[Queue, str]:
+    """Send them; what the server said to each: `suggested`, `applied`, or why not. Raises SourceUnreachable."""
+    parts = urlsplit(server)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise OptionInvalid(f"server={server!r} is no URL.", "It looks like http://127.0.0.1:9325.")
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    said: dict[Queue, str] = {}
+    try:
+        for queue, plan in plans.items():
+            path = "/api/v1/queues/" + "/".join(quote(part, safe="") for part in queue) + "/plan"
+            connection.request("PUT", path, json.dumps(plan).encode(), headers)
+            answer = connection.getresponse()
+            said[queue] = _verdict(answer.status, json.loads(answer.read()))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise SourceUnreachable(f"{server} cannot be told: {error}.", "Is its admin port there?") from None
+    finally:
+        connection.close()
+    return said
+
+
+def _verdict(status: int, answer: Mapping[str, Any]) -> str:
+    if status in {401, 403}:
+        mend = "Give its token: it is in the file admin-token of the server's data directory."
+        raise SourceUnreachable(f"The server refuses: {answer.get('message')}.", mend)
+    if status != 200:
+        return str(answer.get("message", status))
+    return "applied" if answer["plan"]["applied"] is not None else "suggested"

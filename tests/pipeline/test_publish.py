@@ -1,0 +1,61 @@
+"""Recommendations to a real server: kept, put in force where the owner wants that, refused in words."""
+
+from typing import Any
+
+import pytest
+
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+from veilmq.pipeline.publish import plans_of, publish
+from veilmq.testing.local import LocalServer
+
+QUEUE = ("000000000000", "us-east-1", "jobs")
+
+
+def row(kind: str | None = None, **values: Any) -> dict[str, Any]:
+    given = {
+        "account": QUEUE[0], "region": QUEUE[1], "queue": QUEUE[2], "type": kind, "attempts": 500.0,
+        "first_lease_s": 20.0, "timeout_s": 90.0, "timeout_at_least_s": None, "today_renewed": False,
+    }  # fmt: skip
+    return given | values
+
+
+def token(server: LocalServer) -> str:
+    return (server.process.data / "admin-token").read_text().strip()
+
+
+def test_clients_that_never_extend_get_the_plain_timeout() -> None:
+    plans = plans_of([row(), row("film", today_renewed=True), row("other", timeout_s=None)], {QUEUE: 7_000_000})
+    assert plans[QUEUE]["lease_us"] == 90_000_000
+    assert plans[QUEUE]["by_type"] == {"film": 20_000_000}
+    assert plans[QUEUE]["floor_us"] == 7_000_000
+    assert plans[QUEUE]["why"] == "all messages: 500 attempts; film: 500 attempts"
+
+
+def test_where_too_little_is_known_nothing_is_said() -> None:
+    assert plans_of([row(timeout_s=None, first_lease_s=None)], {}) == {}
+
+
+def test_a_plan_is_suggested_and_applied_where_the_owner_says_so(veilmq_server: LocalServer) -> None:
+    with veilmq_server.connect("jobs") as queue:
+        plans = plans_of([row(), row("film", timeout_s=600.0)], {})
+        assert publish(plans, veilmq_server.admin_url, token(veilmq_server)) == {QUEUE: "suggested"}
+        found = queue.stats().recommended
+        assert found is not None
+        assert (found.lease, found.by_type, found.applied) == (90, {"film": 600}, False)
+        veilmq_server._ask("PATCH", "/api/v1/queues/000000000000/us-east-1/jobs", {"adaptive": "apply"})
+        assert publish(plans, veilmq_server.admin_url, token(veilmq_server)) == {QUEUE: "applied"}
+
+
+def test_a_queue_that_is_gone_is_told(veilmq_server: LocalServer) -> None:
+    said = publish(plans_of([row()], {}), veilmq_server.admin_url, token(veilmq_server))
+    assert said[QUEUE].startswith("no queue")
+
+
+def test_wrong_servers_and_tokens_name_the_mend(veilmq_server: LocalServer) -> None:
+    plans = plans_of([row()], {})
+    with pytest.raises(SourceUnreachable, match="admin-token"):
+        publish(plans, veilmq_server.admin_url, "wrong")
+    with pytest.raises(SourceUnreachable, match="admin port"):
+        publish(plans, "http://127.0.0.1:1", "wrong")
+    with pytest.raises(OptionInvalid):
+        publish(plans, "127.0.0.1", "wrong")
