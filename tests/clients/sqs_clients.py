@@ -123,7 +123,14 @@ class Command:
 
     def __init__(self, endpoint: str, key: tuple[str, str]) -> None:
         tools = needed(TOOLS / self.directory, ".installed")
-        self._command = [str(tools / "bin/python"), str(tools / "bin/aws"), "--endpoint-url", endpoint, "--output", "json"]
+        self._command = [
+            str(tools / "bin/python"),
+            str(tools / "bin/aws"),
+            "--endpoint-url",
+            endpoint,
+            "--output",
+            "json",
+        ]
         self._environment = signing(key) | {"AWS_PAGER": "", "PYTHONWARNINGS": "ignore"}
 
     def call(self, operation: str, **members: Any) -> dict[str, Any]:

@@ -37,7 +37,9 @@ class Client(Protocol):
 
 
 def create(client: Client, name: str, **attributes: str) -> str:
-    return str(client.call("CreateQueue", QueueName=name, Attributes={"VisibilityTimeout": "600"} | attributes)["QueueUrl"])
+    return str(
+        client.call("CreateQueue", QueueName=name, Attributes={"VisibilityTimeout": "600"} | attributes)["QueueUrl"]
+    )
 
 
 def take(client: Client, url: str, count: int = 10, **how: Any) -> list[dict[str, Any]]:
@@ -75,7 +77,11 @@ def life(client: Client, name: str) -> None:
     sent = client.call("SendMessage", QueueUrl=url, MessageBody=TEXT, MessageAttributes=ATTRIBUTES)
     assert sent["MD5OfMessageBody"] == md5(TEXT.encode()).hexdigest()
     (first,) = take(client, url)
-    assert (first["MessageId"], first["Body"], first["MD5OfBody"]) == (sent["MessageId"], TEXT, sent["MD5OfMessageBody"])
+    assert (first["MessageId"], first["Body"], first["MD5OfBody"]) == (
+        sent["MessageId"],
+        TEXT,
+        sent["MD5OfMessageBody"],
+    )
     assert first["MessageAttributes"] == ATTRIBUTES
     assert first["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
     assert first["Attributes"]["ApproximateReceiveCount"] == "1"
@@ -98,7 +104,9 @@ def life(client: Client, name: str) -> None:
 def batches(client: Client, name: str) -> None:
     """Each entry of a batch has its own outcome."""
     url = create(client, name)
-    entries = [{"Id": text, "MessageBody": text, "DelaySeconds": delay} for text, delay in (("a", 0), ("b", 901), ("c", 0))]
+    entries = [
+        {"Id": text, "MessageBody": text, "DelaySeconds": delay} for text, delay in (("a", 0), ("b", 901), ("c", 0))
+    ]
     answer = client.call("SendMessageBatch", QueueUrl=url, Entries=entries)
     assert [one["Id"] for one in answer["Successful"]] == ["a", "c"]
     assert [(one["Id"], one["Code"], one["SenderFault"]) for one in answer["Failed"]] == [
@@ -179,7 +187,9 @@ def refusals(client: Client, name: str) -> None:
     """Errors reach the program under the codes that programs look for."""
     url = create(client, name)
     missing = url + "-missing"
-    assert refusal(client, "SendMessage", QueueUrl=missing, MessageBody="x") == "AWS.SimpleQueueService.NonExistentQueue"
+    assert (
+        refusal(client, "SendMessage", QueueUrl=missing, MessageBody="x") == "AWS.SimpleQueueService.NonExistentQueue"
+    )
     assert refusal(client, "SendMessage", QueueUrl=url, MessageBody="\x00") == "InvalidMessageContents"
     assert refusal(client, "SendMessage", QueueUrl=url, MessageBody="x", DelaySeconds=901) == "InvalidParameterValue"
     assert refusal(client, "DeleteMessage", QueueUrl=url, ReceiptHandle="junk") == "ReceiptHandleIsInvalid"

@@ -1,5 +1,6 @@
 """What is locked is what pyproject.toml asks for, what is built is complete, and set-up says what it misses."""
 
+import json
 import os
 import re
 import subprocess
@@ -47,7 +48,7 @@ def test_both_locks_agree() -> None:
     assert locked("run.txt").items() <= locked("dev.txt").items()
 
 
-@pytest.mark.parametrize("lock", ["run.txt", "dev.txt"])
+@pytest.mark.parametrize("lock", ["run.txt", "dev.txt", "query.txt", "aws.txt"])
 def test_every_locked_package_has_hashes_and_no_index_is_named(lock: str) -> None:
     text = (ROOT / "requirements" / lock).read_text()
     entries = re.split(r"^(?=\S)", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
@@ -56,6 +57,16 @@ def test_every_locked_package_has_hashes_and_no_index_is_named(lock: str) -> Non
     assert [entry for entry in packages if "--hash=sha256:" not in entry] == []
     assert "://" not in text
     assert "index" not in text
+
+
+def test_every_javascript_client_is_locked_with_a_hash_and_no_registry_is_named() -> None:
+    directory = ROOT / "tests/clients/js"
+    asked = json.loads((directory / "package.json").read_text())["dependencies"]
+    packages = json.loads((directory / "package-lock.json").read_text())["packages"]
+    assert packages.pop("")["dependencies"] == asked, "run `make lock`"
+    assert {name: packages[f"node_modules/{name}"]["version"] for name in asked} == asked, "run `make lock`"
+    assert [name for name, found in packages.items() if not found["integrity"].startswith("sha512-")] == []
+    assert [name for name, found in packages.items() if "resolved" in found] == []
 
 
 def test_sqlite_is_past_the_corruption() -> None:

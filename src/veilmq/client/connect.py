@@ -18,7 +18,6 @@ from veilmq.client.wrapping import Wrapping
 from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
-
 DEVELOPMENT_KEYS: Final = {
     "devstoreaccount1": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 }
@@ -174,7 +173,7 @@ def _mns(address: Address) -> Account:
     from veilmq.client.mns import MnsAccount
 
     if address.key is None:
-        reason = "has no credentials (mns://ID:SECRET@...); with others than these two, hand over an mns.account.Account"
+        reason = "has no credentials (mns://ID:SECRET@...); with others than these, hand over an mns.account.Account"
         raise ParameterInvalid(parameter="url", reason=reason)
     scheme = "https" if address.tls else "http"
     account = SdkAccount(f"{scheme}://{_place(address)}", address.key, address.secret)

@@ -1,6 +1,6 @@
 """Waiting calls that can be given up.
 
-Strategy: the SDKs cannot be interrupted in a long poll, so one that waits runs on a thread of this room while its caller
+Strategy: an SDK cannot be interrupted in a long poll, so one that waits runs on a thread of its own while its caller
 waits for either the answer or the end. Whoever gives it up (close, or an exception in the caller's thread) leaves the
 answer to `late`, which releases what it still brings. Threads are reused, end after a minute without work, and are
 daemons: an open poll never holds up the interpreter's exit.

@@ -39,7 +39,9 @@ const consumer = Consumer.create({
 // An error that sqs-consumer reports ends the worker, and so the test: the server gave no cause for one.
 for (const event of ["error", "processing_error", "timeout_error"]) {
   consumer.on(event, (error) => {
-    if (consumer.status.isRunning) throw error;
+    if (!consumer.status.isRunning) return;
+    console.error(error);
+    process.exit(1);
   });
 }
 process.once("SIGTERM", () => {

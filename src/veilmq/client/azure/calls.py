@@ -53,7 +53,7 @@ def call(
 
 
 def _said(error: HttpResponseError, queue: str, names: Mapping[str, str], size_bytes: int, creating: bool) -> Said:
-    headers: Mapping[str, str] = {} if error.response is None else error.response.headers
+    headers: Mapping[str, str] = getattr(error.response, "headers", None) or {}
     code = getattr(error, "error_code", None) or headers.get(_CODE) or type(error).__name__
     extra = getattr(error, "additional_info", None) or {}
     return Said(
@@ -71,4 +71,3 @@ def _said(error: HttpResponseError, queue: str, names: Mapping[str, str], size_b
 
 def _short(error: AzureError) -> str:
     return f"{type(error).__name__}: {error.message}"
-

@@ -142,7 +142,8 @@ class AzureQueue:
             raw_response_hook=lambda response: dates.append(response.http_response.headers.get("Date")),
         )  # fmt: skip
         return [
-            received_of(message, started + (told_lease(message, dates[-1]) if held is None else held)) for message in page
+            received_of(message, started + (told_lease(message, dates[-1]) if held is None else held))
+            for message in page
         ]
 
     def _page(self, count_max: int, **given: Any) -> list[Any]:
@@ -150,7 +151,7 @@ class AzureQueue:
         return [message for page in islice(pages, 1) for message in page]
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
-        """Update Message, with `body` as its new content. The lease may outlast the message, which dies all the same."""
+        """Update Message, with `body` as its new content. A lease may outlast the message, which dies all the same."""
         return self._update(handle, lease_of("lease", lease, 0), body)
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:

@@ -24,8 +24,8 @@ def handle_of(message_id: str, receipt: str) -> str:
 
 def parts_of(handle: str) -> tuple[str, str]:
     """Message id and pop receipt. Raises ReceiptInvalid."""
-    if isinstance(handle, str) and handle.isascii() and handle.isprintable():
-        message_id, separator, receipt = handle.partition(_SEPARATOR)
+    if handle.isascii() and handle.isprintable():
+        message_id, _, receipt = handle.partition(_SEPARATOR)
         if message_id and receipt and message_id.replace("-", "").isalnum():
             return message_id, receipt
     raise ReceiptInvalid(reason="it is not a message's id, a colon and a pop receipt")
@@ -63,7 +63,8 @@ def told_lease(message: Any, date: str | None) -> float:
         answered = parsedate_to_datetime(date)
     except ValueError:
         return _LEASE_DEFAULT
-    return max(0.0, (message.next_visible_on - answered).total_seconds())
+    next_visible: datetime = message.next_visible_on
+    return max(0.0, (next_visible - answered).total_seconds())
 
 
 def _seconds(instant: datetime | None) -> float | None:

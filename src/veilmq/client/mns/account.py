@@ -47,9 +47,7 @@ _SETTINGS: Final = {
 class MnsAccount:
     """An `Account` over aliyun-mns-sdk's `mns.account.Account`."""
 
-    def __init__(
-        self, account: Any, *, base64: bool = True, unreadable: Policy = keep, clock: Clock = SYSTEM
-    ) -> None:
+    def __init__(self, account: Any, *, base64: bool = True, unreadable: Policy = keep, clock: Clock = SYSTEM) -> None:
         """base64: bodies travel in base64, as the SDKs of Python and Java have them by default; False: as they are,
         as those of Go and Node.js have them. unreadable: what to do with a received body that is no base64 then."""
         self.base64 = base64

@@ -377,6 +377,6 @@ def _lease(parameter: str, seconds: float) -> int:
 
 
 def _checked(handle: str) -> str:
-    if not isinstance(handle, str) or not _HANDLE.match(handle):
+    if not _HANDLE.match(handle):
         raise ReceiptInvalid(reason="it is not one of MNS's")
     return handle

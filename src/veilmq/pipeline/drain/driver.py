@@ -12,6 +12,7 @@ manifest that was never named is purged, and the ids of a named one are known ag
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -45,9 +46,12 @@ Span = tuple[str, int, int]
 class Driver:
     """One query's driver; opens its queue and directory when it is made. Raises PipelineError, as all its methods."""
 
-    def __init__(self, options: DrainOptions, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, options: DrainOptions, clock: Clock = SYSTEM, wrap: Callable[[Queue], Queue] = lambda queue: queue
+    ) -> None:
+        """`wrap`: a queue around the one of the option url, for faults."""
         self._options, self._clock = options, clock
-        self._queue = _connected(options.url)
+        self._queue = wrap(_connected(options.url))
         try:
             _check_lease(options, self._queue)
             self.directory = Directory(Path(options.directory), self._queue.name, clock=clock)

@@ -1,0 +1,80 @@
+"""Whatever is killed, wherever: rows = different rows = sent, and the queue is empty.
+
+One queue, directory and table live through all kills of a scheme, one process after the other; leases are so short that
+messages come again in between.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from tests.pipeline import drain_side
+from tests.pipeline.drain_stage import Stage, left, send
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
+DRIVER_STEPS = [step for step, whom in drain_side.STEPS.items() if whom != "executor"]
+PROCESS_SECONDS = 240
+ROOT = Path(__file__).parents[2]
+
+
+def run(stage: Stage, url: str, step: str, *master: str) -> int:
+    """The exit code of one process; none of its children is left."""
+    log = stage.directory / f"log-{step or 'last'}"
+    command = [sys.executable, drain_side.__file__, url, str(stage.directory), step, *master]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "dumb"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=environment,
+            cwd=stage.directory,
+        )  # fmt: skip
+        try:
+            return process.wait(PROCESS_SECONDS)
+        finally:
+            # The group is the process's own: what a killed driver leaves behind ends here.
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def rows(stage: Stage) -> list[str]:
+    if not DeltaTable.is_deltatable(str(stage.directory / "table")):
+        return []
+    found: list[str] = DeltaTable(str(stage.directory / "table")).to_pyarrow_table(columns=["body"])["body"].to_pylist()
+    return found
+
+
+def log_of(stage: Stage, step: str) -> str:
+    return (stage.directory / f"log-{step or 'last'}").read_text(errors="replace")[-4_000:]
+
+
+@pytest.mark.parametrize("scheme", ["veil", "sqs"])
+def test_a_killed_driver_loses_nothing_and_repeats_nothing(stage: Stage, scheme: str) -> None:
+    sent = [f"body {number}" for number in range(drain_side.BATCH_ROWS * (len(DRIVER_STEPS) * 2 + 2))]
+    with stage.make(timeout=2) as queue:
+        send(queue, sent)
+        for step in DRIVER_STEPS:
+            assert run(stage, stage.url(scheme), step) != 0, log_of(stage, step)
+            assert (stage.directory / f"killed-{step}").exists(), log_of(stage, step)
+            found = rows(stage)
+            assert len(found) == len(set(found)), f"after {step}"
+        assert left(queue) > 0
+        assert run(stage, stage.url(scheme), "") == 0, log_of(stage, "")
+        assert sorted(rows(stage)) == sorted(sent)
+        assert left(queue) == 0
+
+
+def test_a_killed_executor_loses_nothing_and_repeats_nothing(stage: Stage) -> None:
+    sent = [f"body {number}" for number in range(drain_side.BATCH_ROWS * 3)]
+    with stage.make(timeout=2) as queue:
+        send(queue, sent)
+        code = run(stage, stage.url(), "in-executor", "local-cluster[2,1,1024]")
+        assert (stage.directory / "killed-in-executor").exists(), log_of(stage, "in-executor")
+        assert code == 0, log_of(stage, "in-executor")
+        assert sorted(rows(stage)) == sorted(sent)
+        assert left(queue) == 0
