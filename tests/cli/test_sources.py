@@ -23,6 +23,8 @@ VALUES: dict[str, tuple[Any, str, str]] = {
     "tls_cert": ("a", "b", "c"),
     "tls_key": ("a", "b", "c"),
     "cors_origins": (["http://a"], "http://b", "http://c"),
+    "push_allow": (["10.0.0.0/8"], "10.0.0.0/9", "fd00::/8"),
+    "push_header_case": ("lower", "documented", "documented"),
     "kms_faults": (["a=disabled"], "b=not-found", "c=throttled"),
     "azure_issuer": ("http://a", "http://b", "http://c"),
     "azure_issuer_keys": ("a", "b", "c"),

@@ -116,9 +116,9 @@ def test_wrapped_bodies_are_unwrapped_and_bad_ones_quarantined(spark: Any, stage
         )
         assert sorted(row["body"] for row in table(spark, sink)) == sorted(sent)
         assert done.quarantined == 2
-        reasons = sorted(each.reason for each in quarantined(stage.directory / "d" / "manifests"))
-        assert "it is not encrypted" in reasons[0]
-        assert "is missing" in reasons[1]
+        reasons = " / ".join(each.reason for each in quarantined(stage.directory / "d" / "manifests"))
+        assert "it is not encrypted" in reasons
+        assert "is missing" in reasons
         assert left(queue) == 0
     assert objects(stage.directory) == []
 

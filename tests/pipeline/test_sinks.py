@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.pipeline.drain_stage import Stage, left
 
+import veilmq
 from veilmq.client.queue import Queue
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.sinks.delta import Written, add_files, is_committed
@@ -20,7 +21,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 def received(queue: Queue) -> list[Any]:
     found: list[Any] = []
-    while came := queue.receive(64, lease=60):
+    while came := queue.receive(min(64, queue.capabilities.receive_messages_max), lease=60):
         found += came
         queue.delete_batch([each.handle for each in came])
     return found
@@ -80,6 +81,8 @@ class TestQueueSink:
                 "concat('body ', id) body", "map('n', cast(id as string)) attributes", "'t' type"
             )
             frame.write.format("veilmq").option("url", stage.url(scheme)).mode("append").save()
+            assert left(queue) == 700
+        with veilmq.connect(stage.url(scheme)) as queue:
             found = received(queue)
         assert sorted(each.body for each in found) == sorted(f"body {number}" for number in range(700))
         assert all(each.type == "t" and each.attributes["n"] == each.body.split()[1] for each in found)

@@ -14,6 +14,7 @@ import typer
 
 import veilmq
 from veilmq.cli.exits import Exit, Failure, end
+from veilmq.cli.pipeline import register as register_pipeline
 from veilmq.cli.remote import register
 from veilmq.cli.work_options import register as register_work
 
@@ -57,6 +58,7 @@ def application() -> typer.Typer:
     app.command("check")(_check)
     register(app)
     register_work(app)
+    register_pipeline(app)
     return app
 
 

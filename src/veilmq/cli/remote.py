@@ -19,6 +19,7 @@ import typer
 
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.pipeline import export_events
 
 if TYPE_CHECKING:
     from veilmq.cli.remote_door import Door
@@ -94,6 +95,25 @@ def register(app: typer.Typer) -> None:
     app.add_typer(queues, name="queues")
     for name, body in _COMMANDS.items():
         app.command(name)(_command(body))
+    events = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+    events.callback()(_alone(_command(_events)))
+    events.command("export")(export_events)
+    app.add_typer(events, name="events")
+
+
+def _alone(command: Callable[..., None]) -> Callable[..., None]:
+    """The command of a group for when no other one of the group is named."""
+
+    def callback(context: typer.Context, **given: Any) -> None:
+        if context.invoked_subcommand is None:
+            command(**given)
+
+    own = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    signature = inspect.signature(command)
+    callback.__doc__ = command.__doc__
+    callback.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    callback.__annotations__ = {"context": typer.Context} | command.__annotations__
+    return callback
 
 
 def _command(body: Callable[..., None]) -> Callable[..., None]:
@@ -366,7 +386,6 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "peek": _peek,
     "purge": _purge,
     "trace": _trace,
-    "events": _events,
 }
 
 

@@ -49,7 +49,7 @@ def find_java(work: Path) -> Path:
 
 
 def use(home: Path, python: str) -> None:
-    """Let Spark, which is started by a script, find that Java, and run its workers on that Python unless one is named."""
+    """Let Spark, which a script starts, find that Java, and run its workers on that Python unless one is named."""
     os.environ["JAVA_HOME"] = str(home)
     os.environ.setdefault("PYSPARK_PYTHON", python)
 

@@ -2,8 +2,8 @@
 
 Strategy: one plan a queue, with the lease of each message type. A queue whose clients extend gets the first lease that
 was planned with renewals; one whose clients never do gets the plain timeout, since nothing else will hold their
-messages. The floor keeps a foreign heartbeat alive: twice the longest interval at which any client of the queue was seen
-to extend. What the server makes of it is the owner's choice (`adaptive`).
+messages. The floor keeps a foreign heartbeat alive: twice the longest interval at which any client of the queue was
+seen to extend. What the server makes of it is the owner's choice (`adaptive`).
 """
 
 import http.client
@@ -39,7 +39,7 @@ def floors(events: "DataFrame") -> "DataFrame":
 
 
 def plans_of(rows: Iterable[Mapping[str, Any]], floors_us: Mapping[Queue, int]) -> dict[Queue, dict[str, Any]]:
-    """The plans as the admin port takes them, from the rows of `timeouts`; of a queue too little known there is none."""
+    """The plans as the admin port takes them, from rows of `timeouts`; of a queue too little known there is none."""
     plans: dict[Queue, dict[str, Any]] = {}
     for row in rows:
         seconds = row["first_lease_s"] if row["today_renewed"] else row["timeout_s"] or row["timeout_at_least_s"]

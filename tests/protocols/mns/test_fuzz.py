@@ -59,7 +59,8 @@ VALUES = (
 )
 ELEMENTS = (
     "Queue", "Topic", "Subscription", "Message", "Messages", "ReceiptHandles", "ReceiptHandle", "Account",
-    "MessageBody", "Priority", "DelaySeconds", "MessageTag", "MessageGroupId", "UserProperties", "PropertyValue", "SystemProperties",
+    "MessageBody", "Priority", "DelaySeconds", "MessageTag", "MessageGroupId", "UserProperties", "PropertyValue",
+    "SystemProperties",
     "SystemPropertyValue", "Name", "Value", "Type", "Endpoint", "FilterTag", "NotifyStrategy", "NotifyContentFormat",
     "MaximumMessageSize", "LoggingEnabled", "DlqPolicy", "Enabled", "DeadLetterTargetQueue", "MaxReceiveCount",
     "LoggingBucket", "TenantRateLimitPolicy",

@@ -4,8 +4,10 @@ import base64
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from veilmq.model.access import Action, Grant
 from veilmq.protocols.sqs import limits
 
 ACCOUNT = "111122223333"
@@ -285,3 +287,27 @@ class TestMoveTasks:
             found = served.refused(client.list_message_move_tasks, SourceArn=arn("dead"), MaxResults=count)
             assert found[0] == "InvalidParameterValue"
         assert served.refused(client.list_message_move_tasks, SourceArn=arn("nowhere"))[0] == MISSING
+
+    def test_a_key_needs_to_move_and_for_a_destination_to_send(self, served: Any, client: Any) -> None:
+        create(client, "dead")
+        create(client, "jobs", "dead")
+        create(client, "other")
+        ring = served.codec._verifier._keyring
+        key = ring.keys["AKIDEXAMPLE"]
+
+        def grant(*grants: Grant) -> None:
+            ring.keys[key.id] = msgspec.structs.replace(key, grants=grants)
+
+        move = Grant(frozenset({Action.MOVE}), ("dead",))
+        given = {"SourceArn": arn("dead"), "DestinationArn": arn("other")}
+        for grants in (
+            (Grant(frozenset(Action) - {Action.MOVE}),),
+            (move,),
+            (move, Grant(frozenset({Action.SEND}), ("jobs",))),
+        ):
+            grant(*grants)
+            assert "AccessDenied" in served.refused(client.start_message_move_task, **given)[0]
+        grant(move, Grant(frozenset({Action.SEND}), ("other",)))
+        handle = client.start_message_move_task(**given)["TaskHandle"]
+        assert "AccessDenied" in served.refused(client.list_message_move_tasks, SourceArn=arn("dead"))[0]
+        client.cancel_message_move_task(TaskHandle=handle)

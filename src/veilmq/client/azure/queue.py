@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from veilmq.client import base64_bodies
 from veilmq.client.azure.calls import call
 from veilmq.client.azure.errors import MESSAGE_BYTES_MAX
-from veilmq.client.azure.receiving import handle_of, parts_of, peeked_of, received_of, told_lease
+from veilmq.client.azure.receiving import handle_of, parts_of, peeked_of, received_of
 from veilmq.client.azure.sending import Entry, content_of, entry_of, keep_line_ends, lease_of, settle
 from veilmq.client.azure.settings import DELAY_MAX, LEASE_MAX, NEVER, Settings, settings_of
 from veilmq.client.azure.waiting import Waiting
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 RECEIVE_MAX: Final = 32
 _WAIT_MAX: Final = 30
+LEASE_DEFAULT: Final = 30
+"""Seconds; what Get Messages has. It is always named: an answer tells the end of a lease on the service's clock alone."""
 _SETTINGS_SECONDS: Final = 60.0
 """How long a queue's metadata is believed."""
 _SEND_NAMES: Final = {"visibilitytimeout": "delay", "messagettl": "ttl"}
@@ -133,18 +135,10 @@ class AzureQueue:
         return receive_readable(polled, read, wait, self._clock)
 
     def _get(self, count_max: int, lease: float | None) -> list[Received]:
-        held: float | None = self._known().visibility_timeout if lease is None else lease
-        seconds = None if held is None else lease_of("lease", held, 1)
-        dates: list[Any] = []
+        held = self._known().visibility_timeout or LEASE_DEFAULT if lease is None else lease
         started = self._clock.monotonic()
-        page = self._call(
-            self._page, count_max=count_max, visibility_timeout=seconds,
-            raw_response_hook=lambda response: dates.append(response.http_response.headers.get("Date")),
-        )  # fmt: skip
-        return [
-            received_of(message, started + (told_lease(message, dates[-1]) if held is None else held))
-            for message in page
-        ]
+        page = self._call(self._page, count_max=count_max, visibility_timeout=lease_of("lease", held, 1))
+        return [received_of(message, started + held) for message in page]
 
     def _page(self, count_max: int, **given: Any) -> list[Any]:
         pages = self.client.receive_messages(messages_per_page=count_max, max_messages=count_max, **given).by_page()

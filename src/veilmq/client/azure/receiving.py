@@ -5,7 +5,6 @@ whole seconds, as the service writes them. Source: "Get Messages", "Peek Message
 """
 
 from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from veilmq.client.messages import Peeked, Received
@@ -13,8 +12,6 @@ from veilmq.model.errors import ReceiptInvalid
 
 _SEPARATOR: Final = ":"
 _NEVER_YEAR: Final = 9999
-_LEASE_DEFAULT: Final = 30.0
-"""Seconds of a Get Messages that names none."""
 
 
 def handle_of(message_id: str, receipt: str) -> str:
@@ -53,18 +50,6 @@ def peeked_of(message: Any) -> Peeked:
         sent=_seconds(message.inserted_on),
         expires=_expiry(message.expires_on),
     )
-
-
-def told_lease(message: Any, date: str | None) -> float:
-    """Seconds from the answer's Date to the end of the lease, of a receive that named none."""
-    if date is None or message.next_visible_on is None:
-        return _LEASE_DEFAULT
-    try:
-        answered = parsedate_to_datetime(date)
-    except ValueError:
-        return _LEASE_DEFAULT
-    next_visible: datetime = message.next_visible_on
-    return max(0.0, (next_visible - answered).total_seconds())
 
 
 def _seconds(instant: datetime | None) -> float | None:

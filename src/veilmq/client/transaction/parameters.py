@@ -6,12 +6,13 @@ documents' SDK. Source: seed 002, "preparations" and "failure analysis".
 """
 
 import math
+import re
 from typing import Final
 
 import msgspec
 
 from veilmq.client.capabilities import Capabilities, HandleOnSend
-from veilmq.client.messages import Stats
+from veilmq.client.messages import Message, Stats
 from veilmq.client.transaction.entry import Form
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
@@ -19,6 +20,7 @@ HALF_LIFE: Final = 47 * 3_600.0
 HALF_DELAY: Final = 48 * 3_600.0
 TIMEOUT: Final = 600.0
 CHECK_EVERY: Final = 5.0
+_TOKEN: Final = re.compile(r"[!-~]{1,128}")
 CLOCKS_APART: Final = 60.0
 """How far the clocks of queue and producer may differ where a half message's end is judged."""
 
@@ -54,7 +56,12 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 def form_for(given: Form | str | None, capabilities: Capabilities) -> Form:
     """The form to use; None: hidden where it is safe. Raises CapabilityMissing, ParameterInvalid."""
-    safe = capabilities.retention_below_delay and capabilities.handle_on_send is not HandleOnSend.NEVER
+    # On a FIFO queue a message has no delay of its own: a half message would block its group, too.
+    safe = (
+        capabilities.retention_below_delay
+        and capabilities.delay_max > 0
+        and capabilities.handle_on_send is not HandleOnSend.NEVER
+    )
     if given is None:
         return Form.HIDDEN if safe else Form.LOGGED
     try:
@@ -66,6 +73,20 @@ def form_for(given: Form | str | None, capabilities: Capabilities) -> Form:
         missing = f"a message on {capabilities.protocol} that ends before its delay, with a handle from its send"
         raise CapabilityMissing(capability=missing)
     return form
+
+
+def check_message(message: Message, capabilities: Capabilities) -> None:
+    """Raises ParameterInvalid for what the queue would refuse only after the operation is done."""
+    if capabilities.native_fifo:
+        if message.group is None:
+            raise ParameterInvalid(parameter="group", reason="is needed: the queue is FIFO")
+        for name, given in (("group", message.group), ("deduplication_id", message.deduplication_id)):
+            if given is not None and not _TOKEN.fullmatch(given):
+                reason = "must be 1 to 128 letters, digits and punctuation of ASCII, as SQS has it"
+                raise ParameterInvalid(parameter=name, reason=reason)
+    if message.delay is not None and message.delay > capabilities.delay_max:
+        reason = f"{message.delay:g} s is more than the {capabilities.delay_max:g} s of the queue's messages"
+        raise ParameterInvalid(parameter="delay", reason=reason)
 
 
 def check_times(times: Times) -> None:

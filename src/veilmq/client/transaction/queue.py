@@ -24,7 +24,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.transaction.checker import Check, Checker, Compensate, send_to
 from veilmq.client.transaction.entry import Entry, Form, Prepared, Verdict, decode, made, marked, verdict_of
 from veilmq.client.transaction.logbook import Logbook
-from veilmq.client.transaction.parameters import Times, check_half, check_log, check_times, form_for
+from veilmq.client.transaction.parameters import Times, check_half, check_log, check_message, check_times, form_for
 from veilmq.client.transaction.settling import Settler, hopeless
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
@@ -161,6 +161,7 @@ class TransactionQueue(Wrapping):
         if self.form is Form.HIDDEN and (message.delay or message.ttl is not None):
             reason = "of a half message are the transaction's own: choose form=logged"
             raise ParameterInvalid(parameter="delay and ttl", reason=reason)
+        check_message(message, self.inner.capabilities)
         draft = made(transaction, self.form, message, "x" * 512 if self._life else None, now, self._life)
         self._logbook.check_size(draft)
         self._check_size(draft)

@@ -168,7 +168,7 @@ class Loop:
         if cells.empty:
             return 0, 0
         group = list(buckets.GROUP)
-        before = tables.read(spark, self.timeouts).toPandas() if self.timeouts.exists() else None
+        before: Any = tables.read(spark, self.timeouts).toPandas() if self.timeouts.exists() else None
         known: dict[Any, float] = {}
         if before is not None:
             known = {_key(row[:-1]): row[-1] for row in before[[*group, "attempts"]].itertuples(index=False, name=None)}

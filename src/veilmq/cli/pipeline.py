@@ -1,0 +1,230 @@
+"""`veilmq pipeline` and `veilmq events export`: options, and their registration.
+
+Strategy: declared here with typer alone, so that the help comes quickly; Spark is imported when a command runs
+(pipeline_run.py). All jobs on the history have the same options, which `_job` adds.
+"""
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+
+Server = Annotated[
+    str | None,
+    typer.Option("--server", metavar="URL", help="The history of this server: its admin port [http://127.0.0.1:9325]."),
+]
+Token = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", help="Its bearer token [admin-token in the data directory]."),
+]
+Certificate = Annotated[
+    Path | None, typer.Option("--certificate", metavar="FILE", help="A PEM file to trust, for https.")
+]
+Exported = Annotated[Path | None, typer.Option("--path", metavar="DIR", help="What `veilmq events export` wrote.")]
+Master = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Where Spark runs: local[2], spark://..., yarn [local[*]]."),
+]
+Remote = Annotated[str | None, typer.Option("--remote", metavar="URL", help="Over Spark Connect: sc://HOST:PORT.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the job's tables there.")]
+Format = Annotated[str, typer.Option("--format", metavar="FORMAT", help="Of tables: parquet or delta.")]
+Url = Annotated[
+    str, typer.Option("--queue", metavar="URL", envvar="VEILMQ_QUEUE", help="veil://HOST:PORT/NAME, sqs://...")
+]
+
+
+class Asked(NamedTuple):
+    """What every job on the history gets."""
+
+    server: str | None
+    path: Path | None
+    token_file: Path | None
+    certificate: Path | None
+    master: str | None
+    remote: str | None
+    out: Path | None
+    format: str
+    as_json: bool
+    start: str | None
+    until: int | None
+
+
+_OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
+    "server": (Server, None),
+    "path": (Exported, None),
+    "token_file": (Token, None),
+    "certificate": (Certificate, None),
+    "master": (Master, None),
+    "remote": (Remote, None),
+    "out": (Out, None),
+    "format": (Format, "parquet"),
+    "as_json": (Json, False),
+    "start": (
+        Annotated[str | None, typer.Option("--from", metavar="OFFSET", help="Begin with this offset.")],
+        None,
+    ),
+    "until": (Annotated[int | None, typer.Option("--until", metavar="OFFSET", help="End before this offset.")], None),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    pipeline = typer.Typer(
+        help="What the history tells, computed on Spark.", no_args_is_help=True, rich_markup_mode=None
+    )
+    jobs: dict[str, Callable[..., None]] = {
+        "attempts": _attempts,
+        "survival": _survival,
+        "timeouts": _timeouts,
+        "split": _split,
+        "health": _health,
+        "audit": _audit,
+        "report": _report,
+        "loop": _loop,
+    }
+    for name, body in jobs.items():
+        pipeline.command(name)(_job(body))
+    pipeline.command("archive")(_archive)
+    pipeline.command("replay")(_replay)
+    app.add_typer(pipeline, name="pipeline")
+
+
+def _job(body: Callable[..., None]) -> Callable[..., None]:
+    """A typer command of `body`'s own parameters and of the options that all jobs have."""
+
+    def command(**given: Any) -> None:
+        body(Asked(**{name: given.pop(name) for name in _OPTIONS}), **given)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
+    shared = [
+        inspect.Parameter(name, kind, default=default, annotation=annotation)
+        for name, (annotation, default) in _OPTIONS.items()
+    ]
+    command.__doc__ = body.__doc__
+    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in [*own, *shared]}
+    return command
+
+
+def _attempts(asked: Asked) -> None:
+    """One row a lease: when it was granted, how it ended, how long the work took."""
+    from veilmq.cli.pipeline_run import attempts
+
+    attempts(asked, os.environ)
+
+
+def _survival(asked: Asked) -> None:
+    """How long work takes, per queue and message type: p50, p90, p99, or "at least"."""
+    from veilmq.cli.pipeline_run import analysis
+
+    analysis(asked, os.environ, "survival")
+
+
+def _timeouts(asked: Asked) -> None:
+    """Recommend visibility timeouts and leases, per queue and message type, with what they cost."""
+    from veilmq.cli.pipeline_run import analysis
+
+    analysis(asked, os.environ, "timeouts")
+
+
+def _split(asked: Asked) -> None:
+    """Say which message types belong in queues of their own."""
+    from veilmq.cli.pipeline_run import analysis
+
+    analysis(asked, os.environ, "split")
+
+
+def _health(
+    asked: Asked,
+    window: Annotated[str, typer.Option("--window", metavar="TIME", help="Of the rows, say 5 minutes.")] = "5 minutes",
+    failures: Annotated[
+        int, typer.Option("--failures", metavar="N", help="Stale deletes in a window that raise the timeout.")
+    ] = 5,
+    follow: Annotated[bool, typer.Option("--follow", help="As a stream into --out, until Ctrl-C.")] = False,
+) -> None:
+    """Stale deletes, redeliveries, oldest message and dead letters over time; document 003's threshold rule."""
+    from veilmq.cli.pipeline_run import health
+
+    health(asked, os.environ, window, failures, follow=follow)
+
+
+def _audit(asked: Asked) -> None:
+    """Check the conservation law and the lease invariants. Exits 1 if something is wrong."""
+    from veilmq.cli.pipeline_run import audit
+
+    raise typer.Exit(int(audit(asked, os.environ)))
+
+
+def _report(asked: Asked) -> None:
+    """Everything on one page: --out DIR gets the tables and report.html."""
+    from veilmq.cli.pipeline_run import report
+
+    report(asked, os.environ)
+
+
+def _loop(
+    asked: Asked,
+    every: Annotated[
+        str | None, typer.Option("--every", metavar="TIME", help="Run again after so long, say 15m [run once].")
+    ] = None,
+    retention_days: Annotated[
+        int, typer.Option("--retention-days", metavar="N", help="How long what was learnt counts.")
+    ] = 30,
+) -> None:
+    """Keep the recommendations in --out up to date, reading only what is new."""
+    from veilmq.cli.pipeline_run import loop
+
+    loop(asked, os.environ, every, retention_days)
+
+
+def _archive(
+    queue: Url,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The table, and beside it the drain's own files.")],
+    format: Format = "parquet",  # noqa: A002 the option's name
+    master: Master = None,
+    remote: Remote = None,
+    as_json: Json = False,
+) -> None:
+    """Drain a queue into a table, each message once."""
+    from veilmq.cli.pipeline_run import archive
+
+    archive(queue, out, format, master, remote, as_json=as_json)
+
+
+def _replay(
+    table: Annotated[Path, typer.Argument(metavar="DIR", help="A table with the column body.", show_default=False)],
+    queue: Url,
+    where: Annotated[str | None, typer.Option("--where", metavar="SQL", help="Only these rows.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="COLUMN", help="On a FIFO queue, rows alike in it are sent once.")
+    ] = None,
+    master: Master = None,
+    remote: Remote = None,
+    as_json: Json = False,
+) -> None:
+    """Send what was archived to a queue: at least once."""
+    from veilmq.cli.pipeline_run import replay
+
+    replay(table, queue, where, key, master, remote, as_json=as_json)
+
+
+def export_events(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go.", show_default=False)],
+    server: Server = None,
+    token_file: Token = None,
+    certificate: Certificate = None,
+    start: Annotated[
+        int | None, typer.Option("--from", metavar="OFFSET", help="Of an empty directory, where to begin [the first].")
+    ] = None,
+    until: Annotated[int | None, typer.Option("--until", metavar="OFFSET", help="End before this offset.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the history as Parquet, and go on where the last export stopped."""
+    from veilmq.cli.pipeline_run import export
+
+    export(directory, server, token_file, certificate, start, until, os.environ, as_json=as_json)

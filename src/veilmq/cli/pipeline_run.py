@@ -1,0 +1,448 @@
+"""What the commands of pipeline.py do.
+
+Strategy: the history is looked for before Spark starts, so that a wrong URL is known at once. Tables for people are
+short; `--json` gives every column, a row a line; `--out` gets tables and, of `report`, a page. What the pipeline
+refuses ends as a Failure with its mend, out of Spark's traces too.
+"""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from veilmq.cli.durations import seconds
+from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.pipeline import Asked
+from veilmq.cli.progress import bar
+from veilmq.pipeline.errors import OptionInvalid, PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from veilmq.pipeline.events.reading import History
+    from veilmq.pipeline.jobs.analysis import Analysis
+
+SERVER_DEFAULT: Final = "http://127.0.0.1:9325"
+_SHOWN: Final = {
+    "survival": ("queue", "type", "attempts", "censored_share", "p50_s", "p90_s", "p99_s", "at_least_s", "reach_s"),
+    "timeouts": (
+        "queue", "type", "attempts", "today_lease_s", "today_cost", "timeout_s", "timeout_at_least_s", "timeout_cost",
+        "first_lease_s", "renew_after_s", "cost", "cost_low", "cost_high", "note",
+    ),
+    "split": ("queue", "part", "types", "median_s", "timeout_s", "recovery_s", "together_recovery_s", "gain"),
+    "health": (
+        "from", "queue", "received", "redeliveries", "stale_deletes", "dead_letters", "oldest_s", "raise_to_s",
+    ),
+    "audit": ("rule", "offset", "queue", "sequence", "attempt", "said"),
+}  # fmt: skip
+_ROWS_SHOWN: Final = 50
+_REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
+_REFRESH_S: Final = 1.0
+
+
+def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
+    """See `veilmq.pipeline.jobs.attempts`. Raises Failure."""
+    from veilmq.pipeline.jobs import attempts as job
+
+    with _session(asked, environment) as (_, events):
+        leases = job.attempts(events)
+        if asked.out is not None:
+            _write(asked, leases, "attempts")
+        outcomes = leases.groupBy("queue", "type", "outcome").count().orderBy("queue", "type", "outcome")
+        if asked.as_json and asked.out is None:
+            for row in leases.toLocalIterator():
+                _print_json(row.asDict())
+        else:
+            _show(asked, [row.asDict() for row in outcomes.collect()], ("queue", "type", "outcome", "count"))
+
+
+def analysis(asked: Asked, environment: Mapping[str, str], name: str) -> None:
+    """One of survival, timeouts and split. Raises Failure."""
+    from veilmq.pipeline.jobs.analysis import Analysis
+
+    with _session(asked, environment) as (spark, events):
+        found = Analysis(events)
+        _write_analysis(asked, spark, found, (name,))
+        rows = {"survival": "quantiles"}.get(name, name)
+        _show(asked, _records(getattr(found, rows)), _SHOWN[name])
+
+
+def report(asked: Asked, environment: Mapping[str, str]) -> None:
+    """All of them, and a page. Raises Failure."""
+    from veilmq.pipeline.jobs.analysis import Analysis
+    from veilmq.pipeline.report.page import page
+
+    if asked.out is None:
+        raise Failure(Exit.USAGE, "a report needs a place", "Name one with --out DIR.")
+    with _session(asked, environment) as (spark, events):
+        found = Analysis(events)
+        _write_analysis(asked, spark, found, ("survival", "timeouts", "split", "health"))
+        first, following = _bounds(asked, environment)
+        source = str(asked.path or _server(asked, environment))
+        text = page(found, source=source, offsets=(first, following), now=time.time())
+        (asked.out / "report.html").write_text(text)
+        _show(asked, _records(found.timeouts), _SHOWN["timeouts"])
+    if not asked.as_json:
+        print(f"wrote {asked.out / 'report.html'}")
+
+
+def health(asked: Asked, environment: Mapping[str, str], window: str, failures: int, *, follow: bool) -> None:
+    """See `veilmq.pipeline.jobs.health`. Raises Failure."""
+    from veilmq.pipeline.jobs import health as job
+
+    if follow and asked.out is None:
+        raise Failure(Exit.USAGE, "--follow writes a table", "Name its place with --out DIR.")
+    with _session(asked, environment) as (spark, events):
+        if follow:
+            _follow(asked, environment, spark, window, failures)
+            return
+        found = job.health(events, window=window, failures=failures).orderBy("from", "queue")
+        if asked.out is not None:
+            _write(asked, found, "health")
+        _show(asked, _records(found.toPandas()), _SHOWN["health"])
+
+
+def _follow(asked: Asked, environment: Mapping[str, str], spark: "SparkSession", window: str, failures: int) -> None:
+    from veilmq.pipeline.jobs import health as job
+
+    assert asked.out is not None
+    stream = spark.readStream.format("veilmq-events").options(**_options(asked, environment)).load()
+    kind = {"delta": "veilmq-delta"}.get(asked.format, asked.format)
+    query = (
+        job.health(stream, window=window, failures=failures)
+        .writeStream.format(kind)
+        .outputMode("append")
+        .option("path", str(asked.out / "health"))
+        .option("checkpointLocation", str(asked.out / "health-checkpoint"))
+        .trigger(processingTime="10 seconds")
+        .start()
+    )
+    try:
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        query.stop()
+
+
+def audit(asked: Asked, environment: Mapping[str, str]) -> Exit:
+    """See `veilmq.pipeline.jobs.audit`. Raises Failure."""
+    from veilmq.pipeline.jobs import audit as job
+
+    with _session(asked, environment) as (_, events):
+        found = job.audit(events)
+        if asked.out is not None:
+            _write(asked, found, "audit")
+        rows = [row.asDict() for row in found.limit(10_000).collect()]
+        if rows or asked.as_json:
+            _show(asked, rows, _SHOWN["audit"])
+        else:
+            print("nothing is wrong")
+    return Exit.WRONG if rows else Exit.DONE
+
+
+def loop(asked: Asked, environment: Mapping[str, str], every: str | None, retention_days: int) -> None:
+    """See `veilmq.pipeline.jobs.loop`. Raises Failure."""
+    from veilmq.pipeline.jobs.loop import Loop
+
+    if asked.out is None:
+        raise Failure(Exit.USAGE, "a loop needs a place", "Name one with --out DIR.")
+    pause_s = None if every is None else seconds("--every", every)
+    options = _options(asked, environment)
+    with _session(asked, environment) as (spark, _):
+        work = Loop(asked.out, kind=asked.format, retention_days=retention_days)
+        while True:
+            history = _history(asked, environment)
+            ran = work.run(spark, history, options, now=time.time(), timer=time.perf_counter)
+            if asked.as_json:
+                _print_json({name: getattr(ran, name) for name in ran.__struct_fields__})
+            else:
+                print(
+                    f"events {ran.start} to {ran.stop}: {ran.settled} leases settled, {ran.pending} pending, "
+                    f"{ran.planned} of {ran.groups} planned anew, {ran.seconds:.1f} s",
+                    flush=True,
+                )
+            if pause_s is None:
+                return
+            try:
+                time.sleep(max(pause_s - ran.seconds, _REFRESH_S))
+            except KeyboardInterrupt:
+                return
+
+
+def archive(queue: str, out: Path, kind: str, master: str | None, remote: str | None, *, as_json: bool) -> None:
+    """Drain a queue into `out`/messages. Raises Failure."""
+    from veilmq.pipeline.drain import drain
+    from veilmq.pipeline.jobs.tables import check_format
+
+    with _told(), _spark(master, remote) as spark:
+        check_format(kind)
+        place = out.resolve()
+        done = drain(spark, queue, f"{kind}:{place / 'messages'}", place / "drain")
+        shown = {name: getattr(done, name) for name in done.__struct_fields__}
+        if as_json:
+            _print_json(shown)
+        else:
+            print(f"archived {done.messages} messages in {done.seconds:.1f} s, {done.quarantined} in quarantine")
+
+
+def replay(
+    table: Path,
+    queue: str,
+    where: str | None,
+    key: str | None,
+    master: str | None,
+    remote: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Send the rows of a table to a queue. Raises Failure."""
+    from veilmq.pipeline.jobs.replaying import replay as job
+
+    with _told(), _spark(master, remote) as spark:
+        sent = job(spark, table.resolve(), queue, where=where, key=key)
+        if as_json:
+            _print_json({"messages": sent})
+        else:
+            print(f"sent {sent} messages")
+
+
+def export(
+    directory: Path,
+    server: str | None,
+    token_file: Path | None,
+    certificate: Path | None,
+    start: int | None,
+    until: int | None,
+    environment: Mapping[str, str],
+    *,
+    as_json: bool,
+) -> None:
+    """See `veilmq.pipeline.events.export`. Raises Failure."""
+    with _told():
+        try:
+            from veilmq.pipeline.events.export import export as job
+            from veilmq.pipeline.events.reading import ServerHistory
+        except ModuleNotFoundError as error:
+            raise Failure(
+                Exit.USAGE, f"the package {error.name} is missing", "Install it: pip install 'veilmq[arrow]'."
+            ) from None
+        url = _url(server or environment.get("VEILMQ_ADMIN") or SERVER_DEFAULT)
+        history = ServerHistory(url, _token(token_file, environment), str(certificate) if certificate else None)
+        with bar() as advance:
+            first, stop = job(
+                history,
+                directory,
+                start=start,
+                until=until,
+                progress=lambda done, total: advance("exporting", done, total),
+            )
+    if as_json:
+        _print_json({"from": first, "until": stop, "events": stop - first})
+    else:
+        print(f"exported {stop - first} events, offsets {first} to {stop}")
+
+
+# The parts
+
+
+@contextmanager
+def _session(asked: Asked, environment: Mapping[str, str]) -> Iterator[tuple["SparkSession", "DataFrame"]]:
+    """Spark and the events. Raises Failure."""
+    with _told():
+        options = _options(asked, environment)
+        _bounds(asked, environment)
+        if asked.out is not None:
+            from veilmq.pipeline.jobs.tables import check_format
+
+            check_format(asked.format)
+            asked.out.mkdir(parents=True, exist_ok=True)
+        with _spark(asked.master, asked.remote) as spark:
+            yield spark, spark.read.format("veilmq-events").options(**options).load()
+
+
+@contextmanager
+def _spark(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
+    from veilmq.pipeline.session import session
+
+    spark = session(master, remote)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What the pipeline refuses, wherever it was raised, as a Failure."""
+    try:
+        yield
+    except PipelineError as error:
+        raise Failure(Exit.WRONG, error.wrong, error.mend) from None
+    except ModuleNotFoundError as error:
+        mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
+        raise Failure(Exit.USAGE, f"the package {error.name} is missing", mend) from None
+    except RuntimeError as error:
+        # Spark's own errors are no RuntimeErrors, but for those of its Java gateway.
+        raise Failure(Exit.WRONG, f"Spark: {error}") from None
+    except _spark_errors() as error:
+        found = _REFUSED.findall(str(error))
+        if not found:
+            raise
+        raise Failure(Exit.WRONG, found[-1][1]) from None
+
+
+def _spark_errors() -> tuple[type[BaseException], ...]:
+    """Spark's, if it was imported at all: what was not imported cannot have raised."""
+    if "pyspark" not in sys.modules:
+        return ()
+    from pyspark.errors import PySparkException
+
+    return (PySparkException,)
+
+
+def _options(asked: Asked, environment: Mapping[str, str]) -> dict[str, str]:
+    """For `veilmq-events`. Raises OptionInvalid."""
+    if asked.path is not None and asked.server is not None:
+        raise OptionInvalid("--server and --path exclude each other.", "Which history is it?")
+    if asked.path is not None:
+        options = {"path": str(asked.path.resolve())}
+    else:
+        options = {"server": _server(asked, environment)}
+        token = _token(asked.token_file, environment)
+        options |= {"token": token} if token else {}
+        options |= {"certificate": str(asked.certificate)} if asked.certificate else {}
+    options |= {"from": asked.start} if asked.start is not None else {}
+    return options | ({"until": str(asked.until)} if asked.until is not None else {})
+
+
+def _history(asked: Asked, environment: Mapping[str, str]) -> "History":
+    from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
+
+    options = _options(asked, environment)
+    if "path" in options:
+        return ParquetHistory(options["path"])
+    return ServerHistory(options["server"], options.get("token"), options.get("certificate"))
+
+
+def _bounds(asked: Asked, environment: Mapping[str, str]) -> tuple[int, int]:
+    first, following = _history(asked, environment).bounds()
+    start = int(asked.start) if asked.start is not None and asked.start.isdigit() else first
+    return start, following if asked.until is None else min(following, asked.until)
+
+
+def _server(asked: Asked, environment: Mapping[str, str]) -> str:
+    return _url(asked.server or environment.get("VEILMQ_ADMIN") or SERVER_DEFAULT)
+
+
+def _url(text: str) -> str:
+    return text if "://" in text else f"http://{text}"
+
+
+def _token(file: Path | None, environment: Mapping[str, str]) -> str | None:
+    named = environment.get("VEILMQ_TOKEN_FILE")
+    home = Path(environment.get("VEILMQ_DATA") or "veilmq-data") / "admin-token"
+    place = file or (Path(named) if named else home)
+    try:
+        return place.read_text().strip()
+    except FileNotFoundError:
+        if file is None and not named:
+            return None
+        raise Failure(Exit.USAGE, f"{place} is not there", "Name the server's admin-token file.") from None
+    except OSError as error:
+        raise Failure(Exit.USAGE, f"{place}: {error.strerror}", "Name a file that you may read.") from None
+
+
+def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", names: tuple[str, ...]) -> None:
+    """The tables of these jobs, each under its own name."""
+    from veilmq.pipeline.jobs import split, survival, timeouts
+
+    if asked.out is None:
+        return
+    wanted: dict[str, tuple[Any, str | None]] = {}
+    if "survival" in names:
+        wanted |= {"survival": (found.curve, None), "quantiles": (found.quantiles, survival.QUANTILES_SCHEMA)}
+    if "timeouts" in names:
+        wanted |= {"timeouts": (found.timeouts, timeouts.SCHEMA)}
+        wanted |= {"redelivery": (found.redelivery, timeouts.CURVE_SCHEMA)}
+    if "split" in names:
+        wanted |= {"split": (found.split, split.SCHEMA)}
+    if "health" in names:
+        wanted |= {"health": (found.health, None)}
+    for name, (rows, schema) in wanted.items():
+        if schema is None:
+            if rows.empty:
+                continue
+            frame = spark.createDataFrame(rows)
+        else:
+            frame = spark.createDataFrame([tuple(row.values()) for row in _records(rows)], schema)
+        _write(asked, frame.coalesce(1), name)
+
+
+def _write(asked: Asked, frame: "DataFrame", name: str) -> None:
+    from veilmq.pipeline.jobs.tables import write
+
+    assert asked.out is not None
+    write(frame, asked.out.resolve() / name, asked.format)
+
+
+def _records(rows: Any) -> list[dict[str, Any]]:
+    """A pandas frame's rows; what is missing is None."""
+    found = rows.astype(object).to_dict("records")
+    return [{name: _plain(value) for name, value in row.items()} for row in found]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value != value:
+        return None
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
+
+
+def _show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    if asked.as_json:
+        for row in rows:
+            _print_json(row)
+        return
+    if not rows:
+        print("the history has nothing about that", file=sys.stderr)
+        return
+    from veilmq.cli.remote_tables import table
+
+    kept = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    cells = [[_cell(name, row.get(name)) for name in kept] for row in rows[:_ROWS_SHOWN]]
+    table([_head(name) for name in kept], cells)
+    if len(rows) > _ROWS_SHOWN:
+        print(f"... and {len(rows) - _ROWS_SHOWN} rows more: --json or --out shows all", file=sys.stderr)
+
+
+def _head(name: str) -> str:
+    return name.removesuffix("_s").removesuffix("_share").replace("_", " ")
+
+
+def _cell(name: str, value: Any) -> str:
+    """For people."""
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join("-" if each is None else str(each) for each in value)
+    if name.endswith("_s"):
+        return _time(float(value))
+    if name.endswith("_share") or name == "gain":
+        return f"{100 * value:.1f} %"
+    if isinstance(value, float):
+        return f"{value:.0f}" if value >= 1_000 or value == round(value) else f"{value:.3g}"
+    return str(value)
+
+
+def _time(value: float) -> str:
+    if value < 1:
+        return f"{value * 1_000:.3g} ms"
+    if value < 120:
+        return f"{value:.3g} s"
+    return f"{value / 60:.3g} min" if value < 7_200 else f"{value / 3_600:.3g} h"

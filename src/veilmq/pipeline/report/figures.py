@@ -1,0 +1,236 @@
+"""The figures of a report, each the answer to one question.
+
+Strategy: a figure shows the queues and types that matter most, by what today's leases cost; the tables below have all.
+Frames are those of the jobs: `curve`, `recommended`, `redelivery_curve`, `split`, `health`.
+"""
+
+from typing import Any, Final
+
+from veilmq.pipeline.report.drawing import BETTER, INK, MUTED, SERIES, SURFACE, TODAY, Drawing, mark, say, time_axis
+
+PANELS_MAX: Final = 6
+_COLUMNS: Final = 3
+_GROUP: Final = ["account", "region", "queue", "type"]
+
+
+def label_of(row: Any) -> str:
+    """Queue and type, as a title."""
+    kind = row["type"]
+    return str(row["queue"]) if kind is None or kind != kind else f"{row['queue']} · {kind}"
+
+
+def worst(timeouts: Any) -> Any:
+    """The groups that today cost most in all, at most `PANELS_MAX`."""
+    known = timeouts[timeouts.basis != "too few"]
+    cost = (known.attempts * known.today_cost).astype(float)
+    return known.loc[cost.sort_values(ascending=False).index[:PANELS_MAX]]
+
+
+def _of(rows: Any, group: Any) -> Any:
+    """The rows of one group."""
+    kept = rows.queue.eq(group.queue) & rows.account.eq(group.account) & rows.region.eq(group.region)
+    kind = group["type"]
+    return rows[kept & (rows["type"].isna() if kind is None or kind != kind else rows["type"].eq(kind))]
+
+
+def _panels(name: str, groups: Any, *, height: float = 2.7) -> tuple[Drawing, list[tuple[Any, Any]]]:
+    count = max(len(groups), 1)
+    columns = min(_COLUMNS, count)
+    rows = -(-count // columns)
+    drawing = Drawing(name, rows, columns, width=3.3 * max(columns, 2), height=height)
+    pairs = list(zip(drawing.panels, (row for _, row in groups.iterrows()), strict=False))
+    for panel in drawing.panels[len(groups) :]:
+        panel.set_visible(False)
+    return drawing, pairs
+
+
+def survival(curve: Any, timeouts: Any) -> str:
+    """How long does work take? The share still at it, with its interval, and where attempts were cut off."""
+    drawing, pairs = _panels("survival", worst(timeouts))
+    for panel, group in pairs:
+        rows = _of(curve, group)
+        seen = rows[rows.within_reach]
+        panel.fill_between(seen.seconds, seen.low, seen.high, step="post", color=SERIES[0], alpha=0.18, linewidth=0)
+        panel.step(seen.seconds, seen.alive, where="post", color=SERIES[0], label="seen")
+        law = rows[rows.law.notna()]
+        if len(law):
+            panel.plot(law.seconds, law.law, color=SERIES[1], linewidth=1.3, linestyle=(0, (2, 2)), label="lognormal")
+        cut = seen[seen.censored > 0]
+        share = cut.censored / max(float(rows.finished.sum() + rows.censored.sum()), 1.0)
+        cut = cut[share > 0.002]
+        panel.plot(cut.seconds, cut.alive, "|", color=TODAY, markersize=6, markeredgewidth=1.1, label="cut off")
+        low, high = _spread(rows, group)
+        time_axis(panel.xaxis, low, high, "")
+        panel.set_ylim(0, 1.02)
+        panel.set_title(label_of(group))
+        if group.reach_s < high:
+            panel.axvspan(group.reach_s, high, color=MUTED, alpha=0.10, linewidth=0)
+            panel.text(group.reach_s, 0.98, " not seen", fontsize=8, color=MUTED, va="top")
+    if pairs:
+        pairs[0][0].legend(loc="upper right")
+        pairs[0][0].set_ylabel("share still at work")
+    return drawing.svg()
+
+
+def _spread(rows: Any, group: Any) -> tuple[float, float]:
+    body = rows[(rows.alive < 0.998) & (rows.alive > 0.0005)].seconds
+    low = float(body.min()) if len(body) else 1.0
+    high = max(float(rows.seconds.max()), float(group.reach_s)) * 1.4
+    return low * 0.7, max(high, low * 10)
+
+
+def redelivery(points: Any, timeouts: Any) -> str:
+    """How often does work outlive its lease? By the length of a lease that nobody extends."""
+    drawing, pairs = _panels("redelivery", worst(timeouts))
+    for panel, group in pairs:
+        rows = _of(points, group)
+        seen, beyond = rows[rows.within_reach], rows[~rows.within_reach.astype(bool)]
+        panel.fill_between(seen.timeout_s, seen.low.clip(1e-5), seen.high.clip(1e-5), color=SERIES[0], alpha=0.18,
+                           linewidth=0)  # fmt: skip
+        panel.plot(seen.timeout_s, seen.redelivered.clip(1e-5), color=SERIES[0])
+        panel.plot(beyond.timeout_s, beyond.redelivered.clip(1e-5), color=SERIES[0], linestyle=(0, (2, 2)))
+        panel.set_yscale("log")
+        panel.set_ylim(1e-4, 1.3)
+        panel.set_yticks([1, 0.1, 0.01, 0.001, 0.0001], ["100 %", "10 %", "1 %", "0.1 %", "0.01 %"])
+        panel.minorticks_off()
+        high = max(float(rows.timeout_s.max()) if len(rows) else 10.0, group.today_lease_s * 1.3)
+        time_axis(panel.xaxis, 1.0, high, "")
+        _mark_leases(panel, group)
+        panel.set_title(label_of(group))
+    if pairs:
+        pairs[0][0].set_ylabel("started twice")
+    return drawing.svg()
+
+
+def _mark_leases(panel: Any, group: Any) -> None:
+    today = float(group.today_lease_s)
+    mark(panel, today, TODAY, f"today {say(today)}", align="right" if today > 20 else "left")
+    if group.timeout_s == group.timeout_s and group.timeout_s is not None:
+        at, text = float(group.timeout_s), f"best {say(float(group.timeout_s))}"
+    elif group.timeout_at_least_s == group.timeout_at_least_s and group.timeout_at_least_s is not None:
+        at, text = float(group.timeout_at_least_s), f"at least {say(float(group.timeout_at_least_s))}"
+    else:
+        return
+    mark(panel, at, BETTER, text, high=0.86, align="right" if at > 20 else "left")
+
+
+def tradeoff(points: Any, timeouts: Any) -> str:
+    """What does a shorter recovery cost in duplicate work? Along the curve the timeout grows."""
+    drawing, pairs = _panels("tradeoff", worst(timeouts))
+    for panel, group in pairs:
+        rows = _of(points, group)
+        rows = rows[rows.within_reach & (rows.recovery_s > 0)]
+        panel.plot(rows.recovery_s, rows.redelivered.clip(1e-4), color=SERIES[0])
+        near = (rows.timeout_s - group.today_lease_s).abs()
+        if len(rows) and not group.today_renewed:
+            now = rows.loc[near.idxmin()]
+            _point(panel, now.recovery_s, now.redelivered, TODAY, "today")
+        elif len(rows):
+            wait = float(group.today_lease_s) / 2
+            _point(panel, wait, float(group.today_redelivered), TODAY, "today")
+        if group.timeout_s == group.timeout_s and group.timeout_s is not None:
+            _point(panel, group.timeout_recovery_s, group.timeout_redelivered, BETTER, "best timeout")
+        _point(panel, group.recovery_s, group.redelivered, INK, "extended")
+        low = max(min(float(group.recovery_s), float(rows.recovery_s.min()) if len(rows) else 1.0) * 0.6, 0.1)
+        high = max(float(rows.recovery_s.max()) if len(rows) else 10.0, float(group.recovery_s)) * 1.6
+        time_axis(panel.xaxis, low, high, "")
+        panel.set_yscale("log")
+        panel.set_ylim(7e-5, 1.5)
+        panel.set_yticks([1, 0.1, 0.01, 0.001, 0.0001], ["100 %", "10 %", "1 %", "0.1 %", "0.01 %"])
+        panel.minorticks_off()
+        panel.set_title(label_of(group))
+    if pairs:
+        pairs[0][0].set_ylabel("started twice")
+        for panel, _ in pairs[-_COLUMNS:]:
+            panel.set_xlabel("from a crash to the next start")
+    return drawing.svg()
+
+
+def _point(panel: Any, x: float, y: float, color: str, text: str) -> None:
+    y = max(float(y), 1e-4)
+    panel.plot([x], [y], "o", color=color, markersize=7, markeredgecolor=SURFACE, markeredgewidth=1.5, zorder=5)
+    panel.annotate(text, (x, y), xytext=(7, 4), textcoords="offset points", fontsize=8.5, color=color,
+                   fontweight="bold", zorder=6)  # fmt: skip
+
+
+def split(parts: Any, quantiles: Any) -> str:
+    """Which types belong together? Each bar goes from the median to the p99; a colour is a queue."""
+    queues = [rows for _, rows in parts[parts.parts > 1].groupby(["account", "region", "queue"])]
+    queues.sort(key=lambda rows: -float(rows.gain.max()))
+    queues = queues[:_COLUMNS]
+    if not queues:
+        return ""
+    longest = max(sum(len(each) for each in rows.types) for rows in queues)
+    drawing = Drawing("split", len(queues), 1, height=0.9 + 0.3 * longest)
+    for panel, rows in zip(drawing.panels, queues, strict=True):
+        place, names, low, high = 0, [], 1e9, 1.0
+        for number, (_, part) in enumerate(rows.sort_values("part").iterrows()):
+            color = SERIES[number % len(SERIES)]
+            start = place
+            for kind in part.types:
+                row = quantiles[(quantiles.queue == part.queue) & (quantiles.account == part.account)]
+                row = row[row["type"].isna() if kind is None else row["type"].eq(kind)].iloc[0]
+                middle, end = row.p50_s or row.reach_s, row.p99_s if row.p99_s == row.p99_s else row.at_least_s
+                end = end if end == end and end is not None else middle
+                panel.plot([middle, end], [place, place], color=color, linewidth=7, solid_capstyle="round")
+                panel.plot([middle], [place], "o", color=SURFACE, markersize=4)
+                low, high = min(low, float(middle)), max(high, float(end), float(part.timeout_s))
+                names.append("no type" if kind is None else str(kind))
+                place += 1
+            panel.plot([part.timeout_s] * 2, [start - 0.42, place - 0.58], color=color, linewidth=1.6)
+            panel.annotate(f" timeout {say(float(part.timeout_s))}", (part.timeout_s, (start + place - 1) / 2),
+                           color=color, fontsize=8.5, fontweight="bold", va="center")  # fmt: skip
+        together = float(rows.together_timeout_s.iloc[0])
+        mark(panel, together, TODAY, f"one for all {say(together)}")
+        panel.set_yticks(range(place), names)
+        panel.set_ylim(place - 0.4, -1.0)
+        panel.grid(False, axis="y")
+        time_axis(panel.xaxis, low * 0.6, max(high, together) * 3, "")
+        panel.set_title(str(rows.queue.iloc[0]))
+    return drawing.svg()
+
+
+def health(windows: Any) -> str:
+    """What happened when? All queues together, and the oldest message of any."""
+    if windows.empty:
+        return ""
+    by = windows.groupby("from").agg(
+        {"received": "sum", "redeliveries": "sum", "stale_deletes": "sum", "dead_letters": "sum", "oldest_s": "max"}
+    )
+    drawing = Drawing("health", 3, 1, height=1.5)
+    received, trouble, oldest = drawing.panels
+    at = by.index.to_pydatetime()
+    received.fill_between(at, by.received, color=SERIES[0], alpha=0.25, linewidth=0, step="mid")
+    received.step(at, by.received, color=SERIES[0], where="mid", linewidth=1.2)
+    received.set_title("received")
+    for name, column, color in (
+        ("redeliveries", "redeliveries", SERIES[1]),
+        ("stale deletes", "stale_deletes", TODAY),
+        ("dead letters", "dead_letters", INK),
+    ):
+        if by[column].sum():
+            trouble.step(at, by[column], color=color, where="mid", linewidth=1.3, label=name)
+    trouble.set_title("trouble")
+    if trouble.get_legend_handles_labels()[0]:
+        trouble.legend(loc="upper left", ncols=3)
+    oldest.step(at, by.oldest_s, color=SERIES[2], where="mid", linewidth=1.3)
+    oldest.set_title("oldest message")
+    if float(by.oldest_s.max() or 0) > 0:
+        time_axis(oldest.yaxis, max(float(by.oldest_s.min()), 0.01), float(by.oldest_s.max()) * 1.3, "")
+    for panel in drawing.panels:
+        panel.margins(x=0)
+        if panel is not oldest:
+            panel.set_ylim(bottom=0)
+    _dates(oldest)
+    for panel in (received, trouble):
+        panel.sharex(oldest)
+        panel.tick_params(labelbottom=False)
+    return drawing.svg()
+
+
+def _dates(panel: Any) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator(minticks=3, maxticks=9)
+    panel.xaxis.set_major_locator(locator)
+    panel.xaxis.set_major_formatter(ConciseDateFormatter(locator))

@@ -1,0 +1,48 @@
+"""A server that takes a request and does what the test says, for clients whose way to the server breaks.
+
+Strategy: one step a connection: hang up, answer with the given bytes, or nothing more to do: after the last step nobody
+listens.
+"""
+
+import socket
+import threading
+from collections.abc import Sequence
+
+HANG_UP = b""
+_READ_BYTES = 65_536
+_JOIN_SECONDS = 30
+
+
+def answer(status: int, body: bytes = b"", *headers: str) -> bytes:
+    """An HTTP answer after which the connection closes."""
+    lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", "Connection: close", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+class BrokenServer:
+    """Answers as many connections as there are steps."""
+
+    def __init__(self, steps: Sequence[bytes]) -> None:
+        self.requests = 0
+        self._steps = steps
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        if not steps:
+            self._listener.close()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        for number, step in enumerate(self._steps, 1):
+            connection, _ = self._listener.accept()
+            if number == len(self._steps):  # before the answer: a client that tries again at once finds nobody
+                self._listener.close()
+            with connection:
+                connection.recv(_READ_BYTES)
+                self.requests += 1
+                connection.sendall(step)
+
+    def close(self) -> None:
+        """Waits for the last step."""
+        self._thread.join(_JOIN_SECONDS)
+        assert not self._thread.is_alive(), "a step is left"
