@@ -20,13 +20,14 @@ NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed
 
-.PHONY: help setup setup-test setup-clients run lint check test bench lock clean
+.PHONY: help setup setup-test setup-clients run lint check test bench pipeline-demo lock clean
 
 help:
 	@echo 'make run [ARGS="..."]   set up and serve (veilmq serve ARGS)'
 	@echo 'make check              lint, types, floors and the fast tests'
 	@echo 'make test               make check and every other test'
 	@echo 'make bench              measure against the peers'
+	@echo 'make pipeline-demo      learn timeouts from work whose truth is known, and apply them'
 	@echo 'make setup              set up what make run needs, and stop there'
 	@echo 'make setup-clients      set up what make test needs: other SDKs, Node.js'
 	@echo 'make lock               resolve requirements/*.txt again'
@@ -87,6 +88,10 @@ test: lint setup-clients
 # bench/run.py installs the load generator and the peers itself.
 bench: setup
 	@$(BIN)/python bench/run.py $(ARGS)
+
+# A server, six kinds of work, Spark: what the pipeline recommends beside the truth, before and after.
+pipeline-demo: setup-test
+	@exec $(BIN)/python examples/pipeline_demo $(ARGS)
 
 # Ranges come from pyproject.toml. The index is whatever this machine is set up for; none is written down.
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-emit-index-url \

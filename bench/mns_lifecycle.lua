@@ -7,6 +7,7 @@ ffi.cdef[[
 typedef struct evp_md_st EVP_MD;
 const EVP_MD *EVP_sha1(void);
 unsigned char *HMAC(const EVP_MD *m, const void *key, int key_len, const unsigned char *d, size_t n, unsigned char *md, unsigned int *md_len);
+int EVP_EncodeBlock(unsigned char *t, const unsigned char *f, int n);
 unsigned char *MD5(const unsigned char *d, size_t n, unsigned char *md);
 ]]
 local ok, crypto = pcall(ffi.load, "crypto")
@@ -16,20 +17,16 @@ local key, secret, queue = env("MNS_ID") or "test", env("MNS_SECRET") or "test",
 local num, only, checksum = tonumber(env("NUM") or "1"), env("ONLY"), env("MD5") == "1"
 local body = string.rep("x", tonumber(env("BODY_BYTES") or "200"))
 local out, outlen = ffi.new("unsigned char[32]"), ffi.new("unsigned int[1]")
-local b64chars = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-local function base64(s)
+local text64 = ffi.new("unsigned char[128]")
+local function base64(s) return ffi.string(text64, crypto.EVP_EncodeBlock(text64, s, #s)) end
+local function hmac(d) crypto.HMAC(crypto.EVP_sha1(), secret, #secret, d, #d, out, outlen); return ffi.string(out, 20) end
+local hexchars = "0123456789abcdef"
+local function md5(d)
+  crypto.MD5(d, #d, out)
   local t = {}
-  for i = 1, #s, 3 do
-    local a, b, c = s:byte(i, i + 2)
-    local n = a * 65536 + (b or 0) * 256 + (c or 0)
-    for shift = 3, 0, -1 do local d = math.floor(n / 64 ^ shift) % 64; t[#t + 1] = b64chars:sub(d + 1, d + 1) end
-    if not b then t[#t - 1] = "=" end
-    if not c then t[#t] = "=" end
-  end
+  for i = 0, 15 do local b = out[i]; local h = math.floor(b / 16); t[#t + 1] = hexchars:sub(h + 1, h + 1) .. hexchars:sub(b % 16 + 1, b % 16 + 1) end
   return table.concat(t)
 end
-local function hmac(d) crypto.HMAC(crypto.EVP_sha1(), secret, #secret, d, #d, out, outlen); return ffi.string(out, 20) end
-local function md5(d) crypto.MD5(d, #d, out); return (ffi.string(out, 16):gsub(".", function(c) return string.format("%02x", c:byte()) end)) end
 local date = os.date("!%a, %d %b %Y %H:%M:%S GMT", os.time())
 local function request_for(method, target, payload)
   local kind, digest = payload and "text/xml;charset=UTF-8" or "", payload and checksum and base64(md5(payload)) or ""

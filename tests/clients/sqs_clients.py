@@ -34,8 +34,8 @@ def needed(path: Path, inside: str = "") -> Path:
 
 
 def signing(key: tuple[str, str]) -> dict[str, str]:
-    """An environment in which every AWS client finds the key, and nothing of the user's own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    """An environment in which every AWS client finds the key, and nothing of the user's own: no profile, no proxy."""
+    kept = {name: value for name, value in os.environ.items() if "AWS_" not in name and "proxy" not in name.lower()}
     return kept | {
         "AWS_ACCESS_KEY_ID": key[0],
         "AWS_SECRET_ACCESS_KEY": key[1],

@@ -286,6 +286,7 @@ def test_keys_are_checked(start: Any, credentials: Path, key: tuple[str, str], o
     assert code_of(queue.change_message_visibility, "a+b/c=", 30) == "ReceiptHandleError"
 
 
+@pytest.mark.slow
 def test_a_full_house_answers_at_once(start: Any, open_account: Open) -> None:
     server = start("--parked-per-account-max", "1")
     queue = open_account(server).get_queue("q")

@@ -1,8 +1,8 @@
 """Frameworks that work off SQS queues, unmodified: Celery over kombu's SQS transport, and npm's sqs-consumer.
 
 Strategy: worker processes append a line to a named pipe for each job that they begin or end, so that a test waits for
-what happens and for nothing else. Settings of a program: `endpoint`, `queue` or `url`, `visibility_seconds` and `record`
-(the pipe).
+what happens and for nothing else. Settings of a program: `endpoint`, `queue` or `url`, `visibility_seconds`, and the
+pipe as `record`.
 """
 
 import json
@@ -150,5 +150,5 @@ def test_the_job_of_a_killed_worker_is_done_by_another(kind: str, stage: Stage, 
 
 
 def test_a_heartbeat_keeps_a_job_that_outlasts_its_visibility_timeout(stage: Stage) -> None:
-    heartbeat(stage.workers("sqs-consumer", visibility_seconds=3), seconds=5)
+    heartbeat(stage.workers("sqs-consumer", visibility_seconds=4), seconds=6)
     assert stage.counts == (0, 0)

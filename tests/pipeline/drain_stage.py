@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import veilmq
 from veilmq.client.messages import Template
@@ -15,14 +16,21 @@ class Stage:
     """One test's queue and directory."""
 
     def __init__(self, server: ServerProcess, directory: Path) -> None:
-        self.place = server.sqs.removeprefix("http://").rstrip("/")
+        self.server = server
         self.directory = directory
         self.name = f"queue-{next(_NUMBERS)}"
 
     def url(self, scheme: str = "veil", name: str | None = None) -> str:
         """Of a queue that may not exist yet."""
         name = self.name if name is None else name
-        return f"veil://{self.place}/{name}" if scheme == "veil" else f"sqs://x:x@{self.place}/{name}?tls=0"
+        port = {"azure": self.server.azure, "mns": self.server.mns}.get(scheme, self.server.sqs)
+        place = urlsplit(port).netloc
+        return {
+            "veil": f"veil://{place}/{name}",
+            "sqs": f"sqs://x:x@{place}/{name}?tls=0",
+            "azure": f"azure://{place}/devstoreaccount1/{name}?tls=0",
+            "mns": f"mns://id:secret@{place}/{name}?base64=0",
+        }[scheme]
 
     def make(self, name: str | None = None, *, timeout: float = 30, fifo: bool = False) -> Queue:
         """Create the queue, and open it over veil."""

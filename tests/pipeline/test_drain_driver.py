@@ -53,7 +53,7 @@ class Play:
         return start
 
 
-@pytest.fixture(params=["veil", "sqs"])
+@pytest.fixture(params=["veil", *(pytest.param(each, marks=pytest.mark.slow) for each in ("sqs", "azure", "mns"))])
 def scheme(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -267,7 +267,7 @@ def _session(asked: Asked, environment: Mapping[str, str]) -> Iterator[tuple["Sp
 def _spark(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
     from veilmq.pipeline.session import session
 
-    spark = session(master, remote)
+    spark = session(master, remote, settings={"spark.log.level": "ERROR"})
     try:
         yield spark
     finally:

@@ -27,8 +27,9 @@ DEVELOPMENT_KEYS: Final = {
 def connect(source: Any, queue: str | None = None, *, template: Template | None = None) -> Queue:
     """The queue that a URL names (see `veilmq.client.urls`), or that an SDK's object reaches.
 
-    source: a URL; an SDK client (boto3's SQS client) with the queue's name or URL in `queue`; an SDK's queue object
-    (boto3's `sqs.Queue`). The queue is created if it is missing and the URL says create=1 or a template is given.
+    source: a URL; an SDK's client (boto3's SQS client, Azure's QueueServiceClient, MNS's Account) with the queue's name
+    (or URL, of SQS) in `queue`; an SDK's queue object (boto3's `sqs.Queue`, Azure's QueueClient, MNS's Queue).
+    The queue is created if it is missing and the URL says create=1 or a template is given.
 
     Raises ParameterInvalid (the URL, the object), QueueMissing, QueueExists (it has other settings than the template),
     CapabilityMissing (an adapter or SDK that is not there), TransportError, ServiceError.
@@ -82,11 +83,8 @@ def _sole_name(address: Address, queue: str | None) -> str:
 
 
 def _open(address: Address) -> Account:
-    opener = OPENERS.get(address.kind)
-    if opener is None:
-        raise CapabilityMissing(capability=f"{address.kind}:// (its adapter is not there yet)")
     try:
-        return opener(address)
+        return OPENERS[address.kind](address)
     except ModuleNotFoundError as error:
         raise _sdk_missing(address.kind, error) from error
 
@@ -287,8 +285,12 @@ def _adopted(source: Any, queue: str | None) -> tuple[Account, str | None]:
 
 def _adopt(source: Any, queue: str | None, template: Template | None) -> Queue:
     account, name = _adopted(source, queue)
-    if name is None:
-        raise ParameterInvalid(parameter="queue", reason="which one? Give its name or URL")
-    if template is not None:
-        account.create(name, template)
-    return account.queue(name)
+    try:
+        if name is None:
+            raise ParameterInvalid(parameter="queue", reason="which one? Give its name or URL")
+        if template is not None:
+            account.create(name, template)
+        return _Connected(account.queue(name))
+    except BaseException:
+        account.close()
+        raise

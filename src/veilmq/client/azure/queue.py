@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RECEIVE_MAX: Final = 32
 _WAIT_MAX: Final = 30
 LEASE_DEFAULT: Final = 30
-"""Seconds; what Get Messages has. It is always named: an answer tells the end of a lease on the service's clock alone."""
+"""Seconds, as Get Messages has it; but named: an answer tells the end of a lease on the service's clock alone."""
 _SETTINGS_SECONDS: Final = 60.0
 """How long a queue's metadata is believed."""
 _SEND_NAMES: Final = {"visibilitytimeout": "delay", "messagettl": "ttl"}

@@ -20,9 +20,10 @@ HALF_LIFE: Final = 47 * 3_600.0
 HALF_DELAY: Final = 48 * 3_600.0
 TIMEOUT: Final = 600.0
 CHECK_EVERY: Final = 5.0
-_TOKEN: Final = re.compile(r"[!-~]{1,128}")
 CLOCKS_APART: Final = 60.0
 """How far the clocks of queue and producer may differ where a half message's end is judged."""
+_TOKEN: Final = re.compile(r"[!-~]{1,128}")
+"""SQS's rule for MessageGroupId and MessageDeduplicationId (API reference, SendMessage)."""
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from veilmq.client.connect import connect
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
-from veilmq.model.errors import CapacityError, ParameterInvalid, StoreError, VeilError
+from veilmq.model.errors import CapacityError, LeaseError, ParameterInvalid, ReceiptInvalid, StoreError, VeilError
 from veilmq.pipeline.drain import ledger
 from veilmq.pipeline.drain.columns import table_of
 from veilmq.pipeline.drain.deleting import Deleter
@@ -30,12 +31,13 @@ from veilmq.pipeline.drain.holding import Holding
 from veilmq.pipeline.drain.ledger import Batch, Remembered
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest
 from veilmq.pipeline.drain.options import DrainOptions
-from veilmq.pipeline.drain.receiving import gather
+from veilmq.pipeline.drain.receiving import each_chunk, gather
 from veilmq.pipeline.drain.tidying import Tidying
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 
 REMEMBER_SECONDS: Final = 14 * 86_400.0
 _PAUSE_SECONDS: Final = 0.2
+_RELEASED_ROWS: Final = 256
 
 log = logging.getLogger("veilmq.pipeline")
 
@@ -211,9 +213,20 @@ class Driver:
             batch.holding.stop()
         handles = [each.handle for each in ledger.loaded(path)]
         path.unlink()
-        if self._queue.capabilities.batch_extend:
-            self._asked(lambda: self._queue.extend_batch([Extension(handle, 0) for handle in handles]))
+        each_chunk(self._pool, self._release, handles, _RELEASED_ROWS)
         log.info("queue %s: %d messages of a batch that was never logged go back", self._queue.name, len(handles))
+
+    def _release(self, handles: list[str]) -> None:
+        """As far as they still are ours; what cannot be released comes back when its lease ends."""
+        try:
+            if self._queue.capabilities.batch_extend:
+                self._queue.extend_batch([Extension(handle, 0) for handle in handles])
+                return
+            for handle in handles:
+                with suppress(LeaseError, ReceiptInvalid):
+                    self._queue.release(handle)
+        except VeilError as error:
+            log.info("queue %s: not released: %s", self._queue.name, error)
 
     def _batch_done(self, batch: Batch) -> None:
         ids = sorted(batch.doubtful)

@@ -6,7 +6,9 @@ the page, and not the figure, knows light from dark. Text stays text.
 
 import io
 import re
-from typing import Any, Final
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, TypeVar, cast
 
 ROLES: Final = {
     "ink": "#010101",
@@ -25,7 +27,8 @@ ROLES: Final = {
 SERIES: Final = tuple(color for role, color in ROLES.items() if role.startswith("series"))
 INK, MUTED, RULE, SURFACE = ROLES["ink"], ROLES["muted"], ROLES["rule"], ROLES["surface"]
 TODAY, BETTER = ROLES["today"], ROLES["better"]
-_STYLE: Final = {
+ON_SURFACE: Final = {"facecolor": SURFACE, "edgecolor": "none", "alpha": 0.75, "pad": 1.0}
+_STYLE: Final[Any] = {
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -60,35 +63,53 @@ _TIMES: Final = (
 )  # fmt: skip
 _METADATA: Final = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 _SIZE: Final = re.compile(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>')
+_OPENING: Final = (
+    '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="figure" role="img" \\1>'
+)
+_FONT: Final = re.compile(r'font: ((?:bold )?[\d.]+px) [^;"]*')
+_NAMED: Final = re.compile(r'id="([a-zA-Z0-9]+_\d+)"')
+"""Elements that each figure numbers anew; clips and marks have names of their own."""
+
+
+Figure = TypeVar("Figure", bound=Callable[..., str])
+
+
+def styled(figure: Figure) -> Figure:
+    """A function that draws, in our style."""
+
+    @wraps(figure)
+    def drawn(*given: Any) -> str:
+        import matplotlib
+
+        with matplotlib.rc_context(_STYLE):
+            return figure(*given)
+
+    return cast(Figure, drawn)
 
 
 class Drawing:
-    """One figure of some panels side by side or below each other."""
+    """One figure of some panels side by side or below each other. To be used within `styled`."""
 
     def __init__(self, name: str, rows: int, columns: int, *, width: float = 9.6, height: float = 2.7) -> None:
         """name: unlike that of any other figure of the page. height: of a row of panels, in inches."""
-        import matplotlib
         from matplotlib.figure import Figure
 
         self.name = name
-        with matplotlib.rc_context(_STYLE):
-            self.figure: Any = Figure(figsize=(width, height * rows), layout="constrained")
-            self.panels: list[Any] = list(self.figure.subplots(rows, columns, squeeze=False).flat)
+        self.figure: Any = Figure(figsize=(width, height * rows), layout="constrained")
+        self.panels: list[Any] = list(self.figure.subplots(rows, columns, squeeze=False).flat)
 
     def svg(self) -> str:
         """The drawing, to be set into HTML."""
         import matplotlib
 
         text = io.StringIO()
-        with matplotlib.rc_context(_STYLE | {"svg.hashsalt": self.name}):
+        with matplotlib.rc_context({"svg.hashsalt": self.name}):
             self.figure.savefig(text, format="svg", metadata={"Date": None})
         found = text.getvalue()
         found = _METADATA.sub("", found[found.index("<svg") :])
-        found = _SIZE.sub(r'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-                          r'class="figure" role="img" \1>', found, count=1)  # fmt: skip
-        found = re.sub(r"font: ((?:bold )?[\d.]+px) [^;\"]*", r"font: \1 var(--font)", found)
-        found = re.sub(r'id="((?:figure|axes|patch|line2d|text|matplotlib|xtick|ytick|legend|PathColl|Fill|LineColl)[^"]*)"',
-                       rf'id="{self.name}-\1"', found)  # fmt: skip
+        found = _SIZE.sub(_OPENING, found, count=1)
+        found = _FONT.sub(r"font: \1 var(--font)", found)
+        found = _NAMED.sub(rf'id="{self.name}-\1"', found)
         for role, color in ROLES.items():
             found = found.replace(color, f"var(--{role})")
         return found
@@ -135,4 +156,5 @@ def mark(panel: Any, x: float, color: str, text: str, *, high: float = 1.0, alig
         fontsize=8.5,
         color=color,
         fontweight="bold",
+        bbox=ON_SURFACE,
     )

@@ -6,7 +6,20 @@ Frames are those of the jobs: `curve`, `recommended`, `redelivery_curve`, `split
 
 from typing import Any, Final
 
-from veilmq.pipeline.report.drawing import BETTER, INK, MUTED, SERIES, SURFACE, TODAY, Drawing, mark, say, time_axis
+from veilmq.pipeline.report.drawing import (
+    BETTER,
+    INK,
+    MUTED,
+    ON_SURFACE,
+    SERIES,
+    SURFACE,
+    TODAY,
+    Drawing,
+    mark,
+    say,
+    styled,
+    time_axis,
+)  # fmt: skip
 
 PANELS_MAX: Final = 6
 _COLUMNS: Final = 3
@@ -44,6 +57,7 @@ def _panels(name: str, groups: Any, *, height: float = 2.7) -> tuple[Drawing, li
     return drawing, pairs
 
 
+@styled
 def survival(curve: Any, timeouts: Any) -> str:
     """How long does work take? The share still at it, with its interval, and where attempts were cut off."""
     drawing, pairs = _panels("survival", worst(timeouts))
@@ -57,7 +71,7 @@ def survival(curve: Any, timeouts: Any) -> str:
             panel.plot(law.seconds, law.law, color=SERIES[1], linewidth=1.3, linestyle=(0, (2, 2)), label="lognormal")
         cut = seen[seen.censored > 0]
         share = cut.censored / max(float(rows.finished.sum() + rows.censored.sum()), 1.0)
-        cut = cut[share > 0.002]
+        cut = cut[share > 0.0004]
         panel.plot(cut.seconds, cut.alive, "|", color=TODAY, markersize=6, markeredgewidth=1.1, label="cut off")
         low, high = _spread(rows, group)
         time_axis(panel.xaxis, low, high, "")
@@ -65,7 +79,7 @@ def survival(curve: Any, timeouts: Any) -> str:
         panel.set_title(label_of(group))
         if group.reach_s < high:
             panel.axvspan(group.reach_s, high, color=MUTED, alpha=0.10, linewidth=0)
-            panel.text(group.reach_s, 0.98, " not seen", fontsize=8, color=MUTED, va="top")
+            panel.text(high, 0.99, "not seen ", fontsize=8, color=MUTED, va="top", ha="right")
     if pairs:
         pairs[0][0].legend(loc="upper right")
         pairs[0][0].set_ylabel("share still at work")
@@ -79,6 +93,7 @@ def _spread(rows: Any, group: Any) -> tuple[float, float]:
     return low * 0.7, max(high, low * 10)
 
 
+@styled
 def redelivery(points: Any, timeouts: Any) -> str:
     """How often does work outlive its lease? By the length of a lease that nobody extends."""
     drawing, pairs = _panels("redelivery", worst(timeouts))
@@ -114,6 +129,7 @@ def _mark_leases(panel: Any, group: Any) -> None:
     mark(panel, at, BETTER, text, high=0.86, align="right" if at > 20 else "left")
 
 
+@styled
 def tradeoff(points: Any, timeouts: Any) -> str:
     """What does a shorter recovery cost in duplicate work? Along the curve the timeout grows."""
     drawing, pairs = _panels("tradeoff", worst(timeouts))
@@ -129,8 +145,8 @@ def tradeoff(points: Any, timeouts: Any) -> str:
             wait = float(group.today_lease_s) / 2
             _point(panel, wait, float(group.today_redelivered), TODAY, "today")
         if group.timeout_s == group.timeout_s and group.timeout_s is not None:
-            _point(panel, group.timeout_recovery_s, group.timeout_redelivered, BETTER, "best timeout")
-        _point(panel, group.recovery_s, group.redelivered, INK, "extended")
+            _point(panel, group.timeout_recovery_s, group.timeout_redelivered, BETTER, "best timeout", at=(8, 16))
+        _point(panel, group.recovery_s, group.redelivered, INK, "extended", at=(-8, 5))
         low = max(min(float(group.recovery_s), float(rows.recovery_s.min()) if len(rows) else 1.0) * 0.6, 0.1)
         high = max(float(rows.recovery_s.max()) if len(rows) else 10.0, float(group.recovery_s)) * 1.6
         time_axis(panel.xaxis, low, high, "")
@@ -146,13 +162,14 @@ def tradeoff(points: Any, timeouts: Any) -> str:
     return drawing.svg()
 
 
-def _point(panel: Any, x: float, y: float, color: str, text: str) -> None:
+def _point(panel: Any, x: float, y: float, color: str, text: str, *, at: tuple[float, float] = (7, 5)) -> None:
     y = max(float(y), 1e-4)
     panel.plot([x], [y], "o", color=color, markersize=7, markeredgecolor=SURFACE, markeredgewidth=1.5, zorder=5)
-    panel.annotate(text, (x, y), xytext=(7, 4), textcoords="offset points", fontsize=8.5, color=color,
-                   fontweight="bold", zorder=6)  # fmt: skip
+    panel.annotate(text, (x, y), xytext=at, textcoords="offset points", fontsize=8.5, color=color,
+                   fontweight="bold", zorder=6, ha="left" if at[0] > 0 else "right", bbox=ON_SURFACE)  # fmt: skip
 
 
+@styled
 def split(parts: Any, quantiles: Any) -> str:
     """Which types belong together? Each bar goes from the median to the p99; a colour is a queue."""
     queues = [rows for _, rows in parts[parts.parts > 1].groupby(["account", "region", "queue"])]
@@ -179,7 +196,7 @@ def split(parts: Any, quantiles: Any) -> str:
                 place += 1
             panel.plot([part.timeout_s] * 2, [start - 0.42, place - 0.58], color=color, linewidth=1.6)
             panel.annotate(f" timeout {say(float(part.timeout_s))}", (part.timeout_s, (start + place - 1) / 2),
-                           color=color, fontsize=8.5, fontweight="bold", va="center")  # fmt: skip
+                           color=color, fontsize=8.5, fontweight="bold", va="center", bbox=ON_SURFACE)  # fmt: skip
         together = float(rows.together_timeout_s.iloc[0])
         mark(panel, together, TODAY, f"one for all {say(together)}")
         panel.set_yticks(range(place), names)
@@ -190,6 +207,7 @@ def split(parts: Any, quantiles: Any) -> str:
     return drawing.svg()
 
 
+@styled
 def health(windows: Any) -> str:
     """What happened when? All queues together, and the oldest message of any."""
     if windows.empty:
@@ -229,8 +247,9 @@ def health(windows: Any) -> str:
 
 
 def _dates(panel: Any) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib import dates
 
-    locator = AutoDateLocator(minticks=3, maxticks=9)
+    untyped: Any = dates
+    locator = untyped.AutoDateLocator(minticks=3, maxticks=9)
     panel.xaxis.set_major_locator(locator)
-    panel.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    panel.xaxis.set_major_formatter(untyped.ConciseDateFormatter(locator))

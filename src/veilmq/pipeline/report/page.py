@@ -92,8 +92,9 @@ def _cards(timeouts: Any) -> str:
             plain = ""
         cards.append(
             f'<div class="card"><b>{escape(figures.label_of(row))}</b><div class="to"><span class="new">'
-            f"{escape(new)}</span></div><small>today <span class='from'>{escape(now)}</span>; costs {100 * saved:.0f} % "
-            f"less, waits {say(float(row.recovery_s))} after a crash. {escape(plain)}</small></div>"
+            f"{escape(new)}</span></div><small>today <span class='from'>{escape(now)}</span>; "
+            f"costs {100 * saved:.0f} % less, waits {say(float(row.recovery_s))} after a crash. "
+            f"{escape(plain)}</small></div>"
         )
     if not cards:
         return "<section><h2>Nothing to change</h2><p>Today's leases cost about what the best would.</p></section>"
@@ -118,8 +119,8 @@ def _figures(found: "Analysis") -> list[str]:
         ),
         _section(
             "What does a faster recovery cost?",
-            "Short leases bring a crashed worker's message back soon, and start more work twice. Extending leases, as a "
-            "lease keeper does, leaves that curve.",
+            "Short leases bring a crashed worker's message back soon, and start more work twice. Extending leases, as "
+            "a lease keeper does, leaves that curve.",
             figures.tradeoff(found.redelivery, timeouts),
         ),
         _section(
@@ -158,10 +159,6 @@ def _cell(name: str, value: Any) -> str:
         return say(float(value))
     if name.endswith("_share"):
         return f"{100 * value:.1f} %"
-    return (
-        f"{value:,.3g}"
-        if isinstance(value, float) and value < 1_000
-        else f"{value:,.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.3g}" if value < 1_000 else f"{value:,.0f}"

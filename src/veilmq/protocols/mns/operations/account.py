@@ -1,7 +1,7 @@
 """Account attributes, the account's id, OpenService.
 
-Strategy: LoggingBucket is kept and shown, and does nothing. It is a label of a hidden queue: as durable as all else. Source: the
-Python and Java SDKs.
+Strategy: LoggingBucket is kept and shown, and does nothing. It is a label of a hidden queue: as durable as all else.
+Source: the Python and Java SDKs.
 """
 
 from collections.abc import Sequence

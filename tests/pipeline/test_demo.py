@@ -1,0 +1,39 @@
+"""`make pipeline-demo`, small: the recommendations are near the truth, and the plan in force does what it should."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 420
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_the_demo_reaches_its_goal(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "pipeline_demo"), "--messages", "60", "--out", str(tmp_path)]
+    said = tmp_path / "said"
+    # Spark's Java keeps a pipe open beyond the end of the program that made it; a file has no such end.
+    with said.open("w") as log:
+        done = subprocess.run(command, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, timeout=TIMEOUT_S)
+    assert done.returncode == 0, said.read_text()
+
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    before, after = numbers["before"]["all"], numbers["after"]["all"]
+    assert min(before["crashed"], after["crashed"]) >= 10
+    assert before["redelivered_alive"] >= 50
+    assert after["redelivered_alive"] * 10 <= before["redelivered_alive"]
+    assert after["recovery_s"] <= before["recovery_s"]
+
+    types = {each["name"]: each for each in numbers["types"]}
+    assert len(types) == 6
+    for name, each in types.items():
+        # So many messages tell a median to about an eighth, and a best timeout by what it costs, not by its length.
+        assert each["p50_s"] == pytest.approx(each["p50_true_s"], rel=0.25), name
+        assert each["timeout_s"] < 180 or each["p99_true_s"] > 180, name
+    assert types["film"]["timeout_s"] == pytest.approx(250, rel=0.1)
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert "R" in said.read_text()

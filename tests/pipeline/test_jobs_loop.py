@@ -1,0 +1,205 @@
+"""loop: what a run learns is what one look at everything tells, and it reads only what is new."""
+
+import fcntl
+import json
+import shutil
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from veilmq.pipeline.errors import HistoryGap, OptionInvalid
+from veilmq.pipeline.events.reading import ParquetHistory
+from veilmq.pipeline.jobs import tables
+from veilmq.pipeline.jobs.attempts import attempts
+from veilmq.pipeline.jobs.buckets import CELL, GROUP, histogram
+from veilmq.pipeline.jobs.loop import Loop, LoopTaken, Ran
+from veilmq.testing.histories import MadeUp, Workload, history, lognormal
+
+NOW = 1_767_312_000.0
+HOURS = 3_600.0
+
+
+class Stage:
+    """A growing exported history and a loop over it."""
+
+    def __init__(self, spark: Any, directory: Path) -> None:
+        self.spark = spark
+        self.exported = directory / "events"
+        self.directory = directory / "loop"
+        self.loop = Loop(self.directory)
+        how: dict[str, Any] = {"extend": 20.0, "crashes_per_second": 1 / 400, "lease": 30.0}
+        workloads = [
+            Workload("orders", lognormal(20, 0.8), "paid", 3_000, **how),
+            Workload("orders", lognormal(5, 0.8), None, 1_000, **how),
+        ]
+        self.table = history(workloads, seed=9, span=12 * HOURS)
+
+    def grow(self, share: float) -> None:
+        """Export so much of the history."""
+        from veilmq.pipeline.events.export import export
+
+        export(MadeUp(self.table), self.exported, until=round(self.table.num_rows * share), file_rows=5_000)
+
+    def run(self, now: float = NOW) -> Ran:
+        seconds = iter(range(100))
+        return self.loop.run(
+            self.spark,
+            ParquetHistory(str(self.exported)),
+            {"path": str(self.exported)},
+            now=now,
+            timer=lambda: float(next(seconds)),
+        )
+
+    def timeouts(self) -> dict[str | None, Any]:
+        return {row.type: row for row in tables.read(self.spark, self.loop.timeouts).collect()}
+
+
+@pytest.fixture
+def stage(spark: Any, tmp_path: Path) -> Stage:
+    return Stage(spark, tmp_path)
+
+
+def test_runs_add_up_to_one_look_at_everything(stage: Stage) -> None:
+    ran = []
+    for share in (0.31, 0.62, 0.63, 1.0):
+        stage.grow(share)
+        ran.append(stage.run())
+    assert [each.start for each in ran[1:]] == [each.stop for each in ran[:-1]]
+    assert ran[-1].stop == stage.table.num_rows
+    keys = [*GROUP, *CELL]
+    mine = stage.loop.cells().set_index(keys).leases
+    source = stage.spark.read.format("veilmq-events").option("path", str(stage.exported)).load()
+    pending = pq.read_table(next(stage.directory.glob("pending-*"))).num_rows
+    whole = histogram(attempts(source)).toPandas().set_index(keys).leases
+    assert mine.sum() + pending == whole.sum()
+    assert pending == ran[-1].pending < 100
+    apart = whole.sub(mine, fill_value=0)
+    assert apart.min() == 0
+    assert apart.sum() == pending
+
+
+def test_groups_are_planned_again_when_they_grew(stage: Stage) -> None:
+    stage.grow(0.5)
+    first = stage.run()
+    assert (first.planned, first.groups) == (2, 2)
+    before = stage.timeouts()
+    stage.grow(0.51)
+    assert (stage.run().planned, stage.timeouts()) == (0, before)
+    stage.grow(1.0)
+    assert stage.run().planned == 2
+    after = stage.timeouts()
+    assert after["paid"].attempts > 1.5 * before["paid"].attempts
+    assert after[None].first_lease_s > 0
+
+
+def test_nothing_new_is_a_success(stage: Stage) -> None:
+    stage.grow(0.2)
+    stage.run(NOW)
+    ran = stage.run(NOW + 900)
+    assert (ran.start, ran.settled, ran.planned) == (ran.stop, 0, 0)
+    metrics = (stage.directory / "metrics.prom").read_text()
+    assert f"veilmq_pipeline_last_success_timestamp_seconds {NOW + 900}\n" in metrics
+    assert f"veilmq_pipeline_next_offset {ran.stop}\n" in metrics
+
+
+def test_a_run_that_died_is_done_again(stage: Stage, tmp_path: Path) -> None:
+    stage.grow(0.5)
+    stage.run()
+    saved = shutil.copytree(stage.directory, tmp_path / "saved")
+    stage.grow(1.0)
+    stage.run()
+    whole = stage.loop.cells()
+    # As it would be had the second run died just before its end: all is written but the state.
+    shutil.copy(saved / "state.json", stage.directory / "state.json")
+    shutil.copytree(next(saved.glob("pending-*")), stage.directory / next(saved.glob("pending-*")).name)
+    stage.run()
+    assert stage.loop.cells().equals(whole)
+
+
+def test_one_run_at_a_time(stage: Stage) -> None:
+    stage.grow(0.1)
+    stage.directory.mkdir()
+    with (stage.directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LoopTaken, match="Wait until it ends"):
+            stage.run()
+    assert stage.run().stop > 0
+
+
+def test_a_history_trimmed_beyond_the_last_run_is_refused(stage: Stage) -> None:
+    stage.grow(0.5)
+    stage.run()
+    state = stage.directory / "state.json"
+    kept = state.read_bytes()
+    for path in sorted(stage.exported.glob("day=*/*.parquet"))[:1]:
+        path.unlink()
+    state.write_text(json.dumps(json.loads(kept) | {"next": 10}))
+    with pytest.raises(HistoryGap, match="and 10 is next"):
+        stage.run()
+    assert json.loads(state.read_bytes())["next"] == 10
+
+
+def test_another_history_is_refused(stage: Stage, tmp_path: Path) -> None:
+    stage.grow(0.1)
+    stage.run()
+    stage.exported = stage.exported.rename(tmp_path / "elsewhere")
+    with pytest.raises(HistoryGap, match="a directory of its own"):
+        stage.run()
+
+
+def test_old_days_are_dropped_and_new_ones_compacted(stage: Stage) -> None:
+    stage.loop = Loop(stage.directory, retention_days=2)
+    stage.grow(0.5)
+    stage.run()
+    (day,) = (stage.directory / "cells").glob("day=*")
+    (file,) = day.glob("*.parquet")
+    for number in range(30):
+        shutil.copy(file, day / f"offset-{0:020}-{number:020}.parquet")
+    old = stage.directory / "cells" / "day=2025-12-01"
+    shutil.copytree(day, old)
+    attempts_before = stage.loop.cells().leases.sum()
+    ran = stage.run()
+    assert ran.dropped_days == 1
+    assert not old.exists()
+    assert ran.compacted == 30
+    assert len(list(day.glob("*.parquet"))) == 1
+    assert stage.loop.cells().leases.sum() == pytest.approx(attempts_before / 2)
+
+
+class TestTables:
+    """Both formats: a table is replaced whole, read back, compacted and trimmed."""
+
+    @pytest.mark.parametrize("kind", tables.FORMATS)
+    def test_what_is_written_is_read(self, spark: Any, tmp_path: Path, kind: str) -> None:
+        place = tmp_path / "table"
+        for number in (3, 2):
+            tables.write(spark.range(number).selectExpr("id", "string(id) AS name"), place, kind)
+        assert sorted(tables.read(spark, place).collect()) == [(0, "0"), (1, "1")]
+        assert (place / "_delta_log").exists() == (kind == "delta")
+        assert [each.name for each in tmp_path.iterdir()] == ["table"]
+
+    def test_delta_tables_are_compacted_and_trimmed(self, spark: Any, tmp_path: Path) -> None:
+        from deltalake import DeltaTable, write_deltalake
+
+        place = tmp_path / "table"
+        for day in ("2026-01-01", "2026-01-02", "2026-01-03"):
+            for _ in range(3):
+                rows = spark.sql(f"SELECT '{day}' AS day, 1L AS n").toArrow()
+                write_deltalake(str(place), rows, mode="append", partition_by=["day"])
+        assert tables.compact(place) == 9
+        assert tables.retain(place, date(2026, 1, 3), vacuum_hours=0) > 0
+        assert len(DeltaTable(str(place)).file_uris()) == 1
+        assert len(list(place.glob("day=*/*.parquet"))) == 1
+        assert tables.read(spark, place).count() == 3
+
+    def test_a_format_that_is_none_is_refused(self, spark: Any, tmp_path: Path) -> None:
+        with pytest.raises(OptionInvalid, match="none of parquet and delta"):
+            tables.write(spark.range(1), tmp_path / "table", "csv")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_directory_without_a_table_is_refused(self, spark: Any, tmp_path: Path) -> None:
+        with pytest.raises(OptionInvalid, match="holds no table"):
+            tables.read(spark, tmp_path)
