@@ -55,7 +55,7 @@ $(TEST_STAMP): requirements/dev.txt requirements/run.txt pyproject.toml tools/in
 	@touch $@
 
 setup-clients: setup-test $(CLIENT_STAMPS)
-	@:
+	@tools/need.sh java openjdk-17-jre-headless
 
 .tools/botocore-1.31/.installed: requirements/query.txt tools/install-venv.sh | $(TEST_STAMP)
 	@tools/install-venv.sh requirements/query.txt $(@D)

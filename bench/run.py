@@ -12,6 +12,7 @@ import signal
 import sys
 from types import FrameType
 
+import azure
 import install
 import measure
 import peers
@@ -35,14 +36,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--proto", choices=("json", "query"), default="json", help="wire form; a peer without it decides its pair's")
     add("--deep", type=_positive, metavar="N", help="depth: speed with N messages in the queue against 1,000")
     add("--parked", type=_positive, metavar="N", help="idle cost of N parked long polls, and how fast one is answered")
+    azure = "the Azure protocol against azurite, shallow and with N messages in the queue (20,000)"
     restart = "first answer after stops and kills with N messages (1,000,000)"
+    add("--azure", type=_positive, metavar="N", nargs="?", const=20_000, help=azure)
     add("--restart", type=_positive, metavar="N", nargs="?", const=1_000_000, help=restart)
     add("--quick", action="store_true", help="short runs, marked as not to be quoted")
     add("--install-only", action="store_true", help="install the peers and end")
     options = parser.parse_args(argv)
     options.pairs = options.pairs or (2 if options.quick else 5)
     options.seconds = options.seconds or (3 if options.quick else 10)
-    options.extra = bool(options.deep or options.parked or options.restart)
+    options.extra = bool(options.deep or options.parked or options.restart or options.azure)
     if not options.extra and not options.batch:
         options.batch = [1, 10]
     return options
@@ -98,6 +101,13 @@ def bench(options: argparse.Namespace) -> bool:
         finish("depth", "depth", scenarios.depth(everyone, options.deep, connections[0], settings), everyone)
     if options.parked:
         finish("parked", "parked", parked(everyone, options.parked, settings), everyone)
+    if options.azure:
+        ours_there, azurite = azure.VeilMQ(), azure.Azurite()
+        for peer in (ours_there, azurite):
+            peer.install()
+        rows = azure.against(ours_there, azurite, options.azure, connections[0], settings)
+        finish("lifecycle", "azure", rows, [ours_there, azurite])
+        finish("depth", "azure-depth", azure.depth(ours_there, connections[0], settings), [ours_there])
     if options.restart:
         finish("restart", "restart", scenarios.restart(ours, options.restart, settings), [ours])
     return fine

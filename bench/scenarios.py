@@ -56,28 +56,30 @@ class Lane:
     def name(self) -> str:
         return self.label or self.server.peer.name
 
+    def run(self, load: Load, wrk: str) -> Run:
+        """A single run, void or not."""
+        server = self.server
+        queue_url = self.queue_url or server.new_queue(self.proto)
+        let_in: list[str] = []
+        if server.peer.checks_signatures:
+            let_in += self.forgeries_let_in(queue_url)
+        run = measured_run(wrk, server.pid, server.target(self.proto, queue_url), load)
+        server.still_there()
+        if server.peer.checks_signatures:
+            let_in += self.forgeries_let_in(queue_url)
+        if not self.queue_url:
+            server.drop_queue(self.proto, queue_url)
+        return replace(run, void="; ".join(filter(None, [run.void, *let_in])))
 
-def one_run(lane: Lane, load: Load, wrk: str) -> Run:
-    """A single run, void or not."""
-    server, caller = lane.server, lane.server.caller(lane.proto)
-    queue_url = lane.queue_url or server.new_queue(lane.proto)
-    path = server.peer.path_of(queue_url)
-    let_in: list[str] = []
-    if server.peer.checks_signatures:
-        let_in += forgeries_let_in(caller, queue_url, path)
-    run = measured_run(wrk, server.pid, server.target(lane.proto, queue_url), load)
-    server.still_there()
-    if server.peer.checks_signatures:
-        let_in += forgeries_let_in(caller, queue_url, path)
-    if not lane.queue_url:
-        server.drop_queue(lane.proto, queue_url)
-    return replace(run, void="; ".join(filter(None, [run.void, *let_in])))
+    def forgeries_let_in(self, queue_url: str) -> list[str]:
+        """Forged requests that the server answered with anything but 403."""
+        return forgeries_let_in(self.server.caller(self.proto), queue_url, self.server.peer.path_of(queue_url))
 
 
 def counted_run(lane: Lane, load: Load, settings: Settings) -> Run:
     """A run that counts, or after RETRIES repeats the last void one."""
     for attempt in range(RETRIES + 1):
-        run = one_run(lane, load, settings.wrk)
+        run = lane.run(load, settings.wrk)
         word = f"VOID ({run.void})" if run.void else "ok"
         settings.say(
             f"  {lane.name:<12} {run.deleted:>8,.0f} del/s  {run.cpu_us_per_request:>6.1f} us CPU/request  "
@@ -93,7 +95,7 @@ def by_turns(left: Lane, right: Lane, load: Load, settings: Settings) -> Result:
     """Pairs of runs; the ratio is left to right."""
     for lane in (left, right):
         warm_seconds = min(lane.server.peer.warm_seconds, load.seconds * 2)
-        one_run(lane, replace(load, seconds=warm_seconds), settings.wrk)
+        lane.run(replace(load, seconds=warm_seconds), settings.wrk)
     pairs: list[tuple[Run, Run]] = []
     for turn in range(settings.pairs):
         settings.say(f" pair {turn + 1} of {settings.pairs}")
@@ -250,7 +252,7 @@ def _visible_or_none(lane: Lane) -> int:
 def _kill_under_load(lane: Lane, settings: Settings) -> int:
     """SIGKILL in the middle of a stream of batch sends; how many messages of it were acknowledged."""
     target = lane.server.target(lane.proto, lane.queue_url)
-    command, env = measure.wrk_command(settings.wrk, target, Load(4, 32, 10, only_send=True))
+    command, env = target.wrk_command(settings.wrk, Load(4, 32, 10, only_send=True))
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as wrk:
         try:
             time.sleep(2)

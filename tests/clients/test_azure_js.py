@@ -29,7 +29,8 @@ def test_all_that_a_queue_does(account: tuple[str, str], start: Any, tmp_path: P
     options: list[str] = []
     if account is NAMED:
         credentials = tmp_path / "azure.toml"
-        credentials.write_text(f'[[account]]\nid = "111111111111"\nazure_name = "{name}"\nazure_keys = ["{key}", "{key}"]\n')
+        named = f'azure_name = "{name}"\nazure_keys = ["{key}", "{key}"]\n'
+        credentials.write_text(f'[[account]]\nid = "111111111111"\n{named}')
         credentials.chmod(0o600)
         options = ["--credentials", str(credentials)]
     server = start(*options)

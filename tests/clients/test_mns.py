@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("mns")
-
 from mns.account import Account, AccountMeta
 from mns.message_property import MessagePropertyValue, MessageSystemPropertyValue
 from mns.mns_exception import MNSClientNetworkException, MNSServerException

@@ -5,10 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("mns")
-pytest.importorskip("azure.storage.queue")
-
 from azure.core.exceptions import HttpResponseError
 from azure.storage.queue import QueueServiceClient
 from botocore.exceptions import ClientError

@@ -17,14 +17,14 @@ NODE = ROOT / ".tools" / "node" / "bin" / "node"
 PACKAGES = ROOT / ".tools" / "clients" / "node_modules"
 PROGRAMS = Path(__file__).parent / "js"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (NODE.exists() and PACKAGES.exists()), reason="make setup-clients has not been run"),
-]
+pytestmark = pytest.mark.slow
 
 
 def run(program: str, *arguments: str, **environment: str) -> None:
     """Run a program that must say `done`."""
+    for path in (NODE, PACKAGES):
+        if not path.exists():
+            pytest.fail(f"{path} is missing: run `make setup-clients`", pytrace=False)
     # No proxy of this machine, and no answer but the server's.
     inherited = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     done = subprocess.run(

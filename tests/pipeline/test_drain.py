@@ -13,6 +13,7 @@ from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Message
 from veilmq.client.unreadable import keep
 from veilmq.pipeline.drain import Drained, DrainUnfinished, drain, quarantined
+from veilmq.pipeline.errors import OptionInvalid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -172,6 +173,14 @@ def test_reading_a_queue_as_a_table_is_refused(spark: Any, stage: Stage) -> None
     given = {"url": stage.url(), "directory": str(stage.directory / "m")}
     with pytest.raises(Exception, match="A queue is no table"):
         spark.read.format("veilmq").options(**given).load().collect()
+
+
+def test_a_sink_that_is_none_is_told(spark: Any, stage: Stage) -> None:
+    with stage.make() as queue:
+        send(queue, ["b"])
+        with pytest.raises(OptionInvalid, match="delta:/path, parquet:/path"):
+            drain(spark, stage.url(), "csv:/x", stage.directory / "d")
+        assert left(queue) == 1
 
 
 def test_nothing_to_drain(spark: Any, stage: Stage) -> None:

@@ -19,6 +19,7 @@ from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.pipeline import Asked
 from veilmq.cli.progress import bar
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
+from veilmq.server.clock import wall
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,7 +84,7 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
         _write_analysis(asked, spark, found, ("survival", "timeouts", "split", "health"))
         first, following = _bounds(asked, environment)
         source = str(asked.path or _server(asked, environment))
-        text = page(found, source=source, offsets=(first, following), now=time.time())
+        text = page(found, source=source, offsets=(first, following), now=wall() / 1e6)
         (asked.out / "report.html").write_text(text)
         _show(asked, _records(found.timeouts), _SHOWN["timeouts"])
     if not asked.as_json:
@@ -155,7 +156,7 @@ def loop(asked: Asked, environment: Mapping[str, str], every: str | None, retent
         work = Loop(asked.out, kind=asked.format, retention_days=retention_days)
         while True:
             history = _history(asked, environment)
-            ran = work.run(spark, history, options, now=time.time(), timer=time.perf_counter)
+            ran = work.run(spark, history, options, now=wall() / 1e6, timer=time.perf_counter)
             if asked.as_json:
                 _print_json({name: getattr(ran, name) for name in ran.__struct_fields__})
             else:

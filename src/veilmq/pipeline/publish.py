@@ -42,7 +42,10 @@ def plans_of(rows: Iterable[Mapping[str, Any]], floors_us: Mapping[Queue, int]) 
     """The plans as the admin port takes them, from rows of `timeouts`; of a queue too little known there is none."""
     plans: dict[Queue, dict[str, Any]] = {}
     for row in rows:
-        seconds = row["first_lease_s"] if row["today_renewed"] else row["timeout_s"] or row["timeout_at_least_s"]
+        seconds = row["first_lease_s"] if row["today_renewed"] else row["timeout_s"]
+        if not seconds and row["timeout_at_least_s"]:
+            # "At least" is no reason to shorten what is granted today.
+            seconds = max(row["timeout_at_least_s"], row["today_lease_s"])
         if not seconds or seconds != seconds:
             continue
         queue = (row["account"], row["region"], row["queue"])

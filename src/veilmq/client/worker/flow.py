@@ -94,13 +94,15 @@ class Flow:
         for hand in hands:
             if hand.lane in blocked:
                 self._settling.release(hand)
-            elif (out := self._sort_out(hand)) is None:
+                continue
+            more = self.ready.holds(hand.lane)
+            if (out := self._sort_out(hand)) is None:
                 todo.append(hand)
                 self._watch(hand)
             elif not out and hand.lane is not None:
                 # Those of its group before it are worked still: what comes after it in the queue must wait.
                 blocked.add(hand.lane)
-                self._send_back(hand.lane)
+                self._send_back(hand.lane, more)
         return todo
 
     def finish(self, hands: Sequence[Hand], results: Sequence[Result], seconds: float) -> None:
@@ -117,13 +119,14 @@ class Flow:
 
     def _finish_chain(self, chain: Sequence[tuple[Hand, Result]], seconds: float) -> None:
         blocked = False
+        lane = chain[0][0].lane
+        more = self.ready.holds(lane)
         for hand, result in chain:
             if self._ours(hand):
                 out = self._settling.settle(hand, STOPPED if blocked else result, seconds)
                 blocked = blocked or not out
-        lane = chain[0][0].lane
         if blocked and lane is not None:
-            self._send_back(lane)
+            self._send_back(lane, more)
 
     def close(self) -> None:
         """Nothing more is taken, watched or settled."""
@@ -163,8 +166,13 @@ class Flow:
         with self._lock:
             return hand in self._running
 
-    def _send_back(self, lane: str) -> None:
-        for hand in self.ready.withdraw(lane):
+    def _send_back(self, lane: str, more: bool) -> None:
+        """Give back the rest of a group, in order.
+
+        more: whether any waited before the last settling; if not, those that wait now were received anew after it, for
+        a group is locked until all that was received of it is gone or back.
+        """
+        for hand in self.ready.withdraw(lane) if more else ():
             self._settling.release(hand)
 
     def _sort_out(self, hand: Hand) -> bool | None:

@@ -103,6 +103,11 @@ class Ready(Generic[Item]):
                     self._line.append(lane)
             self._changed.notify_all()
 
+    def holds(self, lane: str | None) -> bool:
+        """Whether items of that group wait."""
+        with self._changed:
+            return lane in self._lanes
+
     def withdraw(self, lane: str) -> list[Item]:
         """Take the waiting rest of a group out, in order: it must not run after a failure. The places become free."""
         with self._changed:

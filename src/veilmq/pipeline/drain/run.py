@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PAUSE_SECONDS: Final = 0.5
+_PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"
+_BATCHES_MAX: Final = 1_000_000
 _FORMATS: Final = {"delta": "veilmq-delta", "parquet": "parquet"}
-
-Sink = "str | Callable[[DataFrame, int], None]"
-"""`delta:/path`, `parquet:/path`, or what `foreachBatch` takes."""
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -73,7 +72,7 @@ def drain(
     while True:
         reader = spark.readStream.format("veilmq").options(**given)
         frame = (reader if schema is None else reader.schema(schema)).load()
-        query = _started(frame if transform is None else transform(frame), sink, directory)
+        query = _started(spark, frame if transform is None else transform(frame), sink, directory)
         query.awaitTermination()
         runs += 1
         for progress in query.recentProgress:
@@ -87,14 +86,22 @@ def drain(
     return Drained(messages, batches, len(quarantined(directory / "manifests")), runs, SYSTEM.monotonic() - started)
 
 
-def _started(frame: "DataFrame", sink: "str | Callable[[DataFrame, int], None]", directory: Path) -> Any:
+def _started(
+    spark: "SparkSession", frame: "DataFrame", sink: "str | Callable[[DataFrame, int], None]", directory: Path
+) -> Any:
     writer = frame.writeStream.trigger(availableNow=True).option("checkpointLocation", str(directory / "checkpoint"))
-    if not isinstance(sink, str):
-        return writer.foreachBatch(sink).start()
-    kind, colon, path = sink.partition(":")
-    if not colon or kind not in _FORMATS:
-        raise OptionInvalid(f"sink={sink!r} cannot be.", f"It is a function, or {':/path, '.join(_FORMATS)}:/path.")
-    return writer.format(_FORMATS[kind]).option("path", path).start()
+    before = spark.conf.get(_PROGRESS)
+    # What a query tells of its batches is counted here: none may be dropped.
+    spark.conf.set(_PROGRESS, str(_BATCHES_MAX))
+    try:
+        if not isinstance(sink, str):
+            return writer.foreachBatch(sink).start()
+        kind, colon, path = sink.partition(":")
+        if not colon or kind not in _FORMATS:
+            raise OptionInvalid(f"sink={sink!r} cannot be.", f"It is a function, or {':/path, '.join(_FORMATS)}:/path.")
+        return writer.format(_FORMATS[kind]).option("path", path).start()
+    finally:
+        spark.conf.set(_PROGRESS, str(before))
 
 
 def _is_empty(url: str) -> bool:

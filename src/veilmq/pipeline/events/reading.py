@@ -127,6 +127,8 @@ class ServerHistory:
         if status == 406:
             mend = "Install it there: pip install 'veilmq[arrow]'."
             return SourceUnreachable(f"{self.url} cannot write Arrow.", mend)
+        if not said.startswith("{"):
+            return SourceUnreachable(f"{self.url} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")
         if status == 400:
             return HistoryGap(f"{self.url} has no offset {start}: {said}", "Is it another server's history?")
         return SourceUnreachable(f"{self.url} answers {status}: {said}", "")
@@ -194,15 +196,27 @@ class ParquetHistory:
         for first, following, path in self.files():
             if following <= at or first >= stop:
                 continue
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(_BATCH_ROWS, row_groups=_row_groups(file, at, stop)):
-                    offset = batch.column("offset")[0].as_py()
-                    low, high = max(at - offset, 0), min(stop - offset, batch.num_rows)
-                    if low < high:
+            try:
+                with pq.ParquetFile(path) as file:
+                    for batch in file.iter_batches(_BATCH_ROWS, row_groups=_row_groups(file, at, stop)):
+                        offset = batch.column("offset")[0].as_py()
+                        low, high = at - offset, min(stop - offset, batch.num_rows)
+                        if low >= batch.num_rows or high <= 0:
+                            continue
+                        if low < 0 or batch.column("offset")[-1].as_py() != offset + batch.num_rows - 1:
+                            raise _incomplete(path, at)
                         yield plain(batch.slice(low, high - low))
-            at = min(following, stop)
+                        at = offset + high
+            except (pa.ArrowInvalid, OSError) as error:
+                raise SourceUnreachable(f"{path} cannot be read: {error}.", "Export it anew, or restore it.") from None
+            if at < min(following, stop):
+                raise _incomplete(path, at)
         if at < stop:
             raise HistoryGap(f"{self.directory} ends at offset {at}, before {stop}.", "Export the rest first.")
+
+
+def _incomplete(path: Path, at: int) -> HistoryGap:
+    return HistoryGap(f"{path} has no event {at}, though its name says so.", "Export it anew, or restore it.")
 
 
 def _row_groups(file: Any, start: int, stop: int) -> list[int]:

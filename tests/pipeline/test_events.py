@@ -1,0 +1,285 @@
+"""The source `veilmq-events`: the same events from a server and from Parquet, in batch and as a stream; bad input."""
+
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from veilmq.client.connect import connect
+from veilmq.pipeline.errors import HistoryGap, HistoryNewer, OptionInvalid, PipelineError, SourceUnreachable
+from veilmq.pipeline.events.columns import COLUMNS, plain
+from veilmq.pipeline.events.export import export
+from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
+from veilmq.pipeline.events.source import Wanted
+from veilmq.testing.histories import Workload, history, lognormal, write
+from veilmq.testing.server import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return history([Workload("q", lognormal(20, 1), "t", 2_000)], seed=4)
+
+
+@pytest.fixture(scope="module")
+def exported(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(table, tmp_path_factory.mktemp("exported"), file_rows=1_500)
+
+
+class Server(ServerProcess):
+    """One with events, and with the options that reach its history."""
+
+    @property
+    def options_to_read(self) -> dict[str, str]:
+        return {"server": self.admin, "token": (self.data / "admin-token").read_text().strip()}
+
+    @property
+    def history(self) -> ServerHistory:
+        return ServerHistory(*self.options_to_read.values())
+
+    def happen(self, messages: int) -> None:
+        """Send, receive and delete so many messages."""
+        address = self.sqs.removeprefix("http://")
+        with connect(f"veil://{address}/orders?create=1") as queue:
+            queue.send_batch([f"{number}" for number in range(messages)])
+            while taken := queue.receive(10):
+                queue.delete_batch([each.handle for each in taken])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Server(tmp_path_factory.mktemp("server"))
+    started.start()
+    try:
+        started.happen(300)
+        yield started
+    finally:
+        started.stop()
+
+
+def load(spark: Any, **options: Any) -> Any:
+    return spark.read.format("veilmq-events").options(**options).load()
+
+
+class TestBatch:
+    def test_parquet_is_what_happened(self, spark: Any, table: pa.Table, exported: Path) -> None:
+        found = load(spark, path=str(exported), partitionRows=700).orderBy("offset").toArrow()
+        assert found.cast(table.schema).equals(table)
+
+    def test_columns_are_those_of_the_admin_port(self, spark: Any, exported: Path) -> None:
+        assert load(spark, path=str(exported)).dtypes == list(COLUMNS.items())
+
+    def test_partitions_are_the_pieces_that_were_asked_for(self, spark: Any, exported: Path) -> None:
+        assert load(spark, path=str(exported), partitionRows=700, until=3_000).rdd.getNumPartitions() == 6
+
+    @pytest.mark.parametrize(("start", "until", "rows"), [("first", 100, 100), ("1499", 1_502, 3), ("next", 10**9, 0)])
+    def test_a_range_of_offsets(self, spark: Any, exported: Path, start: str, until: int, rows: int) -> None:
+        found = load(spark, path=str(exported), until=until, **{"from": start})
+        offsets = sorted(row.offset for row in found.select("offset").collect())
+        assert len(offsets) == rows
+        assert offsets == list(range(offsets[0], offsets[0] + rows)) if rows else True
+
+    def test_a_server_says_what_its_export_says(self, spark: Any, server: Server, tmp_path: Path) -> None:
+        live = load(spark, **server.options_to_read, partitionRows=100).orderBy("offset").collect()
+        export(server.history, tmp_path)
+        assert load(spark, path=str(tmp_path)).orderBy("offset").collect() == live
+        assert {row.kind for row in live} >= {"queue_created", "sent", "received", "deleted"}
+        assert [row.offset for row in live] == list(range(len(live)))
+
+
+class TestStream:
+    def test_it_reads_each_event_once_in_bounded_batches(self, spark: Any, exported: Path, tmp_path: Path) -> None:
+        sizes: list[int] = []
+        offsets: list[int] = []
+
+        def take(batch: Any, number: int) -> None:
+            found = [row.offset for row in batch.select("offset").collect()]
+            sizes.append(len(found))
+            offsets.extend(found)
+
+        def run() -> None:
+            stream = spark.readStream.format("veilmq-events").options(path=str(exported), maxRows=1_000).load()
+            query = (
+                stream.writeStream.foreachBatch(take)
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination(100)
+            assert query.exception() is None
+
+        run()
+        total = ParquetHistory(str(exported)).bounds().following
+        assert sorted(offsets) == list(range(total))
+        assert max(sizes) == 1_000
+        run()
+        assert len(offsets) == total
+
+    def test_it_goes_on_with_what_a_server_gets(self, spark: Any, server: Server, tmp_path: Path) -> None:
+        before = server.history.bounds().following
+        place = {"path": str(tmp_path / "table"), "checkpointLocation": str(tmp_path / "checkpoint")}
+        for _ in range(2):
+            stream = spark.readStream.format("veilmq-events").options(**server.options_to_read).load()
+            query = stream.writeStream.format("parquet").options(**place).trigger(availableNow=True).start()
+            query.awaitTermination(100)
+            server.happen(20)
+        after = server.history.bounds().following
+        offsets = sorted(row.offset for row in spark.read.parquet(place["path"]).select("offset").collect())
+        assert offsets == list(range(offsets[-1] + 1))
+        assert before < len(offsets) < after
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({}, "one of the options server and path"),
+            ({"path": "x", "server": "http://h"}, "one of the options server and path"),
+            ({"path": "x", "colour": "red"}, "has no option colour. It has certificate, from"),
+            ({"path": "x", "from": "-1"}, "from='-1' is none of an offset, first and next"),
+            ({"path": "x", "until": "end"}, "until='end' is no whole number"),
+            ({"server": "127.0.0.1:9325"}, "is no URL. It looks like http://127.0.0.1:9325"),
+        ],
+    )
+    def test_options(self, options: dict[str, str], said: str) -> None:
+        with pytest.raises(OptionInvalid, match=said):
+            Wanted(options)
+
+    def test_spark_says_it_too(self, spark: Any) -> None:
+        with pytest.raises(Exception, match=r"OptionInvalid.*one of the options server and path"):
+            load(spark).count()
+
+    def test_a_gap(self, spark: Any, exported: Path, tmp_path: Path) -> None:
+        copy = shutil.copytree(exported, tmp_path / "copy")
+        sorted(copy.glob("*/*.parquet"))[1].unlink()
+        with pytest.raises(HistoryGap, match=r"no events from offset 1500 to 3000.*Restore the missing files"):
+            ParquetHistory(str(copy)).bounds()
+        with pytest.raises(Exception, match=r"no events from offset 1500 to 3000"):
+            load(spark, path=str(copy)).count()
+
+    def test_nothing_exported(self, tmp_path: Path) -> None:
+        with pytest.raises(HistoryGap, match=r"holds no exported events. Write some: veilmq events export DIR"):
+            ParquetHistory(str(tmp_path)).bounds()
+
+    def test_a_file_that_was_cut(self, exported: Path, tmp_path: Path) -> None:
+        copy = shutil.copytree(exported, tmp_path / "copy")
+        file = sorted(copy.glob("*/*.parquet"))[1]
+        file.write_bytes(file.read_bytes()[:-100])
+        with pytest.raises(PipelineError, match=f"{file.name} cannot be read.*Export it anew"):
+            list(ParquetHistory(str(copy)).read(0, 3_000))
+
+    def test_a_file_with_fewer_events_than_its_name_says(self, exported: Path, tmp_path: Path) -> None:
+        copy = shutil.copytree(exported, tmp_path / "copy")
+        file = sorted(copy.glob("*/*.parquet"))[1]
+        pq.write_table(pq.read_table(file, partitioning=None).slice(0, 1_000), file)
+        with pytest.raises(HistoryGap, match=r"no event 2500.*Export it anew"):
+            list(ParquetHistory(str(copy)).read(0, 4_000))
+
+    def test_an_offset_that_is_not_there(self, exported: Path) -> None:
+        with pytest.raises(HistoryGap, match=r"no offset 999999999"):
+            Wanted({"path": str(exported), "from": "999999999"}).first()
+
+    def test_an_unknown_kind(self, spark: Any, table: pa.Table, exported: Path, tmp_path: Path) -> None:
+        kinds = pa.array(["blessed", *table.column("kind").to_pylist()[1:]])
+        place = table.schema.get_field_index("kind")
+        changed = table.set_column(place, "kind", kinds)
+        with pytest.raises(HistoryNewer, match=r"events of the kind 'blessed'. Upgrade veilmq here"):
+            plain(changed.to_batches()[0])
+        write(changed, tmp_path / "copy")
+        with pytest.raises(Exception, match=r"events of the kind 'blessed'. Upgrade veilmq here"):
+            load(spark, path=str(tmp_path / "copy")).count()
+
+    def test_a_column_of_a_later_release(self, table: pa.Table) -> None:
+        batch = table.slice(0, 5).to_batches()[0]
+        later = batch.append_column("weight", pa.array([1] * 5))
+        with pytest.raises(HistoryNewer, match=r"column weight of a later release. Upgrade veilmq here"):
+            plain(later)
+        with pytest.raises(HistoryNewer, match=r"has no column kind. Was it written by VeilMQ"):
+            plain(batch.drop_columns(["kind"]))
+
+    def test_no_server(self) -> None:
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+            with pytest.raises(SourceUnreachable, match=r"cannot be reached.*Is its admin port there"):
+                ServerHistory(url).bounds()
+
+    def test_a_wrong_token(self, server: Server) -> None:
+        with pytest.raises(SourceUnreachable, match=r"refuses.*admin-token"):
+            ServerHistory(server.admin, "x" * 32).bounds()
+
+    def test_a_port_that_is_no_admin_port(self, server: Server) -> None:
+        with pytest.raises(SourceUnreachable, match=r"is no VeilMQ admin port: it answers 400. Is the URL right"):
+            ServerHistory(server.sqs, "x").bounds()
+
+    def test_another_servers_offset(self, server: Server) -> None:
+        with pytest.raises(HistoryGap, match=r"has no offset 99999999.*another server"):
+            list(server.history.read(99_999_999, 99_999_999 + 1))
+
+    def test_trimmed(self, spark: Any, tmp_path: Path) -> None:
+        started = Server(tmp_path, "--history-bytes-max", "20000")
+        started.start()
+        try:
+            first = 0
+            for _ in range(200):
+                started.happen(200)
+                first = started.history.bounds().first
+                if first > 0:
+                    break
+            assert first > 0
+            with pytest.raises(HistoryGap, match=r"Offset 0 was trimmed.*from=first, or read what was exported"):
+                list(started.history.read(0, 1))
+            with pytest.raises(Exception, match=r"HistoryGap.*There is no offset 0"):
+                load(spark, **started.options_to_read, **{"from": "0"}).count()
+        finally:
+            started.stop()
+
+    def test_unreachable_in_mid_stream(self, spark: Any, server: Server) -> None:
+        with Cutting(server.admin) as url:
+            token = server.options_to_read["token"]
+            total = ServerHistory(url, token).bounds().following
+            with pytest.raises(SourceUnreachable, match=r"broke off within the offsets 0 to .*Run it again"):
+                list(ServerHistory(url, token).read(0, total))
+            with pytest.raises(Exception, match=r"broke off within the offsets"):
+                load(spark, server=url, token=token).collect()
+
+
+class Cutting:
+    """A relay to a server that ends each answer after some bytes."""
+
+    BYTES = 6_000
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("http://").rstrip("/").partition(":")
+        self._to = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                asking, _ = self._listener.accept()
+            except OSError:
+                return
+            with asking, socket.create_connection(self._to) as answering:
+                answering.sendall(asking.recv(65_536))
+                sent = 0
+                while sent < self.BYTES and (part := answering.recv(self.BYTES - sent)):
+                    asking.sendall(part)
+                    sent += len(part)
+                    if part.endswith(b"0\r\n\r\n"):
+                        break
