@@ -165,11 +165,7 @@ def test_a_batch_that_went_on_after_a_failure_is_held_to_the_order(account: Acco
         return [job for job in jobs if job.body == "2" and job.receive_count == 1]
 
     counts = Worker(queue, handler, batch=10, retry=SOON, wait=3).run(messages_max=10)
-    assert seen == [["0", "1", "2", "3", "4", "5"], ["2", "3", "4", "5"]], (
-        counts.received,
-        counts.outcomes,
-        counts.failures,
-    )
+    assert seen == [["0", "1", "2", "3", "4", "5"], ["2", "3", "4", "5"]]
     assert counts.outcomes == {"done": 6, "failed": 1, "stopped": 3}
 
 

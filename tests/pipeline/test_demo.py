@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 420
+TIMEOUT_S = 600
 
 
 @pytest.mark.slow
