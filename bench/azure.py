@@ -29,6 +29,7 @@ VERSION = "2025-11-05"
 SHALLOW_GOAL, DEEP_GOAL = 5.0, 500.0
 OUR_DEEP, OUR_SHALLOW = 100_000, 100
 PUTS_ONLY = 1_000_000_000
+NODE_MIN = 22  # what azurite's package asks for
 CALL_SECONDS = 60
 
 CREDENTIALS = """\
@@ -62,7 +63,7 @@ class Azurite(Peer):
 
     def install(self) -> None:
         self.package = install.npm_package("azurite", self.version)
-        self.node = install.node()
+        self.node = install.node(NODE_MIN)
 
     def command(self, place: Place) -> list[str]:
         return [

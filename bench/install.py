@@ -84,10 +84,10 @@ def npm_package(name: str, version: str) -> Path:
     return package
 
 
-def node() -> str:
-    """Path of a node of at least NODE_MIN: the machine's, or npm's build for this platform."""
+def node(minimum: int = NODE_MIN) -> str:
+    """Path of a node of at least that version: the machine's, or npm's build for this platform."""
     found = shutil.which("node")
-    if found and _major(output_of([found, "--version"])) >= NODE_MIN:
+    if found and _major(output_of([found, "--version"])) >= minimum:
         return found
     home = PEERS / f"node-{NODE_VERSION}"
     path = str(home / "bin" / "node")

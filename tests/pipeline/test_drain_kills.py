@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 from tests.pipeline import drain_side
 from tests.pipeline.drain_stage import Stage, left, send
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("spark")]
 DRIVER_STEPS = [step for step, whom in drain_side.STEPS.items() if whom != "executor"]
-PROCESS_SECONDS = 240
+PROCESS_SECONDS = 400
 ROOT = Path(__file__).parents[2]
 
 
