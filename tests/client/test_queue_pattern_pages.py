@@ -15,7 +15,6 @@ PRINTS = {
     "large-messages": ["6000000 characters", "0 removed"],
     "routed-queue": ["thumbnail picture 17", "film film 4", "None everything else"],
     "pull-topic": ["to both"],
-    "worker": ["image 0, receive 1"],
     "adaptive-timeout": ["working on resize 1.png"],
 }
 
