@@ -18,7 +18,7 @@ from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.queue import Account, Queue
 from veilmq.testing.server import ServerProcess
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 VEILMQ = [sys.executable, "-c", "from veilmq.cli import main; main()"]
 HANDLERS = """
 import os, time
@@ -274,17 +274,17 @@ class TestSignals:
         queue = account.queue("work")
         queue.send("a")
         url = (directory / "url").read_text()
-        process = started("work", "handlers:steps", "--queue", url, "--lease", "2s", "--kind", kind)
+        process = started("work", "handlers:steps", "--queue", url, "--lease", "4s", "--kind", kind)
         seen = directory / "seen"
         wait_for(lambda: "did 2" in lines(seen))
-        time.sleep(2.5)  # longer than the lease: only the keeper holds the message
+        time.sleep(4.5)  # longer than the lease: only the keeper holds the message
         assert queue.receive() == []
         pid = int(lines(seen)[0].split()[-1])
         process.kill()
         process.wait(WAIT_S)
         wait_for(lambda: gone(pid))
         (directory / "go").touch()
-        done = veilmq("work", "handlers:steps", "--queue", url, "-n", "1", "--wait", "3s", "--kind", kind)
+        done = veilmq("work", "handlers:steps", "--queue", url, "-n", "1", "--wait", "20s", "--kind", kind)
         assert done.stdout == "received 1, done 1\n", done.stderr
         told = [re.sub(r" \d+$", "", line) if line.startswith("begin") else line for line in lines(seen)]
         assert told == ["begin None", "did 0", "did 1", "did 2", "begin 3", "did 3", "did 4", "did 5"]

@@ -354,6 +354,7 @@ class TestFaults:
         assert stage.work(stage.note, queue, on_error=broken, on_result=broken).outcomes == {"done": 2}
 
 
+@pytest.mark.slow
 class TestLeases:
     def test_a_lost_lease_cancels_the_handler_and_nothing_is_deleted(self, stage: Stage) -> None:
         stage.send("a")
@@ -381,14 +382,14 @@ class TestLeases:
         def handler(job: Any) -> None:
             stage.note(job)
             if job.receive_count == 1:
-                job.checkpoint("half", 1.0)
+                job.checkpoint("half", 5.0)
                 assert job.cancelled.wait(WAIT_S)
                 left.append(stage.queue.stats().in_flight)
                 assert job.cancelled.cause is Cause.EXPIRING
                 job.cancelled.check()
             assert job.state == "half"
 
-        counts = stage.work(handler, lease=30, keeper=False, stop_before_expiry=0.5, retry=LATE)
+        counts = stage.work(handler, lease=30, keeper=False, stop_before_expiry=4.5, retry=LATE)
         assert left == [1], "it is still leased when its handler is told"
         assert stage.seen == ["a", "a"]
         assert counts.outcomes == {"stopped": 1, "done": 1}
@@ -405,7 +406,7 @@ class TestLeases:
                 time.sleep(1.1)
 
         counts = stage.work(handler, prefetch=1, lease=1.0, keeper=False)
-        assert counts.outcomes["expired"] + counts.outcomes.get("lost", 0) >= 1
+        assert counts.outcomes.get("expired", 0) + counts.outcomes.get("lost", 0) >= 1
         assert counts.outcomes["done"] >= 1
         assert stage.nothing_left()
 
@@ -425,15 +426,14 @@ class TestLeases:
             handler,
             receives=2,
             concurrency=2,
-            lease=0.6,
-            wait=3.0,
-            keeper={"max_hold": 0.8, "interval": 0.2, "minimal_life": 0.1},
+            lease=2.0,
+            wait=20,
+            keeper={"max_hold": 1.0},
         )
         assert causes == [Cause.LOST]
         assert stage.seen == ["a", "a"]
         assert counts.outcomes == {"lost": 1, "done": 1}
 
-    @pytest.mark.slow
     def test_work_of_ten_timeouts_is_never_seen_twice(self, stage: Stage) -> None:
         stage.send(*map(str, range(8)))
 

@@ -165,7 +165,7 @@ class TestCheckpoints:
                 raise RuntimeError("again")
 
         records = FileCheckpoints(tmp_path / "records") if place == "record" else None
-        stage.work(handler, concurrency=2, lease=1, wait=1.0, keeper=False, checkpoints=records)
+        stage.work(handler, concurrency=2, lease=3, wait=1.0, keeper=False, checkpoints=records)
         assert states == ["first", "first"]
 
     @pytest.mark.parametrize("place", ["body", "record"])
