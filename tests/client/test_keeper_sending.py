@@ -11,6 +11,15 @@ from veilmq.client.keeper.telling import Teller
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
+@pytest.fixture(autouse=True)
+def _threads_end_here() -> Iterator[None]:
+    """A thread that breaks says so after the next one has begun: within the test that broke it, not in a later one."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+
+
 @pytest.fixture
 def pool() -> Iterator[SenderPool]:
     pool = SenderPool(1, "sender")
