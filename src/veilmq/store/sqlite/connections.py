@@ -24,6 +24,9 @@ SQLITE_OLDEST: Final = 3_051_003
 _READERS_MAX: Final = 4
 _WAL_GROWTH_MAX: Final = 2
 """A WAL so many times larger than where its checkpoint begins makes the commits wait for the checkpoint."""
+_STATEMENTS: Final = 512
+"""The most that apsw keeps compiled. Each row of an executemany takes a turn through that cache: with its default of
+100, a batch of some hundred rows would throw out every other statement."""
 _KNOWN: Final = (apsw.FullError, apsw.BusyError, apsw.LockedError, apsw.TooBigError, apsw.ConstraintError)
 
 logger = logging.getLogger("veilmq.store")
@@ -57,7 +60,7 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     Raises SchemaNewer or NotOurs, having changed nothing; DatabaseUnusable.
     """
     try:
-        connection = apsw.Connection(str(path), vfs=options.vfs)
+        connection = apsw.Connection(str(path), vfs=options.vfs, statementcachesize=_STATEMENTS)
         connection.set_busy_timeout(5_000)
         schema.check(connection)
         _configure(connection, options)
