@@ -18,7 +18,7 @@ RUN_STAMP := .venv/.installed-run
 TEST_STAMP := .venv/.installed-dev
 NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
-CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed
+CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed
 
 .PHONY: help setup setup-test setup-clients run lint check test bench pipeline-demo lock clean
 
@@ -70,6 +70,11 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 	@tools/install-clients.sh $(@D)
 	@touch $@
 
+# The emulator that the azure adapter is tested against, besides our own port.
+.tools/azurite/.installed: tests/clients/azurite/package.json tests/clients/azurite/package-lock.json tools/install-azurite.sh .tools/node
+	@tools/install-azurite.sh $(@D)
+	@touch $@
+
 run: setup
 	@exec $(BIN)/veilmq serve $(ARGS)
 
@@ -106,6 +111,8 @@ lock: setup-test
 	$(LOCK_CLIENT) $(if $(UPGRADE),--upgrade) requirements/aws.in --output-file requirements/aws.txt
 	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \
 		--prefix tests/clients/js
+	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \
+		--prefix tests/clients/azurite
 
 clean:
 	rm -rf .venv .tools bench/.peers bench/.data build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

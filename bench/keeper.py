@@ -92,6 +92,7 @@ def hold(account: EmbeddedAccount, count: int, seconds: float) -> None:
     # 600 s of lease are replaced by 30 at once, as a receive with 30 would have given.
     leases = [keeper.register(message, lease=30) for message in messages]
     registering = time.perf_counter() - started
+    registered = resident_bytes()
     time.sleep(5)
     at_start, counted, inside = cpu_by_thread(), keeper.stats, queue.seconds
     started = time.perf_counter()
@@ -109,7 +110,8 @@ def hold(account: EmbeddedAccount, count: int, seconds: float) -> None:
         print(f"  {name:32} {value / passed:7.2%} of a core  {value / extensions * 1e6:6.2f} us an extension")
     inside = queue.seconds - inside
     print(f"  senders, inside extend_batch     {inside / passed:7.2%} of a core  {inside / extensions * 1e6:6.2f} us")
-    print(f"memory of keeper and leases: {(memory - before) / 2**20:.0f} MiB at most")
+    own, grown = (registered - before) / 1e6, (memory - before) / 1e6
+    print(f"memory: {own:.0f} MB of keeper and leases; {grown:.0f} MB at most with what the store cached since")
     print(f"lateness: mean {stats.late_seconds / stats.extensions:.3f} s, max {stats.late_seconds_max:.2f} s")
     assert len(leases) == stats.leases
 

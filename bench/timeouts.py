@@ -153,6 +153,7 @@ class Adaptive(Heartbeat):
             self.plan.late(late)
             if late > self.margin:
                 self.plan.lost(MESSAGE, age)
+                self.plan.redelivered(MESSAGE)
                 return
         self.plan.finished(MESSAGE, took)
 
@@ -163,6 +164,7 @@ class Adaptive(Heartbeat):
             self.plan.late(late)
             if late > self.margin:
                 self.plan.lost(MESSAGE, age)
+                self.plan.redelivered(MESSAGE)
                 return
             last = age
         self.plan.vanished(MESSAGE, last)

@@ -1,8 +1,9 @@
 #!/bin/sh
 # install-clients.sh DIR: put the JavaScript clients of the tests into DIR/node_modules.
 # Strategy: tests/clients/js/package.json names them and package-lock.json pins everything with hashes; DIR gets copies of
-# both, so that nothing is ever installed into the checkout's own folders. No install script runs. Which registry serves the
-# packages is npm's own configuration.
+# both, so that nothing is ever installed into the checkout's own folders. No install script runs but that of node-expat (of
+# aliyun-mns), which compiles for the Node.js of .tools/node with that one's headers. Which registry serves the packages is
+# npm's own configuration.
 set -eu
 
 directory=$1
@@ -13,3 +14,10 @@ mkdir -p "$directory"
 cp tests/clients/js/package.json tests/clients/js/package-lock.json "$directory"
 echo "veilmq: installing what tests/clients/js/package-lock.json names" >&2
 npm ci --loglevel=error --no-audit --no-fund --ignore-scripts --prefix "$directory"
+
+tools/need.sh g++ g++
+directory=$(cd "$directory" && pwd)
+node=$(readlink -f .tools/node/bin/node)
+# npm and node-gyp run on that node, too: what they compile is for the node that runs them.
+PATH="$(dirname "$node"):$PATH" npm_config_nodedir="$(dirname "$(dirname "$node")")" \
+    npm rebuild --loglevel=error --prefix "$directory" node-expat >/dev/null

@@ -15,7 +15,7 @@ import veilmq
 from veilmq.client.messages import Sent
 from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender, TableStorage
 
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 0.5
 
 
 def produce(url: str, directory: Path, total: int) -> None:

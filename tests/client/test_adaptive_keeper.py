@@ -64,3 +64,59 @@ def test_a_lost_lease_is_learnt(client: EmbeddedClient) -> None:
     # Held, and ended without a crash: the rate of crashes goes down, and a duplicate is on the books.
     assert plan.costs.crashes_per_second < before
     assert plan._duplicates > 0
+
+
+def again(client: EmbeddedClient, queue: Any, keeper: LeaseKeeper, ends: str) -> None:
+    """A message that is received twice: its first worker crashed, or gave it back."""
+    queue.send("job")
+    (message,) = queue.receive(lease=5)
+    if ends == "crash":
+        client.pass_time(6)
+    else:
+        keeper.register(message).release()
+    (message,) = queue.receive(lease=30)
+    assert message.receive_count == 2
+    lease = keeper.register(message)
+    client.clock.advance(1)
+    lease.delete()
+
+
+@pytest.mark.parametrize("ends", ["crash", "release"])
+def test_crashes_are_learnt_from_what_comes_again(client: EmbeddedClient, ends: str) -> None:
+    client.account.create("jobs")
+    queue = client.account.queue("jobs")
+    plan = AdaptiveTimeout()
+    before = plan.costs.crashes_per_second
+    with LeaseKeeper(queue, plan=plan, clock=client.clock) as keeper:
+        for _ in range(20):
+            again(client, queue, keeper, ends)
+    # Twenty crashes, and no more than twenty seconds of work, beside a prior of three in six hours; or none.
+    expected = 23 / (3 * 7_200) if ends == "crash" else before
+    assert plan.costs.crashes_per_second == pytest.approx(expected, rel=0.05)
+
+
+def test_what_closing_gives_back_is_no_crash(client: EmbeddedClient) -> None:
+    client.account.create("jobs")
+    queue = client.account.queue("jobs")
+    plan = AdaptiveTimeout()
+    before = plan.costs.crashes_per_second
+    keeper = LeaseKeeper(queue, plan=plan, clock=client.clock)
+    queue.send_batch(["job"] * 5)
+    for message in queue.receive(5):
+        keeper.register(message)
+    keeper.close()
+    with LeaseKeeper(queue, plan=plan, clock=client.clock) as another:
+        for message in queue.receive(5):
+            another.register(message).delete()
+    assert plan.costs.crashes_per_second == pytest.approx(before, rel=0.01)
+
+
+def test_a_quiet_year_does_not_make_workers_immortal(client: EmbeddedClient) -> None:
+    client.account.create("jobs")
+    queue = client.account.queue("jobs")
+    plan = AdaptiveTimeout()
+    queue.send("job")
+    (message,) = queue.receive()
+    for _ in range(1_000):
+        plan.finished(message, 30_000)
+    assert plan.costs.crashes_per_second == pytest.approx(1 / 72_000)

@@ -31,16 +31,17 @@ SETTINGS = {"visibility_timeout": 30, "interval": 10, "minimal_life": 5}
 
 
 class MovableClock:
-    """Both of its times pass together."""
+    """Both of its times pass together, until the wall clock jumps."""
 
     def __init__(self) -> None:
         self.passed = 0.0
+        self.jumped = 0.0
 
     def monotonic(self) -> float:
         return 1_000 + self.passed
 
     def wall(self) -> float:
-        return 1_700_000_000 + self.passed
+        return 1_700_000_000 + self.passed + self.jumped
 
 
 class Faulty(Wrapping):
@@ -328,6 +329,34 @@ def test_an_outage_beyond_the_lease_is_told_and_harms_no_other(
         late: list[Lease] = []
         first.on_lost(late.append)
         eventually(lambda: late)
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+def test_a_wall_clock_that_jumps_loses_nothing(
+    queue: Queue, keeper: LeaseKeeper, clock: MovableClock, wait: Callable[..., None], jump: float
+) -> None:
+    lease = keeper.register(received(queue)[0])
+    wait(5, keeper)
+    clock.jumped = jump
+    wait(60, keeper)
+    assert not lease.lost
+    assert queue.receive() == []
+    assert keeper.stats.extensions >= 3
+    lease.delete()
+
+
+def test_after_a_long_sleep_of_the_machine_leases_are_lost_and_new_ones_kept(
+    queue: Queue, account: EmbeddedAccount, keeper: LeaseKeeper, clock: MovableClock, wait: Callable[..., None]
+) -> None:
+    lease = keeper.register(received(queue)[0])
+    clock.passed += 3_600
+    keeper.settle()
+    assert lease.lost.reason is Reason.EXPIRED
+    account.settle()
+    again = keeper.register(queue.receive()[0])
+    wait(60, keeper)
+    assert not again.lost
+    assert queue.receive() == []
 
 
 def test_a_message_that_another_took_is_told(queue: Queue, clock: MovableClock, wait: Callable[..., None]) -> None:

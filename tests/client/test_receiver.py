@@ -34,6 +34,11 @@ class Counting(Wrapping):
         self.parked_max = 0
         self.waits: Counter[bool] = Counter()
         self.answer: Sequence[Received] | VeilError | None = None
+        self.interruptible = True
+
+    def interrupt(self) -> None:
+        if self.interruptible:
+            self.inner.interrupt()
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         with self.lock:
@@ -229,12 +234,13 @@ def test_a_lease_of_its_own(queue: Counting) -> None:
 
 
 def test_close_wakes_everyone_and_releases_what_the_poll_still_brings(queue: Counting) -> None:
+    queue.interruptible = False
     receiver = Receiver(queue)
     crowd = Crowd(receiver, 50)
     eventually(lambda: queue.parked == 1)
     receiver.close()
     crowd.join()
-    assert queue.parked == 1, "it is the queue's to end"
+    assert queue.parked == 1, "it ends with its wait"
     queue.send("late")
     receiver.close(deadline=30)
     assert crowd.got == []
@@ -243,7 +249,39 @@ def test_close_wakes_everyone_and_releases_what_the_poll_still_brings(queue: Cou
     assert receiver.receive(5) is None
 
 
+def test_close_interrupts_the_polls_and_the_queue_goes_on(queue: Counting) -> None:
+    receiver = Receiver(queue, polls=3)
+    crowd = Crowd(receiver, 50)
+    eventually(lambda: queue.parked == 3)
+    receiver.close(deadline=10)
+    assert queue.parked == 0
+    crowd.join()
+    queue.send("for another")
+    (message,) = queue.receive()
+    assert (message.body, message.receive_count) == ("for another", 1)
+
+
+def test_a_poll_that_is_on_its_way_when_the_receiver_closes_ends_too(queue: Counting) -> None:
+    at_the_door, go_in = threading.Event(), threading.Event()
+
+    class Slow(Wrapping):
+        def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+            at_the_door.set()
+            assert go_in.wait(10)
+            return self.inner.receive(count_max, lease=lease, wait=wait)
+
+    receiver = Receiver(Slow(queue))
+    crowd = Crowd(receiver, 1)
+    assert at_the_door.wait(10)
+    receiver.close()
+    crowd.join()
+    go_in.set()
+    receiver.close(deadline=10)
+    assert queue.parked == 0
+
+
 def test_close_of_the_queue_ends_the_poll(queue: Counting) -> None:
+    queue.interruptible = False
     receiver = Receiver(queue)
     crowd = Crowd(receiver, 5)
     eventually(lambda: queue.parked == 1)

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from veilmq.client.capabilities import HandleOnSend
 from veilmq.client.errors import TransportError
-from veilmq.client.messages import Extension, Message, Received, Sent, Template
+from veilmq.client.messages import Extension, Message, Received, Recommended, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.client.routed import Route, RoutedQueue, queue_name, weakest
 from veilmq.client.wrapping import Wrapping
+from veilmq.model.commands import SuggestPlan
 from veilmq.model.errors import MessageGone, ParameterInvalid, QueueExists, ReceiptInvalid
+from veilmq.model.instant import SECOND_US
+from veilmq.model.plan import LeasePlan
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 SPLIT = [
@@ -111,6 +114,19 @@ class TestRouting:
         queue = RoutedQueue({"large": slow}, fast, by=size)
         queue.send_batch(["x", "x" * 11])
         assert (fast.stats().visible, slow.stats().visible) == (1, 1)
+
+    def test_what_was_learnt_of_each_queue_is_one_answer(self, embedded: EmbeddedClient) -> None:
+        fast, slow = made(embedded, "fast", "slow")
+        queue = RoutedQueue({"film": slow, "thumbnail": fast}, fast)
+        assert queue.recommended() is None
+        for name, plan in (
+            ("fast", LeasePlan(lease_us=10 * SECOND_US, by_type={"x": 20 * SECOND_US}, why="a")),
+            ("slow", LeasePlan(lease_us=900 * SECOND_US, by_type={}, why="b")),
+        ):
+            inner = embedded.account.queue(name)
+            inner._one(SuggestPlan(queue=inner._key, origin=inner._origin, plan=plan))
+        found = queue.recommended()
+        assert found == Recommended(10, {"x": 20, "film": 900, "thumbnail": 10}, "a; b", applied=False)
 
     def test_handles_carry_the_route(self, embedded: EmbeddedClient, routed: RoutedQueue) -> None:
         routed.send_batch([Message(str(kind), type=kind) for kind in ("thumbnail", "film", "x", "y")])

@@ -15,7 +15,6 @@ from veilmq.client.timeouts import (
     Survival,
     ThresholdTimeout,
     plan_of,
-    recommended,
 )
 from veilmq.client.timeouts.survival import BUCKETS, GROWTH, bound_of, bucket_of
 from veilmq.model.commands import SuggestPlan
@@ -248,7 +247,7 @@ class TestPublished:
     def test_it_follows_what_is_published(self, embedded: EmbeddedClient) -> None:
         embedded.account.create("jobs")
         queue = embedded.account.queue("jobs")
-        assert recommended(queue) is None
+        assert queue.recommended() is None
         plan = PublishedPlan(queue, default=40, margin=10, every=60, clock=embedded.clock)
         assert plan.first_lease(message("film")) == 40
         publish(embedded, "jobs", lease_us=100 * SECOND_US, by_type={"film": 900 * SECOND_US})
@@ -256,7 +255,7 @@ class TestPublished:
         embedded.pass_time(61)
         assert [plan.first_lease(message(kind)) for kind in ("film", "other", None)] == [900, 100, 100]
         assert plan.next_lease(message("film"), 30) == 900
-        found = recommended(queue)
+        found = queue.recommended()
         assert found is not None
         assert (found.lease, found.by_type, found.applied) == (100, {"film": 900}, False)
 

@@ -4,6 +4,7 @@ The document's failure analysis (seed 002) has one test a letter and case: `test
 producer, `test_consumer_...`, `test_service_...`.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -794,3 +795,81 @@ def _die(prepared: Prepared) -> bool:
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", "veilmq.transaction")
+
+
+# FIFO queues: no message has a delay of its own, and a commit's second copy is dropped for five minutes.
+
+
+class Fifo(Place):
+    """A native FIFO queue as the target; its log is a standard queue, whose sends return handles or do not."""
+
+    def __init__(self, embedded: EmbeddedClient, kind: str) -> None:
+        super().__init__(embedded, kind)
+        embedded.account.create("orders.fifo", Template(fifo=True))
+        self.queue = embedded.account.queue("orders.fifo")
+
+    def live(self, network: Network | None = None) -> TransactionQueue:
+        """A process of its own, with the default times."""
+        network = network or Network()
+        return self.opened(network.over(self.queue), network.over(self.log))
+
+    def produce(self, network: Network) -> None:
+        try:
+            self.live(network).send_transaction(Message("order 7", group="g"), self.ledger.do)
+        except (Killed, TransportError):
+            pass
+
+    def check(self, network: Network | None = None) -> None:
+        try:
+            self.live(network).checker.run_once()
+        except (Killed, TransportError):
+            pass
+
+    def one_copy_in_the_end(self, came: list[Received]) -> None:
+        for _ in range(4):
+            self.embedded.pass_time(61)
+            self.check()
+            came += self.consumed()
+        self.embedded.pass_time(1_000)
+        self.check()
+        came += self.consumed()
+        assert [message.attributes[ATTRIBUTE] for message in came] == self.ledger.done
+        assert self.left() == 0
+
+
+@pytest.fixture(params=["azure", "sqs"], ids=["handles", "no-handles"])
+def fifo(request: pytest.FixtureRequest, embedded: EmbeddedClient) -> Fifo:
+    return Fifo(embedded, request.param)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_fifo_producer_fails_at_every_step_and_leaves_one_copy(fifo: Fifo, how: str, step: int) -> None:
+    fifo.produce(Network(step, how))
+    came = fifo.consumed()
+    fifo.embedded.pass_time(181)
+    fifo.check()
+    fifo.one_copy_in_the_end(came + fifo.consumed())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("producer", ["killed before", "killed after"])
+def test_a_fifo_checker_fails_at_every_step_after_its_producer(fifo: Fifo, producer: str, how: str, step: int) -> None:
+    """The producer died at its commit, the first checker at each of its own steps."""
+    fifo.produce(Network({"azure": 2, "sqs": 3}[fifo.kind], producer))
+    came = fifo.consumed()
+    fifo.embedded.pass_time(181)
+    fifo.check(Network(step, how))
+    fifo.one_copy_in_the_end(came + fifo.consumed())
+
+
+def test_times_that_outlast_the_deduplication_are_told(fifo: Fifo, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "veilmq.transaction"):
+        assert fifo.opened().times.timeout == 180
+        assert caplog.messages == []
+        fifo.opened(times=Times(timeout=600))
+    (told,) = caplog.messages
+    assert "idempotency guard" in told

@@ -1,11 +1,12 @@
 """The client's clocks: the one place of the client that reads them.
 
 Strategy: everything that measures a lease takes a `Clock`; tests bring their own. `monotonic` judges leases, `wall`
-only stamps what people and other processes read.
+only stamps what people and other processes read. A clock that tests move is told who sleeps by it, and wakes them.
 """
 
+import threading
 import time
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Clock(Protocol):
@@ -31,3 +32,20 @@ class SystemClock:
 
 
 SYSTEM = SystemClock()
+
+
+@runtime_checkable
+class Moved(Protocol):
+    """What a clock has besides that tests move (`veilmq.testing.client_contract.clock.MovableClock`)."""
+
+    def wakes(self, sleeper: threading.Condition) -> None:
+        """Notify it whenever the clock was moved, as long as it lives."""
+        ...
+
+
+def sleeping_by(clock: Clock, sleeper: threading.Condition) -> threading.Condition:
+    """`sleeper`, on which threads wait for an instant of `clock` and look again when they wake."""
+    moved: object = clock
+    if isinstance(moved, Moved):
+        moved.wakes(sleeper)
+    return sleeper

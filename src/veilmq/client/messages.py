@@ -108,8 +108,6 @@ class Stats(msgspec.Struct, frozen=True):
     delay: float | None = None
     incarnation: str | None = None
     """Differs for a queue that was deleted and created again: its incarnation number or creation time."""
-    recommended: Recommended | None = None
-    """What was learnt for this queue, where somebody publishes it (our server and directories)."""
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.client.clock import Clock
+from veilmq.client.clock import Clock, sleeping_by
 from veilmq.client.messages import Received
 from veilmq.client.unreadable import log
 from veilmq.model.errors import VeilError
@@ -44,11 +44,12 @@ class Parked:
         """poll: one receive of one message from the queue of that name, with that lease and wait."""
         self._names = names
         self._poll, self._give_back, self._clock = poll, give_back, clock
-        self._changed = threading.Condition()
+        self._changed = sleeping_by(clock, threading.Condition())
         self._waiting: dict[Lease, int] = {}
         self._polls: set[tuple[str, Lease]] = set()
         self._arrived: list[_Arrived] = []
         self._pauses: dict[str, tuple[float, float]] = {}
+        self._interrupts = 0
         self._closed = False
 
     @property
@@ -73,14 +74,20 @@ class Parked:
             raise errors[0]
         return messages
 
-    def close(self) -> None:
-        """Waits end; polls end with their queues."""
+    def interrupt(self) -> None:
+        """The waits of now end; polls end with their slice, or when their queues are interrupted."""
         with self._changed:
-            self._closed = True
+            self._interrupts += 1
             self._changed.notify_all()
 
+    def close(self) -> None:
+        """Waits end; polls end with their queues."""
+        self._closed = True
+        self.interrupt()
+
     def _first(self, lease: Lease, deadline: float, count_max: int) -> list[_Arrived]:
-        while not self._closed:
+        interrupts = self._interrupts
+        while not self._closed and self._interrupts == interrupts:
             # A poll brings one message.
             came = [arrived for arrived in self._arrived if arrived.lease == lease][:count_max]
             if came:

@@ -63,7 +63,8 @@ class Parking:
         self._closed = False
 
     def wait(self, call: Callable[[], Answer], late: Callable[[Answer], None]) -> Answer | None:
-        """The call's answer, or None if `close` came first; then `late` gets it. Raises what the call raises."""
+        """The call's answer, or None if `interrupt` or `close` came first; then `late` gets it. Raises what the call
+        raises."""
         job = _Job(call, late)
         with self._lock:
             if self._closed:
@@ -80,14 +81,19 @@ class Parking:
             raise failure
         return answer
 
-    def close(self) -> None:
-        """Give up all that wait."""
+    def interrupt(self) -> None:
+        """Give up all that wait now."""
         with self._lock:
-            self._closed = True
             jobs = list(self._jobs)
         for job in jobs:
             if job.settle():
                 job.reply.put((None, None))
+
+    def close(self) -> None:
+        """Give up all that wait, and take no more."""
+        with self._lock:
+            self._closed = True
+        self.interrupt()
         while self._idle:
             try:
                 self._idle.pop().put(None)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from veilmq.client.capabilities import Capabilities
-from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
+from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.model.errors import VeilError
 
 
@@ -83,6 +83,16 @@ class Queue(Protocol):
 
     def stats(self) -> Stats:
         """The queue as it stands."""
+        ...
+
+    def recommended(self) -> Recommended | None:
+        """First leases that were learnt for this queue, for producers and people; None where nobody can tell or
+        nothing was published yet. Our server and directories tell."""
+        ...
+
+    def interrupt(self) -> None:
+        """End the receives that wait in other threads: they return at once, with nothing unless a message was on its
+        way. The queue stays open; what a poll that cannot be ended still brings is released. Raises nothing."""
         ...
 
     def close(self) -> None:

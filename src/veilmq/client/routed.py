@@ -17,7 +17,7 @@ import msgspec
 
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
+from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.parked import Parked
 from veilmq.client.prepared import as_message
 from veilmq.client.queue import Account, Queue
@@ -234,6 +234,28 @@ class RoutedQueue:
             delay=_same(each.delay for each in all_of),
             incarnation=_joint(each.incarnation for each in all_of),
         )
+
+    def recommended(self) -> Recommended | None:
+        """See `Queue.recommended`. Each type's lease as its own queue's, the default queue's for all others."""
+        found = {name: route.queue.recommended() for name, route in self._by_queue.items()}
+        if all(each is None for each in found.values()):
+            return None
+        told = found[self._default.queue.name]
+        by_type = dict(told.by_type) if told is not None else {}
+        for kind, route in self._by_type.items():
+            of_queue = found[route.queue.name]
+            lease = None if of_queue is None else of_queue.by_type.get(kind, of_queue.lease)
+            if lease is not None:
+                by_type[kind] = lease
+        why = "; ".join(each.why for each in found.values() if each is not None and each.why)
+        applied = all(each is None or each.applied for each in found.values())
+        return Recommended(None if told is None else told.lease, by_type, why, applied)
+
+    def interrupt(self) -> None:
+        """See `Queue.interrupt`. All of the queues."""
+        self._parked.interrupt()
+        for route in self._routes:
+            route.queue.interrupt()
 
     def close(self) -> None:
         """See `Queue.close`. All of the queues."""

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from veilmq.client.capabilities import Capabilities
-from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import VeilError
 
@@ -60,6 +60,12 @@ class Wrapping:
 
     def stats(self) -> Stats:
         return self.inner.stats()
+
+    def recommended(self) -> Recommended | None:
+        return self.inner.recommended()
+
+    def interrupt(self) -> None:
+        self.inner.interrupt()
 
     def close(self) -> None:
         self.inner.close()

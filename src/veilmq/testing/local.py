@@ -29,11 +29,22 @@ class LocalServer:
     def __init__(self, directory: Path, *options: str) -> None:
         """Starts it; `options` are further flags of `veilmq serve`. Raises RuntimeError with its log if it fails."""
         self.process = ServerProcess(directory, *options).start()
+        self._opened: list[Queue | Account] = []
 
     @property
     def sqs_url(self) -> str:
         """Endpoint for SQS clients (any credentials)."""
         return self.process.sqs
+
+    @property
+    def azure_url(self) -> str:
+        """Endpoint for Azure Queue Storage (account devstoreaccount1)."""
+        return self.process.azure
+
+    @property
+    def mns_url(self) -> str:
+        """Endpoint for MNS clients (any credentials)."""
+        return self.process.mns
 
     @property
     def admin_url(self) -> str:
@@ -48,13 +59,17 @@ class LocalServer:
         """The account that its queues are in."""
         from veilmq.client.connect import connect_account
 
-        return connect_account(f"veil://{urlsplit(self.sqs_url).netloc}")
+        account = connect_account(f"veil://{urlsplit(self.sqs_url).netloc}")
+        self._opened.append(account)
+        return account
 
     def connect(self, name: str, *, create: bool = True) -> "Queue":
         """A queue of this server, made if it is not there. Raises QueueMissing without `create`."""
         import veilmq
 
-        return veilmq.connect(self.queue_url(name) + ("?create=1" if create else ""))
+        queue = veilmq.connect(self.queue_url(name) + ("?create=1" if create else ""))
+        self._opened.append(queue)
+        return queue
 
     def advance(self, **duration: float) -> None:
         """Let time pass: `advance(hours=6)`, with the names of datetime.timedelta.
@@ -71,17 +86,26 @@ class LocalServer:
         return float(self._ask("GET", "/api/v1/clock")["now"]) / 1e6
 
     def reset(self) -> None:
-        """Delete every queue with its messages. The clock stays where it is."""
-        more = True
-        while more:
-            page = self._ask("GET", "/api/v1/queues?account=*")
-            for queue in page["queues"]:
-                name = quote(queue["name"], safe="")
-                self._ask("DELETE", f"/api/v1/queues/{queue['account']}/{queue['region']}/{name}")
-            more = page["more"]
+        """Delete every topic, and every queue with its messages. The clock stays where it is."""
+        # Topics first: the queues of their pushes go with them, and cannot be named.
+        for noun in ("topics", "queues"):
+            more = True
+            while more:
+                page = self._ask("GET", f"/api/v1/{noun}?account=*")
+                for each in page[noun]:
+                    name = quote(each["name"], safe="")
+                    self._ask("DELETE", f"/api/v1/{noun}/{each['account']}/{each['region']}/{name}")
+                more = page["more"]
+
+    def disconnect(self) -> None:
+        """Close what `connect` and `account` gave."""
+        opened, self._opened = self._opened, []
+        for each in opened:
+            each.close()
 
     def stop(self) -> None:
         """End it."""
+        self.disconnect()
         self.process.stop()
 
     @classmethod

@@ -34,4 +34,5 @@ def veilmq_server_process(tmp_path_factory: pytest.TempPathFactory) -> "Iterator
 def veilmq_server(veilmq_server_process: "LocalServer") -> "Iterator[LocalServer]":
     """A real server in development mode without any queue: `LocalServer`."""
     yield veilmq_server_process
+    veilmq_server_process.disconnect()
     veilmq_server_process.reset()

@@ -23,7 +23,7 @@ from veilmq.client.azure.waiting import Waiting
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import TransportError
-from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.prepared import attempt, through
 from veilmq.client.unreadable import log, read_each, receive_readable
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -212,6 +212,14 @@ class AzureQueue:
             believed_until = self._clock.monotonic() + _SETTINGS_SECONDS
             self._settings = settings_of(properties.metadata or {}), believed_until
         return properties
+
+    def recommended(self) -> Recommended | None:
+        """Nobody can tell here."""
+        return None
+
+    def interrupt(self) -> None:
+        """Waiting receives end, without a last question."""
+        self._waiting.interrupt()
 
     def close(self) -> None:
         """A waiting receive ends; what it still brings is released. The client's connections are the account's."""

@@ -2,14 +2,15 @@
 
 Strategy: the first pause is short, so that a message that is on its way is found at once; each is twice the last, up to
 one second, so that an idle wait costs at most a request a second. The last question is asked when the wait ends.
-Closing ends a pause at once, and what a question that was under way still brings is given back.
+Closing ends a pause at once, and what a question that was under way still brings is given back; an interruption ends
+it too, but that answer is still the caller's.
 """
 
 import threading
 from collections.abc import Callable
 from typing import Final
 
-from veilmq.client.clock import Clock
+from veilmq.client.clock import Clock, sleeping_by
 from veilmq.client.messages import Received
 
 _PAUSE_MIN: Final = 0.05
@@ -22,26 +23,39 @@ class Waiting:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._closed = threading.Event()
+        self._changed = sleeping_by(clock, threading.Condition())
+        self._interrupts = 0
+        self._closed = False
 
     def poll(
         self, ask: Callable[[], list[Received]], wait: float, give_back: Callable[[list[Received]], None]
     ) -> list[Received]:
         """What `ask` brings within `wait` seconds, or nothing."""
         deadline = self._clock.monotonic() + wait
+        interrupts = self._interrupts
         pause = _PAUSE_MIN
         while True:
             found = ask()
-            if self._closed.is_set():
+            if self._closed:
                 give_back(found)
                 return []
             left = deadline - self._clock.monotonic()
             if found or left <= 0:
                 return found
-            if self._closed.wait(min(pause, left)):
-                return []
+            with self._changed:
+                if self._interrupts == interrupts:
+                    self._changed.wait(min(pause, left))
+                if self._interrupts != interrupts:
+                    return []
             pause = min(2 * pause, PAUSE_MAX)
 
+    def interrupt(self) -> None:
+        """The waits of now end."""
+        with self._changed:
+            self._interrupts += 1
+            self._changed.notify_all()
+
     def close(self) -> None:
-        """All waits end."""
-        self._closed.set()
+        """All waits end, and none begins."""
+        self._closed = True
+        self.interrupt()

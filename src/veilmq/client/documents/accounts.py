@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
+import msgspec
+
 from veilmq.client.connect import connect_account
 from veilmq.client.documents.messages import Message, QueueMeta, TopicMessage, TopicMeta
 from veilmq.client.documents.transactions import TransactionChecker, TransactionQueue
 from veilmq.client.messages import Message as Outgoing
 from veilmq.client.queue import Account, Queue
 from veilmq.client.topics import PullTopic, create_pull_topic
+from veilmq.client.transaction import Form, Times
+from veilmq.client.transaction.parameters import form_for
 
 DEFINITIONS_DEFAULT: Final = Path(tempfile.gettempdir()) / "veilmq-pull-topics"
 _LOG_SUFFIX: Final = "-operation-log"
@@ -100,12 +104,15 @@ class MNSClient:
 
     def createTransQueue(self, queueMeta: QueueMeta, checker: TransactionChecker) -> TransactionQueue:
         """A transaction queue with its log, and the checker at work."""
-        log = queueMeta.queue_name + _LOG_SUFFIX
-        self.account.create(queueMeta.queue_name, queueMeta.template())
-        self.account.create(log)
-        return TransactionQueue(
-            self.account, self.account.queue(queueMeta.queue_name), self.account.queue(log), checker
-        )
+        name = queueMeta.queue_name + _LOG_SUFFIX
+        self.account.create(name)
+        log = self.account.queue(name)
+        template = queueMeta.template()
+        if form_for(None, log.capabilities) is Form.HIDDEN and not log.capabilities.ttl and template.retention is None:
+            # A half message ends with its queue's retention, which the document's SDK sets.
+            template = msgspec.structs.replace(template, retention=Times().half_life)
+        self.account.create(queueMeta.queue_name, template)
+        return TransactionQueue(self.account, self.account.queue(queueMeta.queue_name), log, checker)
 
     def close(self) -> None:
         """Let connections go."""

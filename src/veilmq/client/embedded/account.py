@@ -5,6 +5,7 @@ account and region that a server in development mode shows to every client, so t
 """
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,6 +15,7 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.embedded import directories
 from veilmq.client.embedded.queue import EmbeddedQueue, failed
 from veilmq.client.embedded.shell import Call
+from veilmq.client.embedded.topics import EmbeddedTopics
 from veilmq.client.embedded.translation import checked_name, settings_change
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Template
@@ -99,6 +101,15 @@ class EmbeddedAccount:
             found += [info.key.name for info in listed.queues]
             if not listed.more:
                 return found
+
+    def topics(self) -> EmbeddedTopics:
+        """The directory's own topics, for pull topics."""
+
+        def run(commands: Sequence[AnyCommand]) -> list[Any]:
+            self._check_open()
+            return self._shell.run(Call(commands))
+
+        return EmbeddedTopics(self._account, self._region, self._origin, run)
 
     def settle(self) -> None:
         """Apply everything that is due, at once: for clocks that tests move. Nobody else needs it."""

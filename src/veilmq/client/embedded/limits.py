@@ -56,7 +56,7 @@ CAPABILITIES: Final = Capabilities(
     ttl=True,
     groups=True,
     native_fifo=False,
-    native_topics=False,
+    native_topics=True,
     lease_hints=True,
 )
 """Of a queue with the default largest body."""

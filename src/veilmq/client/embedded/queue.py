@@ -13,7 +13,7 @@ from veilmq.client.capabilities import Capabilities
 from veilmq.client.embedded import limits, translation
 from veilmq.client.embedded.shell import Call, Shell
 from veilmq.client.errors import TransportError
-from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.model import outcomes
 from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, DescribeQueue, Extend, Origin, Peek, Receive, Send
 from veilmq.model.errors import ParameterInvalid, QueueExists, QueueMissing, ReceiptInvalid, VeilError
@@ -137,8 +137,7 @@ class EmbeddedQueue:
 
     def stats(self) -> Stats:
         """See `Queue.stats`."""
-        described: outcomes.QueueDescribed = self._one(DescribeQueue(queue=self._key, origin=self._origin))
-        info = described.info
+        info = self._info()
         return Stats(
             visible=info.counts.visible,
             delayed=info.counts.delayed,
@@ -147,16 +146,24 @@ class EmbeddedQueue:
             retention=info.settings.retention_us / SECOND_US,
             delay=info.settings.delay_us / SECOND_US,
             incarnation=str(info.incarnation),
-            recommended=translation.recommended(info.plan),
         )
+
+    def recommended(self) -> Recommended | None:
+        """See `Queue.recommended`."""
+        return translation.recommended(self._info().plan)
+
+    def interrupt(self) -> None:
+        """See `Queue.interrupt`."""
+        with self._lock:
+            parked = list(self._parked)
+        for call in parked:
+            self._shell.cancel(call)
 
     def close(self) -> None:
         """See `Queue.close`. A receive that waits in another thread returns an empty list."""
         with self._lock:
             self._closed = True
-            parked, self._parked = self._parked, set()
-        for call in parked:
-            self._shell.cancel(call)
+        self.interrupt()
 
     def __enter__(self) -> Self:
         return self
@@ -168,6 +175,10 @@ class EmbeddedQueue:
 
     def __repr__(self) -> str:
         return f"EmbeddedQueue({self.name!r} in {str(self._account.directory)!r})"
+
+    def _info(self) -> QueueInfo:
+        described: outcomes.QueueDescribed = self._one(DescribeQueue(queue=self._key, origin=self._origin))
+        return described.info
 
     def _extend(self, handle: Any, lease_us: int, arrived: Instant) -> Extend:
         if type(handle) is not str:

@@ -17,7 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.keeper.lease import Lease
 from veilmq.client.keeper.parameters import (
     INTERVAL,
@@ -29,7 +29,7 @@ from veilmq.client.keeper.parameters import (
     check_lease,
     positive,
 )
-from veilmq.client.keeper.plan import Learner, Plan
+from veilmq.client.keeper.plan import CrashLearner, Learner, Plan
 from veilmq.client.keeper.sending import SenderPool
 from veilmq.client.keeper.states import Reason, State, may_have_happened
 from veilmq.client.keeper.stats import KeeperStats
@@ -94,9 +94,10 @@ class LeaseKeeper:
         self._on_lost = on_lost
         learner: object = plan
         self._learner: Learner | None = learner if isinstance(learner, Learner) else None
+        self._crashes: CrashLearner | None = learner if isinstance(learner, CrashLearner) else None
         self._lock = threading.Lock()
-        self._wake = threading.Condition(self._lock)
-        self._turn = threading.Condition(self._lock)
+        self._wake = sleeping_by(clock, threading.Condition(self._lock))
+        self._turn = sleeping_by(clock, threading.Condition(self._lock))
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0.0
         self._handed = 0
@@ -174,6 +175,8 @@ class LeaseKeeper:
                 self._start()
             elif table.next_look() < self._sleeps_until:
                 self._wake.notify()
+        if self._crashes is not None and received.receive_count > 1:
+            self._crashes.redelivered(received)
         return held
 
     def extend(self, message: Lease | Received, seconds: float, body: str | None = None) -> None:
@@ -203,7 +206,10 @@ class LeaseKeeper:
     def release(self, message: Lease | Received, delay: float = 0) -> None:
         """Give the message back. Raises as `Lease.release`, and ParameterInvalid for what is not held."""
         lease = self._held(message)
+        held = lease.status is not State.DONE
         self._end(lease, lambda: self.queue.release(lease.newest, delay))
+        if self._crashes is not None and held and lease.status is State.DONE:
+            self._crashes.given_back(lease.message)
 
     def delete(self, message: Lease | Received) -> None:
         """Done with it. Raises as `Lease.delete`, and ParameterInvalid for what is not held."""
@@ -465,6 +471,8 @@ class LeaseKeeper:
                 for lease, answer in zip(batch, self._ask(batch, [0.0] * len(batch), self._release), strict=True):
                     if isinstance(answer, VeilError):
                         log.info("queue %s: message %s not released: %s", self.queue.name, lease.message.id, answer)
+                    elif self._crashes is not None:
+                        self._crashes.given_back(lease.message)
             finally:
                 done.release()
 

@@ -41,3 +41,16 @@ class Learner(Protocol):
     def late(self, seconds: float) -> None:
         """An extension took effect, so many seconds after it was due; 0 for one in time."""
         ...
+
+
+@runtime_checkable
+class CrashLearner(Protocol):
+    """What a plan may have to learn how often workers die. Nobody sees another's crash, but its message comes back."""
+
+    def redelivered(self, message: Received) -> None:
+        """A message was registered that somebody had received before."""
+        ...
+
+    def given_back(self, message: Received) -> None:
+        """A message was released by its handler or the keeper: somebody will receive it again, without a crash."""
+        ...

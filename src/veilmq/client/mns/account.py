@@ -26,6 +26,7 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Template
 from veilmq.client.mns.line import Lines
 from veilmq.client.mns.queue import MnsQueue
+from veilmq.client.mns.topics import MnsTopics
 from veilmq.client.singly import Singly
 from veilmq.client.unreadable import Policy, keep
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, QueueMissing
@@ -117,6 +118,10 @@ class MnsAccount:
             marker = answer.next_marker
             if not marker:
                 return names
+
+    def topics(self) -> MnsTopics:
+        """The service's own topics, for pull topics."""
+        return MnsTopics(self)
 
     def close(self) -> None:
         """Close the queues and all connections."""

@@ -87,6 +87,8 @@ class Lines:
     def __init__(self, account: Any) -> None:
         """account: an `mns.account.Account`; only its host and credentials are used. Raises nothing."""
         client = account.mns_client
+        self.host = str(client.host)
+        """With its port, if one was given."""
         self._url = f"{'https' if client.is_https else 'http'}://{client.host}"
         self._credentials = client.credentials_provider
         self._mine = threading.local()

@@ -33,7 +33,7 @@ from veilmq.client import base64_bodies
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import ServiceError, TransportError, may_have_happened
-from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.mns.errors import Said, error_of
 from veilmq.client.mns.line import BatchRefused
 from veilmq.client.mns.receiving import peeked_of, received_of
@@ -89,7 +89,7 @@ def capabilities_of(base64: bool) -> Capabilities:
         ttl=False,
         groups=False,
         native_fifo=False,
-        native_topics=False,
+        native_topics=True,
         lease_hints=True,
         release_min=1,
     )
@@ -326,6 +326,14 @@ class MnsQueue:
         with self._settings_lock:
             self._visibility_timeout = told.visibility_timeout, self._clock.monotonic() + _SETTINGS_SECONDS
         return told
+
+    def recommended(self) -> Recommended | None:
+        """Nobody can tell here."""
+        return None
+
+    def interrupt(self) -> None:
+        """Parked receives end; what they still bring is released."""
+        self._parking.interrupt()
 
     def close(self) -> None:
         """A parked receive ends; what it still brings is released. Connections are the account's."""

@@ -118,6 +118,9 @@ class OrderedQueue(Wrapping):
         read = [(each, self._marking.read(each)) for each in shown]
         return [each if found is None else found[1] for each, found in read]
 
+    def interrupt(self) -> None:
+        (self._receiver or self.inner).interrupt()
+
     def close(self) -> None:
         """Both sides, then the queue."""
         for side in (self._receiver, self._sender):

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.errors import GapFound, Unordered
 from veilmq.client.keeper import Lease, LeaseKeeper
 from veilmq.client.messages import Received
@@ -99,11 +99,11 @@ class OrderedReceiver:
             queue, visibility_timeout=lease, interval=lease / 3, minimal_life=lease / 6, clock=clock
         )
         self._own_keeper = keeper is None
-        self._changed = threading.Condition()
+        self._changed = sleeping_by(clock, threading.Condition())
         self._acks = threading.Lock()
         """Serialises what is saved; taken before `_changed`, never while it is held."""
         self._pulling = self._closed = False
-        self._attempts = 0
+        self._attempts = self._interrupts = 0
         self._unlocked: tuple[int, int] | None = None
         """The missing number for which a FIFO group was let go."""
         self._undeleted: list[Lease] = []
@@ -135,12 +135,13 @@ class OrderedReceiver:
             raise ParameterInvalid(parameter="count_max", reason=f"must be at least 1, not {count_max}")
         deadline = self._clock.monotonic() + wait
         rest = _REST_SECONDS_MIN
+        interrupts = self._interrupts
         while True:
             self._pass_voids()
             with self._changed:
                 ready = self._hand_out(count_max, lease)
                 left = deadline - self._clock.monotonic()
-                if ready or self._closed:
+                if ready or self._closed or self._interrupts != interrupts:
                     return [*ready]
                 if self._pulling or not self._wants_more():
                     if left <= 0:
@@ -247,6 +248,13 @@ class OrderedReceiver:
                 self._reorder = Reorder(state, self._reorder.room)
         for entry in entries:
             give_back(entry.lease)
+
+    def interrupt(self) -> None:
+        """Receives that wait in other threads return now, and so do those of the queue itself."""
+        with self._changed:
+            self._interrupts += 1
+            self._changed.notify_all()
+        self.queue.interrupt()
 
     def close(self) -> None:
         """Give back what is buffered or handed out, and let the storage go; the queue stays open. Twice is once."""

@@ -3,7 +3,8 @@
 Strategy: each runner asks the exchange (exchange.py) what to do, does it, and says what came of it; runners are started
 as they are needed, at most one for each request that may be under way, and leave when idle. One lock guards the
 exchange and is never held during a request. A runner that breaks (a fault of an adapter) shows its traceback through
-threading.excepthook and is replaced; the request it had counts as failed.
+threading.excepthook and is replaced; the request it had counts as failed. Closing interrupts the queue until no request
+is parked any more: one may have been on its way when the first interruption came.
 """
 
 import logging
@@ -13,13 +14,16 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from veilmq.client.clock import Clock
+from veilmq.client.clock import Clock, sleeping_by
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.client.receiver.exchange import Call, Exchange, Limits, Wish
 from veilmq.model.errors import VeilError
 
 IDLE_SECONDS: Final = 10.0
+AGAIN_SECONDS: Final = 0.05
+"""First pause between two interruptions; doubles."""
+_AGAIN_MAX: Final = 8
 _JITTERS: Final = 1 << 30
 
 log = logging.getLogger("veilmq.receiver")
@@ -36,7 +40,7 @@ class Polling:
         self._runners_max = limits.polls + limits.fetches
         self._runners = 0
         self._idle = 0
-        self._changed = threading.Condition()
+        self._changed = sleeping_by(clock, threading.Condition())
 
     @property
     def waiting(self) -> int:
@@ -69,15 +73,28 @@ class Polling:
         self._release(outcome)
 
     def close(self, deadline: float) -> None:
-        """Wake everyone; wait up to `deadline` seconds for requests under way, which release what they bring."""
+        """Wake everyone, and end the parked requests; wait up to `deadline` seconds for all that are under way, which
+        release what they bring."""
         with self._changed:
+            first = not self._exchange.closed
             spares = self._exchange.close()
             self._changed.notify_all()
+            parked = bool(self._exchange.calls)
+        if first and parked:
+            self.queue.interrupt()
+            threading.Thread(target=self._end_calls, name=f"veilmq receiver {self.queue.name} end", daemon=True).start()
         self._release(spares)
         end = self.clock.monotonic() + deadline
         with self._changed:
             while self._exchange.calls and (left := end - self.clock.monotonic()) > 0:
                 self._changed.wait(left)
+
+    def _end_calls(self) -> None:
+        for turn in range(_AGAIN_MAX):
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._exchange.calls, math.ldexp(AGAIN_SECONDS, turn)):
+                    return
+            self.queue.interrupt()
 
     def _rouse(self) -> None:
         if self._idle:

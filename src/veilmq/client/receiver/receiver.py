@@ -112,8 +112,9 @@ class Receiver(_Door):
         return _outcome(self._polling.withdraw(wish))
 
     def close(self, deadline: float = 0) -> None:
-        """Callers that wait get None at once, and so do later ones. Requests still parked end with their wait, or when
-        the queue is closed; what they bring is released. `deadline`: seconds to wait for them here."""
+        """Callers that wait get None at once, and so do later ones. Parked requests are interrupted, and with them
+        whoever else waits at this queue object; what they still bring is released. `deadline`: seconds to wait here
+        for requests under way."""
         self._polling.close(deadline)
 
     def __enter__(self) -> Self:

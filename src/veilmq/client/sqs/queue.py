@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import TransportError
-from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.parking import Parking
 from veilmq.client.queue_attributes import FIFO_SUFFIX
 from veilmq.client.requests import in_requests, split
@@ -251,6 +251,14 @@ class SqsQueue:
             # In whole seconds; that is enough, because SQS makes no queue of that name again within a minute.
             incarnation=member(texts, "CreatedTimestamp"),
         )
+
+    def recommended(self) -> Recommended | None:
+        """Nobody can tell here."""
+        return None
+
+    def interrupt(self) -> None:
+        """Parked receives end; what they still bring is released."""
+        self._parking.interrupt()
 
     def close(self) -> None:
         """A parked receive ends; what it still brings is released. The client's connections are the account's."""

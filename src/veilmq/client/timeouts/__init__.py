@@ -6,7 +6,7 @@ document's own counter rule (seed 003). Source: seeds 003 and 004; docs/patterns
 """
 
 from veilmq.client.timeouts.adaptive import AdaptiveTimeout
-from veilmq.client.timeouts.published import PublishedPlan, recommended
+from veilmq.client.timeouts.published import PublishedPlan
 from veilmq.client.timeouts.schedule import Costs, Schedule, plan_of
 from veilmq.client.timeouts.survival import Survival
 from veilmq.client.timeouts.threshold import ThresholdTimeout
@@ -19,5 +19,4 @@ __all__ = [
     "Survival",
     "ThresholdTimeout",
     "plan_of",
-    "recommended",
 ]

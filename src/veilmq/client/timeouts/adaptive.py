@@ -25,6 +25,8 @@ _REPLAN_GROWTH: Final = 1.15
 _REPLAN_MAX: Final = 50
 """A schedule is planned anew after 15 % more attempts, but after 50 at the latest."""
 _HYSTERESIS: Final = 0.01
+_CRASH_SHARE_MIN: Final = 0.1
+"""Of the given rate of crashes: no quiet time makes workers look safer than that."""
 _CRASH_PRIOR: Final = 3.0
 """Crashes that the given rate is worth before any was seen ..."""
 _LATE_PRIOR: Final = 2_000.0
@@ -44,8 +46,10 @@ class _Kind:
 class AdaptiveTimeout:
     """A plan (`veilmq.client.keeper.plan.Plan`) that learns. Thread-safe.
 
-    It names a lease for every message, so that no queue's own timeout counts. Feed it by `finished`, `vanished` and
-    `lost`, as LeaseKeeper does; `late` tells of extensions.
+    It names a lease for every message, so that no queue's own timeout counts. LeaseKeeper feeds it. Crashes are learnt
+    from what they leave: in a fleet of like workers each receives as many messages again, on the average, as it
+    causes to be received again, so what comes again beyond its own releases and losses is what crashes brought.
+    `vanished` is for whoever knows of a crash itself, and then in the place of `redelivered`.
     """
 
     def __init__(
@@ -117,8 +121,19 @@ class AdaptiveTimeout:
         """The lease ended under a living worker: a duplicate start."""
         with self._lock:
             self._duplicates += 1
+            self._crashes -= 1  # somebody gets it again
             self._guard()
         self._learn(message.type, held, finished=False)
+
+    def redelivered(self, message: Received) -> None:
+        """A message came that somebody had before: a worker crashed, or gave it back, or lost it."""
+        with self._lock:
+            self._crashes += 1
+
+    def given_back(self, message: Received) -> None:
+        """A worker of ours released it: somebody gets it again, and none crashed."""
+        with self._lock:
+            self._crashes -= 1
 
     def late(self, seconds: float) -> None:
         """An extension took effect; `seconds` after it was due, 0 if it came in time."""
@@ -169,7 +184,7 @@ class AdaptiveTimeout:
         """What things are worth, with the rates as they were learnt so far."""
         return msgspec.structs.replace(
             self._costs,
-            crashes_per_second=self._crashes / self._held_s,
+            crashes_per_second=max(self._crashes / self._held_s, self._costs.crashes_per_second * _CRASH_SHARE_MIN),
             late_share=self._late / self._extensions,
             late_mean=self._late_s / self._late if self._late else self._costs.late_mean,
         )

@@ -1,8 +1,8 @@
 """A plan that others learnt: what the pipeline published on the server, for this queue.
 
-Strategy: asked for now and then through `Queue.stats`, which both our adapters answer; between two questions the last
-answer holds, and where nobody published anything a steady heartbeat does. A type's first lease is also the length of
-each extension: the pipeline chose it with renewals in mind.
+Strategy: asked for now and then through `Queue.recommended`, which both our adapters answer; between two questions the
+last answer holds, and where nobody published anything a steady heartbeat does. A type's first lease is also the length
+of each extension: the pipeline chose it with renewals in mind.
 """
 
 import threading
@@ -13,11 +13,6 @@ from veilmq.client.queue import Queue
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 
-def recommended(queue: Queue) -> Recommended | None:
-    """What was learnt for a queue, for producers and people; None where nothing was published, or nobody can tell."""
-    return queue.stats().recommended
-
-
 class PublishedPlan:
     """A plan (`veilmq.client.keeper.plan.Plan`) from the server. Any thread."""
 
@@ -25,7 +20,7 @@ class PublishedPlan:
         self, queue: Queue, *, default: float = 30.0, margin: float = 15.0, every: float = 300.0, clock: Clock = SYSTEM
     ) -> None:
         """default: seconds of a lease where nothing is published. margin: seconds before its end at which a lease is
-        extended. every: seconds between two questions. Raises ParameterInvalid; what `stats` raises is raised by the
+        extended. every: seconds between two questions. Raises ParameterInvalid; what that raises is raised by the
         first question, here, and passed over later.
         """
         if not 0 < margin < default:
@@ -38,7 +33,7 @@ class PublishedPlan:
         self._every = every
         self._clock = clock
         self._lock = threading.Lock()
-        self._found = recommended(queue)
+        self._found = queue.recommended()
         self._asked = clock.monotonic()
 
     @property
@@ -65,7 +60,7 @@ class PublishedPlan:
                 return self._found
             self._asked = now
         try:
-            self._found = recommended(self._queue)
+            self._found = self._queue.recommended()
         except VeilError:
             return self._found  # the plan of before is better than none
         return self._found

@@ -1,11 +1,11 @@
 """Topics whose subscribers pull: every subscription is a queue.
 
 Strategy: `definitions` is which topics there are and what their subscriptions are, durable and shared; `making` creates
-and deletes them; `topic` publishes; `encoding` is raw or base64 bodies. No protocol is asked for topics of its own yet
-(`Capabilities.native_topics`), so a publish is one batch a queue. Source: the seed documents' CloudPullTopic.
+and deletes them; `topic` publishes; `encoding` is raw or base64 bodies; `native` is where a topic of the service's own
+serves (`Capabilities.native_topics`). Source: the seed documents' CloudPullTopic.
 """
 
-from veilmq.client.topics.definitions import Definition, Definitions, Subscription
+from veilmq.client.topics.definitions import Definition, Definitions, Form, Subscription
 from veilmq.client.topics.encoding import Encoding, decoded
 from veilmq.client.topics.making import create_pull_topic, delete_pull_topic, open_pull_topic
 from veilmq.client.topics.topic import ID_ATTRIBUTE, Published, PullTopic
@@ -15,6 +15,7 @@ __all__ = [
     "Definition",
     "Definitions",
     "Encoding",
+    "Form",
     "Published",
     "PullTopic",
     "Subscription",

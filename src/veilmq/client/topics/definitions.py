@@ -1,7 +1,7 @@
 """Which topics there are: one small JSON object each, in a directory or bucket that all publishers can reach.
 
     {"topic": "news", "state": "ready", "created": ["a"],
-     "subscriptions": [{"name": "a", "queue": "a", "tags": ["urgent"], "encoding": "raw"}]}
+     "form": "fan-out", "subscriptions": [{"name": "a", "queue": "a", "tags": ["urgent"], "encoding": "raw"}]}
 
 Strategy: a queue has no place to keep such a list that every protocol lets us read, so it is kept beside the queues.
 The object exists before the first queue is made and after the last one is deleted, and lists the queues that were made
@@ -30,6 +30,15 @@ class State(StrEnum):
     DELETING = "deleting"
 
 
+class Form(StrEnum):
+    """How a publish reaches the queues."""
+
+    NATIVE = "native"
+    """By a topic of the service's own: one request, to all queues or to none."""
+    FAN_OUT = "fan-out"
+    """By us: a batch a queue."""
+
+
 class Subscription(msgspec.Struct, frozen=True):
     """A queue that gets what is published."""
 
@@ -49,6 +58,7 @@ class Definition(msgspec.Struct, frozen=True):
     state: State = State.READY
     created: tuple[str, ...] = ()
     """Queues that were made for it, and go with it."""
+    form: Form = Form.FAN_OUT
 
 
 class Definitions:

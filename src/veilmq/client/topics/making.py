@@ -8,16 +8,19 @@ Source: the seed documents' createPullTopic(topicMeta, queueNameList, needCreate
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from veilmq.client.errors import SubscriptionExists, TopicExists, TopicMissing
 from veilmq.client.messages import Template
+from veilmq.client.native_topics import NativeTopics
 from veilmq.client.queue import Account
-from veilmq.client.topics.definitions import Definition, Definitions, State, Subscription
+from veilmq.client.topics.definitions import Definition, Definitions, Form, State, Subscription
 from veilmq.client.topics.encoding import Encoding
+from veilmq.client.topics.native import check_fits, delete_native, native_topics_of, natively
 from veilmq.client.topics.topic import Bodies, PullTopic, delete_topic
-from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, VeilError
 
 log = logging.getLogger("veilmq.client")
 
@@ -33,16 +36,19 @@ def create_pull_topic(
     tags: Mapping[str, Collection[str]] | None = None,
     encodings: Mapping[str, Encoding | str] | None = None,
     bodies: Bodies | None = None,
+    form: Form | str | None = None,
 ) -> PullTopic:
     """Make the topic, or open it if it is there and the same.
 
     queue_names: one queue a subscription; a mapping names subscriptions that are called otherwise than their queues.
     definitions: where topics are written down, or its URL. create_queues: make the queues that are missing, with the
     settings of `template`; they go when the topic is deleted. tags, encodings: by subscription; without: all messages,
-    raw. bodies: see `PullTopic`.
+    raw. bodies: see `PullTopic`. form: None takes a topic of the service's own where it has any and the names, tags and
+    encodings fit it; of a topic that is there, its own form.
 
     Raises ParameterInvalid; SubscriptionExists, TopicExists (it is there, and another); QueueMissing (without
-    create_queues); what `Account.create` raises; ObjectStoreFailed. After any of them there is no more than before.
+    create_queues); CapabilityMissing (form=native where there is none, or what it cannot do); what `Account.create`
+    raises; ObjectStoreFailed. After any of them there is no more than before.
     """
     where = definitions if isinstance(definitions, Definitions) else Definitions(definitions)
     wanted = Definition(topic, _subscriptions(queue_names, tags or {}, encodings or {}), State.CREATING)
@@ -50,28 +56,73 @@ def create_pull_topic(
         raise ParameterInvalid(parameter="template", reason="is for queues that are made: create_queues=True")
     if bodies is not None and any(each.encoding is Encoding.BASE64 for each in wanted.subscriptions):
         raise ParameterInvalid(parameter="encodings", reason="bodies that are made by `bodies` are raw")
+    chosen = None if form is None else _checked_form(form)
+    if chosen is Form.NATIVE:
+        check_fits(account, wanted, bodies)
     there = where.find(topic)
     if there is None:
         where.add(wanted)
     else:
         _check_same(there, wanted)
+        if chosen not in (None, there.form) and there.state is State.READY:
+            raise TopicExists(topic=topic, reason=f"its form is {there.form}")
         if there.state is State.READY:
             return PullTopic(account, where, there, bodies=bodies)
         wanted = msgspec.structs.replace(wanted, created=there.created)
     made: list[str] = []
+    new_topic = False
     try:
         for each in wanted.subscriptions:
             if create_queues and account.create(each.queue, template):
                 made.append(each.queue)
                 wanted = msgspec.structs.replace(wanted, created=(*wanted.created, each.queue))
                 where.write(wanted)
+        native = chosen is not Form.FAN_OUT and native_topics_of(account, wanted, bodies)
+        if native:
+            wanted = msgspec.structs.replace(wanted, form=Form.NATIVE)
+            where.write(wanted)  # before the service has it: a crash from here on leaves nothing unknown
+            new_topic = native.create(topic, [each.queue for each in wanted.subscriptions])
+            _subscribe(native, wanted)
+        elif chosen is Form.NATIVE:
+            raise CapabilityMissing(capability="native_topics")
+        elif there is not None:
+            delete_native(account, there)  # begun in the other form
         ready = msgspec.structs.replace(wanted, state=State.READY)
         result = PullTopic(account, where, ready, bodies=bodies)
         where.write(ready)
     except VeilError:
+        if new_topic:
+            _forget_topic(account, wanted)
         _take_back(account, where, there, topic, made)
         raise
     return result
+
+
+def _checked_form(form: Any) -> Form:
+    if form not in set(Form):
+        raise ParameterInvalid(parameter="form", reason=f"must be native or fan-out, not {form!r}")
+    return Form(form)
+
+
+def _subscribe(native: NativeTopics, wanted: Definition) -> None:
+    """Raises TopicExists, SubscriptionExists if the service has a topic of that name with others than ours."""
+    ours = {each.name: each for each in natively(wanted.subscriptions)}
+    for there in native.subscriptions(wanted.topic):
+        mine = ours.get(there.name)
+        if mine is None:
+            raise TopicExists(topic=wanted.topic, reason=f"the service's has a subscription {there.name}, too")
+        if there != mine:
+            setting = "endpoint" if there.queue != mine.queue else "tags"
+            raise SubscriptionExists(topic=wanted.topic, subscription=there.name, setting=setting)
+    for each in ours.values():
+        native.subscribe(wanted.topic, each)
+
+
+def _forget_topic(account: Account, definition: Definition) -> None:
+    try:
+        delete_native(account, definition)
+    except VeilError as error:
+        log.error("topic %s of the service is half made, delete it: %s", definition.topic, error)
 
 
 def open_pull_topic(

@@ -1,9 +1,10 @@
 """Publishing: one message to every subscription that wants it.
 
-Strategy: the messages of a publish become one batch a queue, and the queues are served side by side. Every copy carries
-the publish's id: as deduplication id where the queue is FIFO, so that publishing again with that id adds no second copy
-there; as an attribute elsewhere, by which a consumer can drop one. What failed is named by subscription, and only that
-need be published again. Source: the seed documents' CloudPullTopic.publishMessage.
+Strategy: where the service has a topic of its own for this, one request of it, which reaches all queues or none; what
+that cannot carry, and everywhere else, one batch a queue, the queues side by side. Every copy carries the publish's id:
+as deduplication id where the queue is FIFO, so that publishing again with that id adds no second copy there; as an
+attribute elsewhere, by which a consumer can drop one. What failed is named by subscription, and only that need be
+published again. Source: the seed documents' CloudPullTopic.publishMessage.
 """
 
 import secrets
@@ -15,10 +16,12 @@ import msgspec
 
 from veilmq.client.errors import EncodingMismatch, PublishIncomplete
 from veilmq.client.messages import Message, Sent
+from veilmq.client.native_topics import NativePublished
 from veilmq.client.prepared import as_message, attempt, send_prepared, text_bytes
 from veilmq.client.queue import Account, Queue
-from veilmq.client.topics.definitions import Definition, Definitions, State, Subscription
+from veilmq.client.topics.definitions import Definition, Definitions, Form, State, Subscription
 from veilmq.client.topics.encoding import ENCODING_ATTRIBUTE, Encoding, encoded
+from veilmq.client.topics.native import delete_native, native_topics_of, natively
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 
 ID_ATTRIBUTE: Final = "veilmq.id"
@@ -43,6 +46,7 @@ class _Copies(msgspec.Struct):
     """One published message on its way."""
 
     id: str
+    given: Message
     messages: dict[str, Message]
     """By subscription."""
     results: dict[str, Sent | VeilError] = msgspec.field(default_factory=dict)
@@ -58,6 +62,9 @@ class PullTopic:
         self._account, self._definitions, self._definition = account, definitions, definition
         self._bodies = bodies
         self._queues = {each.name: account.queue(each.queue) for each in definition.subscriptions}
+        self._native = None
+        if definition.form is Form.NATIVE:
+            self._native = native_topics_of(account, definition, bodies, self._queues.values())
 
     @property
     def name(self) -> str:
@@ -128,7 +135,7 @@ class PullTopic:
             return self._copies(message, _checked_id(publish_id or message.deduplication_id), targets)
 
         copies = [attempt(prepare, each) for each in given]
-        good = [each for each in copies if not isinstance(each, VeilError)]
+        good = self._publish_natively([each for each in copies if not isinstance(each, VeilError)])
         names = [each.name for each in targets if any(each.name in one.messages for one in good)]
         if names:
             with ThreadPoolExecutor(min(_THREADS_MAX, len(names))) as pool:
@@ -136,6 +143,41 @@ class PullTopic:
                     for one, result in zip([one for one in good if name in one.messages], results, strict=True):
                         one.results[name] = result
         return [each if isinstance(each, VeilError) else self._outcome(each) for each in copies]
+
+    def _publish_natively(self, copies: list[_Copies]) -> list[_Copies]:
+        """Publish what the service's own topic can carry to exactly these subscriptions; the others."""
+        native = self._native
+        if native is None:
+            return copies
+        wanted = natively(self.subscriptions)
+        mine = [
+            each
+            for each in copies
+            if each.messages
+            and native.carries(each.given)
+            and each.messages.keys() == {one.name for one in wanted if one.tag in (None, each.given.tag)}
+        ]
+        if not mine:
+            return copies
+        messages = [msgspec.structs.replace(next(iter(each.messages.values())), tag=each.given.tag) for each in mine]
+        try:
+            results = native.publish(self.name, messages)
+        except VeilError as error:
+            results = [error] * len(mine)
+        for each, result in zip(mine, results, strict=True):
+            each.results = self._reached(each, result)
+        return [each for each in copies if not any(each is one for one in mine)]
+
+    def _reached(self, copies: _Copies, result: NativePublished | VeilError) -> dict[str, Sent | VeilError]:
+        if isinstance(result, VeilError):
+            return dict.fromkeys(copies.messages, result)
+        reached: dict[str, Sent | VeilError] = dict.fromkeys(copies.messages, Sent(result.id))
+        if result.copies is not None and result.copies < len(reached):
+            for name in reached:
+                gone = attempt(lambda name: self._queues[name].stats(), name)
+                if isinstance(gone, VeilError):
+                    reached[name] = gone
+        return reached
 
     def _send(self, name: str, copies: Sequence[_Copies]) -> list[Sent | VeilError]:
         messages = [one.messages[name] for one in copies if name in one.messages]
@@ -173,6 +215,7 @@ class PullTopic:
         bodies = [message] * len(names) if self._bodies is None else self._bodies(message, names)
         return _Copies(
             publish_id,
+            message,
             {each.name: self._copy(body, publish_id, each) for each, body in zip(wanted, bodies, strict=True)},
         )
 
@@ -205,6 +248,7 @@ class PullTopic:
 def delete_topic(account: Account, definitions: Definitions, definition: Definition) -> None:
     """See `PullTopic.delete`."""
     definitions.write(msgspec.structs.replace(definition, state=State.DELETING))
+    delete_native(account, definition)
     for queue in definition.created:
         try:
             account.delete(queue)

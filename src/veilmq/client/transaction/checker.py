@@ -14,6 +14,7 @@ from typing import Self
 
 from veilmq.client.clock import Clock
 from veilmq.client.messages import Message, Received
+from veilmq.client.pausing import Stop
 from veilmq.client.queue import Queue
 from veilmq.client.transaction.entry import Entry, Prepared, Verdict, decode, verdict_of
 from veilmq.client.transaction.logbook import Logbook
@@ -54,7 +55,7 @@ class Checker:
         self._compensate = compensate
         self._running = running
         self._clock = clock
-        self._stop = threading.Event()
+        self._stop = Stop(clock)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:

@@ -47,7 +47,7 @@ class Logbook:
         """Log it; the entry's handle. Raises as `Queue.send`, TransportError if it was not found again."""
         body = encode(entry)
         if not self._claims:
-            handle = self.queue.send(Message(body, delay=self._times.timeout)).handle
+            handle = self.queue.send(Message(body, delay=self._times.asked_after)).handle
             assert handle is not None, "checked by its capabilities"
             return handle
         with self._changed:
@@ -90,8 +90,8 @@ class Logbook:
             try:
                 wait = min(1.0, self.queue.capabilities.wait_max, max(0.0, self._left(deadline)))
                 count = min(CLAIM_MAX, self.queue.capabilities.receive_messages_max)
-                came = self.queue.receive(count, lease=self._times.timeout, wait=wait)
-                for message in self._sorted_out(came, self._times.timeout):
+                came = self.queue.receive(count, lease=self._times.asked_after, wait=wait)
+                for message in self._sorted_out(came, self._times.asked_after):
                     self._give_back(message)
             finally:
                 with self._changed:
@@ -113,7 +113,7 @@ class Logbook:
                 wanted = entry is not None and entry.id in self._wanted
             if entry is not None and wanted:
                 self._hand_over(entry.id, message, lease)
-            elif entry is not None and now - entry.prepared < self._times.timeout:
+            elif entry is not None and now - entry.prepared < self._times.asked_after:
                 self._give_back(message)
             else:
                 overdue.append(message)
@@ -121,9 +121,9 @@ class Logbook:
 
     def _hand_over(self, transaction: str, message: Received, lease: float) -> None:
         handle = message.handle
-        if lease != self._times.timeout:
+        if lease != self._times.asked_after:
             try:
-                handle = self.queue.extend(handle, self._times.timeout)
+                handle = self.queue.extend(handle, self._times.asked_after)
             except VeilError as error:
                 log.info("log entry of transaction %s comes again: %s", transaction, error)
                 return

@@ -5,6 +5,7 @@ appear, or end before it is decided, and a log that forgets before the last ques
 documents' SDK. Source: seed 002, "preparations" and "failure analysis".
 """
 
+import logging
 import math
 import re
 from typing import Final
@@ -19,9 +20,13 @@ from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 HALF_LIFE: Final = 47 * 3_600.0
 HALF_DELAY: Final = 48 * 3_600.0
 TIMEOUT: Final = 600.0
+FIFO_TIMEOUT: Final = 180.0
+DEDUPLICATION: Final = 300.0
+"""How long a FIFO queue drops a second message with the same id (SQS Developer Guide, "exactly-once processing")."""
 CHECK_EVERY: Final = 5.0
 CLOCKS_APART: Final = 60.0
 """How far the clocks of queue and producer may differ where a half message's end is judged."""
+log = logging.getLogger("veilmq.transaction")
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 """SQS's rule for MessageGroupId and MessageDeduplicationId (API reference, SendMessage)."""
 
@@ -29,8 +34,9 @@ _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds."""
 
-    timeout: float = TIMEOUT
-    """From the log entry to the first question."""
+    timeout: float | None = None
+    """From the log entry to the first question; None: 600, and 180 for a FIFO queue: it drops a second copy for only
+    five minutes, which must also hold a checker that dies."""
     check_every: float = CHECK_EVERY
     """Between looks into the log."""
     check_lease: float = 60.0
@@ -50,9 +56,14 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Longest search for one's own entry in a log whose sends return no handle."""
 
     @property
+    def asked_after(self) -> float:
+        """From the preparation to the first question."""
+        return TIMEOUT if self.timeout is None else self.timeout
+
+    @property
     def decided_within(self) -> float:
         """From the preparation; later it is parked."""
-        return self.timeout + self.ask_for
+        return self.asked_after + self.ask_for
 
 
 def form_for(given: Form | str | None, capabilities: Capabilities) -> Form:
@@ -90,18 +101,29 @@ def check_message(message: Message, capabilities: Capabilities) -> None:
         raise ParameterInvalid(parameter="delay", reason=reason)
 
 
-def check_times(times: Times) -> None:
-    """Raises ParameterInvalid for what is no duration."""
+def times_for(given: Times | None, capabilities: Capabilities) -> Times:
+    """What is meant for this queue. Raises ParameterInvalid for what is no duration."""
+    times = given or Times()
+    if times.timeout is None:
+        timeout = FIFO_TIMEOUT if capabilities.native_fifo else TIMEOUT
+        times = msgspec.structs.replace(times, timeout=timeout)
     for name in times.__struct_fields__:
         seconds = getattr(times, name)
         if not (math.isfinite(seconds) and seconds > 0):
             raise ParameterInvalid(parameter=name, reason=f"{seconds!r} is not a number of seconds above 0")
+    again = times.asked_after + times.check_every + times.check_lease
+    if capabilities.native_fifo and again >= DEDUPLICATION:
+        log.warning(
+            "a commit may be repeated %.0f s after the first, when the queue no longer drops the copy (%.0f s): "
+            "consumers need an idempotency guard, or the transactions a shorter timeout", again, DEDUPLICATION,
+        )  # fmt: skip
+    return times
 
 
 def check_log(times: Times, form: Form, capabilities: Capabilities, stats: Stats) -> None:
     """Raises ParameterInvalid if the log cannot keep an entry as long as it is needed."""
     hidden_by = capabilities.lease_max if claims(capabilities) else capabilities.delay_max
-    _at_most("timeout", times.timeout, hidden_by, f"{capabilities.protocol} can hide a log entry")
+    _at_most("timeout", times.asked_after, hidden_by, f"{capabilities.protocol} can hide a log entry")
     for name in ("check_lease", "ask_every"):
         _at_most(name, getattr(times, name), capabilities.lease_max, f"{capabilities.protocol} can lease")
     if times.check_lease < capabilities.lease_min:

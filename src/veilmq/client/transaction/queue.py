@@ -24,7 +24,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.transaction.checker import Check, Checker, Compensate, send_to
 from veilmq.client.transaction.entry import Entry, Form, Prepared, Verdict, decode, made, marked, verdict_of
 from veilmq.client.transaction.logbook import Logbook
-from veilmq.client.transaction.parameters import Times, check_half, check_log, check_message, check_times, form_for
+from veilmq.client.transaction.parameters import Times, check_half, check_log, check_message, form_for, times_for
 from veilmq.client.transaction.settling import Settler, hopeless
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
@@ -80,11 +80,10 @@ class TransactionQueue(Wrapping):
         Raises ParameterInvalid, CapabilityMissing, what `stats` raises.
         """
         super().__init__(queue)
-        self.times = times or Times()
+        self.times = times_for(times, queue.capabilities)
         self.form = form_for(form, queue.capabilities)
         self.log = log
         self._clock = clock
-        check_times(self.times)
         if log.name == queue.name and log.account is queue.account:
             raise ParameterInvalid(parameter="log", reason="must be another queue")
         self._life = check_half(self.times, queue.capabilities, queue.stats()) if self.form is Form.HIDDEN else None

@@ -46,9 +46,9 @@ class Answer(msgspec.Struct, gc=False):
 
 
 class Connection:
-    """One socket. Used by one thread at a time; `abort` by any."""
+    """One socket. Used by one thread at a time; `abort` and `finish` by any."""
 
-    __slots__ = ("_clock", "_deadline", "_limit", "_poll", "_socket", "_timeout", "used")
+    __slots__ = ("_clock", "_deadline", "_limit", "_poll", "_socket", "_timeout", "finished", "used")
 
     def __init__(self, connected: socket.socket, clock: Clock) -> None:
         self._socket = connected
@@ -62,6 +62,8 @@ class Connection:
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
         self.used = False
+        self.finished = False
+        """Nothing more is sent on it."""
 
     @property
     def ended(self) -> bool:
@@ -72,6 +74,15 @@ class Connection:
         """End it under the hands of the thread that uses it."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def finish(self) -> None:
+        """Send no more: the server answers who waits, or hangs up. An answer that is on its way still comes."""
+        self.finished = True
+        try:
+            # Below TLS, whose own shutdown would leave the reader with what it cannot decrypt.
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
         except OSError:
             pass
 

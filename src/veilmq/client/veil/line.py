@@ -52,6 +52,9 @@ class Line:
         self._timeout = timeout
         self._name = name
         self._active: set[Connection] = set()
+        self._parked: set[Connection] = set()
+        """Those of the active ones whose request waits at the server."""
+        self.interrupts = 0
         self.closed = False
 
     def call(self, kind: Operation, given: Any, wait: float = 0.0, size_bytes: int = 0) -> tuple[Any, bool]:
@@ -60,12 +63,12 @@ class Line:
             body = _ENCODE(given)
         except UnicodeEncodeError as error:
             raise ParameterInvalid(parameter="body", reason=f"has no UTF-8 form: {error.reason}") from error
-        answer, again = self._exchange(kind, body, self._timeout + wait)
+        answer, again = self._exchange(kind, body, wait)
         if answer.status != 200:
             refusal = self._refused(answer, size_bytes)
             if not self._corrected(answer, refusal):
                 raise refusal
-            answer, again = self._exchange(kind, body, self._timeout + wait)
+            answer, again = self._exchange(kind, body, wait)
             if answer.status != 200:
                 raise self._refused(answer, size_bytes)
         try:
@@ -74,28 +77,37 @@ class Line:
             reason = f"the answer does not fit {kind.target.decode()}: {error}"
             raise TransportError(reason=reason, may_have_happened=True) from error
 
+    def interrupt(self) -> None:
+        """End the calls that wait at the server. They raise TransportError, unless their answer is on its way."""
+        self.interrupts += 1
+        for connection in list(self._parked):
+            connection.finish()
+
     def close(self) -> None:
         """End the calls under way, and take no more."""
         self.closed = True
         for connection in list(self._active):
             connection.abort()
 
-    def _exchange(self, kind: Operation, body: bytes, timeout: float) -> tuple[Answer, bool]:
+    def _exchange(self, kind: Operation, body: bytes, wait: float) -> tuple[Answer, bool]:
         request = self._signer.request(kind.target, body)
+        interrupts = self.interrupts
         if self.closed:
             raise self._is_closed(False)
         connection = self._pool.take()
         fresh = not connection.used
         try:
-            return self._over(connection, request, timeout), False
+            return self._over(connection, request, wait), False
         except TransportError as error:
             if self.closed:
                 raise self._is_closed(error.may_have_happened) from error
             doubt = error.may_have_happened
             if isinstance(error.__cause__, TimeoutError) or ((doubt or fresh) and not kind.repeatable):
                 raise
+            if wait and self.interrupts != interrupts:
+                raise
         try:
-            return self._over(self._pool.connect(), request, timeout), doubt
+            return self._over(self._pool.connect(), request, wait), doubt
         except TransportError as error:
             if self.closed:
                 raise self._is_closed(doubt or error.may_have_happened) from error
@@ -103,19 +115,23 @@ class Line:
                 raise TransportError(reason=error.reason, may_have_happened=True) from error
             raise
 
-    def _over(self, connection: Connection, request: bytes, timeout: float) -> Answer:
+    def _over(self, connection: Connection, request: bytes, wait: float) -> Answer:
         active = self._active
         active.add(connection)
+        if wait:
+            self._parked.add(connection)
         try:
             if self.closed:  # close() may have looked before the line above
                 raise self._is_closed(False)
-            answer = connection.exchange(request, timeout)
+            answer = connection.exchange(request, self._timeout + wait)
         except BaseException:
             connection.close()
             raise
         finally:
             active.discard(connection)
-        if answer.last:
+            if wait:
+                self._parked.discard(connection)
+        if answer.last or connection.finished:
             connection.close()
         else:
             self._pool.give(connection)

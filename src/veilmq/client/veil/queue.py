@@ -123,19 +123,19 @@ class VeilQueue:
         return [sent_of(line) for line in answer.results]
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """VeilMQ.Receive. An empty list also if the queue is closed meanwhile."""
+        """VeilMQ.Receive. An empty list also if the queue is closed or interrupted meanwhile."""
         self._check_count(count_max)
         if not 0 <= wait <= shapes.WAIT_SECONDS_MAX:
             reason = f"must be from 0 to {shapes.WAIT_SECONDS_MAX} s, not {wait}"
             raise ParameterInvalid(parameter="wait", reason=reason)
         _check_lease(lease or 0.0)
         given = shapes.ReceiveInput(queue=self._path, count_max=count_max, lease=lease, wait=wait)
-        was_open = not self._line.closed
+        was_open, interrupts = not self._line.closed, self._line.interrupts
         started = self._clock.monotonic()
         try:
             answer, _ = self._line.call(_RECEIVE, given, wait)
         except TransportError:
-            if was_open and self._line.closed:
+            if (was_open and self._line.closed) or (wait and self._line.interrupts != interrupts):
                 return []  # the server gives back what it was about to hand out
             raise
         granted_by = started + answer.waited
@@ -198,10 +198,17 @@ class VeilQueue:
             retention=described.retention,
             delay=described.delay,
             incarnation=str(described.incarnation),
-            recommended=None
-            if (plan := described.plan) is None
-            else Recommended(plan.lease, plan.by_type, plan.why, plan.applied),
         )
+
+    def recommended(self) -> Recommended | None:
+        """VeilMQ.DescribeQueue."""
+        described, _ = self._line.call(DESCRIBE, shapes.QueueInput(queue=self._path))
+        plan = described.plan
+        return None if plan is None else Recommended(plan.lease, plan.by_type, plan.why, plan.applied)
+
+    def interrupt(self) -> None:
+        """The server is told that nobody listens; what it has sent by then still comes."""
+        self._line.interrupt()
 
     def close(self) -> None:
         """A parked receive ends. Idle connections are the account's."""

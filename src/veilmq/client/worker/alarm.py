@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from itertools import count
 
-from veilmq.client.clock import Clock
+from veilmq.client.clock import Clock, sleeping_by
 
 log = logging.getLogger("veilmq.worker")
 
@@ -23,7 +23,7 @@ class Alarm:
         self._name = name
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = count()
-        self._changed = threading.Condition()
+        self._changed = sleeping_by(clock, threading.Condition())
         self._started = False
         self._closed = False
 

@@ -8,7 +8,6 @@ all cancelled has its task cancelled: that is how coroutines are told to stop.
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -72,11 +71,11 @@ class AsyncRunners:
         flow = self._flow
         try:
             if todo := await self._blocking(lambda: flow.prepare(hands)):
-                start = time.perf_counter()
+                start = flow.clock.monotonic()
                 with flow.spans.around([hand.message for hand in todo]) as span:
                     results = await self._call(todo)
                     flow.spans.tell(span, results)
-                seconds = time.perf_counter() - start
+                seconds = flow.clock.monotonic() - start
                 await self._blocking(lambda: flow.finish(todo, results, seconds))
         except Exception:
             log.exception("a worker's own fault: the messages go back")

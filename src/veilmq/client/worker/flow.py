@@ -8,7 +8,6 @@ that message one receive, and never a runner.
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -76,11 +75,11 @@ class Flow:
         """From taken to done, in this thread."""
         try:
             if todo := self.prepare(hands):
-                start = time.perf_counter()
+                start = self.clock.monotonic()
                 with self.spans.around([hand.message for hand in todo]) as span:
                     results = call(todo)
                     self.spans.tell(span, results)
-                self.finish(todo, results, time.perf_counter() - start)
+                self.finish(todo, results, self.clock.monotonic() - start)
         except Exception:
             log.exception("a worker's own fault: the messages go back")
             self.rescue(hands)

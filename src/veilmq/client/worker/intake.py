@@ -16,6 +16,7 @@ from typing import Any, Final
 from veilmq.client.clock import Clock
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
+from veilmq.client.pausing import Stop
 from veilmq.client.queue import Queue
 from veilmq.client.worker.backoff import Backoff, chance
 from veilmq.client.worker.hand import Hand
@@ -31,6 +32,8 @@ FAILED: Final = Backoff(first=0.2, longest=30.0)
 """After a receive that failed."""
 EARLY: Final = Backoff(first=0.05, longest=5.0)
 """After an empty answer that came before half of the wait was over."""
+_AGAIN_SECONDS: Final = 0.2
+"""Between two interruptions of the open polls."""
 
 log = logging.getLogger("veilmq.worker")
 
@@ -66,7 +69,7 @@ class Intake:
         self._until_empty = until_empty
         self._able = queue.capabilities
         self._wait = min(WAIT, self._able.wait_max) if parameters.wait is None else parameters.wait
-        self._stop = threading.Event()
+        self._stop = Stop(clock)
         self._threads: list[threading.Thread] = []
 
     @property
@@ -86,10 +89,13 @@ class Intake:
         self._stop.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for the open polls; whether all have ended."""
+        """Wait up to `timeout` seconds for the open polls, which are interrupted; whether all have ended."""
         end = self._clock.monotonic() + timeout
         for thread in self._threads:
-            thread.join(max(0.0, end - self._clock.monotonic()))
+            while thread.is_alive() and (left := end - self._clock.monotonic()) > 0:
+                # Again: a poll may have been on its way when the first interruption came.
+                self._poll.interrupt()
+                thread.join(min(left, _AGAIN_SECONDS))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
@@ -203,7 +209,7 @@ class Intake:
 def poll_of(queue: Queue) -> Queue:
     """A queue to poll with that can be closed by itself, so that a stop ends an open poll; `queue` if there is none.
 
-    A pattern that changes what is received must receive itself: then an open poll is waited for.
+    A pattern that changes what is received must receive itself: then its queue is interrupted.
     """
     inner = queue
     while isinstance(inner, Wrapping) and type(inner).receive is Wrapping.receive:

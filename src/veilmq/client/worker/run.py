@@ -89,7 +89,7 @@ class Run:
         self._inbox = inbox
         self.counts = Counts(queue.name, parameters.metrics)
         spans = Spans(queue.name, able.protocol, parameters.tracer)
-        self._settling = Settling(queue, parameters, self.counts, _dead_letters(queue, parameters))
+        self._settling = Settling(queue, parameters, self.counts, _dead_letters(queue, parameters), clock)
         self.ready: Ready[Hand] = Ready(parameters.capacity, messages_max)
         self._flow = Flow(parameters, self.ready, self._settling, self.counts, spans, clock)
         self.runners = _RUNNERS[parameters.kind](self._flow, handler)
@@ -132,6 +132,8 @@ class Run:
         rest = self.ready.close()
         if self._own_poll:
             self._poll.close()
+        else:
+            self._poll.interrupt()
         threads = [
             threading.Thread(target=self._give_back, args=(rest,), name="veilmq worker release", daemon=True),
             threading.Thread(target=self._tell_free, name="veilmq worker drain", daemon=True),

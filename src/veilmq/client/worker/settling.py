@@ -5,10 +5,11 @@ over: after that the message comes back by itself. Every message ends in exactly
 """
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
+from veilmq.client.clock import Clock
+from veilmq.client.pausing import Stop
 from veilmq.client.queue import Queue
 from veilmq.client.worker.backoff import Backoff, chance
 from veilmq.client.worker.cancellation import Cause
@@ -30,13 +31,15 @@ _REFUSED = (LeaseError, ReceiptInvalid, QueueMissing)
 class Settling:
     """Ends messages in hand. Any thread; blocks while it calls the queue."""
 
-    def __init__(self, queue: Queue, parameters: Parameters, counts: Counts, dead_letters: DeadLetters | None) -> None:
+    def __init__(
+        self, queue: Queue, parameters: Parameters, counts: Counts, dead_letters: DeadLetters | None, clock: Clock
+    ) -> None:
         self._queue = queue
         self._parameters = parameters
         self._counts = counts
         self._dead_letters = dead_letters
         self._longest = queue.capabilities.lease_max
-        self._over = threading.Event()
+        self._over = Stop(clock)
 
     def give_up(self) -> None:
         """Shutdown: from now on a deed is tried once."""

@@ -26,6 +26,9 @@ NEEDS: dict[str, Callable[[Queue], Any]] = {
 class TestCapabilities:
     """Capabilities."""
 
+    def test_nothing_was_learnt_for_a_new_queue(self, stage: Stage) -> None:
+        assert stage.create().recommended() is None
+
     @pytest.mark.parametrize("capability", NEEDS)
     def test_what_it_cannot_do_is_refused_before_any_io(self, stage: Stage, capability: str) -> None:
         queue = stage.create()

@@ -1,5 +1,8 @@
 """A client's clock that runs as time does, and can be moved on."""
 
+import threading
+import weakref
+
 from veilmq.client.clock import SYSTEM
 
 
@@ -8,6 +11,8 @@ class MovableClock:
 
     def __init__(self) -> None:
         self._added = 0.0
+        self._sleepers: weakref.WeakSet[threading.Condition] = weakref.WeakSet()
+        self._lock = threading.Lock()
 
     def monotonic(self) -> float:
         """See `Clock.monotonic`."""
@@ -21,3 +26,13 @@ class MovableClock:
         """Let `seconds` pass (not negative)."""
         assert seconds >= 0, "no clock of ours runs backwards"
         self._added += seconds
+        with self._lock:
+            sleepers = list(self._sleepers)
+        for sleeper in sleepers:
+            with sleeper:
+                sleeper.notify_all()
+
+    def wakes(self, sleeper: threading.Condition) -> None:
+        """See `veilmq.client.clock.Moved`."""
+        with self._lock:
+            self._sleepers.add(sleeper)

@@ -1,13 +1,21 @@
-"""Closing: twice is once, who waits comes back, and afterwards nothing goes."""
+"""Closing and interrupting: who waits comes back; a closed queue does nothing more, an interrupted one goes on."""
+
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as Unfinished
+from typing import Any, Final
 
 import pytest
 
 from veilmq.client.errors import TransportError
-from veilmq.testing.client_contract.stage import Stage
+from veilmq.client.queue import Queue
+from veilmq.testing.client_contract.stage import LONG, PATIENCE_SECONDS, Stage
+
+_TURNS: Final = 20
+"""Interruptions within `PATIENCE_SECONDS`."""
 
 
 class TestClosing:
-    """Close."""
+    """Close and interrupt."""
 
     def test_a_closed_queue_does_nothing_more(self, stage: Stage) -> None:
         queue = stage.create()
@@ -32,6 +40,33 @@ class TestClosing:
         with pytest.raises(TransportError):
             queue.send("y")
 
+    def test_an_interruption_ends_waits_and_nothing_else(self, stage: Stage) -> None:
+        queue = stage.create()
+        queue.interrupt()
+        waits = [stage.aside(lambda: queue.receive(lease=LONG, wait=stage.wait(queue))) for _ in range(3)]
+        assert [_interrupted(queue, waited) for waited in waits] == [[]] * 3
+        waited = stage.aside(lambda: queue.receive(lease=LONG, wait=stage.wait(queue)))
+        queue.send("x")
+        (message,) = waited()
+        assert message.body == "x"
+        queue.delete(message.handle)
+
+    def test_an_interruption_loses_no_message(self, stage: Stage) -> None:
+        queue = stage.create()
+        came: list[str] = []
+        for number in range(10):
+            waited = stage.aside(lambda: queue.receive(lease=LONG, wait=stage.wait(queue)))
+            queue.send(str(number))
+            queue.interrupt()
+            for message in _interrupted(queue, waited):
+                came.append(message.body)
+                queue.delete(message.handle)
+        while len(came) < 10:
+            (message,) = stage.aside(lambda: queue.receive(lease=LONG, wait=stage.wait(queue)))()
+            came.append(message.body)
+            queue.delete(message.handle)
+        assert sorted(came) == [str(number) for number in range(10)]
+
     def test_who_waits_comes_back(self, stage: Stage) -> None:
         queue = stage.create()
         waited = stage.aside(lambda: queue.receive(wait=stage.wait(queue)))
@@ -44,3 +79,14 @@ class TestClosing:
         other.send("x")
         # The poll that was given up may still be parked in the server, and gives back what it brings.
         assert len(stage.aside(lambda: other.receive(wait=stage.wait(other)))()) == 1
+
+
+def _interrupted(queue: Queue, waited: Callable[..., Any]) -> list[Any]:
+    """What a receive brings that is interrupted until it is over: it may not have begun to wait the first time."""
+    for _ in range(_TURNS):
+        queue.interrupt()
+        try:
+            return list(waited(PATIENCE_SECONDS / _TURNS))
+        except Unfinished:
+            continue
+    raise AssertionError("it waits on")

@@ -82,8 +82,9 @@ class Stage:
             found += received
         return found
 
-    def aside(self, call: Callable[[], Any]) -> Callable[[], Any]:
-        """Run the call on a thread of its own; what is returned waits for its result, `PATIENCE_SECONDS` at most."""
+    def aside(self, call: Callable[[], Any]) -> Callable[..., Any]:
+        """Run the call on a thread of its own; what is returned waits for its result, `PATIENCE_SECONDS` at most or the
+        seconds that it is given."""
         pool = ThreadPoolExecutor(1)
         began = threading.Event()
 
@@ -94,7 +95,7 @@ class Stage:
         future = pool.submit(run)
         assert began.wait(PATIENCE_SECONDS)
         pool.shutdown(wait=False)
-        return lambda: future.result(PATIENCE_SECONDS)
+        return lambda patience=PATIENCE_SECONDS: future.result(patience)
 
 
 def sent(result: Sent | VeilError) -> Sent:

@@ -1,0 +1,289 @@
+"""The hand-drawn pictures of docs/images, written by this script so that their text can be read and changed.
+
+    python bench/pictures.py
+
+Strategy: a picture is a list of SVG elements on a canvas of whole pixels; times become places by one scale a picture.
+The figures of `recovery.svg` come from the simulation of bench/timeouts.py, all others from the patterns' defaults.
+"""
+
+import importlib.util
+import sys
+from math import exp, log10
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+INK, PALE, WORK, LEASE, LOST, NEXT = "#222222", "#bbbbbb", "#3b7dd8", "#f0b040", "#c62828", "#2e8b57"
+WIDTH = 760
+
+
+class Canvas:
+    """Elements of one picture, in pixels from the upper left."""
+
+    def __init__(self, width: int, height: int, title: str) -> None:
+        self.lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+            ' font-family="sans-serif" font-size="13">',
+            f"<title>{escape(title)}</title>",
+            f'<rect width="{width}" height="{height}" fill="white"/>',
+        ]
+
+    def bar(self, left: float, right: float, top: float, height: float, fill: str, *, faded: bool = False) -> None:
+        opacity = ' fill-opacity="0.3"' if faded else ""
+        self.lines.append(
+            f'<rect x="{left:.0f}" y="{top:.0f}" width="{right - left:.0f}" height="{height:.0f}" rx="2"'
+            f' fill="{fill}"{opacity}/>'
+        )
+
+    def line(self, *points: tuple[float, float], colour: str = INK, dashed: bool = False, width: float = 1.2) -> None:
+        path = " ".join(f"{x:.0f},{y:.0f}" for x, y in points)
+        dashes = ' stroke-dasharray="4 3"' if dashed else ""
+        self.lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dashes}/>')
+
+    def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str = INK) -> None:
+        """Along one axis, or nearly."""
+        (x, y), (u, v) = start, end
+        length = max(abs(u - x), abs(v - y))
+        dx, dy = (u - x) / length, (v - y) / length
+        self.line(start, end, colour=colour)
+        self.line(
+            (u - 7 * dx - 4 * dy, v - 7 * dy - 4 * dx), end, (u - 7 * dx + 4 * dy, v - 7 * dy + 4 * dx), colour=colour
+        )
+
+    def dot(self, x: float, y: float, colour: str, radius: float = 4) -> None:
+        self.lines.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="{radius:g}" fill="{colour}"/>')
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        anchor: str = "start",
+        colour: str = INK,
+        size: int = 13,
+        bold: bool = False,
+    ) -> None:
+        weight = ' font-weight="bold"' if bold else ""
+        self.lines.append(
+            f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="{colour}" font-size="{size}"{weight}>'
+            f"{escape(text)}</text>"
+        )
+
+    def svg(self) -> str:
+        return "\n".join([*self.lines, "</svg>"]) + "\n"
+
+
+def lease_timeline() -> str:
+    """A message whose worker works on, dies, or is stuck; and one with a single long lease."""
+    canvas = Canvas(WIDTH, 420, "A message's leases, extended and let go")
+    left, scale = 120, 6.9
+
+    def at(seconds: float) -> float:
+        return left + scale * seconds
+
+    for seconds in range(0, 91, 15):
+        canvas.line((at(seconds), 34), (at(seconds), 386), colour="#dddddd")
+        canvas.text(at(seconds), 24, f"{seconds} s", anchor="middle", size=12)
+
+    def lane(top: float, name: str, told: str, works: float, leases: list[tuple[float, float]]) -> None:
+        canvas.text(8, top + 13, name, bold=True)
+        canvas.text(8, top + 30, told, size=11)
+        canvas.bar(at(0), at(works), top, 16, WORK)
+        for place, (start, end) in enumerate(leases):
+            canvas.bar(at(start), at(end), top + 21 + 9 * place, 7, LEASE)
+
+    top = 44
+    lane(top, "works 52 s", "and deletes", 52, [(0, 30), (15, 45), (30, 60), (45, 52)])
+    canvas.bar(at(52), at(75), top + 48, 7, LEASE, faded=True)
+    for seconds in (15, 30, 45):
+        canvas.line((at(seconds), top + 18), (at(seconds), top + 52), width=2)
+    canvas.text(at(52) + 6, top + 13, "delete, with the newest handle")
+    canvas.text(at(62), top + 36, "extended with 15 s left", size=11)
+
+    top = 142
+    lane(top, "dies at 37 s", "", 37, [(0, 30), (15, 45), (30, 60)])
+    canvas.line((at(37) - 6, top - 3), (at(37) + 6, top + 19), colour=LOST, width=3)
+    canvas.line((at(37) - 6, top + 19), (at(37) + 6, top - 3), colour=LOST, width=3)
+    canvas.bar(at(60), at(90), top, 16, NEXT)
+    canvas.text(at(62), top + 30, "another worker has it", size=11)
+    canvas.line((at(37), top + 54), (at(37), top + 60), (at(60), top + 60), (at(60), top + 54), colour=LOST)
+    canvas.text(at(48.5), top + 74, "23 s: one lease at most", anchor="middle", colour=LOST, size=12)
+
+    top = 240
+    lane(top, "is stuck", "max_hold = 60 s", 60, [(0, 30), (15, 45), (30, 60)])
+    canvas.bar(at(60), at(90), top, 16, WORK, faded=True)
+    canvas.line((at(60), top - 6), (at(60), top + 50), colour=LOST, dashed=True)
+    canvas.text(at(62), top + 35, "the handler is told;", size=11)
+    canvas.text(at(62), top + 49, "the message is another's", size=11)
+
+    top = 322
+    lane(top, "no keeper", "a lease of 80 s", 37, [(0, 80)])
+    canvas.line((at(37) - 6, top - 3), (at(37) + 6, top + 19), colour=LOST, width=3)
+    canvas.line((at(37) - 6, top + 19), (at(37) + 6, top - 3), colour=LOST, width=3)
+    canvas.bar(at(80), at(90), top, 16, NEXT)
+    canvas.line((at(37), top + 34), (at(37), top + 40), (at(80), top + 40), (at(80), top + 34), colour=LOST)
+    canvas.text(at(58.5), top + 55, "43 s, and as long for every crash", anchor="middle", colour=LOST, size=12)
+
+    for x, colour, name in ((120, WORK, "handler"), (225, LEASE, "lease"), (315, NEXT, "the next worker")):
+        canvas.bar(x, x + 18, 398, 10, colour)
+        canvas.text(x + 24, 408, name, size=12)
+    return canvas.svg()
+
+
+def ordered() -> str:
+    """Messages that come 1 3 2 5 4 and go 1 2 3 4 5."""
+    canvas = Canvas(WIDTH, 236, "An ordered queue's receiver")
+    canvas.text(20, 24, "what the queue hands out", bold=True)
+    canvas.text(290, 24, "the receiver's buffer", bold=True)
+    canvas.text(560, 24, "what the application gets", bold=True)
+    buffers = {1: [], 3: [3], 2: [3], 5: [5], 4: [5]}
+    handed = {1: "1", 3: "", 2: "2 3", 5: "", 4: "4 5"}
+    for row, number in enumerate((1, 3, 2, 5, 4)):
+        top = 38 + 34 * row
+        _ball(canvas, 100, top + 12, str(number), WORK)
+        canvas.arrow((122, top + 12), (280, top + 12))
+        canvas.bar(290, 470, top, 25, "#f2f2f2")
+        for each in buffers[number]:
+            _ball(canvas, 310 + 34 * (each - 1), top + 12, str(each), LEASE)
+        if handed[number]:
+            canvas.arrow((480, top + 12), (552, top + 12))
+            for place, each in enumerate(handed[number].split()):
+                _ball(canvas, 580 + 34 * place, top + 12, each, NEXT)
+        else:
+            canvas.text(490, top + 17, f"waits for {number - 1}", size=12, colour=LOST)
+    canvas.text(
+        20,
+        226,
+        "Leases are kept while messages wait; each is deleted after the application's acknowledgement.",
+        size=12,
+    )
+    return canvas.svg()
+
+
+def _ball(canvas: Canvas, x: float, y: float, text: str, colour: str) -> None:
+    canvas.dot(x, y, colour, 12)
+    canvas.text(x, y + 5, text, anchor="middle", colour="white", bold=True)
+
+
+def transaction() -> str:
+    """The five steps, and what is in which queue meanwhile."""
+    canvas = Canvas(WIDTH, 300, "The steps of a transaction")
+    left, step = 130, 118
+    steps = ("1 prepare", "2 log", "3 operation", "4 commit", "5 erase")
+
+    def at(place: float) -> float:
+        return left + step * place
+
+    for row, name in enumerate(("producer", "the queue", "the log", "the database")):
+        top = 50 + 50 * row
+        canvas.text(12, top + 13, name, bold=True)
+        canvas.line((left, top + 28), (WIDTH - 12, top + 28), colour="#dddddd")
+    for place, name in enumerate(steps):
+        canvas.text(at(place) + 46, 30, name, anchor="middle", bold=True)
+        canvas.bar(at(place) + 6, at(place) + 86, 50, 16, WORK)
+    canvas.bar(at(0) + 46, at(3) + 46, 100, 16, LEASE)
+    canvas.text(at(0) + 54, 112, "half message: hidden, ends before its delay", size=12)
+    canvas.bar(at(3) + 46, WIDTH - 12, 100, 16, NEXT)
+    canvas.text(at(3) + 54, 112, "message", size=12, colour="white")
+    canvas.bar(at(1) + 46, at(4) + 46, 150, 16, LEASE)
+    canvas.text(at(1) + 54, 162, "entry with the whole message", size=12)
+    canvas.bar(at(2) + 46, WIDTH - 12, 200, 16, NEXT)
+    canvas.text(at(2) + 54, 212, "done", size=12, colour="white")
+    canvas.line((at(1) + 92, 44), (at(1) + 92, 238), colour=LOST, dashed=True)
+    canvas.text(at(1) + 86, 252, "dies before: the operation", anchor="end", size=12, colour=LOST)
+    canvas.text(at(1) + 86, 267, "never starts, nothing appears", anchor="end", size=12, colour=LOST)
+    told = (
+        "dies after: the checker finds the entry, asks what became",
+        "of the operation, commits or rolls back, and erases it.",
+        "A handle that is committed twice is committed once.",
+    )
+    for row, line in enumerate(told):
+        canvas.text(at(1) + 98, 252 + 15 * row, line, size=12, colour=LOST)
+    return canvas.svg()
+
+
+def recovery() -> str:
+    """Recovery delay against duplicate work, for work of a lognormal length with a median of 20 s."""
+    timeouts = _timeouts()
+    costs = timeouts.Costs()
+    draw = timeouts.WORKLOADS["lognormal, median 20 s"]
+
+    def measured(make: Any) -> tuple[float, float]:
+        """Mean seconds that a crashed worker's message waits, and duplicate starts in 100 messages."""
+        waited = crashes = duplicates = 0.0
+        messages = 1_000
+        for seed in range(3):
+            tally = timeouts.run(make(), draw, costs, seed, messages)
+            times = timeouts.Random(seed)
+            took = [max(draw(times, number / messages), 0.01) for number in range(messages)]
+            crashes += sum(1 - exp(-costs.crashes_per_second * each) for each in took)
+            waited += tally.recovery
+            duplicates += tally.duplicates
+        return waited / crashes, 100 * duplicates / (3 * messages)
+
+    canvas = Canvas(WIDTH, 420, "Recovery delay against duplicate work")
+    low_x, high_x, low_y, high_y = 5.0, 30_000.0, 0.01, 300.0
+
+    def at(delay: float, share: float) -> tuple[float, float]:
+        x = 90 + 640 * (log10(delay) - log10(low_x)) / (log10(high_x) - log10(low_x))
+        y = 350 - 310 * (log10(max(share, low_y)) - log10(low_y)) / (log10(high_y) - log10(low_y))
+        return x, y
+
+    for delay, name in ((10, "10 s"), (60, "1 min"), (600, "10 min"), (3_600, "1 h"), (21_600, "6 h")):
+        x, _ = at(delay, 1)
+        canvas.line((x, 40), (x, 350), colour="#dddddd")
+        canvas.text(x, 368, name, anchor="middle", size=12)
+    for share, name in ((0.01, "0.01"), (0.1, "0.1"), (1, "1"), (10, "10"), (100, "100")):
+        _, y = at(10, share)
+        canvas.line((90, y), (730, y), colour="#dddddd")
+        canvas.text(82, y + 4, name, anchor="end", size=12)
+    canvas.text(410, 392, "mean wait of a crashed worker's message", anchor="middle")
+    canvas.text(12, 24, "duplicate starts in 100 messages (0.01: that or less)")
+
+    lengths = (30, 60, 120, 300, 900, 3_600, 21_600)
+    fixed = {length: at(*measured(lambda length=length: timeouts.Fixed(length))) for length in lengths}
+    canvas.line(*fixed.values(), colour=LOST, width=2)
+    names = {30: "30 s", 60: "1 min", 120: "2 min", 300: "5 min", 900: "15 min", 3_600: "1 h"}
+    for length, (x, y) in fixed.items():
+        canvas.dot(x, y, LOST)
+        if length in names:
+            canvas.text(x + 8, y - 6, names[length], size=12, colour=LOST)
+    x, y = fixed[60]
+    canvas.text(x + 70, y - 20, "one fixed timeout, never extended", colour=LOST, bold=True)
+    for name, make, colour, dx, dy, anchor in (
+        ("heartbeat 30 s, every 15 s", lambda: timeouts.Heartbeat(30, 15), WORK, 10, -4, "start"),
+        ("documents' manager, 300 s", lambda: timeouts.Heartbeat(300, 60), WORK, -8, -6, "end"),
+        ("AdaptiveTimeout", lambda: timeouts.Adaptive(costs), NEXT, 10, 12, "start"),
+    ):
+        x, y = at(*measured(make))
+        canvas.dot(x, y, colour, 6)
+        canvas.text(x + dx, y + dy, name, colour=colour, bold=True, anchor=anchor)
+    canvas.text(
+        12, 412, "Work: lognormal, median 20 s, sigma 1; 3 x 1,000 messages simulated (bench/timeouts.py).", size=11
+    )
+    return canvas.svg()
+
+
+def _timeouts() -> Any:
+    path = Path(__file__).with_name("timeouts.py")
+    spec = importlib.util.spec_from_file_location("timeouts", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["timeouts"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+PICTURES = {"lease-timeline": lease_timeline, "ordered": ordered, "transaction": transaction, "recovery": recovery}
+
+
+def main() -> None:
+    for name, make in PICTURES.items():
+        (IMAGES / f"{name}.svg").write_text(make())
+
+
+if __name__ == "__main__":
+    main()

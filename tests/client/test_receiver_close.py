@@ -1,0 +1,91 @@
+"""Closing a receiver, or stopping a worker, whose polls are parked for twenty seconds: on a directory, on our server,
+through boto3, and through a pattern that receives by itself.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import veilmq
+from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
+from veilmq.client.queue import Queue
+from veilmq.client.receiver import Receiver
+from veilmq.client.unreadable import keep
+from veilmq.client.worker import Worker
+from veilmq.testing.local import LocalServer
+
+pytestmark = pytest.mark.slow
+
+POLL_SECONDS = 20
+SOON_SECONDS = 8
+"""Far below a poll's wait, far above what a busy machine needs."""
+
+
+@contextmanager
+def embedded(server: LocalServer, directory: Path) -> Iterator[Queue]:
+    with veilmq.connect(f"veil://{directory}/data?queue=jobs&create=1") as queue:
+        yield queue
+
+
+@contextmanager
+def veil(server: LocalServer, directory: Path) -> Iterator[Queue]:
+    with server.connect("jobs") as queue:
+        yield queue
+
+
+@contextmanager
+def sqs(server: LocalServer, directory: Path) -> Iterator[Queue]:
+    server.connect("jobs").close()
+    with veilmq.connect(f"sqs://any:any@{server.sqs_url.partition('//')[2]}/jobs?tls=0&region=us-east-1") as queue:
+        yield queue
+
+
+@contextmanager
+def encrypted(server: LocalServer, directory: Path) -> Iterator[Queue]:
+    with server.connect("jobs") as queue:
+        yield EncryptedQueue(queue, Keys(new_key()), unreadable=keep)
+
+
+@pytest.fixture(params=[embedded, veil, sqs, encrypted], ids=["embedded", "veil", "sqs", "encrypted over veil"])
+def queue(request: pytest.FixtureRequest, veilmq_server: LocalServer, tmp_path: Path) -> Iterator[Queue]:
+    with request.param(veilmq_server, tmp_path) as queue:
+        yield queue
+
+
+def soon(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + SOON_SECONDS
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+def test_a_workers_poll_ends_when_it_is_told_to_stop(queue: Queue) -> None:
+    worker = Worker(queue, lambda job: None, wait=POLL_SECONDS, pollers=3)
+    worker.start()
+    soon(lambda: sum("veilmq worker poller" in thread.name for thread in threading.enumerate()) == 3)
+    worker.stop()
+    assert worker.join(SOON_SECONDS), "a poll is still parked"
+
+
+def test_parked_polls_end_with_their_receiver(queue: Queue) -> None:
+    receiver = Receiver(queue, polls=3, wait=POLL_SECONDS)
+    callers = [threading.Thread(target=receiver.receive) for _ in range(20)]
+    for caller in callers:
+        caller.start()
+    soon(lambda: receiver.waiting == 20 and len(receiver._polling._exchange.calls) == 3)
+    receiver.close(deadline=SOON_SECONDS)
+    assert not receiver._polling._exchange.calls, "a poll is still under way"
+    for caller in callers:
+        caller.join(SOON_SECONDS)
+        assert not caller.is_alive()
+    # The queue is as it was, and what comes now is for others.
+    queue.send("for another")
+    with Receiver(queue) as another:
+        message = another.receive(SOON_SECONDS)
+        assert message is not None
+        assert message.body == "for another"
+        queue.delete(message.handle)

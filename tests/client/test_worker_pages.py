@@ -1,0 +1,71 @@
+"""The code on the pages about workers, checkpoints and guards runs, against a real server."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from veilmq.client.messages import Message
+from veilmq.client.worker import DirectoryGuard, Worker
+from veilmq.testing.local import LocalServer
+
+pytestmark = pytest.mark.slow
+
+PAGES = Path(__file__).parents[2] / "docs" / "patterns"
+
+
+def code(page: str) -> list[str]:
+    blocks = re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
+    assert blocks
+    return blocks
+
+
+def replaced(text: str, *pairs: tuple[str, str]) -> str:
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def test_the_workers_page(veilmq_server: LocalServer) -> None:
+    queue = veilmq_server.connect("images")
+    queue.send_batch(["1.png 2.png", "3.png"])
+    for block in code("worker.md"):
+        text = replaced(
+            block,
+            ("veil://127.0.0.1:9324/images", veilmq_server.queue_url("images")),
+            ("concurrency=8, prefetch=16)", "concurrency=8, prefetch=16, wait=0.2)"),
+            (".run(signals=True)", ".run(until_empty=True)"),
+        )
+        exec(compile(text, "worker.md", "exec"), {})
+    stats = queue.stats()
+    assert (stats.visible, stats.in_flight) == (0, 0)
+
+
+def test_the_checkpoints_page(veilmq_server: LocalServer, tmp_path: Path) -> None:
+    convert, guard = code("checkpoint.md")
+    names: dict[str, Any] = {}
+    exec(compile(convert, "checkpoint.md", "exec"), names)
+    queue = veilmq_server.connect("pages")
+    queue.send("book")
+    assert Worker(queue, names["convert"], wait=0.2).run(until_empty=True).outcomes == {"done": 1}
+
+    charged: list[str] = []
+    queue.send_batch([Message("charge", attributes={"order": "7"})] * 2)
+    names = {
+        "queue": queue,
+        "charge": lambda job: charged.append(job.body),
+        "DirectoryGuard": lambda _: DirectoryGuard(tmp_path / "done"),
+        "Worker": lambda *given, **options: Worker(*given, **options, wait=0.2),
+    }
+    text = f"worker = {guard}"
+    exec(compile(text, "checkpoint.md", "exec"), names)
+    names["worker"].run(until_empty=True)
+    assert charged == ["charge"]
+
+
+def test_every_page_with_code_is_run_by_a_test() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*pages.py"))
+    pages = {page.stem for page in PAGES.glob("*.md") if "```python" in page.read_text()}
+    assert {page for page in pages if f'"{page}"' not in tests and f'"{page}.md"' not in tests} == set()
