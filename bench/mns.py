@@ -1,94 +1,156 @@
-"""CPU a request of MNS against SQS on the same server: send, receive, delete in equal parts, every request signed.
+"""The MNS protocol against SQS on one server, by turns: send, receive, delete in equal parts, every request signed.
 
-    .venv/bin/python bench/mns.py [--pairs 5] [--seconds 5] [--num 1]
+    make bench ARGS="--mns"        or alone: .venv/bin/python bench/mns.py [--pairs 5] [--seconds 10] [--batch 1]
 
-The two take turns on one server process, each with a queue of its own and 32 connections. Exit code 0 if the median
-ratio is at most the goal of 1.5, 1 if not, 2 if a run was void.
+What counts is CPU a request: parsing XML and checking HMAC-SHA1 must not cost more than half as much again as the whole
+of an SQS request. Both drive the same process, each run on a fresh queue. A forged request must get 403 before and
+after each run.
 """
 
-import argparse
+import contextlib
+import http.client
 import os
-import statistics
-import subprocess
+import socket
 import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.utils import formatdate
 
 import install
-from measure import Load, MeasureFailed, Run, Target, _parse, cpu_us, rss_bytes, wrk_command
-from peers import CREDENTIALS
+import peers
+import report
+from measure import Load, MeasureFailed, Target, fdatasync, load_1min, refuse_memory, wrk_line
+from peers import Place, Server, prepare
+from scenarios import Lane, Result, Settings, by_turns
 from sqs import Caller
 
-from veilmq.testing.server import ServerProcess
-
-BENCH = Path(__file__).resolve().parent
-GOAL = 1.5
-KEY, SECRET = "AKIDBENCH", "a secret of the benchmark"
-CONNECTIONS = 32
+CPU_GOAL = 1.5
+PROTO = "mns"
 
 
-def run(server: ServerProcess, command: list[str], env: dict[str, str], load: Load) -> Run:
-    """Drive the server with one command of wrk."""
-    before = cpu_us(server.process.pid)
-    done = subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=load.seconds + 60)
-    spent = cpu_us(server.process.pid) - before
-    measured = _parse(done.stdout + done.stderr, load, spent, rss_bytes(server.process.pid))
-    if measured.void:
-        raise MeasureFailed(measured.void)
-    return measured
+class VeilMQ(peers.VeilMQ):
+    """Ours, with a known port for MNS, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.mns_port: int = free.getsockname()[1]
+
+    def command(self, place: Place) -> list[str]:
+        command = super().command(place)
+        command[command.index("--mns") + 1] = f"127.0.0.1:{self.mns_port}"
+        return command
 
 
-def turns(server: ServerProcess, wrk: str, load: Load, pairs: int) -> list[float]:
-    """The ratio of each pair of runs."""
-    sqs, mns = (url.removeprefix("http://") for url in (server.sqs, server.mns))
-    caller = Caller(int(sqs.rpartition(":")[2]), KEY, SECRET, "json")
-    urls = {name: caller.create_queue(name) for name in ("bench-sqs", "bench-mns")}
-    target = Target("json", sqs, "/", urls["bench-sqs"], KEY, SECRET)
-    flags = ["-t1", f"-c{load.connections}", f"-d{load.seconds}s", "--timeout", "10s"]
-    mns_command = [wrk, *flags, "-s", str(BENCH / "mns_lifecycle.lua"), f"http://{mns}/"]
-    mns_env = os.environ | {
-        "MNS_ID": KEY,
-        "MNS_SECRET": SECRET,
-        "QUEUE": "/queues/bench-mns",
-        "NUM": str(load.batch),
-        "MD5": "1",
-    }
-    sqs_command, sqs_env = wrk_command(wrk, target, load)
-    ratios = []
-    for pair in range(pairs):
-        first = run(server, sqs_command, sqs_env, load)
-        second = run(server, mns_command, mns_env, load)
-        ratios.append(second.cpu_us_per_request / first.cpu_us_per_request)
-        print(
-            f"pair {pair + 1}: SQS {first.cpu_us_per_request:.1f} us, {first.rps:.0f}/s; "
-            f"MNS {second.cpu_us_per_request:.1f} us, {second.rps:.0f}/s; ratio {ratios[-1]:.2f}",
-            flush=True,
-        )
-    return ratios
+@dataclass(frozen=True)
+class MnsTarget(Target):
+    """`queue_url` is the queue's path."""
+
+    def wrk_command(self, wrk: str, load: Load) -> tuple[list[str], dict[str, str]]:
+        env = {
+            **os.environ,
+            "MNS_ID": self.key,
+            "MNS_SECRET": self.secret,
+            "QUEUE": self.queue_url,
+            "NUM": str(load.batch),
+            "BODY_BYTES": str(load.body_bytes),
+            "MD5": "1",  # as the Python SDK sends it
+        }
+        return wrk_line(wrk, load, "mns_lifecycle.lua", f"http://{self.authority}/"), env
+
+
+class BothServer(Server):
+    """A server that is called over either protocol; queues are made and dropped over SQS."""
+
+    @property
+    def authority(self) -> str:
+        assert isinstance(self.peer, VeilMQ)
+        return f"127.0.0.1:{self.peer.mns_port}"
+
+    def caller(self, proto: str) -> Caller:  # type: ignore[override]
+        return super().caller("json")
+
+    def target(self, proto: str, queue_url: str) -> Target:  # type: ignore[override]
+        if proto != PROTO:
+            return super().target("json", queue_url)
+        path = f"/queues/{queue_url.rpartition('/')[2]}"
+        return MnsTarget("json", self.authority, path, path, self.place.key, self.place.secret)
+
+
+class MnsLane(Lane):
+    def forgeries_let_in(self, queue_url: str) -> list[str]:
+        server = self.server
+        assert isinstance(server, BothServer)
+        path = server.target(PROTO, queue_url).queue_url
+        let_in = []
+        for authorization in (f"MNS {server.place.key}:{'A' * 27}=", None):
+            headers = {"Date": formatdate(usegmt=True), "x-mns-version": "2015-06-06"}
+            if authorization is not None:
+                headers["Authorization"] = authorization
+            with contextlib.closing(http.client.HTTPConnection(server.authority, timeout=60)) as connection:
+                connection.request("GET", f"{path}/messages?peekonly=true", headers=headers)
+                answer = connection.getresponse()
+                answer.read()
+            # The document has 400 for a request without a signature.
+            if answer.status != (400 if authorization is None else 403):
+                let_in.append(f"a forged MNS request got {answer.status}")
+        return let_in
+
+
+@contextlib.contextmanager
+def started(peer: peers.Peer) -> Iterator[BothServer]:
+    server = BothServer(peer, prepare(peer, "mns").place)
+    try:
+        server.launch()
+        server.wait_ready()
+        yield server
+    finally:
+        server.remove()
+
+
+def against_sqs(ours: peers.Peer, batches: list[int], connections: int, settings: Settings) -> Result:
+    """One row a batch size."""
+    rows = []
+    with started(ours) as server:
+        for batch in batches:
+            settings.say(f"MNS against SQS: {connections} connections, {batch} messages a request")
+            left = MnsLane(server, PROTO, label=f"MNS, {batch} a request")  # type: ignore[arg-type]
+            right = Lane(server, "json", label=f"SQS, {batch} a request")
+            row = by_turns(left, right, Load(settings.seconds, connections, batch), settings)
+            rows.append(row | {"goal": (None, CPU_GOAL if batch == 1 else None)})
+    return {"batch": batches[0], "rows": rows}
 
 
 def main() -> int:
+    """Measure and write the report. 0 if the goal is met, 1 if not, 2 if a run was void or nothing could run."""
+    import argparse
+
     parser = argparse.ArgumentParser(prog="bench/mns.py", description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=5)
-    parser.add_argument("--num", type=int, default=1, help="messages a request, 1 to 10")
+    parser.add_argument("--seconds", type=int, default=10)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1], help="messages a request, 1 to 10")
     options = parser.parse_args()
-    wrk = install.wrk()
-    with tempfile.TemporaryDirectory(prefix="veilmq-bench-") as directory:
-        credentials = Path(directory) / "credentials.toml"
-        with open(os.open(credentials, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-            file.write(CREDENTIALS.format(key=KEY, secret=SECRET))
-        server = ServerProcess(Path(directory), "--credentials", str(credentials)).start()
-        try:
-            ratios = turns(server, wrk, Load(options.seconds, CONNECTIONS, options.num), options.pairs)
-        except MeasureFailed as error:
-            print(f"void: {error}", file=sys.stderr)
-            return 2
-        finally:
-            server.stop()
-    ratio = statistics.median(ratios)
-    print(f"CPU a request, MNS to SQS: {ratio:.2f} (goal: at most {GOAL})")
-    return 0 if ratio <= GOAL else 1
+    peers.DATA.mkdir(exist_ok=True)
+    try:
+        refuse_memory(peers.DATA)
+        wrk = install.wrk()
+        ours = VeilMQ()
+        ours.install()
+        disk, load = fdatasync(peers.DATA), load_1min()
+        settings = Settings(wrk, options.pairs, options.seconds, "json", say=lambda text: print(text, flush=True))
+        result = against_sqs(ours, options.batch, 32, settings)
+    except (install.Missing, peers.ServerGone, MeasureFailed, OSError) as error:
+        print(f"bench/mns.py: {error}", file=sys.stderr)
+        return 2
+    finally:
+        peers.stop_all()
+    quick = options.pairs < 5 or options.seconds < 10
+    print("\n" + report.write("lifecycle", "mns", result, [ours], disk, load, quick))
+    if not report.counted("lifecycle", result):
+        return 2
+    row = result["rows"][0]
+    return 0 if row["goal"][1] is None or row["cpu_ratio"]["median"] <= row["goal"][1] else 1
 
 
 if __name__ == "__main__":

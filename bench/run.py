@@ -15,11 +15,14 @@ from types import FrameType
 import azure
 import install
 import measure
+import mns
 import peers
 import report
 import scenarios
 from parked import parked
 from sqs import CallFailed
+
+import push
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -39,13 +42,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
     azure = "the Azure protocol against azurite, shallow and with N messages in the queue (20,000)"
     restart = "first answer after stops and kills with N messages (1,000,000)"
     add("--azure", type=_positive, metavar="N", nargs="?", const=20_000, help=azure)
+    add("--mns", action="store_true", help="the MNS protocol against SQS, on one server")
+    add("--push", action="store_true", help="delay of pushes to healthy endpoints, beside 20 dead ones and without")
     add("--restart", type=_positive, metavar="N", nargs="?", const=1_000_000, help=restart)
     add("--quick", action="store_true", help="short runs, marked as not to be quoted")
     add("--install-only", action="store_true", help="install the peers and end")
     options = parser.parse_args(argv)
     options.pairs = options.pairs or (2 if options.quick else 5)
     options.seconds = options.seconds or (3 if options.quick else 10)
-    options.extra = bool(options.deep or options.parked or options.restart or options.azure)
+    options.extra = bool(
+        options.deep or options.parked or options.restart or options.azure or options.mns or options.push
+    )
     if not options.extra and not options.batch:
         options.batch = [1, 10]
     return options
@@ -108,6 +115,15 @@ def bench(options: argparse.Namespace) -> bool:
         rows = azure.against(ours_there, azurite, options.azure, connections[0], settings)
         finish("lifecycle", "azure", rows, [ours_there, azurite])
         finish("depth", "azure-depth", azure.depth(ours_there, connections[0], settings), [ours_there])
+    if options.mns:
+        speaker = mns.VeilMQ()
+        speaker.install()
+        rows = mns.against_sqs(speaker, options.batch or [1], connections[0], settings)
+        finish("lifecycle", "mns", rows, [speaker])
+    if options.push:
+        fine &= (
+            push.bench(options.pairs, push.COUNT // 4 if options.quick else push.COUNT, push.RATE, options.quick) < 2
+        )
     if options.restart:
         finish("restart", "restart", scenarios.restart(ours, options.restart, settings), [ours])
     return fine

@@ -1,4 +1,4 @@
-"""The JavaScript SDKs of MNS, unmodified: Alibaba's own and the community's, which comes through a proxy setting.
+"""The JavaScript SDKs of MNS, unmodified: Alibaba's own, and two of the community, one through a proxy setting.
 
 Strategy: a program for each SDK asserts what it gets; it runs against a development server and one that checks keys.
 """
@@ -49,3 +49,7 @@ def test_alicloud_mns(server: ServerProcess, key: tuple[str, str], request: pyte
 
 def test_ali_mns_through_the_proxy_setting(server: ServerProcess, key: tuple[str, str]) -> None:
     run("ali_mns.cjs", *key, http_proxy=server.mns)
+
+
+def test_aliyun_mns(server: ServerProcess, key: tuple[str, str], request: pytest.FixtureRequest) -> None:
+    run("aliyun_mns.cjs", server.mns, *key, request.node.callspec.params["server"])

@@ -12,6 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
+from veilmq.testing.local import LocalServer
 from veilmq.testing.server import ServerProcess
 
 pytestmark = pytest.mark.slow
@@ -72,3 +73,53 @@ def test_a_push_bears_a_signature_that_our_certificate_verifies(receiver: Any, t
         assert body.decode() in ("hello", base64.b64encode(b"hello").decode())
     finally:
         server.stop()
+
+
+class Stubborn(Receiver):
+    """Answers only when it is told to."""
+
+    def do_POST(self) -> None:
+        if not self.server.answers.is_set():  # type: ignore[attr-defined]
+            self.server.reached.set()  # type: ignore[attr-defined]
+            self.server.answers.wait(60)  # type: ignore[attr-defined]
+            return  # its server is dead
+        super().do_POST()
+
+
+def test_a_server_killed_amid_a_push_pushes_again(tmp_path: Path) -> None:
+    endpoint: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stubborn)
+    endpoint.got, endpoint.came = [], threading.Semaphore(0)
+    endpoint.answers, endpoint.reached = threading.Event(), threading.Event()
+    thread = threading.Thread(target=endpoint.serve_forever)
+    thread.start()
+    local = LocalServer(tmp_path, "--push-allow", "127.0.0.0/8")
+    try:
+        mns = local.process.mns
+
+        def ask(method: str, path: str, body: str) -> None:
+            urllib.request.urlopen(urllib.request.Request(mns + path, body.encode(), method=method), timeout=30).close()
+
+        ask("PUT", "/topics/news", "<Topic/>")
+        url = f"http://127.0.0.1:{endpoint.server_port}/hook"
+        form = "<NotifyContentFormat>SIMPLIFIED</NotifyContentFormat>"
+        ask("PUT", "/topics/news/subscriptions/s", f"<Subscription><Endpoint>{url}</Endpoint>{form}</Subscription>")
+        ask("POST", "/topics/news/messages", "<Message><MessageBody>survivor</MessageBody></Message>")
+        assert endpoint.reached.wait(30)
+        local.process.kill()
+        endpoint.answers.set()
+        local.process.start()
+        local.advance(seconds=31)  # the lease of the attempt that died
+        assert endpoint.came.acquire(timeout=30)
+        assert [body for _, _, body in endpoint.got] == [b"survivor"]
+        token = (local.process.data / "admin-token").read_text().strip()
+        request = urllib.request.Request(f"{local.admin_url}/metrics", headers={"Authorization": f"Bearer {token}"})
+        told = ""
+        while 'veilmq_pushes_total{result="delivered"} 1.0' not in told:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                told = answer.read().decode()
+    finally:
+        local.stop()
+        endpoint.answers.set()
+        endpoint.shutdown()
+        thread.join()
+        endpoint.server_close()

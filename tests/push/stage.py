@@ -3,6 +3,9 @@
 import asyncio
 import base64
 import datetime
+import functools
+import ssl
+import tempfile
 from collections.abc import Callable
 from hashlib import md5
 from pathlib import Path
@@ -21,7 +24,7 @@ from veilmq.model.queue import QueueKey
 from veilmq.model.topic import SubscriptionSettings, TopicKey, hidden_queue
 from veilmq.push.addresses import networks
 from veilmq.push.room import PushRoom, Subscription
-from veilmq.push.signing import Signer, string_to_sign
+from veilmq.push.signing import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_sign
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.shell import Shell
 from veilmq.store.sqlite import history
@@ -56,17 +59,25 @@ class Request:
 class Endpoint:
     """An HTTP server that answers what it is told, and keeps what it got."""
 
-    def __init__(self, answer: bytes = b"HTTP/1.1 204 No Content\r\n\r\n", delay_s: float = 0) -> None:
+    def __init__(
+        self, answer: bytes = b"HTTP/1.1 204 No Content\r\n\r\n", delay_s: float = 0,
+        tls: tuple[Path, Path] | None = None,
+    ) -> None:  # fmt: skip
+        """tls: files of a certificate and its key."""
         self.answer = answer
         self.delay_s = delay_s
+        self._tls: ssl.SSLContext | None = None
+        if tls is not None:
+            self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            self._tls.load_cert_chain(*tls)
         self.got: list[Request] = []
         self.now = self.most = 0
         self._serving: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "Endpoint":
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/hook?x=1"
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}/hook?x=1"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -96,12 +107,19 @@ class Endpoint:
             writer.close()
 
 
+@functools.cache
+def signer() -> Signer:
+    """One for all tests: a key takes long to make."""
+    with tempfile.TemporaryDirectory() as directory:
+        return Signer.of_directory(Path(directory), datetime.datetime.now(datetime.UTC))
+
+
 class Stage:
     """Engine, store and room; `play` runs a test on its loop."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
         self.directory = directory
-        self.options: dict[str, Any] = {"allowed": networks(["127.0.0.0/8"])} | options
+        self.options: dict[str, Any] = {"allowed": networks(["127.0.0.0/8"]), "look_s": 0.02} | options
 
     async def __aenter__(self) -> "Stage":
         self.clock = LeaseClock()
@@ -109,7 +127,7 @@ class Stage:
         self.clock.start(self.store.mark)
         self.shell = Shell(engine, self.store, self.clock)
         self.shell.start()
-        self.signer = Signer.of_directory(self.directory, datetime.datetime.now(datetime.UTC))
+        self.signer = signer()
         await self.open()
         return self
 
@@ -171,8 +189,17 @@ class Stage:
         await self.shell.advance(self.clock, int(seconds * 1e6))
 
     def pushes(self) -> list[Any]:
+        return [each for each in self.events() if each.kind == "pushed"]
+
+    def events(self) -> list[Any]:
         with self.store.readers.lend() as connection:
-            return [each for each in history.read(connection, 0, 100_000) if each.kind == "pushed"]
+            return list(history.read(connection, 0, 100_000))
+
+    @staticmethod
+    def self_signed(directory: Path) -> tuple[Path, Path]:
+        """Files of a key and of a certificate for 127.0.0.1 that no authority signed."""
+        Signer.of_directory(directory, datetime.datetime.now(datetime.UTC))
+        return directory / KEY_FILE, directory / CERTIFICATE_FILE
 
 
 async def until(true: Callable[[], bool]) -> None:

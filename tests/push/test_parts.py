@@ -3,14 +3,16 @@
 import asyncio
 import datetime
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.topic import RetryStrategy
-from veilmq.push.addresses import EndpointRefused, check, find, networks, parse
+from veilmq.push.addresses import EndpointRefused, check, choose, networks, parse
 from veilmq.push.health import IN_FLIGHT_MAX, PAUSE_SECONDS_MAX, Health
+from veilmq.push.lookups import LOOKUPS_MAX, Lookups
 from veilmq.push.schedules import delay_us
 from veilmq.push.signing import KEY_FILE, Signer, string_to_sign
 
@@ -60,9 +62,11 @@ class TestAddresses:
             check("192.168.0.1", allowed)
 
     def test_a_name_is_judged_by_where_it_leads(self) -> None:
+        url = "http://localhost:81"
+        addresses = asyncio.run(Lookups().addresses("localhost"))
         with pytest.raises(EndpointRefused, match="not a public address"):
-            asyncio.run(find("http://localhost:80/", ()))
-        found = asyncio.run(find("http://localhost:81", networks(["127.0.0.0/8", "::1/128"])))
+            choose(url, addresses, ())
+        found = choose(url, addresses, networks(["127.0.0.0/8", "::1/128"]))
         assert (found.port, found.target, found.authority) == (81, "/notifications", "localhost:81")
 
     @pytest.mark.parametrize(
@@ -88,6 +92,14 @@ class TestAddresses:
 
 class TestHealth:
     """An endpoint that fails."""
+
+    def test_one_call_at_a_time_until_it_answers(self) -> None:
+        health = Health()
+        assert health.in_flight_max == 1
+        health.succeeded(0.0)
+        assert health.in_flight_max == IN_FLIGHT_MAX
+        health.failed("x", 0.0)
+        assert (health.available, health.in_flight_max) == (True, 1)
 
     def test_three_failures_make_it_unavailable_and_pauses_grow(self) -> None:
         health = Health()
@@ -126,3 +138,72 @@ class TestSigner:
             "Host": "h",
         }
         assert string_to_sign("POST", "/p", headers) == "POST\nM\ntext/xml\nD\nx-mns-a:1\nx-mns-b:2\n/p"
+
+
+class TestLookups:
+    """Names."""
+
+    def test_an_address_that_is_written_out_is_not_looked_up(self) -> None:
+        def never(host: str) -> list[str]:
+            raise AssertionError(host)
+
+        lookups = Lookups(never)
+        assert asyncio.run(lookups.addresses("10.0.0.1")) == ["10.0.0.1"]
+        assert asyncio.run(lookups.addresses("2001:DB8::1")) == ["2001:db8::1"]
+
+    def test_forms_of_an_address_that_only_resolvers_read_are_resolved(self) -> None:
+        for host in ("127.1", "0x7f000001", "2130706433"):
+            assert asyncio.run(Lookups().addresses(host)) == ["127.0.0.1"]
+
+    def test_who_asks_together_shares_one_look(self) -> None:
+        asked: list[str] = []
+
+        def counting(host: str) -> list[str]:
+            asked.append(host)
+            return ["192.0.2.1"]
+
+        async def many() -> None:
+            lookups = Lookups(counting, believed_s=0)
+            for times in (1, 2):
+                found = await asyncio.gather(*(lookups.addresses("a.example") for _ in range(50)))
+                assert found == [["192.0.2.1"]] * 50
+                assert len(asked) == times, "an answer is not believed for ever"
+
+        asyncio.run(many())
+
+    def test_an_answer_is_believed_for_a_while(self) -> None:
+        asked: list[str] = []
+
+        async def twice() -> None:
+            lookups = Lookups(lambda host: asked.append(host) or ["192.0.2.1"])  # type: ignore[func-returns-value]
+            for _ in range(2):
+                await lookups.addresses("a.example")
+
+        asyncio.run(twice())
+        assert asked == ["a.example"]
+
+    @pytest.mark.parametrize("error", [OSError(-2, "Name or service not known"), UnicodeError("label too long")])
+    def test_a_name_that_cannot_be_found(self, error: Exception) -> None:
+        def failing(host: str) -> list[str]:
+            raise error
+
+        with pytest.raises(EndpointRefused, match=r"a\.example cannot be found: (Name or|label)"):
+            asyncio.run(Lookups(failing).addresses("a.example"))
+
+    def test_too_many_that_hang_are_refused(self) -> None:
+        released = threading.Event()
+
+        def hanging(host: str) -> list[str]:
+            released.wait(30)
+            return ["192.0.2.1"]
+
+        async def many() -> None:
+            lookups = Lookups(hanging)
+            tasks = [asyncio.create_task(lookups.addresses(f"n{number}.example")) for number in range(LOOKUPS_MAX)]
+            await asyncio.sleep(0)
+            with pytest.raises(EndpointRefused, match="too many others hang"):
+                await lookups.addresses("one-more.example")
+            released.set()
+            assert await asyncio.gather(*tasks) == [["192.0.2.1"]] * LOOKUPS_MAX
+
+        asyncio.run(many())

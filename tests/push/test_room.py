@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import contextlib
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from stage import CERTIFICATE_URL, Endpoint, Stage, until
 
 from veilmq.model.topic import NOTIFICATION_NAMESPACE, ContentFormat, RetryStrategy
 from veilmq.push.health import IN_FLIGHT_MAX
+from veilmq.push.room import IN_FLIGHT_MAX as TOTAL_MAX
+from veilmq.push.room import TIMEOUT_S
 
 REFUSES = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
 
@@ -86,6 +90,7 @@ def test_header_names_can_be_those_of_the_documents(play: Any) -> None:
     play(test, documented_case=True)
 
 
+@pytest.mark.slow
 def test_a_refusal_is_tried_three_times_more_and_then_dead_lettered(play: Any) -> None:
     async def test(stage: Stage) -> None:
         dead = await stage.queue("dead")
@@ -106,6 +111,7 @@ def test_a_refusal_is_tried_three_times_more_and_then_dead_lettered(play: Any) -
     play(test)
 
 
+@pytest.mark.slow
 def test_without_a_dead_letter_queue_the_last_failure_drops_the_message(play: Any) -> None:
     async def test(stage: Stage) -> None:
         async with Endpoint(REFUSES) as endpoint:
@@ -121,6 +127,7 @@ def test_without_a_dead_letter_queue_the_last_failure_drops_the_message(play: An
     play(test)
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_recovers_gets_what_it_missed(play: Any) -> None:
     async def test(stage: Stage) -> None:
         async with Endpoint(REFUSES) as endpoint:
@@ -143,16 +150,43 @@ def test_an_endpoint_that_recovers_gets_what_it_missed(play: Any) -> None:
 
 def test_at_most_four_are_in_flight_at_an_endpoint(play: Any) -> None:
     async def test(stage: Stage) -> None:
-        async with Endpoint(delay_s=0.02) as endpoint:
+        async with Endpoint(delay_s=0.3) as endpoint:
             await stage.subscribe("a", endpoint.url)
             await stage.subscribe("b", endpoint.url.replace("hook", "other"))
+            await until(lambda: len(stage.shell.engine.waiting) == 2)
+            await stage.publish("first")
+            await until(lambda: len(endpoint.got) == 2)
+            assert endpoint.most == 1, "one at a time until it answers"
+            endpoint.delay_s = 0.02
+            await stage.room.stop()
             for number in range(20):
                 await stage.publish(str(number))
-            await until(lambda: len(endpoint.got) == 40)
-            assert endpoint.most <= 2 * IN_FLIGHT_MAX
-            assert endpoint.most >= 2
+            # Each subscription leases as much as the endpoint takes: together that is twice as much.
+            await stage.open()
+            await until(lambda: len(endpoint.got) == 42)
+            assert endpoint.most == IN_FLIGHT_MAX
 
     play(test)
+
+
+@pytest.mark.slow
+def test_at_most_256_are_in_flight_in_all(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            endpoints = [await stack.enter_async_context(Endpoint()) for _ in range(70)]
+            for number, endpoint in enumerate(endpoints):
+                await stage.subscribe(f"s{number}", endpoint.url)
+            await stage.publish("known to answer")
+            await until(lambda: len(stage.pushes()) == 70)
+            for endpoint in endpoints:
+                endpoint.delay_s = 60
+            await asyncio.gather(*(stage.publish(str(number)) for number in range(IN_FLIGHT_MAX)))
+            await until(lambda: sum(each.now for each in endpoints) == TOTAL_MAX)
+            await asyncio.sleep(0.2)
+            assert sum(each.now for each in endpoints) == TOTAL_MAX
+            assert max(each.now for each in endpoints) == IN_FLIGHT_MAX
+
+    play(test, timeout_s=60)
 
 
 def test_dead_endpoints_hold_up_no_healthy_one(play: Any) -> None:
@@ -178,8 +212,10 @@ def test_dead_endpoints_hold_up_no_healthy_one(play: Any) -> None:
         + b"x" * 65_536
         + b"\r\n"
         + b"10000\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10000000000\r\n\r\n" + b"x" * 65_536,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\nshort of it",
     ],
-    ids=["a redirect", "an endless answer"],
+    ids=["a redirect", "an endless answer", "a huge answer", "a promised answer"],
 )
 def test_hostile_answers_count_by_their_status_alone(play: Any, answer: bytes) -> None:
     async def test(stage: Stage) -> None:
@@ -191,6 +227,140 @@ def test_hostile_answers_count_by_their_status_alone(play: Any, answer: bytes) -
             assert len(endpoint.got) == 1
 
     play(test)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, "RemoteProtocolError"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "RemoteProtocolError"),
+        (b"HTTP/1.1 200 OK\r\nContent-", "no answer within 1 s"),
+        (b"HTTP/1.1 404 Gone\r\nContent-Length: 0\r\n\r\n", "status 404"),
+    ],
+    ids=["an endless header", "another protocol", "half an answer", "an error"],
+)
+def test_what_is_no_answer_has_failed(play: Any, answer: bytes, error: str) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint(answer) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: len(stage.pushes()) == 1)
+            assert error in stage.pushes()[0].detail["error"]
+            assert await stage.waiting("s") == 1
+
+    play(test, timeout_s=1)
+
+
+def test_the_time_for_a_push_is_five_seconds() -> None:
+    assert TIMEOUT_S == 5.0
+
+
+def test_a_name_that_changes_after_the_check_changes_nothing(play: Any) -> None:
+    asked: list[str] = []
+
+    def rebinding(host: str) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"] if len(asked) == 1 else ["10.255.255.1"]
+
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.subscribe("s", f"http://rebinding.example:{endpoint.port}/hook")
+            await stage.publish("first")
+            await until(lambda: len(endpoint.got) == 1)
+            assert endpoint.got[0].headers["host"] == f"rebinding.example:{endpoint.port}"
+            assert asked == ["rebinding.example"], "the connection goes to what was checked, without asking again"
+
+    play(test, resolve=rebinding)
+
+
+def test_one_private_address_of_several_is_enough_to_be_refused(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.subscribe("s", f"http://two.example:{endpoint.port}/hook")
+            await stage.publish()
+            await until(lambda: len(stage.pushes()) == 1)
+            assert "10.0.0.7 is not a public address" in stage.pushes()[0].detail["error"]
+            assert endpoint.got == []
+
+    play(test, resolve=lambda host: ["127.0.0.1", "10.0.0.7"])
+
+
+@pytest.mark.slow
+def test_a_name_server_that_hangs_holds_up_its_own_names_alone(play: Any) -> None:
+    released = threading.Event()
+
+    def resolve(host: str) -> list[str]:
+        if host.startswith("hangs"):
+            released.wait(30)
+            raise OSError("too late")
+        return ["127.0.0.1"]
+
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            for number in range(30):
+                await stage.subscribe(f"dead{number}", f"http://hangs{number}.example/")
+            await stage.subscribe("s", f"http://fine.example:{endpoint.port}/")
+            for number in range(5):
+                await stage.publish(str(number))
+            await until(lambda: len(endpoint.got) == 5)
+            looking = [each for each in threading.enumerate() if each.name == "veilmq-lookup"]
+            assert len(looking) <= 30, "one thread a name, however many pushes wait for it"
+            await until(lambda: len(stage.pushes()) > 5)
+            errors = {each.detail.get("error") for each in stage.pushes()}
+            assert errors == {None, "no answer within 2 s"}
+        released.set()
+
+    play(test, timeout_s=2, resolve=resolve)
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(play: Any, tmp_path: Path) -> None:
+    async def test(stage: Stage) -> None:
+        key, certificate = stage.self_signed(tmp_path)
+        async with Endpoint(tls=(certificate, key)) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: len(stage.pushes()) == 1)
+            assert "CERTIFICATE_VERIFY_FAILED" in stage.pushes()[0].detail["error"]
+            assert endpoint.got == []
+
+    play(test)
+
+
+def test_the_state_of_a_subscription_tells_what_is_wrong(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint(REFUSES) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            at_first = stage.room.state(endpoint.url)
+            assert (at_first["available"], at_first["last_error"]) == (True, None)
+            for number in range(3):
+                await stage.publish(str(number))
+            await until(lambda: len(stage.pushes()) == 3)
+            state = stage.room.state(endpoint.url)
+            assert state["endpoint"] == f"http://127.0.0.1:{endpoint.port}"
+            assert (state["available"], state["failures"], state["last_error"]) == (False, 3, "status 500")
+            assert state["pause_us"] == 500_000
+
+    play(test)
+
+
+@pytest.mark.parametrize("dead_letters", [True, False])
+def test_a_push_that_expired_is_dead_lettered_or_dropped(play: Any, dead_letters: bool) -> None:
+    """After a day, however often it was tried (mns.md, section 8)."""
+
+    async def test(stage: Stage) -> None:
+        dead = await stage.queue("dead")
+        await stage.subscribe("s", "http://127.0.0.1:1/", dead_letter_queue=dead if dead_letters else None)
+        await stage.publish("too late")
+        await until(lambda: len(stage.pushes()) == 1)
+        await stage.advance(86_401)
+        await stage.drained("s")
+        assert [each.body for each in await stage.receive(dead)] == (["too late"] if dead_letters else [])
+        ended = [each for each in stage.events() if each.kind in {"expired", "dead_lettered"}]
+        assert [each.kind for each in ended] == ["dead_lettered" if dead_letters else "expired"]
+        if dead_letters:
+            assert ended[0].detail["expired"] is True
+
+    play(test, allowed=())
 
 
 def test_who_answers_too_slowly_has_failed(play: Any) -> None:

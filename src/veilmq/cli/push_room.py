@@ -45,11 +45,12 @@ async def serve_pushes(service: Service, settings: Settings) -> None:
         documented_case=settings.push_header_case == "documented",
         wall=wall,
     )
-    service.pushes = room.results
     await room.start()
+    service.pushes, service.push_room = room.results, room
     try:
         await loop.create_future()
     finally:
+        service.push_room = None
         await room.stop()
 
 

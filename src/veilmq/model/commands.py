@@ -186,6 +186,9 @@ class ListQueues(msgspec.Struct, tag=True, kw_only=True, gc=False):
     after: str = ""
     """Only names greater than this one; with account None, only keys as text (`account/region/name`)."""
     count_max: int = 1_000
+    names: str | None = None
+    """A regular expression of the names that the asking protocol allows; a queue with another name is listed by its
+    alias, or not at all. None: every queue by its own."""
     dead_letter_target: QueueKey | None = None
     """Only queues whose redrive policy names this one (SQS ListDeadLetterSourceQueues)."""
 

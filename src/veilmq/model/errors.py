@@ -21,7 +21,12 @@ boundary.
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+OTHER_QUEUE: Final = "it is of another queue"
+"""Reason of a ReceiptInvalid whose handle is genuine."""
+TARGET_MISSING: Final = "it does not exist"
+"""Reason of a RedriveRefused."""
 
 
 class VeilError(Exception):

@@ -5,6 +5,7 @@ A protocol that has other defaults names them when it creates. What only a proto
 Azure metadata) is kept verbatim under `labels` and never read below the codecs.
 """
 
+import re
 from enum import StrEnum
 from typing import Any, Final
 
@@ -28,6 +29,14 @@ class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
     def __str__(self) -> str:
         return f"{self.account}/{self.region}/{self.name}"
+
+
+_ALIAS: Final = re.compile(r"(?=.{3,63}\Z)[a-z0-9](?:-?[a-z0-9])*")
+
+
+def is_alias(text: str) -> bool:
+    """Whether the text is a name that every protocol allows, as an alias must be: Azure's rule is the closest."""
+    return _ALIAS.fullmatch(text) is not None
 
 
 class RedrivePolicy(msgspec.Struct, frozen=True, gc=False):
@@ -82,6 +91,8 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     throughput_per_group: bool = False
     xml_body: XmlBody = XmlBody.TEXT
     adaptive: Adaptive = Adaptive.SUGGEST
+    alias: str | None = None
+    """Another name for protocols in which the queue's own is not legal: see `is_alias`."""
     first_lease_min_us: int | None = None
     """The owner's leave to shorten first leases, down to this; None: they may only be lengthened."""
     labels: dict[str, str] = {}
@@ -101,6 +112,11 @@ def with_change(settings: QueueSettings, change: SettingsChange) -> QueueSetting
         merged = settings.labels | change["labels"]
         change = change | {"labels": {name: value for name, value in merged.items() if value}}
     return msgspec.structs.replace(settings, **change)
+
+
+def shown_name(info: "QueueInfo", allowed: re.Pattern[str]) -> str | None:
+    """The name by which a protocol that allows such names knows the queue; None: not at all."""
+    return info.key.name if allowed.fullmatch(info.key.name) else info.settings.alias
 
 
 class QueueCounts(msgspec.Struct, frozen=True, gc=False):

@@ -5,8 +5,6 @@ that a name that changes its address between the two (DNS rebinding) changes not
 one good one does not excuse the others.
 """
 
-import asyncio
-import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
@@ -59,15 +57,10 @@ def parse(url: str) -> tuple[str, int, bool, str, str]:
     return host, port or usual, secure, target, authority
 
 
-async def find(url: str, allowed: Sequence[Network]) -> Endpoint:
-    """Look the endpoint up and check where it leads. Raises EndpointRefused."""
+def choose(url: str, addresses: Sequence[str], allowed: Sequence[Network]) -> Endpoint:
+    """Where a push to the URL goes, whose host has these addresses. Raises EndpointRefused if one of them may not be
+    called."""
     host, port, secure, target, authority = parse(url)
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise EndpointRefused(f"{host} cannot be found: {error.strerror or error}") from None
-    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
     for address in addresses:
         check(address, allowed)
     return Endpoint(addresses[0], host, port, secure, target, authority)

@@ -1,6 +1,7 @@
 """How an endpoint is doing: one that fails again and again is called ever less often, until it answers.
 
-Strategy: numbers only, `now` is an argument. After three failures in a row an endpoint is unavailable: between two
+Strategy: numbers only, `now` is an argument. Whose last call did not succeed gets one call at a time: what nobody knows
+yet, or has just failed, must not fail by fours. After three failures in a row an endpoint is unavailable: between two
 calls there is a pause, half a second at first and doubled by each failure up to a minute, and one call at a time; the
 first success lets it breathe, and pauses halve with each further one (mns.md, section 8: 0, 500 ms, up to 60 s).
 """
@@ -17,7 +18,7 @@ IN_FLIGHT_MAX: Final = 4
 class Health:
     """One endpoint."""
 
-    __slots__ = ("failures", "last_error", "pause", "ready_at")
+    __slots__ = ("answers", "failures", "last_error", "pause", "ready_at")
 
     def __init__(self) -> None:
         self.failures = 0
@@ -27,6 +28,8 @@ class Health:
         self.ready_at = 0.0
         """No call before."""
         self.last_error = ""
+        self.answers = False
+        """Whether the last call succeeded."""
 
     @property
     def available(self) -> bool:
@@ -36,12 +39,13 @@ class Health:
     @property
     def in_flight_max(self) -> int:
         """Calls at a time."""
-        return IN_FLIGHT_MAX if self.available else 1
+        return IN_FLIGHT_MAX if self.available and self.answers else 1
 
     def failed(self, error: str, now: float) -> bool:
         """A call failed; True if that made it unavailable."""
         was = self.available
         self.failures += 1
+        self.answers = False
         self.last_error = error
         if self.failures >= UNAVAILABLE_AFTER:
             self.pause = min(max(self.pause * 2, PAUSE_SECONDS_MIN), PAUSE_SECONDS_MAX)
@@ -52,6 +56,7 @@ class Health:
         """A call succeeded; True if that made it available again."""
         was = self.available
         self.failures = 0
+        self.answers = True
         self.pause = self.pause / 2 if self.pause / 2 >= PAUSE_SECONDS_MIN else 0.0
         self.ready_at = now + self.pause
         return not was and self.available

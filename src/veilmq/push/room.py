@@ -12,8 +12,6 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from time import perf_counter
 from typing import Final, Protocol
 
@@ -26,22 +24,22 @@ from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import SubscriptionSettings, TopicKey, hidden_queue
-from veilmq.push.addresses import EndpointRefused, Network, find, parse
+from veilmq.push.addresses import EndpointRefused, Network
+from veilmq.push.courier import Courier
 from veilmq.push.health import Health
-from veilmq.push.notifications import cased, push_of
+from veilmq.push.lines import Line, Lines, endpoint_of
+from veilmq.push.lookups import Lookups, Resolve, resolve
 from veilmq.push.schedules import delay_us
-from veilmq.push.signing import Signer, string_to_sign
+from veilmq.push.signing import Signer
 
 IN_FLIGHT_MAX: Final = 256
 TIMEOUT_S: Final = 5.0
 LEASE_US: Final = 30 * SECOND_US
-"""Of one attempt: several times the longest that it can take."""
+"""Of one attempt: several times the longest that it can take. Kept up for one that waits for its turn."""
+KEEP_S: Final = 10.0
 WAIT_US: Final = 20 * SECOND_US
-ANSWER_BYTES_MAX: Final = 4 * 1024
-_BODY_S: Final = 1.0
 _ENDED_US: Final = SECOND_US
-_LOOK_S: Final = 0.5
-_SIGNERS: Final = 2
+LOOK_S: Final = 0.5
 _CHANCES: Final = 1 << 20
 _ORIGIN: Final = Origin("push", "push")
 
@@ -77,37 +75,30 @@ class PushRoom:
         wall: Callable[[], Instant],
         verify: bool = True,
         timeout_s: float = TIMEOUT_S,
+        resolve: Resolve = resolve,
+        look_s: float = LOOK_S,
     ) -> None:
         """subscriptions: the push subscriptions as they stand. allowed: networks beyond public ones that may be called.
 
         documented_case: header names as the Java sample looks them up, not in lower case. verify: check TLS.
+        resolve: addresses of a name; blocks, in a thread. look_s: how often the subscriptions are looked at.
         """
         self._engine = engine
         self._subscriptions = subscriptions
-        self._signer = signer
-        self._certificate_url = certificate_url
-        self._allowed = allowed
-        self._documented_case = documented_case
-        self._wall = wall
+        self._courier = Courier(signer, certificate_url, allowed, documented_case, wall, timeout_s, Lookups(resolve))
         self._verify = verify
         self._timeout_s = timeout_s
+        self._look_s = look_s
         self._wanted: Mapping[Subscription, SubscriptionSettings] = {}
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
-        self._health: dict[str, Health] = {}
-        self._in_flight: Counter[str] = Counter()
-        self._freed = asyncio.Condition()
         self._tasks: dict[Subscription, asyncio.Task[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
-        self._pool = ThreadPoolExecutor(_SIGNERS, thread_name_prefix="veilmq-push-sign")
         self.results: Counter[str] = Counter()
-        """Attempts by what became of them: `delivered`, `failed`, `refused`, `exhausted`."""
+        """Attempts by what became of them: `delivered`, `failed`, `exhausted`."""
 
     async def start(self) -> None:
         """Begin to push."""
-        limits = httpx.Limits(max_connections=IN_FLIGHT_MAX, max_keepalive_connections=IN_FLIGHT_MAX)
-        self._client = httpx.AsyncClient(
-            limits=limits, timeout=self._timeout_s, follow_redirects=False, trust_env=False, verify=self._verify
-        )
+        self._lines = Lines(self._verify)
         self._watching = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:
@@ -116,12 +107,25 @@ class PushRoom:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
-        self._pool.shutdown(wait=False)
+        await self._lines.keep(())
+        self._courier.close()
 
     def unavailable(self) -> dict[str, str]:
         """Endpoints that are called seldom because they fail, and their last error."""
-        return {endpoint: each.last_error for endpoint, each in self._health.items() if not each.available}
+        lines = self._lines.items()
+        return {endpoint: each.health.last_error for endpoint, each in lines if not each.health.available}
+
+    def state(self, url: str) -> dict[str, object]:
+        """How the endpoint of a subscription does: for its owner to see."""
+        endpoint = endpoint_of(url)
+        health = self._lines[endpoint].health if endpoint in self._lines else Health()
+        return {
+            "endpoint": endpoint,
+            "available": health.available,
+            "failures": health.failures,
+            "pause_us": int(health.pause * SECOND_US),
+            "last_error": health.last_error or None,
+        }
 
     async def _watch(self) -> None:
         """A task for every push subscription there is."""
@@ -131,7 +135,8 @@ class PushRoom:
                 self._tasks.pop(gone).cancel()
             for each in wanted.keys() - self._tasks.keys():
                 self._tasks[each] = asyncio.create_task(self._serve(each))
-            await asyncio.sleep(_LOOK_S)
+            await self._lines.keep({endpoint_of(each.url) for each in wanted.values() if each.url is not None})
+            await asyncio.sleep(self._look_s)
 
     async def _serve(self, subscription: Subscription) -> None:
         """Lease and send what waits for one subscription, for ever."""
@@ -140,104 +145,89 @@ class PushRoom:
         while True:
             settings = self._wanted.get(subscription)
             if settings is None or settings.url is None:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(self._look_s)
                 continue
             endpoint = endpoint_of(settings.url)
-            free = await self._free(endpoint)
+            line = self._lines[endpoint]
+            free = await line.room()
             receive = Receive(queue=queue, origin=_ORIGIN, count_max=free, lease_us=LEASE_US, wait_us=WAIT_US)
             (outcome,) = await self._engine.call(receive)
             if not isinstance(outcome, Received):
-                await asyncio.sleep(_LOOK_S)  # deleted a moment ago, or the disk is low
+                await asyncio.sleep(self._look_s)  # deleted a moment ago, or the disk is low
                 continue
             for message in outcome.messages:
-                self._in_flight[endpoint] += 1
-                task = asyncio.create_task(self._push(subscription, settings, queue, endpoint, message))
+                line.leased += 1
+                task = asyncio.create_task(self._push(subscription, settings, queue, endpoint, line, message))
                 self._sending.add(task)
                 task.add_done_callback(self._sending.discard)
 
-    async def _free(self, endpoint: str) -> int:
-        """Wait until the endpoint may be called; how many calls it may take now."""
-        loop = asyncio.get_running_loop()
-        health = self._health.setdefault(endpoint, Health())
-        while True:
-            pause = health.ready_at - loop.time()
-            if pause > 0:
-                await asyncio.sleep(pause)
-                continue
-            free = health.in_flight_max - self._in_flight[endpoint]
-            if free > 0:
-                return free
-            async with self._freed:
-                await self._freed.wait()
-
     async def _push(
-        self, subscription: Subscription, settings: SubscriptionSettings, queue: QueueKey, endpoint: str,
+        self, subscription: Subscription, settings: SubscriptionSettings, queue: QueueKey, endpoint: str, line: Line,
         message: Delivery,
     ) -> None:  # fmt: skip
         """One attempt, and what follows from it."""
-        begun = perf_counter()
-        status: int | None = None
-        error: str | None = None
         try:
-            async with self._slots, asyncio.timeout(self._timeout_s):
-                status = await self._post(subscription, settings, message)
+            await self._turn(line, queue, message)
+            begun = perf_counter()
+            try:
+                status, error = await self._attempt(line, subscription, settings, message)
+            finally:
+                line.sending -= 1
+                self._slots.release()
+            self._judge(endpoint, line, error)
+            took_us = int((perf_counter() - begun) * 1e6)
+            await self._settle(settings, queue, message, status, error, took_us)
+        finally:
+            line.leased -= 1
+            line.tell()
+
+    async def _turn(self, line: Line, queue: QueueKey, message: Delivery) -> None:
+        """Wait until the endpoint may be called, and the room has a free slot; the lease is kept meanwhile."""
+        if not line.must_wait(asyncio.get_running_loop().time()) and not self._slots.locked():
+            line.sending += 1
+            await self._slots.acquire()
+            return
+        keeping = asyncio.create_task(self._keep(queue, message))
+        try:
+            await line.turn()
+            try:
+                await self._slots.acquire()
+            except asyncio.CancelledError:
+                line.sending -= 1
+                raise
+        finally:
+            keeping.cancel()
+
+    async def _keep(self, queue: QueueKey, message: Delivery) -> None:
+        """Two subscriptions may have leased for one endpoint more than it takes at once."""
+        while True:
+            await asyncio.sleep(KEEP_S)
+            arrived = self._engine.arrived()
+            await self._engine.call(
+                Extend(queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=LEASE_US, arrived=arrived)
+            )
+
+    async def _attempt(
+        self, line: Line, subscription: Subscription, settings: SubscriptionSettings, message: Delivery
+    ) -> tuple[int | None, str | None]:
+        """Status of the answer, if there was one, and what was wrong, if anything was."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status = await self._courier.post(line, *subscription, settings, message)
         except EndpointRefused as refused:
-            error = str(refused)
+            return None, str(refused)
         except TimeoutError:
-            error = f"no answer within {self._timeout_s:g} s"
+            return None, f"no answer within {self._timeout_s:g} s"
         except (httpx.HTTPError, OSError) as failure:
-            error = f"{type(failure).__name__}: {failure}"
-        finally:
-            self._in_flight[endpoint] -= 1
-            if not self._in_flight[endpoint]:
-                del self._in_flight[endpoint]
-        if status is not None and not 200 <= status < 400:
-            error = f"status {status}"
-        self._judge(endpoint, error)
-        took_us = int((perf_counter() - begun) * 1e6)
-        await self._settle(settings, queue, message, status, error, took_us)
-        async with self._freed:
-            self._freed.notify_all()
+            return None, f"{type(failure).__name__}: {failure}"
+        return status, None if 200 <= status < 400 else f"status {status}"
 
-    async def _post(self, subscription: Subscription, settings: SubscriptionSettings, message: Delivery) -> int:
-        """Send it; the status of the answer."""
-        assert settings.url is not None
-        topic, name = subscription
-        endpoint = await find(settings.url, self._allowed)
-        request_id = secrets.token_hex(12).upper()
-        push = push_of(topic, name, settings, message, request_id, self._certificate_url, self._wall())
-        text = string_to_sign("POST", endpoint.target, push.headers)
-        signature = await asyncio.get_running_loop().run_in_executor(self._pool, self._signer.sign, text)
-        headers = cased(push.headers, self._documented_case)
-        headers["Authorization" if self._documented_case else "authorization"] = signature
-        address = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
-        url = f"{'https' if endpoint.secure else 'http'}://{address}:{endpoint.port}{endpoint.target}"
-        request = self._client.build_request(
-            "POST",
-            url,
-            content=push.body,
-            headers={"host": endpoint.authority, "user-agent": "VeilMQ-Push", **headers},
-            extensions={"sni_hostname": endpoint.host},
-        )
-        answer = await self._client.send(request, stream=True)
-        try:
-            # Its body is nobody's business; a short one is read, so that the connection can be used again.
-            length = answer.headers.get("content-length", "")
-            if answer.status_code == 204 or (length.isdigit() and int(length) <= ANSWER_BYTES_MAX):
-                with suppress(TimeoutError, httpx.HTTPError):
-                    async with asyncio.timeout(_BODY_S):
-                        await answer.aread()
-        finally:
-            await answer.aclose()
-        return answer.status_code
-
-    def _judge(self, endpoint: str, error: str | None) -> None:
-        health = self._health.setdefault(endpoint, Health())
+    def _judge(self, endpoint: str, line: Line, error: str | None) -> None:
         now = asyncio.get_running_loop().time()
         if error is None:
-            if health.succeeded(now):
+            if line.health.succeeded(now):
                 log.info("%s answers again", endpoint)
-        elif health.failed(error, now):
+        elif line.health.failed(error, now):
             log.warning("%s is unavailable and will be called seldom: %s", endpoint, error)
 
     async def _settle(
@@ -268,12 +258,3 @@ class PushRoom:
 
     def _pause_us(self, settings: SubscriptionSettings, message: Delivery) -> int | None:
         return delay_us(settings.strategy, message.receive_count, secrets.randbelow(_CHANCES) / _CHANCES)
-
-
-def endpoint_of(url: str) -> str:
-    """What is one endpoint, whatever path: scheme, host and port."""
-    try:
-        host, port, secure, _, _ = parse(url)
-    except EndpointRefused:
-        return url
-    return f"{'https' if secure else 'http'}://{host}:{port}"

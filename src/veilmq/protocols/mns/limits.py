@@ -11,6 +11,8 @@ from veilmq.model.instant import SECOND_US
 
 VERSION: Final = b"2015-06-06"
 
+NAME_WHOLE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,119}")
+"""The same with its length."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
 """Queues, topics and subscriptions."""
 NAME_CHARACTERS_MAX: Final = 120

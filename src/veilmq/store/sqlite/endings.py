@@ -15,6 +15,7 @@ from veilmq.model.commands import SERVER
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.message import NO_EXTRAS, Extras
+from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.groups import is_grouped, join
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.sends import INSERT_MESSAGE
@@ -224,13 +225,22 @@ def event_of(
 
 
 def expire(writer: Writer, queue: LiveQueue, place: Place) -> None:
-    """A message whose retention or own time to live is over."""
+    """A message whose retention or own time to live is over.
+
+    A push that expired goes to its subscription's dead-letter queue, if there is one (mns.md, section 8).
+    """
+    redrive = queue.settings.redrive
+    if redrive is not None and is_hidden(queue.key.name):
+        target = writer.queues.by_key.get(redrive.target)
+        if target is not None:
+            dead_letter(writer, queue, place, target, expired=True)
+            return
     remove(writer, queue, place)
     at = place.expires(queue.settings.retention_us)
     writer.events.append(event_of(Kind.EXPIRED, at, queue, writer.origin(SERVER), place))
 
 
-def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueue) -> None:
+def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueue, *, expired: bool = False) -> None:
     """Move a message, with its id and group, to the end of its line in the dead-letter queue.
 
     On a standard queue its time goes on from its sending, on a FIFO queue anew (Developer Guide, "Dead-letter queues").
@@ -270,6 +280,8 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
     expires = sent + target.settings.retention_us if place.own_expiry is None else place.own_expiry
     writer.queues.lower_expiry(target, expires)
     detail: dict[str, object] = {"target": target.incarnation, "target_sequence": sequence}
+    if expired:
+        detail["expired"] = True
     writer.events.append(event_of(Kind.DEAD_LETTERED, writer.now, queue, writer.origin(SERVER), place, detail))
 
 

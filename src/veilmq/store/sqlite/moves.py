@@ -23,6 +23,7 @@ from veilmq.store.sqlite.endings import Place, event_of, expire, extras_of, find
 from veilmq.store.sqlite.groups import is_grouped, join, settle
 from veilmq.store.sqlite.options import MIB
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.rows import Connection
 from veilmq.store.sqlite.sends import INSERT_MESSAGE
 from veilmq.store.sqlite.writer import Row, Writer
 
@@ -35,6 +36,10 @@ _ACTIVE: Final = (
     f"SELECT {_COLUMNS} FROM move_task INDEXED BY move_task_active WHERE status IN ('running', 'cancelling')"
 )
 _LATEST: Final = f"SELECT {_COLUMNS} FROM move_task WHERE source = ? ORDER BY number DESC LIMIT ?"
+_EVERY: Final = (
+    f"SELECT account, region, name, {', '.join(f't.{each}' for each in _COLUMNS.split(', '))} FROM move_task t"
+    " JOIN queue ON incarnation = t.source WHERE deleted IS NULL ORDER BY number DESC LIMIT ?"
+)
 _IN_LINE: Final = (
     "SELECT sequence FROM message INDEXED BY message_line"
     " WHERE generation = ? AND line = ? AND sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"
@@ -159,6 +164,12 @@ def list_moves(writer: Writer, command: ListMoves) -> Outcome:
 
 def _latest(writer: Writer, source: LiveQueue, count_max: int) -> list[_Task]:
     return [_Task(*row) for row in writer.read(_LATEST, (source.incarnation, count_max))]
+
+
+def every(connection: Connection, count_max: int) -> list[MoveInfo]:
+    """The latest tasks of all queues that exist, newest first, as a reader sees them."""
+    rows: list[tuple[Any, ...]] = connection.execute(_EVERY, (count_max,)).fetchall()
+    return [_Task(*row[3:]).info(QueueKey(*row[:3])) for row in rows]
 
 
 def carry_on(writer: Writer) -> bool:

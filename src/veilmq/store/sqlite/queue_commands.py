@@ -1,7 +1,6 @@
 """Commands on queues: create, change, delete, purge, describe, list."""
 
-import operator
-from collections.abc import Callable
+import re
 from typing import Final
 
 import msgspec
@@ -16,6 +15,7 @@ from veilmq.model.commands import (
     default_settings,
 )
 from veilmq.model.errors import (
+    TARGET_MISSING,
     DiskLow,
     ParameterInvalid,
     PurgeInProgress,
@@ -42,15 +42,17 @@ from veilmq.model.queue import (
     QueueSettings,
     RedrivePermission,
     SettingsChange,
+    is_alias,
     with_change,
 )
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite import plans
 from veilmq.store.sqlite.fifo_delays import retime
 from veilmq.store.sqlite.groups import settle
-from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue
+from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue, alias_key
 from veilmq.store.sqlite.writer import Writer
 
+ALIAS_REASON: Final = "expected 3 to 63 of a-z, 0-9 and single hyphens between them"
 KIND_REASON: Final = f"a queue is FIFO from its creation on if its name ends in {FIFO_SUFFIX}, and only then"
 THROUGHPUT_REASON: Final = "the limit is per group only if deduplication is too"
 RETENTION_LOOK: Final = 0
@@ -88,14 +90,18 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
 
 def _with_own_plan(wanted: QueueSettings, present: QueueSettings, change: SettingsChange) -> QueueSettings:
     """What no protocol can name is no difference: only who names it asks for it."""
-    own = {name: getattr(present, name) for name in ("adaptive", "first_lease_min_us") if name not in change}
+    names = ("adaptive", "alias", "first_lease_min_us")
+    own = {name: getattr(present, name) for name in names if name not in change}
     return msgspec.structs.replace(wanted, **own)
 
 
 def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings) -> VeilError | None:
-    wrong = _wrong_kind(settings, command.queue.name.endswith(FIFO_SUFFIX))
+    kind = _wrong_kind(settings, command.queue.name.endswith(FIFO_SUFFIX))
+    wrong = kind or _wrong_alias(writer, command.queue, settings.alias)
     if wrong is not None:
         return wrong
+    if command.queue in writer.queues.aliases:
+        return QueueExists(queue=str(command.queue), setting="alias")
     if writer.disk_low is not None:
         return DiskLow(free_bytes=writer.disk_low)
     if settings.redrive is not None:
@@ -119,7 +125,7 @@ def _redrive_refusal(writer: Writer, source: QueueKey, settings: QueueSettings) 
     target = writer.queues.by_key.get(settings.redrive.target)
     name = str(settings.redrive.target)
     if target is None or target.key == source:
-        return RedriveRefused(target=name, reason="it does not exist" if target is None else "it is the queue itself")
+        return RedriveRefused(target=name, reason=TARGET_MISSING if target is None else "it is the queue itself")
     if target.settings.fifo != settings.fifo:
         return RedriveRefused(target=name, reason="it is not of the same kind")
     allow = target.settings.redrive_allow
@@ -148,6 +154,20 @@ def _wrong_kind(settings: QueueSettings, fifo: bool) -> ParameterInvalid | None:
     return None
 
 
+def _wrong_alias(writer: Writer, key: QueueKey, alias: str | None) -> VeilError | None:
+    """What is in the way of that alias."""
+    if alias is None:
+        return None
+    if not is_alias(alias):
+        return ParameterInvalid(parameter="alias", reason=ALIAS_REASON)
+    if is_alias(key.name):
+        return ParameterInvalid(parameter="alias", reason="every protocol allows the queue's own name")
+    named = alias_key(key, alias)
+    if named in writer.queues.by_key or writer.queues.aliases.get(named, key) != key:
+        return QueueExists(queue=str(named), setting="alias")
+    return None
+
+
 def change(writer: Writer, command: ChangeQueue) -> Outcome:
     """Set some settings; the others stay."""
     queue = writer.queues.by_key.get(command.queue)
@@ -156,7 +176,7 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     if any(getattr(queue.settings, name) != value for name, value in command.expected.items()):
         return QueueChanged(queue.info(), changed=False)
     settings = with_change(queue.settings, command.change)
-    wrong = _wrong_kind(settings, queue.settings.fifo)
+    wrong = _wrong_kind(settings, queue.settings.fifo) or _wrong_alias(writer, queue.key, settings.alias)
     if wrong is not None:
         return wrong
     if settings.redrive is not None and settings.redrive != queue.settings.redrive:
@@ -173,6 +193,10 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     if settings.fifo and settings.delay_us != queue.settings.delay_us:
         settle(writer, queue)
         retime(writer, queue, queue.settings.delay_us, settings.delay_us)
+    before = queue.settings.alias
+    if settings.alias != before:
+        writer.queues.call(queue.key, settings.alias)
+        writer.undo(lambda: writer.queues.call(queue.key, before))
     queue.settings = settings
     queue.modified = writer.now
     _record(writer, Kind.QUEUE_CHANGED, command, queue, {"change": _plain(command.change)})
@@ -224,26 +248,31 @@ def describe(writer: Writer, command: DescribeQueue) -> Outcome:
 
 
 def list_queues(writer: Writer, command: ListQueues) -> Outcome:
-    """A page of queues by key."""
-    text_of: Callable[[QueueKey], str] = str if command.account is None else operator.attrgetter("name")
+    """A page of queues by key, or by the name by which a protocol shows them."""
+    allowed = None if command.names is None else re.compile(command.names)
+
+    def name_of(queue: LiveQueue) -> str | None:
+        key = queue.key
+        if command.account is None:
+            return str(key)
+        return key.name if allowed is None or allowed.fullmatch(key.name) else queue.settings.alias
+
     matching = sorted(
-        (
-            key
-            for key, queue in writer.queues.by_key.items()
-            if (command.account is None or key.account == command.account)
-            and (command.region is None or key.region == command.region)
-            and (command.account is None or not is_hidden(key.name))
-            and key.name.startswith(command.prefix)
-            and text_of(key) > command.after
-            and (
-                command.dead_letter_target is None
-                or (queue.settings.redrive is not None and queue.settings.redrive.target == command.dead_letter_target)
-            )
-        ),
-        key=text_of,
+        (name, queue.key)
+        for key, queue in writer.queues.by_key.items()
+        if (command.account is None or key.account == command.account)
+        and (command.region is None or key.region == command.region)
+        and (command.account is None or not is_hidden(key.name))
+        and (name := name_of(queue)) is not None
+        and (key.name if command.account is None else name).startswith(command.prefix)
+        and name > command.after
+        and (
+            command.dead_letter_target is None
+            or (queue.settings.redrive is not None and queue.settings.redrive.target == command.dead_letter_target)
+        )
     )
     page = matching[: command.count_max]
-    return QueuesListed([writer.queues.by_key[key].info() for key in page], more=len(matching) > len(page))
+    return QueuesListed([writer.queues.by_key[key].info() for _, key in page], more=len(matching) > len(page))
 
 
 def _named(key: QueueKey) -> dict[str, object]:

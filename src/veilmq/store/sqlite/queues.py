@@ -201,12 +201,19 @@ class Bounds:
             yield heappop(self._heap)[1]
 
 
+def alias_key(key: QueueKey, alias: str) -> QueueKey:
+    """The alias of a queue in its account and region."""
+    return QueueKey(key.account, key.region, alias)
+
+
 class Queues:
     """All queues that exist, by name and by incarnation."""
 
     def __init__(self) -> None:
         self.by_key: dict[QueueKey, LiveQueue] = {}
         self.by_incarnation: dict[int, LiveQueue] = {}
+        self.aliases: dict[QueueKey, QueueKey] = {}
+        """Alias, as a key of its account and region -> the queue's own."""
         self.due = Bounds()
         self.expiry = Bounds()
         self.unsettled: dict[int, LiveQueue] = {}
@@ -218,11 +225,20 @@ class Queues:
             queue.groups = Groups(queue, self.unsettled)
         self.by_key[queue.key] = queue
         self.by_incarnation[queue.incarnation] = queue
+        self.call(queue.key, queue.settings.alias)
 
     def remove(self, queue: LiveQueue) -> None:
         """A queue was deleted."""
         del self.by_key[queue.key]
         del self.by_incarnation[queue.incarnation]
+        self.call(queue.key, None)
+
+    def call(self, key: QueueKey, alias: str | None) -> None:
+        """The queue has that alias from now on, and no other."""
+        for known in [known for known, own in self.aliases.items() if own == key]:
+            del self.aliases[known]
+        if alias is not None:
+            self.aliases[alias_key(key, alias)] = key
 
     def lower_due(self, queue: LiveQueue, instant: int) -> None:
         """A lease or delay of the queue ends at `instant`."""

@@ -5,6 +5,8 @@ from hashlib import md5
 from typing import Any
 from xml.etree import ElementTree
 
+import pytest
+
 from veilmq.model.commands import (
     ChangeSubscription,
     ChangeTopic,
@@ -21,6 +23,7 @@ from veilmq.model.commands import (
     Unsubscribe,
 )
 from veilmq.model.errors import (
+    MessageGone,
     MessageTooLarge,
     ParameterInvalid,
     QueueMissing,
@@ -31,6 +34,7 @@ from veilmq.model.errors import (
     TopicExists,
     TopicMissing,
 )
+from veilmq.model.instant import HOUR_US
 from veilmq.model.message import Extras
 from veilmq.model.outcomes import (
     Deleted,
@@ -47,6 +51,7 @@ from veilmq.model.outcomes import (
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import (
     NOTIFICATION_NAMESPACE,
+    TOPIC_RETENTION_US,
     ContentFormat,
     RetryStrategy,
     SubscriptionSettings,
@@ -149,6 +154,34 @@ class TestTopics:
         assert expect(stage.do(DescribeTopic(topic=NEWS, origin=TESTER)), TopicDescribed).info.waiting == 1
         listed = stage.do(ListQueues(origin=TESTER, account=ACCOUNT, region=REGION))
         assert expect(listed, QueuesListed).queues == []
+
+    @pytest.mark.parametrize("met", ["a receive", "a handle", "a sweep"])
+    @pytest.mark.parametrize("tried", [False, True])
+    @pytest.mark.parametrize("target", ["there", "none", "gone"])
+    def test_a_push_that_expires_is_dead_lettered_once(self, stage: Stage, met: str, tried: bool, target: str) -> None:
+        dead = stage.create("dead")
+        create(stage)
+        subscribe(stage, "push", to_url() if target == "none" else to_url(dead_letter_queue=dead))
+        stage.do(publishing("too late"))
+        hidden = hidden_queue(NEWS, "push")
+        handle = stage.take(hidden, lease_us=HOUR_US).handle if tried or met == "a handle" else ""
+        if target == "gone":
+            stage.drop(dead)
+        stage.later(TOPIC_RETENTION_US)
+        if met == "a handle":
+            refused(stage.delete(hidden, handle), MessageGone)
+        elif met == "a receive":
+            assert stage.receive(hidden) == []
+        else:
+            stage.sweep()
+        stage.sweep()
+        assert stage.counts(hidden) == (0, 0, 0)
+        ended = [event for event in stage.events() if event.kind in {"expired", "dead_lettered"}]
+        assert [event.kind for event in ended] == ["dead_lettered" if target == "there" else "expired"]
+        if target != "gone":
+            found = stage.receive(dead, 10)
+            assert bodies(found) == (["too late"] if target == "there" else [])
+            assert [message.extras.dead_letter_source for message in found] == [hidden] * len(found)
 
     def test_unsubscribing_ends_the_copies_and_the_hidden_queue(self, stage: Stage) -> None:
         queue = stage.create("q")

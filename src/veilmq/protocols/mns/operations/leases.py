@@ -65,7 +65,8 @@ def plan_batch_delete(asked: Asked) -> Plan:
     root = read_root(asked.request.body)
     if root.name != "ReceiptHandles":
         raise malformed("the document must be ReceiptHandles")
-    elements = [child for child in root.children if child.name == "ReceiptHandle"]
+    # npm's aliyun-mns writes receiptHandle.
+    elements = [child for child in root.children if child.name.lower() == "receipthandle"]
     if not 1 <= len(elements) <= limits.BATCH_MAX:
         raise bad("ReceiptHandles", f"a batch has 1 to {limits.BATCH_MAX} handles.")
     for element in elements:

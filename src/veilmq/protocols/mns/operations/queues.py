@@ -12,10 +12,10 @@ from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, Describ
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import seconds
 from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
-from veilmq.model.queue import QueueInfo, RedrivePolicy
+from veilmq.model.queue import QueueInfo, RedrivePolicy, shown_name
 from veilmq.protocols.http import Response
 from veilmq.protocols.mns import limits
-from veilmq.protocols.mns.addresses import arn, is_name, queue_of_text
+from veilmq.protocols.mns.addresses import arn, queue_of_text
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
 from veilmq.protocols.mns.content import members, members_of, number, truth, word
 from veilmq.protocols.mns.errors import bad
@@ -97,7 +97,7 @@ def plan_create(asked: Asked) -> Plan:
 def answer_create(call: Call, outcomes: Sequence[Outcome]) -> Response:
     """201, or 204 if the queue was there with the same attributes; the Location comes with both."""
     created: QueueCreated = sole(call, outcomes)
-    return located(call, f"/queues/{created.info.key.name}", created.created)
+    return located(call, f"/queues/{_name(created.info)}", created.created)
 
 
 def located(call: Call, path: str, created: bool) -> Response:
@@ -120,7 +120,7 @@ def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> Response:
     """200 with all attributes."""
     described: QueueDescribed = sole(call, outcomes)
     info = described.info
-    return document("Queue", elements({"QueueName": info.key.name} | _attributes(info)) + _policy(info))
+    return document("Queue", elements({"QueueName": _name(info)} | _attributes(info)) + _policy(info))
 
 
 def _attributes(info: QueueInfo) -> dict[str, str]:
@@ -150,6 +150,11 @@ def _policy(info: QueueInfo) -> str:
     return f"<DlqPolicy>\n{elements(fields)}</DlqPolicy>"
 
 
+def _name(info: QueueInfo) -> str:
+    """The name by which MNS knows the queue."""
+    return shown_name(info, limits.NAME_WHOLE) or info.key.name
+
+
 def plan_delete(asked: Asked) -> Plan:
     """DeleteQueue."""
     return (DeleteQueue(queue=asked.queue(), origin=asked.caller.origin),), None
@@ -173,6 +178,7 @@ def plan_list(asked: Asked) -> Plan:
         prefix=page.prefix,
         after=page.after,
         count_max=page.count_max,
+        names=limits.NAME_WHOLE.pattern,
     )
     return (command,), page
 
@@ -182,10 +188,9 @@ def answer_list(call: Call, outcomes: Sequence[Outcome]) -> Response:
     listed: QueuesListed = sole(call, outcomes)
     page: Page = call.memo
     start = call.asked.url("/queues/")
+    names = [_name(info) for info in listed.queues]
     entries = []
-    for info in listed.queues:
-        if is_name(info.key.name):
-            fields = {"QueueURL": start + info.key.name, "QueueName": info.key.name}
-            entries.append(f"<Queue>{elements(fields | _attributes(info) if page.with_meta else fields)}</Queue>")
-    marker = marker_of([info.key.name for info in listed.queues], listed.more)
-    return document("Queues", "".join(entries) + marker)
+    for name, info in zip(names, listed.queues, strict=True):
+        fields = {"QueueURL": start + name, "QueueName": name}
+        entries.append(f"<Queue>{elements(fields | _attributes(info) if page.with_meta else fields)}</Queue>")
+    return document("Queues", "".join(entries) + marker_of(names, listed.more))

@@ -1,0 +1,175 @@
+"""Routes of topics with their subscriptions, and of message move tasks: to look at, and to delete a topic.
+
+Strategy: topics are few and in memory, so a page is a walk; what waits for a subscription's pushes is counted in its
+hidden queue, whose name no other route takes, and how its endpoint does is asked of the push room. The command line's
+calls straight on a directory show the same by the same functions.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from veilmq.admin import inputs
+from veilmq.admin.answers import answer, caller_of, members_of
+from veilmq.admin.service import Service
+from veilmq.admin.views import shown_counts, shown_key
+from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT, Action
+from veilmq.model.commands import DeleteTopic
+from veilmq.model.errors import TopicMissing, VeilError
+from veilmq.model.moves import MoveInfo
+from veilmq.model.queue import QueueKey
+from veilmq.model.topic import TopicKey, hidden_queue
+from veilmq.server.service import PushRoom
+from veilmq.store.sqlite import moves
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.topics import LiveSubscription, LiveTopic
+
+MOVES_MAX: Final = 10_000
+_TOPIC: Final = "/api/v1/topics/{account}/{region}/{name}"
+
+
+class Topics:
+    """The routes."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("/api/v1/topics", self.listed, methods=["GET"]),
+            Route(_TOPIC, self.described, methods=["GET"]),
+            Route(_TOPIC, self.delete, methods=["DELETE"]),
+            Route("/api/v1/moves", self.moves, methods=["GET"]),
+        ]
+
+    async def listed(self, request: Request) -> Response:
+        """A page of topics by name, each with its subscriptions; account `*` means all."""
+        wanted, account, region = self._wanted(request, Action.DESCRIBE_TOPICS)
+        store = self._service.store
+        after = _after(wanted.after, account, region)
+        found = [key for key in topics_of(store, account, region, wanted.prefix) if str(key) > after]
+        page, more = found[: wanted.limit], len(found) > wanted.limit
+        shown = [shown_topic(store, store.topics[key], self._service.push_room) for key in page]
+        last = None if not more else str(page[-1]) if account == "*" else page[-1].name
+        return answer({"topics": shown, "more": more, "after": last})
+
+    async def described(self, request: Request) -> Response:
+        """One topic."""
+        key = self._key(request, Action.DESCRIBE_TOPICS)
+        topic = self._service.store.topics.get(key)
+        if topic is None:
+            raise TopicMissing(topic=str(key))
+        return answer(shown_topic(self._service.store, topic, self._service.push_room))
+
+    async def delete(self, request: Request) -> Response:
+        """Delete one topic, with its subscriptions and what waits to be pushed."""
+        key = self._key(request, Action.MANAGE_TOPICS)
+        (outcome,) = await self._service.shell.call(DeleteTopic(topic=key, origin=caller_of(request).origin))
+        if isinstance(outcome, VeilError):
+            raise outcome
+        return answer({})
+
+    async def moves(self, request: Request) -> Response:
+        """The latest tasks of all queues that the caller may see, newest first."""
+        wanted, account, region = self._wanted(request, Action.DESCRIBE_QUEUE)
+        caller = caller_of(request)
+        found = await run_in_threadpool(all_moves, self._service.store)
+        shown = [
+            shown_move(task)
+            for task in found
+            if covers(task.source, account, region, wanted.prefix)
+            and caller.may(Action.DESCRIBE_QUEUE, task.source.account, task.source.name)
+        ]
+        return answer({"moves": shown[: wanted.limit], "more": len(shown) > wanted.limit})
+
+    def _wanted(self, request: Request, action: Action) -> tuple[inputs.ListInput, str, str | None]:
+        """What is asked for, whose, and where (None: everywhere)."""
+        caller = caller_of(request)
+        wanted = inputs.convert(members_of(request), inputs.ListInput)
+        account = wanted.account or (DEVELOPMENT_ACCOUNT if caller.key is None else caller.key.account)
+        caller.check(action, account)
+        if wanted.region is not None or account == "*":
+            return wanted, account, wanted.region
+        return wanted, account, HOME_REGION_DEFAULT if caller.key is None else caller.key.home_region
+
+    def _key(self, request: Request, action: Action) -> TopicKey:
+        """The topic that the path names, if the caller may do that."""
+        parts = request.path_params
+        key = inputs.queue_key(parts["account"], parts["region"], parts["name"])
+        caller_of(request).check(action, key.account)
+        return TopicKey(key.account, key.region, key.name)
+
+
+def _after(after: str, account: str, region: str | None) -> str:
+    return after if account == "*" or not after else f"{account}/{region}/{after}"
+
+
+def covers(key: TopicKey | QueueKey, account: str, region: str | None, prefix: str) -> bool:
+    """Whether it is one of those that are asked for; account `*` and region None mean all."""
+    return account in ("*", key.account) and region in (None, key.region) and key.name.startswith(prefix)
+
+
+def topics_of(store: SqliteStore, account: str, region: str | None, prefix: str) -> list[TopicKey]:
+    """Topics by their keys; account `*` and region None mean all."""
+    return sorted((key for key in store.topics if covers(key, account, region, prefix)), key=str)
+
+
+def shown_topic(store: SqliteStore, topic: LiveTopic, pushes: PushRoom | None) -> dict[str, Any]:
+    """A topic with all its subscriptions."""
+    return {
+        "account": topic.key.account,
+        "region": topic.key.region,
+        "name": topic.key.name,
+        "incarnation": topic.incarnation,
+        "created": topic.created,
+        "modified": topic.modified,
+        "settings": msgspec.to_builtins(topic.settings),
+        "subscriptions": [
+            _shown_subscription(store, topic, each, pushes) for _, each in sorted(topic.subscriptions.items())
+        ],
+    }
+
+
+def _shown_subscription(
+    store: SqliteStore, topic: LiveTopic, subscription: LiveSubscription, pushes: PushRoom | None
+) -> dict[str, Any]:
+    settings = subscription.settings
+    shown: dict[str, Any] = {
+        "name": subscription.name,
+        "created": subscription.created,
+        "modified": subscription.modified,
+        "settings": msgspec.to_builtins(settings),
+        "push": None,
+    }
+    if settings.url is not None:
+        hidden = store.queues.by_key.get(hidden_queue(topic.key, subscription.name))
+        state: Mapping[str, object] = {} if pushes is None else pushes.state(settings.url)
+        shown["push"] = {**state, "waiting": None if hidden is None else shown_counts(hidden.info().counts)}
+    return shown
+
+
+def all_moves(store: SqliteStore) -> list[MoveInfo]:
+    """The latest tasks of all queues, newest first. Blocks."""
+    with store.readers.lend() as connection:
+        return moves.every(connection, MOVES_MAX)
+
+
+def shown_move(task: MoveInfo) -> dict[str, Any]:
+    """A task."""
+    return {
+        "id": task.id.hex(),
+        "source": shown_key(task.source),
+        "destination": None if task.destination is None else shown_key(task.destination),
+        "rate_max": task.rate_max,
+        "status": task.status,
+        "failure": task.failure,
+        "started": task.started,
+        "moved": task.moved,
+        "to_move": task.to_move,
+    }

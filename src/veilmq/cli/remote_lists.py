@@ -1,0 +1,77 @@
+"""What there is beside queues: topics with their subscriptions, and message move tasks.
+
+Strategy: as remote.py has its commands: functions of what was asked, to which it adds the options that all have.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from veilmq.cli.remote import Asked
+
+Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")]
+Everything = Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")]
+
+
+def list_topics(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
+    """List topics with their subscriptions, and how the endpoints of pushes do."""
+    account, region = ("*", None) if everything else (asked.account, asked.region)
+    _show(asked, asked.door.topics(account, region, prefix), _topic_table, "topics")
+
+
+def list_moves(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
+    """List message move tasks, newest first."""
+    account, region = ("*", None) if everything else (asked.account, asked.region)
+    _show(asked, asked.door.moves(account, region, prefix), _move_table, "move tasks")
+
+
+def _show(asked: "Asked", found: Iterable[Mapping[str, Any]], table: Any, noun: str) -> None:
+    if asked.as_json:
+        for each in found:
+            print(json.dumps(each, ensure_ascii=False, separators=(",", ":")))
+        return
+    rows = list(found)
+    if rows:
+        table(rows)
+    else:
+        print(f"no {noun}", file=sys.stderr)
+
+
+def _topic_table(topics: list[Mapping[str, Any]]) -> None:
+    from veilmq.cli.remote_tables import duration, table
+
+    rows = []
+    for topic in topics:
+        for each in topic["subscriptions"] or [None]:
+            row = [topic["name"], "", "", "", "", ""]
+            if each is not None:
+                settings, push = each["settings"], each["push"]
+                row[1:] = [each["name"], settings["endpoint"], settings["filter_tag"] or "", "", ""]
+                if push is not None:
+                    row[4] = push["waiting"]["total"] if push["waiting"] else ""
+                    row[5] = push.get("last_error") or ""
+                    if push.get("available") is False:
+                        row[5] = f"slowed to one in {duration(push['pause_us'])}: {row[5]}"
+            rows.append(row)
+    table(["topic", "subscription", "endpoint", "tag", "to push", "endpoint's last error"], rows)
+
+
+def _move_table(tasks: list[Mapping[str, Any]]) -> None:
+    from veilmq.cli.remote_tables import instant, table
+
+    rows = [
+        [
+            task["id"],
+            task["source"]["name"],
+            "where they came from" if task["destination"] is None else task["destination"]["name"],
+            task["status"] + (f": {task['failure']}" if task["failure"] else ""),
+            instant(task["started"]),
+            f"{task['moved']} of {task['to_move']}",
+        ]
+        for task in tasks
+    ]
+    table(["task", "from", "to", "status", "begun (UTC)", "moved"], rows)

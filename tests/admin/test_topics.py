@@ -1,0 +1,156 @@
+"""/api/v1/topics and /api/v1/moves against a real engine and store, over HTTP."""
+
+from hashlib import md5
+from typing import Any
+
+import httpx
+import pytest
+
+from veilmq.model.access import AccessKey, Action, Grant
+from veilmq.model.commands import CreateQueue, CreateTopic, Origin, Publish, Receive, StartMove, Subscribe
+from veilmq.model.errors import VeilError
+from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.topic import SubscriptionSettings, TopicKey
+
+TESTER = Origin("mns", "tester")
+ACCOUNT, OTHER = "000000000000", "111111111111"
+ORDERS, DEAD = QueueKey(ACCOUNT, "us-east-1", "orders"), QueueKey(ACCOUNT, "us-east-1", "dead")
+URL = "http://203.0.113.7/hook"
+TOPICS, MOVES = "/api/v1/topics", "/api/v1/moves"
+
+
+class Room:
+    """What the push room says, as others see it."""
+
+    def state(self, url: str) -> dict[str, object]:
+        return {"endpoint": url, "available": False, "failures": 7, "pause_us": 60_000_000, "last_error": "refused"}
+
+    def unavailable(self) -> dict[str, str]:
+        return {URL: "refused"}
+
+
+def do(server: Any, *commands: Any) -> list[Any]:
+    outcomes = server.on_loop(server.shell.call(*commands))
+    assert not any(isinstance(outcome, VeilError) for outcome in outcomes), outcomes
+    return outcomes  # type: ignore[no-any-return]
+
+
+def topic(name: str, account: str = ACCOUNT, region: str = "us-east-1") -> TopicKey:
+    return TopicKey(account, region, name)
+
+
+@pytest.fixture
+def news(server: Any) -> TopicKey:
+    """A topic with a queue and a push, and one message."""
+    key = topic("news")
+    do(server, CreateTopic(topic=key, origin=TESTER), CreateQueue(queue=ORDERS, origin=TESTER))
+    for name, settings in (
+        ("by-queue", SubscriptionSettings(endpoint="orders", queue=ORDERS, filter_tag="t")),
+        ("by-push", SubscriptionSettings(endpoint=URL, url=URL)),
+    ):
+        do(server, Subscribe(topic=key, origin=TESTER, name=name, settings=settings))
+    digest = md5(b"x", usedforsecurity=False).digest()
+    do(server, Publish(topic=key, origin=TESTER, body="x", md5=digest, size_bytes=1))
+    return key
+
+
+def test_a_topic_is_shown_with_its_subscriptions(server: Any, http: httpx.Client, news: TopicKey) -> None:
+    found = http.get(TOPICS).json()
+    (shown,) = found["topics"]
+    assert (found["more"], found["after"], shown["name"]) == (False, None, "news")
+    push, queue = shown["subscriptions"]
+    assert (queue["name"], queue["settings"]["filter_tag"], queue["push"]) == ("by-queue", "t", None)
+    assert queue["settings"]["queue"]["name"] == "orders"
+    assert (push["name"], push["settings"]["endpoint"]) == ("by-push", URL)
+    assert push["push"] == {"waiting": {"visible": 1, "delayed": 0, "in_flight": 0, "total": 1}}
+    assert http.get(f"{TOPICS}/{ACCOUNT}/us-east-1/news").json() == shown
+
+
+def test_the_owner_sees_what_is_wrong_with_an_endpoint(server: Any, http: httpx.Client, news: TopicKey) -> None:
+    assert "veilmq_push_endpoints_slowed 0.0" in http.get("/metrics").text
+    server.push_room = Room()
+    state = http.get(f"{TOPICS}/{ACCOUNT}/us-east-1/news").json()["subscriptions"][0]["push"]
+    assert (state["available"], state["last_error"], state["waiting"]["total"]) == (False, "refused", 1)
+    assert "veilmq_push_endpoints_slowed 1.0" in http.get("/metrics").text
+
+
+def test_pages_by_account_region_and_prefix(server: Any, http: httpx.Client) -> None:
+    for account, region, name in (
+        (ACCOUNT, "us-east-1", "a"),
+        (ACCOUNT, "us-east-1", "ab"),
+        (ACCOUNT, "eu-west-1", "a"),
+        (OTHER, "us-east-1", "a"),
+    ):
+        do(server, CreateTopic(topic=topic(name, account, region), origin=TESTER))
+
+    def names(**members: str) -> list[str]:
+        found: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            page = http.get(TOPICS, params={**members, "after": after, "limit": "1"}).json()
+            found += [f"{each['account'][0]}/{each['region'][:2]}/{each['name']}" for each in page["topics"]]
+            after = page["after"]
+        return found
+
+    assert names() == ["0/us/a", "0/us/ab"]
+    assert names(prefix="ab") == ["0/us/ab"]
+    assert names(region="eu-west-1") == ["0/eu/a"]
+    assert names(account=OTHER) == ["1/us/a"]
+    assert names(account="*") == ["0/eu/a", "0/us/a", "0/us/ab", "1/us/a"]
+
+
+def test_a_topic_is_deleted_with_what_waits(server: Any, http: httpx.Client, news: TopicKey) -> None:
+    where = f"{TOPICS}/{ACCOUNT}/us-east-1/news"
+    assert [queue.name for queue in server.store.queues.by_key] == ["orders", "news/by-push"]
+    assert http.delete(where).json() == {}
+    assert [queue.name for queue in server.store.queues.by_key] == ["orders"]
+    for method in ("GET", "DELETE"):
+        answer = http.request(method, where)
+        assert (answer.status_code, answer.json()["error"]) == (404, "TopicMissing")
+
+
+def test_move_tasks_of_all_queues(server: Any, http: httpx.Client) -> None:
+    redrive = {"redrive": RedrivePolicy(DEAD, 1)}
+    do(server, CreateQueue(queue=DEAD, origin=TESTER))
+    do(server, CreateQueue(queue=ORDERS, origin=TESTER, change=redrive))
+    http.post(f"/api/v1/queues/{ACCOUNT}/us-east-1/orders/messages", json={"messages": [{"body": "x"}]})
+    for _ in range(2):
+        do(server, Receive(queue=ORDERS, origin=TESTER, count_max=1, lease_us=0, wait_us=0))
+    assert http.get(MOVES).json() == {"moves": [], "more": False}
+    (started,) = do(server, StartMove(queue=DEAD, origin=TESTER))
+    (shown,) = http.get(MOVES).json()["moves"]
+    assert (shown["id"], shown["source"]["name"], shown["destination"]) == (started.info.id.hex(), "dead", None)
+    assert (shown["to_move"], shown["failure"]) == (1, None)
+    assert shown["status"] in {"running", "completed"}
+    assert http.get(MOVES, params={"prefix": "orders"}).json()["moves"] == []
+    assert http.get(MOVES, params={"account": "*"}).json()["moves"][0]["id"] == shown["id"]
+
+
+def test_a_key_sees_what_it_was_granted(running: Any, tmp_path: Any) -> None:
+    describe = (Grant(frozenset({Action.DESCRIBE_TOPICS})),)
+    keys = [AccessKey("reader", "s", ACCOUNT, grants=describe), AccessKey("nobody", "s", ACCOUNT)]
+    keyring = {key.id: key for key in keys}
+
+    class Ring:
+        checks = True
+
+        def find(self, key_id: str) -> AccessKey | None:
+            return keyring.get(key_id)
+
+    with running(tmp_path / "data", Ring()) as server, httpx.Client(base_url=server.url) as http:
+        do(server, CreateTopic(topic=topic("news"), origin=TESTER))
+        where = f"{TOPICS}/{ACCOUNT}/us-east-1/news"
+        reader, nobody = (httpx.BasicAuth(name, "s") for name in ("reader", "nobody"))
+        assert http.get(where, auth=reader).status_code == 200
+        assert http.get(TOPICS, auth=reader).json()["topics"][0]["name"] == "news"
+        assert http.delete(where, auth=reader).status_code == 403
+        assert http.get(f"{TOPICS}/{OTHER}/us-east-1/news", auth=reader).status_code == 403
+        assert http.get(TOPICS, auth=nobody).status_code == 403
+        assert http.get(TOPICS).status_code == 401
+
+
+@pytest.mark.parametrize("query", ["account=1", "limit=0", "limit=x", "odd=1"])
+def test_bad_members_are_named(http: httpx.Client, query: str) -> None:
+    for path in (TOPICS, MOVES):
+        answer = http.get(f"{path}?{query}")
+        assert (answer.status_code, answer.json()["field"]) == (400, query.partition("=")[0])

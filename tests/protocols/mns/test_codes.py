@@ -1,0 +1,127 @@
+"""Every code of the documents' table (mns.md, sections 2.3 and 3), each with a request that is answered with it.
+
+Strategy: one row a code: its status, and what is done to get it. What a request alone cannot bring about (a server that
+is full, a disk that fails) is what the engine says to an ordinary request. Codes that have no occasion here are named
+with the reason in docs/mns.md, and nothing in the codec says them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from veilmq.model.errors import DiskLow, Overloaded, QueueDeletedRecently, StoreFailed, StoreUnknown, VeilError
+from veilmq.protocols.mns import errors
+
+PAGE = (Path(__file__).parents[3] / "docs" / "mns.md").read_text()
+NO_OCCASION = {
+    "InvalidContentType",
+    "QueueNumExceededLimit",
+    "QpsLimitExceeded",
+    "TopicDeletedRecently",
+    "SubscriberNotExist",
+}
+LONG = "x" * 256
+JOBS, MESSAGES, NEWS = "/queues/jobs", "/queues/jobs/messages", "/topics/news"
+SUB = f"{NEWS}/subscriptions/sub"
+ENDPOINT = "<Subscription><Endpoint>{}</Endpoint>{}</Subscription>"
+ONE = "<Message><MessageBody>x</MessageBody></Message>"
+
+
+def said(wire: Any, error: VeilError) -> Any:
+    """What an ordinary request is answered with if the engine says so."""
+    call = wire.codec.decode(wire.request("GET", MESSAGES), wire.wall, wire.wall)
+    return wire.read(wire.codec.encode(call, [error]))
+
+
+def stale(wire: Any) -> Any:
+    """A handle that a change of visibility made stale."""
+    wire.put()
+    handle = wire.get().text("ReceiptHandle")
+    wire.ask("PUT", f"{MESSAGES}?ReceiptHandle={handle}&VisibilityTimeout=30")
+    return wire.ask("DELETE", f"{MESSAGES}?ReceiptHandle={handle}")
+
+
+def after(*requests: tuple[str, ...]) -> Callable[[Any], Any]:
+    """The answer to the last request."""
+
+    def ask(wire: Any) -> Any:
+        answers = [wire.ask(*request) for request in requests]
+        assert all(answer.status < 300 for answer in answers[:-1]), "a request before it failed"
+        return answers[-1]
+
+    return ask
+
+
+QUEUE, TOPIC = ("PUT", JOBS, "<Queue/>"), ("PUT", NEWS, "<Topic/>")
+ROWS: dict[str, tuple[int, Callable[[Any], Any]]] = {
+    "AccessDenied": (403, lambda wire: wire.ask("PUT", JOBS, key="AKIDREADER")),
+    "InvalidAccessKeyId": (403, lambda wire: wire.ask("GET", JOBS, key="AKIDNOBODY")),
+    "SignatureDoesNotMatch": (403, lambda wire: wire.ask("GET", JOBS, secret="another")),
+    "InvalidAuthorizationHeader": (400, lambda wire: wire.ask("GET", JOBS, headers={"Authorization": "MNS"})),
+    "MissingAuthorizationHeader": (400, lambda wire: wire.ask("GET", JOBS, without=("authorization",))),
+    "InvalidDateHeader": (400, lambda wire: wire.ask("GET", JOBS, headers={"Date": "yesterday"})),
+    "MissingDateHeader": (400, lambda wire: wire.ask("GET", JOBS, without=("date",))),
+    "MissingVersionHeader": (400, lambda wire: wire.ask("GET", JOBS, without=("x-mns-version",))),
+    "InvalidVersionHeader": (400, lambda wire: wire.ask("GET", JOBS, headers={"x-mns-version": "2014-07-08"})),
+    "TimeExpired": (408, lambda wire: wire.ask("GET", JOBS, headers={"Date": wire.date(-901)})),
+    "InvalidDegist": (400, lambda wire: wire.ask("PUT", JOBS, "<Queue/>", headers={"Content-MD5": "AAAA"})),
+    "InvalidArgument": (400, after(("PUT", JOBS, "<Queue><VisibilityTimeout>0</VisibilityTimeout></Queue>"))),
+    "MalformedXML": (400, after(("PUT", JOBS, "<Queue>"))),
+    "InvalidRequestURL": (400, after(("GET", "/nothing"))),
+    "InvalidQueryString": (400, after(QUEUE, ("GET", f"{MESSAGES}?waitseconds=soon"))),
+    "MissingReceiptHandle": (400, after(QUEUE, ("DELETE", MESSAGES))),
+    "MissingVisibilityTimeout": (400, after(QUEUE, ("PUT", f"{MESSAGES}?ReceiptHandle=x"))),
+    "ReceiptHandleError": (400, after(QUEUE, ("DELETE", f"{MESSAGES}?ReceiptHandle=1-garbage"))),
+    "InvalidQueueName": (400, after(("PUT", "/queues/a_b"))),
+    "QueueNameLengthError": (400, after(("PUT", f"/queues/{LONG}"))),
+    "TopicNameInvalid": (400, after(("PUT", "/topics/a_b"))),
+    "TopicNameLengthError": (400, after(("PUT", f"/topics/{LONG}"))),
+    "SubscriptionNameInvalid": (400, after(TOPIC, ("GET", f"{NEWS}/subscriptions/a_b"))),
+    "SubscriptionNameLengthError": (400, after(TOPIC, ("GET", f"{NEWS}/subscriptions/{LONG}"))),
+    "EndpointInvalid": (400, after(TOPIC, ("PUT", SUB, ENDPOINT.format("ftp://host/", "")))),
+    "QueueNotExist": (404, after(("POST", "/queues/none/messages", ONE))),
+    "TopicNotExist": (404, after(("POST", f"{NEWS}/messages", ONE))),
+    "SubscriptionNotExist": (404, after(TOPIC, ("GET", SUB))),
+    "MessageNotExist": (404, stale),
+    "QueueAlreadyExist": (409, after(QUEUE, ("PUT", JOBS, "<Queue><DelaySeconds>1</DelaySeconds></Queue>"))),
+    "TopicAlreadyExist": (
+        409,
+        after(TOPIC, ("PUT", NEWS, "<Topic><MaximumMessageSize>1024</MaximumMessageSize></Topic>")),
+    ),
+    "SubscriptionAlreadyExist": (
+        409,
+        after(
+            TOPIC,
+            ("PUT", SUB, ENDPOINT.format("http://host/", "")),
+            ("PUT", SUB, ENDPOINT.format("http://host/", "<FilterTag>t</FilterTag>")),
+        ),
+    ),
+    "QueueDeletedRecently": (400, lambda wire: said(wire, QueueDeletedRecently(queue="q", wait_us=1))),
+    "TooManyRequests": (429, lambda wire: said(wire, Overloaded(limit=1))),
+    "InternalServerError": (500, lambda wire: said(wire, DiskLow(free_bytes=1))),
+    "InternalError": (500, lambda wire: said(wire, StoreUnknown(reason="fsync failed"))),
+}
+
+
+@pytest.mark.parametrize("code", ROWS)
+def test_the_code_is_reached(wire: Any, code: str) -> None:
+    status, ask = ROWS[code]
+    answer = ask(wire)
+    assert (answer.code, answer.status) == (code, status)
+    assert answer.status == errors.FAULTS[code].status
+
+
+def test_no_code_is_without_a_row() -> None:
+    assert ROWS.keys() == errors.FAULTS.keys()
+    assert not NO_OCCASION & errors.FAULTS.keys()
+
+
+@pytest.mark.parametrize("code", sorted(NO_OCCASION))
+def test_a_code_without_occasion_is_explained(code: str) -> None:
+    assert code in PAGE
+
+
+def test_what_the_disk_refused_is_not_called_unknown(wire: Any) -> None:
+    assert said(wire, StoreFailed(reason="disk full")).code == "InternalServerError"
