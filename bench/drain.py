@@ -1,17 +1,22 @@
 """How fast a live queue of our server is drained into a table, exactly once: server and Spark on the same machine.
 
-    .venv/bin/python bench/drain.py [--messages 200000] [--sink parquet|delta] [--max-rows 50000] [--scheme veil|sqs]
+    .venv/bin/python bench/drain.py [--messages 200000] [--sink parquet|delta] [--max-rows 100000] [--scheme veil|sqs]
 
 Sends bodies of 200 bytes first, starts Spark and runs one small query to warm it up, then measures `drain` from its
 call (the query's start and the first receive) to the queue empty and every delete confirmed. Says what the table holds:
-rows, and how many of them are different.
+rows, and how many of them are different. CPU seconds are said by process, since the machine may not be ours alone:
+the bound by CPU is what these cores without other work could do at most.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from measure import MachineTicks, cpu_us, load_1min
 
 import veilmq
 from veilmq.pipeline.drain import drain
@@ -29,11 +34,30 @@ def fill(url: str, count: int) -> None:
             assert not failed, failed[0]
 
 
+class Cpu:
+    """CPU seconds of each part until now."""
+
+    def __init__(self, server: ServerProcess, spark: Any) -> None:
+        self._server = server.process.pid
+        self._jvm = int(spark._jvm.java.lang.ProcessHandle.current().pid())
+
+    def read(self) -> dict[str, float]:
+        """`python` is Spark's Python: the source on the driver, and the executors' workers."""
+        own = _own_cpu_us(self._jvm)
+        parts = {"server": cpu_us(self._server), "jvm": own, "python": cpu_us(self._jvm) - own}
+        return {name: used / 1e6 for name, used in parts.items()} | {"this script": time.process_time()}
+
+
+def _own_cpu_us(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1_000_000 // os.sysconf("SC_CLK_TCK")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--sink", choices=("parquet", "delta"), default="parquet")
-    parser.add_argument("--max-rows", type=int, default=50_000)
+    parser.add_argument("--max-rows", type=int, default=100_000)
     parser.add_argument("--receivers", type=int, default=8)
     parser.add_argument("--scheme", choices=("veil", "sqs"), default="veil")
     parser.add_argument("--master", default="local[2]")
@@ -48,12 +72,14 @@ def main() -> int:
                 fill(f"veil://{place}/{queue}", count)
                 url = f"veil://{place}/{queue}" if given.scheme == "veil" else f"sqs://x:x@{place}/{queue}?tls=0"
                 table = directory / f"table-{queue}"
-                began = time.perf_counter()
+                cpu = Cpu(server, spark)
+                before, machine, began = cpu.read(), MachineTicks.now(), time.perf_counter()
                 done = drain(
                     spark, url, f"{given.sink}:{table}", directory / queue,
                     max_rows=given.max_rows, receivers=given.receivers,
                 )  # fmt: skip
                 seconds = time.perf_counter() - began
+                after, machine_after = cpu.read(), MachineTicks.now()
                 if queue == "warm":
                     continue
                 if given.sink == "delta":
@@ -63,7 +89,15 @@ def main() -> int:
                 else:
                     bodies = spark.read.parquet(str(table)).select("body").toArrow().column("body")
                 different = len(bodies.unique())
+                used = {part: after[part] - before[part] for part in after}
+                total = sum(used.values())
+                others = (machine_after.busy - machine.busy) / os.sysconf("SC_CLK_TCK") - total
                 print(f"{count / seconds:,.0f} messages/s: {count:,} in {seconds:.1f} s, {done.batches} batches")
+                parts = ", ".join(f"{part} {1000 * each / count:.3f}" for part, each in used.items())
+                print(f"CPU seconds for 1,000 messages: {1000 * total / count:.3f} ({parts})")
+                cores = len(os.sched_getaffinity(0))
+                print(f"{cores * count / total:,.0f} messages/s would take all of {cores} cores")
+                print(f"others used {others / seconds:.2f} cores meanwhile, load {load_1min():.1f}")
                 print(f"rows {len(bodies):,}, different {different:,}")
                 if not len(bodies) == different == count:
                     return 1

@@ -35,6 +35,8 @@ STEPS = {
     "in-executor": "executor",
 }
 """Where, and whom."""
+SINK_STEPS = {"in-sink": "all"}
+"""Of sink_side.py."""
 BATCH_ROWS = 100
 
 
@@ -51,7 +53,7 @@ class Killer:
             os.close(os.open(f"{self.directory}/killed-{step}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-        whom = STEPS[step]
+        whom = (STEPS | SINK_STEPS)[step]
         if whom == "source":
             targets = [os.getpid()]
         elif whom == "executor":
@@ -98,6 +100,9 @@ class DyingReader(DrainReader):
         return self._driver
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        told = Path(f"{self.killer.directory}/code")
+        if told.is_dir():
+            (told / f"source-{os.getpid()}").write_text(veilmq.__file__)
         if Offset.read(start).seq:
             self.killer.at("before-deletes")
         end = super().latestOffset(start, limit)
@@ -106,6 +111,9 @@ class DyingReader(DrainReader):
         return end
 
     def read(self, partition: Any) -> Iterator[Any]:
+        told = Path(f"{self.killer.directory}/code")
+        if told.is_dir():
+            (told / f"executor-{os.getpid()}").write_text(veilmq.__file__)
         for batch in super().read(partition):
             self.killer.at("in-read")
             self.killer.at("in-executor")
@@ -153,9 +161,14 @@ def read_options(options: Any) -> Any:
 
 
 def main(url: str, directory: str, step: str, master: str = "local[2]") -> None:
+    from veilmq.pipeline.java import is_submitted
     from veilmq.pipeline.session import session
 
-    spark = session(master, settings={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+    if is_submitted():
+        Path(f"{directory}/code").mkdir()
+        Path(f"{directory}/code/driver").write_text(veilmq.__file__)
+    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+    spark = session(None if is_submitted() else master, settings=quick)
     jvm: Any = spark._jvm
     pids = {"python": os.getpid(), "jvm": int(jvm.java.lang.ProcessHandle.current().pid())}
     DyingSource.killer = DyingSink.killer = Killer(step, directory, pids)

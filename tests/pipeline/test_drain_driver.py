@@ -3,17 +3,21 @@
 A driver is closed without a word, as a killed one ends: its lock goes, its leases run out.
 """
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.pipeline.drain_stage import Stage, come_again, left, send
 
+import veilmq
 from veilmq.client.messages import Message
+from veilmq.client.wrapping import Wrapping
 from veilmq.pipeline.drain import DirectoryForeign, DirectoryTaken, ManifestDamaged
 from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest
-from veilmq.pipeline.drain.options import read_options
+from veilmq.pipeline.drain.options import ROWS_DEFAULT, ROWS_DEFAULT_SINGLY, read_options, rows_default
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 
 START = Offset()
@@ -179,6 +183,48 @@ def test_a_run_ends_with_what_the_queue_held_at_its_start(stage: Stage) -> None:
         assert len(play.rows) == 15
         assert left(queue) == 0
         play.driver.close()
+
+
+def test_a_batch_is_bounded_in_bytes(stage: Stage) -> None:
+    with stage.make() as queue:
+        send(queue, ["x" * 10_000] * 400)
+        play = Play(stage, maxBytes=100_000, receivers=1)
+        end = play.driver.latest(START, 1_000)
+        # Ten of them are enough, and a receive brings up to 64.
+        assert len(play.read(START, end)) == queue.capabilities.receive_messages_max
+        play.run(START, end)
+        play.to_the_end(end)
+        assert len(play.rows) == 400
+        assert left(queue) == 0
+        play.driver.close()
+
+
+class Slow(Wrapping):
+    """A queue whose receives take a while, and bring ten messages."""
+
+    def receive(self, count_max: int = 1, **given: Any) -> Any:
+        time.sleep(0.1)
+        return super().receive(min(10, count_max), **given)
+
+
+def test_a_slow_queue_gives_smaller_batches_and_not_the_same_messages_for_ever(stage: Stage) -> None:
+    """What was received first would be visible again before the batch is complete."""
+    with stage.make() as queue:
+        send(queue, bodies(150))
+        play = Play(stage, lease=1, receivers=1)
+        play.driver.close()
+        play.driver = Driver(play.options, wrap=Slow)
+        play.to_the_end(START, 150)
+        assert sorted(play.rows) == sorted(bodies(150))
+        assert left(queue) == 0
+        play.driver.close()
+
+
+@pytest.mark.parametrize(("scheme", "rows"), [("veil", ROWS_DEFAULT), ("azure", ROWS_DEFAULT_SINGLY)])
+def test_fewer_rows_where_leases_are_extended_singly(stage: Stage, scheme: str, rows: int) -> None:
+    with stage.make():
+        with veilmq.connect(stage.url(scheme)) as queue:
+            assert rows_default(queue.capabilities) == rows
 
 
 def test_group_and_sequence_are_columns_in_their_order(stage: Stage) -> None:

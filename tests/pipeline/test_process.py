@@ -54,3 +54,26 @@ def test_a_lease_is_kept_while_its_handler_works(spark: Any, stage: Stage) -> No
 def test_no_workers_is_told(spark: Any, stage: Stage) -> None:
     with pytest.raises(OptionInvalid, match="workers=0"):
         process(spark, stage.url(), print, workers=0)
+
+
+def test_what_a_killed_worker_had_comes_again(spark: Any, stage: Stage) -> None:
+    notes = stage.directory / "notes"
+    notes.mkdir()
+
+    def handler(job: Any) -> None:
+        import os
+        import signal
+
+        if job.body == "deadly" and job.receive_count == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        (notes / f"{job.id}-{job.receive_count}").write_text(job.body)
+
+    sent = [f"body {number}" for number in range(40)]
+    with stage.make(timeout=2) as queue:
+        send(queue, [*sent, "deadly"])
+        # On `local[2]` a task is tried once; a cluster would try it again by itself.
+        with pytest.raises(Exception, match="Python worker exited unexpectedly"):
+            process(spark, stage.url(), handler, workers=1, lease=2, wait=3)
+        process(spark, stage.url(), handler, workers=2, lease=2, wait=3)
+        assert {each.read_text() for each in notes.iterdir()} == {*sent, "deadly"}
+        assert left(queue) == 0

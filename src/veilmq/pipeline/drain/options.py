@@ -11,10 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.client.capabilities import Capabilities
 from veilmq.pipeline.errors import OptionInvalid
 
 _STEPS: Final = ("large", "encrypted")
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+ROWS_DEFAULT: Final = 100_000
+ROWS_DEFAULT_SINGLY: Final = 5_000
 
 
 class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,8 +27,10 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """As `veilmq.connect` takes it."""
     directory: str
     """Manifests: on a file system that driver and executors share; one query's own."""
-    max_rows: int = 50_000
-    """Messages of one micro-batch."""
+    max_rows: int | None = None
+    """Messages of one micro-batch; None: `rows_default` of the queue."""
+    max_bytes: int = 256 << 20
+    """Bodies of one micro-batch, in characters: no more receives begin beyond it."""
     lease: float = 60.0
     """Visibility timeout of each receive; extended while the batch runs."""
     wait: float = 0.2
@@ -56,6 +61,11 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How long a queue that cannot be reached is tried again."""
     remember: float | None = None
     """How long an id is known whose delete may not have counted; None: the queue's retention, or 14 days."""
+
+
+def rows_default(able: Capabilities) -> int:
+    """`max_rows` unless told: what a lease keeper holds with ease, less where leases are extended singly."""
+    return ROWS_DEFAULT if able.batch_extend else ROWS_DEFAULT_SINGLY
 
 
 def read_options(options: Mapping[str, str]) -> DrainOptions:
@@ -95,8 +105,16 @@ def _camel(field: str) -> str:
 
 
 def _check(read: DrainOptions) -> None:
-    for name, low in (("max_rows", 1), ("receivers", 1), ("partitions", 1), ("wait", 0), ("patience", 0)):
-        if not getattr(read, name) >= low:
+    for name, low in (
+        ("max_rows", 1),
+        ("max_bytes", 1),
+        ("receivers", 1),
+        ("partitions", 1),
+        ("wait", 0),
+        ("patience", 0),
+    ):
+        value = getattr(read, name)
+        if value is not None and not value >= low:
             raise OptionInvalid(f"{_camel(name)}={getattr(read, name)} is below {low}.", "")
     if not read.lease > 0:
         raise OptionInvalid(f"lease={read.lease:g} is not above 0 seconds.", "")

@@ -16,9 +16,9 @@ from veilmq.model.errors import VeilError
 class Gathering:
     """One round of receives."""
 
-    def __init__(self, queue: Queue, wanted: int, lease: float) -> None:
-        self._queue, self._lease = queue, lease
-        self._wanted = wanted
+    def __init__(self, queue: Queue, wanted: int, wanted_bytes: int, lease: float, is_over: Callable[[], bool]) -> None:
+        self._queue, self._lease, self._is_late = queue, lease, is_over
+        self._wanted, self._wanted_bytes = wanted, wanted_bytes
         self._lock = threading.Lock()
         self.messages: list[Received] = []
         self.error: VeilError | None = None
@@ -42,15 +42,27 @@ class Gathering:
             with self._lock:
                 self.messages += came
                 self._wanted += count - len(came)
-                if not came:
+                self._wanted_bytes -= sum(len(each.body) for each in came)
+                if not came or self._wanted_bytes <= 0 or self._is_late():
                     self._is_over = True
 
 
 def gather(
-    pool: ThreadPoolExecutor, queue: Queue, wanted: int, *, lease: float, receivers: int, wait: float
+    pool: ThreadPoolExecutor,
+    queue: Queue,
+    wanted: int,
+    wanted_bytes: int,
+    *,
+    lease: float,
+    receivers: int,
+    wait: float,
+    is_over: Callable[[], bool],
 ) -> list[Received]:
-    """Up to `wanted` messages. Raises what a receive raised, if nothing came."""
-    round_ = Gathering(queue, wanted, lease)
+    """Up to `wanted` messages, of about `wanted_bytes` characters, until `is_over` says so.
+
+    Raises what a receive raised, if nothing came.
+    """
+    round_ = Gathering(queue, wanted, wanted_bytes, lease, is_over)
     # The last of them in this thread.
     futures = [pool.submit(round_.run) for _ in range(min(receivers, max(1, wanted)) - 1)]
     round_.run()

@@ -51,6 +51,7 @@ def drain(
     until: float | None = None,
     schema: str | None = None,
     transform: "Callable[[DataFrame], DataFrame] | None" = None,
+    name: str | None = None,
     **options: Any,
 ) -> Drained:
     """Drain the queue `url` into `sink`, and return once the queue is empty and all deletes are confirmed.
@@ -58,8 +59,8 @@ def drain(
     sink: `delta:/path` or `parquet:/path`, each exactly once; or a function of (frame, batch number) that Spark calls
     once a micro-batch, and again with the same number and rows after a crash. directory: the query's own, absolute,
     kept between calls: manifests, checkpoint, quarantine. until: seconds after which DrainUnfinished is raised. schema:
-    of JSON bodies, with format="json". transform: from the messages to the rows of the sink. options: as the source has
-    them, in snake case (`max_rows=...`).
+    of JSON bodies, with format="json". transform: from the messages to the rows of the sink. name: of the query, in
+    Spark's UI and in metrics. options: as the source has them, in snake case (`max_rows=...`).
 
     Raises PipelineError, and Spark's StreamingQueryException with the reason at its end.
     """
@@ -72,12 +73,13 @@ def drain(
     while True:
         reader = spark.readStream.format("veilmq").options(**given)
         frame = (reader if schema is None else reader.schema(schema)).load()
-        query = _started(spark, frame if transform is None else transform(frame), sink, directory)
+        query = _started(spark, frame if transform is None else transform(frame), sink, directory, name)
         query.awaitTermination()
         runs += 1
         for progress in query.recentProgress:
-            messages += progress["numInputRows"]
-            batches += progress["numInputRows"] > 0
+            # Its key of that name is empty over Spark Connect.
+            messages += progress.numInputRows
+            batches += progress.numInputRows > 0
         if _is_empty(url) and not any((directory / "manifests").glob("*.arrow")):
             break
         if until is not None and SYSTEM.monotonic() - started > until:
@@ -87,9 +89,12 @@ def drain(
 
 
 def _started(
-    spark: "SparkSession", frame: "DataFrame", sink: "str | Callable[[DataFrame, int], None]", directory: Path
-) -> Any:
+    spark: "SparkSession", frame: "DataFrame", sink: "str | Callable[[DataFrame, int], None]", directory: Path,
+    name: str | None,
+) -> Any:  # fmt: skip
     writer = frame.writeStream.trigger(availableNow=True).option("checkpointLocation", str(directory / "checkpoint"))
+    if name is not None:
+        writer = writer.queryName(name)
     before = spark.conf.get(_PROGRESS)
     # What a query tells of its batches is counted here: none may be dropped.
     spark.conf.set(_PROGRESS, str(_BATCHES_MAX))

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from veilmq.pipeline.drain.columns import SPARK_SCHEMA
 from veilmq.pipeline.drain.driver import Driver, Span
 from veilmq.pipeline.drain.manifests import Offset
-from veilmq.pipeline.drain.options import DrainOptions, read_options
+from veilmq.pipeline.drain.options import ROWS_DEFAULT, DrainOptions, read_options
 from veilmq.pipeline.drain.rows import check_schema, rows
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.sinks.options import read_send_options
@@ -58,7 +58,7 @@ class DrainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """`maxRows` a micro-batch."""
-        return ReadMaxRows(self._options.max_rows)
+        return ReadMaxRows(self._options.max_rows or ROWS_DEFAULT)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """This run ends with what the queue holds now."""
@@ -67,7 +67,7 @@ class DrainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Receives the next batch; deletes what `start` says is committed."""
         # A query may not be bounded by what it is told to read: a queue has no end, and a manifest must.
-        bound = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_rows
+        bound = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return self._opened().latest(Offset.read(start), bound)._asdict()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

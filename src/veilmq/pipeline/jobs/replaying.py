@@ -1,14 +1,16 @@
 """`replay`: what was archived, back to a queue.
 
-Strategy: an archive's columns are those that the queue sink takes, but for what the queue gives itself (id, sequence,
-times) and what only the drain knew. At least once: a task that is repeated sends its rows again, unless the queue drops
-what it knows by a key.
+Strategy: an archive's columns are those that the queue sink takes, but for what the queue gives itself (sequence,
+times) and what only the drain knew. A FIFO queue gets the rows in their order and drops what it knows by its id, so
+that a replay that failed half way may be run again. Other queues get a repeated task's rows again: at least once.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from veilmq.pipeline.errors import OptionInvalid
+from veilmq.client.connect import connect
+from veilmq.model.errors import VeilError
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.jobs.tables import read
 
 if TYPE_CHECKING:
@@ -23,8 +25,11 @@ _ORDER: Final = ("batch", "position")
 def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None = None, key: str | None = None) -> int:
     """Send the rows of a table (Parquet or Delta) to the queue of that URL; returns how many there were.
 
-    where: a condition in SQL; key: a column whose equal rows a FIFO queue takes once. Raises PipelineError.
+    where: a condition in SQL; key: a column whose equal rows a FIFO queue takes once, `id` unless told. On a FIFO queue
+    rows without a group form one. Raises PipelineError.
     """
+    from pyspark.sql import functions as f
+
     rows = read(spark, table)
     if "body" not in rows.columns:
         raise OptionInvalid(f"{table} has no column body.", "Is it an archive?")
@@ -32,12 +37,24 @@ def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None 
         raise OptionInvalid(f"{table} has no column {key}.", f"It has {', '.join(rows.columns)}.")
     if where is not None:
         rows = rows.where(where)
-    order = [name for name in _ORDER if name in rows.columns]
-    if order:
+    if _is_fifo(queue):
+        if key is None and "id" in rows.columns and "deduplication_id" not in rows.columns:
+            key = "id"
+        group = f.lit(table.name)
+        rows = rows.withColumn("group", f.coalesce("group", group) if "group" in rows.columns else group)
+        order = [name for name in _ORDER if name in rows.columns]
         # One line, so that what was in order stays in order.
-        rows = rows.coalesce(1).sortWithinPartitions(*order) if "group" in rows.columns else rows
+        rows = rows.coalesce(1).sortWithinPartitions(*order) if order else rows
     wanted = [name for name in rows.columns if name in _SENT or name == key]
     number = rows.count()
     writer = rows.select(*wanted).write.format("veilmq").option("url", queue).mode("append")
     (writer if key is None else writer.option("key", key)).save()
     return number
+
+
+def _is_fifo(url: str) -> bool:
+    try:
+        with connect(url) as queue:
+            return queue.capabilities.native_fifo
+    except VeilError as error:
+        raise SourceUnreachable(f"The queue cannot be reached: {error}.", "Is it there?") from None

@@ -33,7 +33,8 @@ class DeltaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """JSON, deltalake's storage options."""
 
 
-_SPARK: Final = frozenset({"checkpointlocation", "path", "storage"})
+_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "storage"})
+"""What Spark passes on of its own."""
 
 
 def read_send_options(options: Mapping[str, str]) -> SendOptions:

@@ -1,0 +1,87 @@
+"""Spark's streaming queries as Prometheus metrics.
+
+    metrics = QueryMetrics()
+    spark.streams.addListener(metrics)
+    prometheus_client.start_http_server(9108, "127.0.0.1")
+
+Strategy: a listener of Spark, on the driver or on the client of a Spark Connect server; one label, the query's name or,
+without one, the id that its checkpoint keeps, so that a query which is started again goes on counting. All metrics of a
+query are there, at zero, from its start.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from veilmq.client.clock import SYSTEM
+from veilmq.pipeline.errors import Unready
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+SECONDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0)
+"""Upper bounds of the buckets of a micro-batch's time."""
+
+
+class QueryMetrics(StreamingQueryListener):
+    """Metrics of all queries of a session; add it with `spark.streams.addListener`. Make one for a registry.
+
+    Raises Unready where prometheus-client is not installed. Source: Spark's Structured Streaming guide, "Reporting
+    Metrics programmatically using Asynchronous APIs".
+    """
+
+    def __init__(self, registry: "CollectorRegistry | None" = None) -> None:
+        """registry: prometheus-client's; None: its default one."""
+        try:
+            from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+        except ImportError:
+            raise Unready("The package prometheus-client is missing.", "pip install 'veilmq[telemetry]'.") from None
+        given: Any = {"labelnames": ["query"], "registry": registry or REGISTRY}
+        self._active = Gauge("veilmq_query_active", "1 while the query runs.", **given)
+        self._batches = Counter("veilmq_query_batches", "Micro-batches that were committed.", **given)
+        self._rows = Counter("veilmq_query_rows", "Rows that the sources gave.", **given)
+        self._seconds = Histogram("veilmq_query_batch_seconds", "Time of a micro-batch.", buckets=SECONDS, **given)
+        self._failures = Counter("veilmq_query_failures", "Ends of the query by an error.", **given)
+        self._told = Gauge("veilmq_query_last_told_timestamp_seconds", "When Spark last told of the query.", **given)
+        self._names: dict[str, str] = {}
+
+    def onQueryStarted(self, event: "QueryStartedEvent") -> None:
+        """Spark calls it in the thread that starts the query."""
+        name = event.name or str(event.id)
+        self._names[str(event.id)] = name
+        for each in (self._batches, self._rows, self._seconds, self._failures):
+            each.labels(name)
+        self._active.labels(name).set(1)
+        self._told.labels(name).set(SYSTEM.wall())
+
+    def onQueryProgress(self, event: "QueryProgressEvent") -> None:
+        """After a micro-batch; also for a trigger that had no rows, which is not counted."""
+        progress = event.progress
+        name = self._name(progress.id)
+        self._told.labels(name).set(SYSTEM.wall())
+        rows = progress.numInputRows
+        if rows:
+            self._batches.labels(name).inc()
+            self._rows.labels(name).inc(rows)
+            self._seconds.labels(name).observe(progress.batchDuration / 1_000)
+
+    def onQueryIdle(self, event: "QueryIdleEvent") -> None:
+        """The query waits for data."""
+        self._told.labels(self._name(event.id)).set(SYSTEM.wall())
+
+    def onQueryTerminated(self, event: "QueryTerminatedEvent") -> None:
+        """The query ended, well or not."""
+        name = self._name(event.id)
+        self._active.labels(name).set(0)
+        self._told.labels(name).set(SYSTEM.wall())
+        if event.exception is not None:
+            self._failures.labels(name).inc()
+
+    def _name(self, query: Any) -> str:
+        return self._names.get(str(query), str(query))

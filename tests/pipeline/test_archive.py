@@ -1,0 +1,102 @@
+"""Archives sent back to queues, and what `archive` and `replay` say before Spark starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipeline.cluster_stage import command
+from tests.pipeline.drain_stage import Stage, left, send
+
+from veilmq.client.messages import Message
+from veilmq.pipeline.drain import drain
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+from veilmq.pipeline.jobs.replaying import replay
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["archive", "--queue", "veil://127.0.0.1:1/q", "--out", "kept"], "--queue veil://127.0.0.1:1/q cannot be"),
+        (["archive", "--queue", "ftp://h/q", "--out", "kept"], "--queue ftp://h/q cannot be used"),
+        (["archive", "--queue", "veil://127.0.0.1:1/q", "--out", "kept", "--format", "csv"], "none of parquet"),
+        (["archive", "--queue", "veil://127.0.0.1:1/q", "--out", "kept", "--until", "soon"], "--until"),
+        (["replay", "kept", "--queue", "veil://127.0.0.1:1/q"], "Is it there?"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_spark_starts(tmp_path: Path, arguments: list[str], said: str) -> None:
+    code, out, err = command(tmp_path, "pipeline", *arguments)
+    assert (code in {1, 2}, out) == (True, "")
+    assert said in err
+    assert "Traceback" not in err
+    assert "WARN" not in err
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+class TestReplay:
+    @pytest.fixture(params=["parquet", "delta"])
+    def archive(self, request: pytest.FixtureRequest, spark: Any, stage: Stage) -> Path:
+        """Of a FIFO queue with 60 messages of three groups, in three batches."""
+        table = stage.directory / "table"
+        with stage.make(stage.name + ".fifo", fifo=True) as queue:
+            for number in range(60):
+                given: Any = {"group": f"g{number % 3}", "deduplication_id": str(number)}
+                queue.send(Message(str(number), attributes={"n": "x"}, type="t", **given))
+            drain(
+                spark, stage.url(name=queue.name), f"{request.param}:{table}", stage.directory / "d", max_rows=20,
+                partitions=2,
+            )  # fmt: skip
+            assert left(queue) == 0
+        return table
+
+    def test_a_fifo_queue_gets_each_message_once_and_in_its_order(
+        self, spark: Any, stage: Stage, archive: Path
+    ) -> None:
+        with stage.make(stage.name + "-again.fifo", fifo=True) as queue:
+            # A part, and then all: as after a replay that failed half way.
+            assert replay(spark, archive, stage.url(name=queue.name), where="int(body) < 25") == 25
+            assert replay(spark, archive, stage.url(name=queue.name)) == 60
+            assert left(queue) == 60
+            found: list[Any] = []
+            while came := queue.receive(10):
+                found += came
+                queue.delete_batch([each.handle for each in came])
+        for group in ("g0", "g1", "g2"):
+            numbers = [int(each.body) for each in found if each.group == group]
+            assert numbers == [number for number in range(60) if f"g{number % 3}" == group]
+        assert all((each.type, dict(each.attributes)) == ("t", {"n": "x"}) for each in found)
+
+    def test_another_queue_gets_them_as_often_as_they_are_sent(self, spark: Any, stage: Stage, archive: Path) -> None:
+        with stage.make(stage.name + "-again") as queue:
+            for _ in range(2):
+                assert replay(spark, archive, stage.url(name=queue.name), where="group = 'g1'") == 20
+            assert left(queue) == 40
+
+    def test_what_is_wrong_is_named(self, spark: Any, stage: Stage, archive: Path) -> None:
+        with stage.make(stage.name + "-again") as queue:
+            url = stage.url(name=queue.name)
+            with pytest.raises(OptionInvalid, match="no column order"):
+                replay(spark, archive, url, key="order")
+            with pytest.raises(Exception, match="does not deduplicate"):
+                replay(spark, archive, url, key="id")
+            with pytest.raises(SourceUnreachable, match="Is it there"):
+                replay(spark, archive, stage.url(name="nowhere"))
+            spark.range(1).write.parquet(str(stage.directory / "other"))
+            with pytest.raises(OptionInvalid, match="no column body"):
+                replay(spark, stage.directory / "other", url)
+            assert left(queue) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_rows_without_a_group_are_one_in_a_fifo_queue(spark: Any, stage: Stage) -> None:
+    table = stage.directory / "table"
+    with stage.make() as queue:
+        send(queue, ["a", "b", "c"])
+        drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d")
+    with stage.make(stage.name + "-again.fifo", fifo=True) as queue:
+        assert replay(spark, table, stage.url(name=queue.name)) == 3
+        assert left(queue) == 3
+        assert {each.group for each in queue.receive(10)} == {"table"}
