@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from admin_under_test import OPTIONS, TOKEN
 
-from veilmq.admin import columns
+from veilmq.admin import columns, feed
 from veilmq.admin.reading import Scope
 from veilmq.store.sqlite import history
 from veilmq.store.sqlite.store import SqliteStore
@@ -107,7 +107,8 @@ def test_an_offset_beyond_the_end_is_refused(lively: httpx.Client, server: Any) 
     assert (answer.status_code, answer.json()["field"]) == (400, "from")
 
 
-def test_a_follower_gets_what_comes(lively: httpx.Client, server: Any) -> None:
+def test_a_follower_gets_what_comes(lively: httpx.Client, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_FOLLOW_LOOK_S", 3_600.0)  # nothing but a commit wakes it
     found: list[dict[str, Any]] = []
     asked = threading.Event()
 
@@ -126,6 +127,7 @@ def test_a_follower_gets_what_comes(lively: httpx.Client, server: Any) -> None:
         follower.join(0.05)
     assert found[0]["kind"] == "sent"
     assert found[0]["offset"] >= start
+    assert not server.shell.stats.followers
 
 
 def test_follow_ends_empty_when_its_time_is_over(lively: httpx.Client, server: Any) -> None:

@@ -8,7 +8,10 @@ from admin_under_test import TOKEN
 from prometheus_client.parser import text_string_to_metric_families
 
 from veilmq.admin import metrics
+from veilmq.model.commands import SERVER, StartMove, Sweep
 from veilmq.model.errors import StoreUnknown
+from veilmq.model.moves import MoveStatus
+from veilmq.model.queue import QueueKey
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 
@@ -146,3 +149,22 @@ def test_a_full_disk_is_a_reason(running: Any, tmp_path: Path) -> None:
         server.store._writer.disk_low = 5
         answer = httpx.get(server.url + "/health/ready")
         assert (answer.status_code, list(answer.json()["reasons"])) == (503, ["disk"])
+
+
+def test_move_tasks_are_counted(http: httpx.Client, server: Any) -> None:
+    http.put(f"{QUEUES}/dead")
+    http.put(f"{QUEUES}/orders", json={"redrive": {"target": "dead", "receive_count_max": 1}})
+    http.put(f"{QUEUES}/elsewhere")
+    http.post(f"{QUEUES}/dead/messages", json={"messages": [{"body": "a"}, {"body": "b"}]})
+    before = samples(http)
+    assert {before["veilmq_move_tasks", status.value] for status in MoveStatus} == {0}
+    dead, elsewhere = (QueueKey("000000000000", "us-east-1", name) for name in ("dead", "elsewhere"))
+    server.on_loop(server.shell.call(StartMove(queue=dead, origin=SERVER, destination=elsewhere)))
+    for _ in range(200):
+        server.on_loop(server.shell.call(Sweep()))
+        found = samples(http)
+        if not found["veilmq_move_tasks", "running"]:
+            break
+    assert found["veilmq_move_tasks", "completed"] == 1
+    assert found["veilmq_moved_messages_total",] == before["veilmq_moved_messages_total",] + 2
+    assert found["veilmq_queue_messages", "000000000000", "elsewhere", "us-east-1", "visible"] == 2

@@ -1,6 +1,9 @@
 """A real `veilmq serve` process for official SDKs to talk to; what the tests share is in modules beside them."""
 
+import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from veilmq.testing.server import ServerProcess
 sys.path.insert(0, str(Path(__file__).parent))
 
 KEY = ("AKIDTESTS00000000001", "a secret of the tests")
+RELOAD_SECONDS = 20
 Start = Callable[..., ServerProcess]
 Connect = Callable[..., Any]
 
@@ -34,6 +38,24 @@ def _connect(server: ServerProcess, key: str = "test", secret: str = "test", reg
 def connect() -> Connect:
     """Makes boto3 clients: connect(server, key, secret, region)."""
     return _connect
+
+
+@pytest.fixture(scope="session")
+def reload() -> Callable[[ServerProcess], None]:
+    """`reload(server)`: SIGHUP, and back when the server has read its credentials."""
+
+    def told(server: ServerProcess) -> int:
+        text = server.log.read_text()
+        return text.count("the credentials stay as they were") + text.count(" accounts with ")
+
+    def reload_one(server: ServerProcess) -> None:
+        before, until = told(server), time.monotonic() + RELOAD_SECONDS
+        os.kill(server.process.pid, signal.SIGHUP)
+        while told(server) == before:
+            assert time.monotonic() < until, server.log.read_text()
+            time.sleep(0.01)
+
+    return reload_one
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,6 @@
 import datetime
 import ipaddress
 import json
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,17 +206,17 @@ def test_user_delegation(house: House) -> None:
         assert code_of(raised) == "AuthorizationPermissionMismatch"
 
 
-def test_a_reload_changes_keys_at_once_and_a_bad_file_nothing(house: House) -> None:
+def test_a_reload_changes_keys_at_once_and_a_bad_file_nothing(house: House, reload: Any) -> None:
     text = CREDENTIALS.format(name=NAME, first=FIRST, second=SECOND)
     house.write("this is [not TOML")
-    os.kill(house.server.process.pid, signal.SIGHUP)
+    reload(house.server)
     list(house.shared_key(FIRST).list_queues())
     house.write(text.replace(FIRST, "bmV3ZXIga2V5"))
-    os.kill(house.server.process.pid, signal.SIGHUP)
+    reload(house.server)
     list(house.shared_key("bmV3ZXIga2V5").list_queues())
     list(house.shared_key(SECOND).list_queues())
     with pytest.raises(ClientAuthenticationError):
         list(house.shared_key(FIRST).list_queues())
     house.write(text)
-    os.kill(house.server.process.pid, signal.SIGHUP)
+    reload(house.server)
     list(house.shared_key(FIRST).list_queues())

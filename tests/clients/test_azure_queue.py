@@ -1,6 +1,7 @@
 """azure-storage-queue, unmodified, against a real server: messages, services, fencing across protocols."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -229,6 +230,39 @@ def test_queues_and_metadata(service: QueueServiceClient, name: str) -> None:
     with pytest.raises(ResourceExistsError) as early:
         queue.create_queue()
     assert code_of(early) == "QueueBeingDeleted"
+
+
+def test_names_of_metadata_keep_their_case_and_are_compared_without(service: QueueServiceClient, name: str) -> None:
+    queue = service.create_queue(name, metadata={"Owner": "shop", "costCentre": "7", "plain": "x"})
+    assert queue.get_queue_properties().metadata == {"Owner": "shop", "costCentre": "7", "plain": "x"}
+    for metadata, status in (
+        ({"OWNER": "shop", "costcentre": "7", "plain": "x"}, 204),
+        ({"Owner": "Shop", "costCentre": "7", "plain": "x"}, 409),
+    ):
+        with pytest.raises(ResourceExistsError) as raised:
+            queue.create_queue(metadata=metadata)
+        assert raised.value.status_code == status
+    listed = service.list_queues(name_starts_with=name, include_metadata=True)
+    assert [each.metadata for each in listed] == [{"Owner": "shop", "costCentre": "7", "plain": "x"}]
+    queue.set_queue_metadata({"owner": "mail", "Plain": "x"})
+    assert queue.get_queue_properties().metadata == {"owner": "mail", "Plain": "x"}
+    queue.set_queue_metadata({})
+    assert queue.get_queue_properties().metadata == {}
+
+
+@pytest.mark.parametrize("twice", [(b"x-ms-meta-a", b"x-ms-meta-a"), (b"x-ms-meta-a", b"X-MS-Meta-A")])
+def test_a_name_of_metadata_is_given_once(local: LocalServer, name: str, twice: tuple[bytes, bytes]) -> None:
+    sas = generate_account_sas(
+        ACCOUNT, KEY, ResourceTypes(container=True), AccountSasPermissions(create=True), later(hours=1)
+    )
+    given = "".join(f"{each.decode()}: 1\r\n" for each in twice)
+    head = f"PUT /{ACCOUNT}/{name}?{sas} HTTP/1.1\r\nHost: 127.0.0.1\r\n{given}Connection: close\r\n\r\n"
+    where = urlsplit(local.process.azure)
+    with socket.create_connection((where.hostname or "", where.port or 0)) as plain:
+        plain.sendall(head.encode())
+        answer = b"".join(iter(lambda: plain.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"<Code>InvalidMetadata</Code>" in answer
 
 
 def test_lists_come_in_pages(service: QueueServiceClient) -> None:

@@ -1,8 +1,6 @@
 """The server around the queues: keys, kills, shut-down, hang-ups, seen through boto3 and raw sockets."""
 
 import json
-import os
-import signal
 import socket
 import threading
 import urllib.request
@@ -49,18 +47,37 @@ def test_grants_and_accounts_are_kept(start: Any, connect: Any, credentials: Pat
 
 
 def test_credentials_are_reloaded_and_a_bad_file_changes_nothing(
-    start: Any, connect: Any, credentials: Path, key: Any
+    start: Any, connect: Any, credentials: Path, key: Any, reload: Any
 ) -> None:
     server = start("--credentials", str(credentials))
     text = credentials.read_text()
     credentials.write_text("this is [not TOML")
-    os.kill(server.process.pid, signal.SIGHUP)
+    reload(server)
     connect(server, *key).list_queues()
     credentials.write_text(text.replace(key[1], "rotated"))
-    os.kill(server.process.pid, signal.SIGHUP)
+    reload(server)
     connect(server, key[0], "rotated").list_queues()
     with pytest.raises(ClientError, match="signature"):
         connect(server, *key).list_queues()
+
+
+def test_a_deny_binds_the_owner_after_a_restart_too(start: Any, connect: Any, credentials: Path, key: Any) -> None:
+    server = start("--credentials", str(credentials))
+    sqs = connect(server, *key)
+    url = sqs.create_queue(QueueName="guarded")["QueueUrl"]
+    deny = {"Effect": "Deny", "Principal": "*", "Action": "sqs:PurgeQueue", "Resource": "*"}
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps({"Statement": deny})})
+    sqs.send_message(QueueUrl=url, MessageBody="kept")
+    for _ in range(2):
+        with pytest.raises(ClientError, match="with an explicit deny in a resource-based policy"):
+            sqs.purge_queue(QueueUrl=url)
+        server.kill()
+        server.start()
+        sqs = connect(server, *key)
+        url = sqs.get_queue_url(QueueName="guarded")["QueueUrl"]
+    assert [message["Body"] for message in sqs.receive_message(QueueUrl=url)["Messages"]] == ["kept"]
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": ""})
+    sqs.purge_queue(QueueUrl=url)
 
 
 def test_a_kill_loses_nothing_that_was_acknowledged(start: Any, connect: Any) -> None:

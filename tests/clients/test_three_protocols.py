@@ -5,10 +5,12 @@ the lease, the two others find nothing; and every handle of an earlier holder is
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from typing import Any, NamedTuple
 
 import boto3
+import httpx
 import pytest
 from azure.core.exceptions import HttpResponseError
 from azure.storage.queue import QueueServiceClient
@@ -172,6 +174,56 @@ def test_the_walk(server: LocalServer, ways: dict[str, Way], order: tuple[str, .
     ways[order[2]].delete(last)  # one handle is good for every protocol
     server.advance(seconds=LEASE)
     assert [way.receive() for way in ways.values()] == [None, None, None]
+
+
+@pytest.mark.parametrize("name", ["Jobs_of_today", "jobs.fifo"])
+def test_an_alias_where_a_name_is_not_legal(server: LocalServer, name: str) -> None:
+    sqs = boto3.client(
+        "sqs", endpoint_url=server.sqs_url, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
+    )
+    fifo = name.endswith(".fifo")
+    more = {"MessageGroupId": "g", "MessageDeduplicationId": "d"} if fifo else {}
+    url = sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"} if fifo else {})["QueueUrl"]
+    alias = f"alias-{name[:4].lower()}-{len(name)}"
+    settings = f"{server.process.admin}/api/v1/queues/000000000000/us-east-1/{name}"
+    token = {"Authorization": f"Bearer {(server.process.data / 'admin-token').read_text().strip()}"}
+    assert httpx.patch(settings, json={"alias": alias}, headers=token).status_code == 200
+    account = Account(server.process.mns, "id", "secret")
+    mns = account.get_queue(alias)
+    mns.set_encoding(False)
+    endpoint = f"{server.process.azure}/{ACCOUNT}"
+    with QueueServiceClient(
+        endpoint, credential={"account_name": ACCOUNT, "account_key": KEY}, retry_total=0
+    ) as service:
+        assert alias in [each.name for each in service.list_queues()]
+        azure = service.get_queue_client(alias)
+        sqs.send_message(QueueUrl=url, MessageBody="from SQS", **more)
+        held = azure.receive_message(visibility_timeout=30)
+        assert held.content == "from SQS"
+        assert "Messages" not in sqs.receive_message(QueueUrl=url)
+        with pytest.raises(MNSServerException):
+            mns.receive_message(0)
+        azure.update_message(held, visibility_timeout=0)
+        found = mns.receive_message(0)
+        assert (canonical(found.message_id), found.message_body, found.dequeue_count) == (held.id, "from SQS", 2)
+        mns.delete_message(found.receipt_handle)
+        if fifo:
+            with pytest.raises(HttpResponseError) as refused:
+                azure.send_message("a FIFO queue needs a group")
+            assert refused.value.status_code == 400
+        else:
+            # Who waits through MNS is woken by a send through SQS, and the other way round.
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(mns.receive_message, 20)
+                sqs.send_message(QueueUrl=url, MessageBody="woken")
+                assert waiting.result().message_body == "woken"
+                mns.delete_message(waiting.result().receipt_handle)
+        assert azure.get_queue_properties().approximate_message_count == 0
+        assert httpx.patch(settings, json={"alias": None}, headers=token).status_code == 200
+        with pytest.raises(HttpResponseError) as gone:
+            azure.peek_messages()
+        assert gone.value.status_code == 404
+    account.get_client().close_connection()
 
 
 def test_a_late_worker_may_still_delete_until_somebody_else_has_it(server: LocalServer, ways: dict[str, Way]) -> None:

@@ -13,7 +13,7 @@ from veilmq.model.commands import (
     Extend,
     Receive,
 )
-from veilmq.model.errors import QueueMissing
+from veilmq.model.errors import QueueMissing, RateExceeded
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.outcomes import QueueDescribed, Received
 from veilmq.model.queue import QueueKey
@@ -127,6 +127,17 @@ class TestWakes:
 
 
 class TestDeadlines:
+    def test_nobody_waits_behind_a_queue_that_may_hand_out_no_more(self, shell: Shell) -> None:
+        shell.call(ChangeQueue(queue=QUEUE, origin=TESTER, change={"receives_per_second_max": 1}))
+        for ticket in "abc":
+            shell.wait(ticket, WAIT_US)
+        shell.send("1", "2")
+        assert shell.got("a") == ["1"]
+        assert [type(shell.answers[ticket][0]) for ticket in "bc"] == [RateExceeded] * 2
+        shell.clock.advance(SECOND_US)
+        shell.wait("d", WAIT_US)
+        assert shell.got("d") == ["2"], "nobody stands in its way"
+
     def test_who_waited_long_enough_is_answered_empty(self, shell: Shell) -> None:
         shell.wait("a", 2 * SECOND_US)
         shell.wait("b", SECOND_US)

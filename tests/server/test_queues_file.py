@@ -110,6 +110,8 @@ BAD = [
     ('name = "a"\ncontent_deduplication = true', ["line 3", "FIFO"]),
     ('name = "a"\ndead_letter = { queue = "b" }', ["line 3", "dead_letter", "receive_count_max"]),
     ('name = "a"\ndead_letter = { queue = "b", receive_count_max = 0 }', ["line 3", "1 to 1000"]),
+    ('name = "A_1"\nalias = "A-1"', ["line 3", "alias: expected 3 to 63"]),
+    ('name = "orders"\nalias = "other"', ["line 3", "alias: expected 3 to 63"]),
     ('name = "a"\ndead_letter = { queue = "a", receive_count_max = 1 }', ["line 3", "another queue"]),
     ('name = "a"\n[[queue]]\nname = "a"', ["line 3", "twice"]),
     (

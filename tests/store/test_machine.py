@@ -15,18 +15,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from veilmq.model.commands import (
     AfterExpiry,
     AnyCommand,
+    CancelMove,
     ChangeQueue,
     CreateQueue,
     Delete,
     DeleteQueue,
     Extend,
+    ListMoves,
     PurgeQueue,
     Receive,
+    StartMove,
     Undeliver,
 )
 from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import FOREVER, HOUR_US, MINUTE_US, SECOND_US, Instant
 from veilmq.model.message import NO_EXTRAS, Extras
+from veilmq.model.outcomes import MovesListed
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.states import State
 from veilmq.store.sqlite import rows
@@ -155,6 +159,9 @@ class StoreMachine(RuleBasedStateMachine):
         events = self.stage.events(self.read)
         self.read += len(events)
         self.reference.buried(event.sequence for event in events if event.kind == "expired")
+        for event in events:
+            if event.kind == "moved":
+                self.reference.tasks.moved(event)
         moves = {event.sequence: event.detail["target_sequence"] for event in events if event.kind == "dead_lettered"}
         assert moves == self.reference.moves
         self.reference.moves = {}
@@ -199,12 +206,56 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(passing=PASSING, steps_max=st.sampled_from([1, 2, 256]))
     def sweep(self, passing: int, steps_max: int) -> None:
+        self.sweep_after(passing, steps_max)
+
+    def sweep_after(self, passing: int, steps_max: int = 256) -> None:
+        """Let time pass, sweep, and compare."""
         self.stage.later(passing)
         self.stage.sweep(steps_max)
         self.reference.settle(self.stage.now)
         self.read_history()
         for key, queue in self.reference.queues.items():
             assert self.stage.counts(key) == queue.counts()
+        for task in self.reference.tasks.under_way():
+            (listed,) = self.stage.batch([ListMoves(queue=task.source.key, origin=TESTER)]).outcomes
+            assert isinstance(listed, MovesListed)
+            assert listed.tasks[0].id == task.id
+            self.reference.tasks.told(task, listed.tasks[0])
+
+    @rule(
+        source=st.sampled_from([DEAD, DEAD, DEAD_LINE, DEAD_LINE, OTHER]),
+        destination=st.sampled_from([None, None, None, OTHER, JOBS, LINE, DEAD]),
+        rate=st.sampled_from([None, None, 1, 2]),
+        passing=PASSING,
+    )
+    def start_move(self, source: QueueKey, destination: QueueKey | None, rate: int | None, passing: int) -> None:
+        self.stage.later(passing)
+        self.run([StartMove(queue=source, origin=TESTER, destination=destination, rate_max=rate)])
+
+    @rule(data=st.data(), line=st.booleans(), rate=st.sampled_from([None, None, 1, 2]), passing=PASSING)
+    def move_some(self, data: st.DataObject, line: bool, rate: int | None, passing: int) -> None:
+        """Dead letters, a task, and what comes of it in the next seconds."""
+        queue, dead, other = (LINE, DEAD_LINE, LINE) if line else (JOBS, DEAD, OTHER)
+        group = data.draw(GROUPS, "group") or ("a" if line else None)
+        for _ in range(data.draw(st.integers(1, 3), "dead letters")):
+            self.bodies += 1
+            self.run([sending(queue, str(self.bodies), extras=Extras(group=group) if group else NO_EXTRAS)])
+            for _ in range(3):
+                self.run([Receive(queue=queue, origin=TESTER, count_max=10, lease_us=0)])
+        destination = data.draw(st.sampled_from([None, None, other]), "destination")
+        self.run([StartMove(queue=dead, origin=TESTER, destination=destination, rate_max=rate)])
+        tasks = self.reference.tasks.all
+        if tasks and data.draw(st.sampled_from([False, False, True]), "cancel"):
+            self.run([CancelMove(queue=dead, origin=TESTER, task=tasks[-1].id)])
+        self.run([self.draw_command(data)])
+        self.sweep_after(passing)
+        self.sweep_after(2 * SECOND_US)
+
+    @rule(data=st.data())
+    def cancel_move(self, data: st.DataObject) -> None:
+        assume(self.reference.tasks.all)
+        task = data.draw(st.sampled_from(self.reference.tasks.all[-3:]), "task")
+        self.run([CancelMove(queue=task.source.key, origin=TESTER, task=task.id)])
 
     @rule(passing=PASSING, count=st.sampled_from([1, 3, 10]))
     def peek(self, passing: int, count: int) -> None:

@@ -21,6 +21,7 @@ from veilmq.admin.feed import Feed
 from veilmq.admin.metrics import Metrics
 from veilmq.admin.queues import Queues
 from veilmq.admin.service import Service
+from veilmq.admin.topics import Topics
 from veilmq.admin.upkeep import Upkeep
 from veilmq.model.access import Action
 from veilmq.model.errors import VeilError
@@ -57,6 +58,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             Route("/metrics", metrics.endpoint, methods=["GET"]),
             Route("/api/v1/settings", settings_of, methods=["GET"]),
             *queues.routes(),
+            *Topics(service).routes(),
             *Feed(service).routes(),
             *Upkeep(service).routes(),
         ],

@@ -10,7 +10,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Final
@@ -31,7 +31,8 @@ from veilmq.store.sqlite.backup import backup
 
 ROWS_A_PIECE: Final = 8_192
 _PIECE_BYTES: Final = 256 * 1024
-_FOLLOW_LOOK_S: Final = 0.05
+_FOLLOW_LOOK_S: Final = 1.0
+"""A commit wakes whoever follows; this is for a store that fails meanwhile."""
 FIRST_HEADER: Final = "veilmq-first-offset"
 START_HEADER: Final = "veilmq-start-offset"
 NEXT_HEADER: Final = "veilmq-next-offset"
@@ -81,14 +82,19 @@ class Feed:
         """Wait until there is an event at `start`, or the time is over: (first offset, next offset)."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + follow_s
-        stats = self._service.shell.stats
-        seen = stats.commits
-        found = await run_in_threadpool(self._find, "next")
-        while found.following <= start and loop.time() < deadline and self._service.shell.broken is None:
-            await asyncio.sleep(_FOLLOW_LOOK_S)
-            if stats.commits != seen:
-                seen = stats.commits
+        followers = self._service.shell.stats.followers
+        committed = asyncio.Event()
+        followers.add(committed)
+        try:
+            found = await run_in_threadpool(self._find, "next")
+            while found.following <= start and loop.time() < deadline and self._service.shell.broken is None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(_FOLLOW_LOOK_S, deadline - loop.time())):
+                        await committed.wait()
+                committed.clear()
                 found = await run_in_threadpool(self._find, "next")
+        finally:
+            followers.discard(committed)
         return found.first, found.following
 
     def _lines(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:

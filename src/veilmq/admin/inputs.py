@@ -18,6 +18,7 @@ from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePermission, 
 
 ENTRIES_MAX: Final = 100
 WAIT_US_MAX: Final = 30 * SECOND_US
+RATE_MAX: Final = 1_000_000
 PAGE_MAX: Final = 1_000
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,256}(\.fifo)?$")]
@@ -74,8 +75,10 @@ class ChangeInput(_Input):
     deduplication_scope: DeduplicationScope | UnsetType = UNSET
     throughput_per_group: bool | UnsetType = UNSET
     xml_body: XmlBody | UnsetType = UNSET
+    alias: Annotated[str, Meta(max_length=63)] | UnsetType | None = UNSET
     adaptive: Adaptive | UnsetType = UNSET
     first_lease_min_us: Annotated[int, Meta(ge=SECOND_US, le=7 * DAY_US)] | UnsetType | None = UNSET
+    receives_per_second_max: Annotated[int, Meta(ge=1, le=RATE_MAX)] | UnsetType | None = UNSET
     tags: Annotated[dict[str, str], Meta(max_length=50)] | UnsetType = UNSET
 
 

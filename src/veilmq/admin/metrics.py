@@ -22,8 +22,10 @@ from starlette.responses import Response
 from veilmq.admin.service import Service
 from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US
+from veilmq.model.moves import MoveStatus
 from veilmq.server.shell import COMMIT_BUCKETS_US
 from veilmq.store.sqlite.history import bounds
+from veilmq.store.sqlite.moves import every
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.rows import oldest_first, oldest_sent
 from veilmq.store.sqlite.store import SqliteStore
@@ -44,6 +46,9 @@ _LEASE_KINDS: Final = {
         Kind.DEAD_LETTERED,
     )
 }
+_MOVED: Final = "moved"
+_COUNTED: Final = _LEASE_KINDS | {int(Kind.MOVED): _MOVED}
+_TASKS_MAX: Final = 10_000
 _QUEUE_LABELS: Final = ("account", "region", "queue")
 
 
@@ -54,6 +59,8 @@ class Gathered(NamedTuple):
     rest: list[LiveQueue]
     oldest_us: dict[int, int]
     """Age of the oldest message, by incarnation."""
+    tasks: Counter[MoveStatus]
+    """Move tasks that the store remembers, by status."""
 
 
 class _Kind(msgspec.Struct, array_like=True, gc=False):
@@ -65,14 +72,14 @@ class _Kind(msgspec.Struct, array_like=True, gc=False):
 _KINDS: Final = msgspec.msgpack.Decoder(list[_Kind])
 
 
-class LeaseOutcomes:
-    """Counts events of leases by kind, from the history: what was appended since the scrape before.
+class Outcomes:
+    """Counts events of leases, and of moves, by kind, from the history: what was appended since the scrape before.
 
     Reading goes in threads, `EVENTS_A_SCRAPE_MAX` events at a time; what is beyond is for the next scrape.
     """
 
     def __init__(self, store: SqliteStore) -> None:
-        self.counts: dict[str, int] = dict.fromkeys(_LEASE_KINDS.values(), 0)
+        self.counts: dict[str, int] = dict.fromkeys(_COUNTED.values(), 0)
         self._store = store
         self._lock = threading.Lock()
         with store.readers.lend() as connection:
@@ -85,7 +92,7 @@ class LeaseOutcomes:
             for first, packed in oldest_first(connection, self._at, stop):
                 events = _KINDS.decode(packed)
                 for event in events[max(0, self._at - first) :]:
-                    name = _LEASE_KINDS.get(event.kind)
+                    name = _COUNTED.get(event.kind)
                     if name is not None:
                         self.counts[name] += 1
                 self._at = max(self._at, first + len(events))
@@ -107,7 +114,7 @@ class Metrics:
     def __init__(self, service: Service, admin_commands: Counter[type]) -> None:
         self._service = service
         self._admin_commands = admin_commands
-        self._outcomes = LeaseOutcomes(service.store)
+        self._outcomes = Outcomes(service.store)
 
     async def endpoint(self, request: Request) -> Response:
         """All metrics in Prometheus' text format."""
@@ -119,7 +126,8 @@ class Metrics:
         oldest_us = await run_in_threadpool(self._oldest_us, [(queue, list(queue.ready)) for queue in labelled])
         await run_in_threadpool(self._outcomes.catch_up)
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Families(list(self._families(Gathered(labelled, rest, oldest_us)))))
+        gathered = Gathered(labelled, rest, oldest_us, await run_in_threadpool(self._tasks))
+        registry.register(_Families(list(self._families(gathered))))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     def _oldest_us(self, queues: list[tuple[LiveQueue, list[int]]]) -> dict[int, int]:
@@ -132,13 +140,24 @@ class Metrics:
                     ages[queue.incarnation] = max(0, now - sent)
         return ages
 
+    def _tasks(self) -> Counter[MoveStatus]:
+        with self._service.store.readers.lend() as connection:
+            return Counter(task.status for task in every(connection, _TASKS_MAX))
+
     def _families(self, gathered: Gathered) -> Iterator[Metric]:
         yield from _queue_families(gathered)
+        tasks = GaugeMetricFamily("veilmq_move_tasks", "Message move tasks that are remembered.", labels=("status",))
+        for status in MoveStatus:
+            tasks.add_metric((status.value,), gathered.tasks[status])
+        yield tasks
         yield from self._shell_families()
         yield from self._store_families()
         yield from self._port_families()
         pushes = self._service.pushes
         yield _counters("veilmq_pushes", "Attempts to push, by what became of them.", ("result",), pushes.items())
+        room = self._service.push_room
+        slowed = 0 if room is None else len(room.unavailable())
+        yield GaugeMetricFamily("veilmq_push_endpoints_slowed", "Endpoints called seldom, because they fail.", slowed)
 
     def _shell_families(self) -> Iterator[Metric]:
         shell = self._service.shell
@@ -147,7 +166,10 @@ class Metrics:
         yield CounterMetricFamily("veilmq_batched_commands", "Commands applied, the server's own too.", stats.commands)
         yield _histogram("veilmq_commit_seconds", "Commit with its fsync.", stats.commit_us, stats.commit_us_total)
         yield GaugeMetricFamily("veilmq_waiters", "Receives that are parked.", len(shell.engine.waiting))
-        outcomes = self._outcomes.counts
+        refused = self._service.parking.refused.items()
+        yield _counters("veilmq_refused_parkings", "Receives answered empty: too many wait.", ("limit",), refused)
+        outcomes = dict(self._outcomes.counts)
+        yield CounterMetricFamily("veilmq_moved_messages", "Messages that move tasks moved.", outcomes.pop(_MOVED))
         yield _counters("veilmq_lease_outcomes", "How leases began, went on and ended.", ("outcome",), outcomes.items())
 
     def _store_families(self) -> Iterator[Metric]:

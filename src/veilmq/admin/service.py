@@ -10,7 +10,9 @@ from typing import Protocol
 from veilmq.model.access import Keyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.listener import Listener
+from veilmq.server.parking import ParkingWatch
 from veilmq.server.port import Port
+from veilmq.server.service import PushRoom
 from veilmq.server.shell import Shell
 from veilmq.store.sqlite.store import SqliteStore
 
@@ -46,6 +48,16 @@ class Service(Protocol):
     @property
     def pushes(self) -> Mapping[str, int]:
         """Attempts to push, by what became of them."""
+        ...
+
+    @property
+    def push_room(self) -> PushRoom | None:
+        """How the endpoints of pushes do; None while there is nothing to push."""
+        ...
+
+    @property
+    def parking(self) -> ParkingWatch:
+        """Counts receives that found no room to wait."""
         ...
 
     @property

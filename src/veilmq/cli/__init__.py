@@ -89,7 +89,7 @@ def _options(
 
 
 def _serve(flags: dict[str, Any]) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads the credentials file again.
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the credentials file and the certificate again.
 
     Every flag can also be given as VEILMQ_NAME in the environment, or as name in the TOML file of --config.
     """

@@ -68,6 +68,9 @@ class AdminPort:
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )
+        config.load()
+        if config.ssl is not None:
+            service.contexts.append(config.ssl)
         self._server = _Server(config)
         self._socket = _open(settings.admin)
         host, port = self._socket.getsockname()[:2]

@@ -1,6 +1,6 @@
 """Commands on queues, messages and the history: through the admin port, or straight on a directory (remote_door.py).
 
-Strategy: each command is a function of what was asked (`_Asked`: a door, the account and region, JSON or not) and of
+Strategy: each command is a function of what was asked (`Asked`: a door, the account and region, JSON or not) and of
 its own arguments; `_command` adds the options that all of them have. Nothing but typer is imported until one of them
 runs.
 """
@@ -20,6 +20,8 @@ import typer
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.pipeline import export_events
+from veilmq.cli.remote_lists import list_moves, list_topics
+from veilmq.cli.remote_plan import plan
 
 if TYPE_CHECKING:
     from veilmq.cli.remote_door import Door
@@ -32,7 +34,7 @@ _FOLLOW_S: Final = 20.0
 _PIECE: Final = 10_000
 
 
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
     """What every command gets."""
 
     door: "Door"
@@ -89,10 +91,14 @@ Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", h
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     queues = typer.Typer(help="Queues.", no_args_is_help=True, rich_markup_mode=None)
-    below: dict[str, Callable[..., None]] = {"list": _list, "create": _create, "set": _set, "delete": _remove}
-    for name, body in below.items():
+    below: dict[str, Callable[..., None]] = {"list": _list, "create": _create, "set": _set, "plan": plan}
+    for name, body in (below | {"delete": _remove}).items():
         queues.command(name)(_command(body))
     app.add_typer(queues, name="queues")
+    for name, text, listing in (("topics", "Topics.", list_topics), ("moves", "Message move tasks.", list_moves)):
+        group = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
+        group.command("list")(_command(listing))
+        app.add_typer(group, name=name)
     for name, body in _COMMANDS.items():
         app.command(name)(_command(body))
     events = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
@@ -125,7 +131,7 @@ def _command(body: Callable[..., None]) -> Callable[..., None]:
         taken = {name: given.pop(name) for name in _OPTIONS}
         target = Target(taken["admin"], taken["token_file"], taken["data"])
         with open_door(target, os.environ) as door:
-            body(_Asked(door, taken["account"], taken["region"], taken["as_json"]), **given)
+            body(Asked(door, taken["account"], taken["region"], taken["as_json"]), **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
@@ -140,7 +146,7 @@ def _command(body: Callable[..., None]) -> Callable[..., None]:
 
 
 def _list(
-    asked: _Asked,
+    asked: Asked,
     prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")] = "",
     everything: Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")] = False,
 ) -> None:
@@ -161,7 +167,7 @@ def _list(
 
 
 def _create(
-    asked: _Asked,
+    asked: Asked,
     queue: Queue,
     visibility_timeout: Timeout = None,
     delay: Delay = None,
@@ -180,7 +186,7 @@ def _create(
 
 
 def _set(
-    asked: _Asked,
+    asked: Asked,
     queue: Queue,
     visibility_timeout: Timeout = None,
     delay: Delay = None,
@@ -230,20 +236,20 @@ def _change(
     return change
 
 
-def _remove(asked: _Asked, queue: Queue, yes: Yes = False) -> None:
+def _remove(asked: Asked, queue: Queue, yes: Yes = False) -> None:
     """Delete a queue with all its messages."""
     _confirm(f"Delete {queue} with all its messages?", yes)
     _show_count(asked, asked.run("remove", queue), f"deleted {queue}")
 
 
-def _purge(asked: _Asked, queue: Queue, yes: Yes = False) -> None:
+def _purge(asked: Asked, queue: Queue, yes: Yes = False) -> None:
     """Delete all messages of a queue, those in flight too."""
     _confirm(f"Delete all messages of {queue}?", yes)
     _show_count(asked, asked.run("purge", queue), f"purged {queue}")
 
 
 def _send(
-    asked: _Asked,
+    asked: Asked,
     queue: Queue,
     body: Annotated[
         str | None, typer.Argument(metavar="BODY", help="Its text; left out or -: from stdin.", show_default=False)
@@ -287,7 +293,7 @@ def _send(
 
 
 def _receive(
-    asked: _Asked,
+    asked: Asked,
     queue: Queue,
     count: Annotated[int, typer.Option("--count", metavar="N", help="At most so many messages.")] = 1,
     lease: Annotated[str | None, typer.Option("--lease", metavar="TIME", help="Length of the lease.")] = None,
@@ -307,7 +313,7 @@ def _receive(
 
 
 def _peek(
-    asked: _Asked,
+    asked: Asked,
     queue: Queue,
     count: Annotated[int, typer.Option("--count", metavar="N", help="At most so many messages.")] = 10,
 ) -> None:
@@ -316,7 +322,7 @@ def _peek(
 
 
 def _delete(
-    asked: _Asked, queue: Queue, handles: Annotated[list[str], typer.Argument(metavar="HANDLE", show_default=False)]
+    asked: Asked, queue: Queue, handles: Annotated[list[str], typer.Argument(metavar="HANDLE", show_default=False)]
 ) -> None:
     """Delete received messages by their handles."""
     results = asked.run("delete", queue, handles=handles)["results"]
@@ -325,7 +331,7 @@ def _delete(
 
 
 def _extend(
-    asked: _Asked,
+    asked: Asked,
     queue: Queue,
     handles: Annotated[list[str], typer.Argument(metavar="HANDLE", show_default=False)],
     lease: Annotated[str, typer.Option("--lease", metavar="TIME", help="From now on; 0 releases.", show_default=False)],
@@ -337,7 +343,7 @@ def _extend(
 
 
 def _trace(
-    asked: _Asked, message: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.", show_default=False)]
+    asked: Asked, message: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.", show_default=False)]
 ) -> None:
     """Show everything that happened to one message."""
     found = asked.door.trace(message)
@@ -354,7 +360,7 @@ def _trace(
 
 
 def _events(
-    asked: _Asked,
+    asked: Asked,
     start: Annotated[
         str, typer.Option("--from", metavar="OFFSET", help="An offset, `first`, or `next`: only what comes.")
     ] = "first",
@@ -393,7 +399,7 @@ def _print_json(value: object) -> None:
     print(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-def _print_events(asked: _Asked, lines: bytes) -> None:
+def _print_events(asked: Asked, lines: bytes) -> None:
     if not lines:
         return
     if asked.as_json:
@@ -405,21 +411,21 @@ def _print_events(asked: _Asked, lines: bytes) -> None:
     sys.stdout.flush()
 
 
-def _show_queue(asked: _Asked, shown: dict[str, Any], said: str) -> None:
+def _show_queue(asked: Asked, shown: dict[str, Any], said: str) -> None:
     if asked.as_json:
         _print_json(shown)
     else:
         print(said)
 
 
-def _show_count(asked: _Asked, shown: dict[str, Any], said: str) -> None:
+def _show_count(asked: Asked, shown: dict[str, Any], said: str) -> None:
     if asked.as_json:
         _print_json(shown)
     else:
         print(f"{said}: {shown['count']} messages")
 
 
-def _show_messages(asked: _Asked, messages: list[dict[str, Any]]) -> None:
+def _show_messages(asked: Asked, messages: list[dict[str, Any]]) -> None:
     if asked.as_json:
         for message in messages:
             _print_json(message)
@@ -431,7 +437,7 @@ def _show_messages(asked: _Asked, messages: list[dict[str, Any]]) -> None:
         print("nothing visible", file=sys.stderr)
 
 
-def _report(asked: _Asked, shown: list[dict[str, Any]], said: str | None) -> int:
+def _report(asked: Asked, shown: list[dict[str, Any]], said: str | None) -> int:
     """Print what became of each; returns how many were refused."""
     for each in shown:
         if asked.as_json:

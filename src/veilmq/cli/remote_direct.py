@@ -15,6 +15,7 @@ from veilmq.admin import inputs, views
 from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS, Asked
 from veilmq.admin.reading import Scope, event_lines, find_start, trace
+from veilmq.admin.topics import all_moves, covers, shown_move, shown_topic, topics_of
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.remote_door import Piece
 from veilmq.cli.remote_http import failure_of
@@ -84,6 +85,17 @@ class DirectDoor:
         assert isinstance(outcome, QueuesListed)
         for info in outcome.queues:
             yield views.shown_queue(info)
+
+    def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+        """See `Door.topics`. Nothing is pushed while nobody serves."""
+        for key in topics_of(self._store, account, region, prefix):
+            yield shown_topic(self._store, self._store.topics[key], None)
+
+    def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+        """See `Door.moves`."""
+        for task in all_moves(self._store):
+            if covers(task.source, account, region, prefix):
+                yield shown_move(task)
 
     def trace(self, message: str) -> dict[str, Any]:
         """See `Door.trace`."""

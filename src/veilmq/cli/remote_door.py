@@ -40,6 +40,14 @@ class Door(Protocol):
         """Queues by name; account `*` means all."""
         ...
 
+    def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+        """Topics by name, with their subscriptions; account `*` means all."""
+        ...
+
+    def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+        """Message move tasks of these queues, newest first; account `*` means all."""
+        ...
+
     def trace(self, message: str) -> dict[str, Any]:
         """The history of one message: {message, complete, scanned, events}."""
         ...

@@ -67,6 +67,19 @@ class HttpDoor:
             yield from page["queues"]
             after = page["after"]
 
+    def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+        """See `Door.topics`."""
+        members = {"account": account, "region": region, "prefix": prefix}
+        after: str | None = ""
+        while after is not None:
+            page = self._json("GET", "/api/v1/topics", members | {"after": after})
+            yield from page["topics"]
+            after = page["after"]
+
+    def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
+        """See `Door.moves`."""
+        yield from self._json("GET", "/api/v1/moves", {"account": account, "region": region, "prefix": prefix})["moves"]
+
     def trace(self, message: str) -> dict[str, Any]:
         """See `Door.trace`."""
         return self._json("GET", f"/api/v1/trace/{quote(message, safe='')}", {})

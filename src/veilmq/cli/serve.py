@@ -96,8 +96,8 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 async def _run(settings: Settings, keys: Keys) -> Exit:
     ended = asyncio.Event()
-    _on_signals(ended, keys)
     service = Service(settings, keys, LeaseClock())
+    _on_signals(ended, service)
     await _start(service, settings)
     try:
         async with _admin(service, settings):
@@ -121,7 +121,7 @@ async def _run(settings: Settings, keys: Keys) -> Exit:
     return Exit.DONE
 
 
-def _on_signals(ended: asyncio.Event, keys: Keys) -> None:
+def _on_signals(ended: asyncio.Event, service: Service) -> None:
     loop = asyncio.get_running_loop()
 
     def end(number: signal.Signals) -> None:
@@ -133,7 +133,12 @@ def _on_signals(ended: asyncio.Event, keys: Keys) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
-    loop.add_signal_handler(signal.SIGHUP, keys.reload)
+
+    def reload() -> None:
+        service.keyring.reload()
+        service.renew_certificate()
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
 
 
 async def _start(service: Service, settings: Settings) -> None:

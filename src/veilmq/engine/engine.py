@@ -26,7 +26,7 @@ from veilmq.model.commands import (
     Sweep,
     Undeliver,
 )
-from veilmq.model.errors import Overloaded, VeilError
+from veilmq.model.errors import Overloaded, RateExceeded, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied, Outcome, QueueDeleted, Received, Swept
 from veilmq.model.queue import QueueKey
@@ -265,6 +265,9 @@ class Engine:
             elif self.waiting and len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
                 self._credit(command.queue, 1)
             self.polls.count(command, empty=not outcome.messages)
+        elif type(outcome) is RateExceeded:
+            # Messages are there: nobody waits behind others for them, or nobody would ask.
+            answers += [Answer(waiter.ticket, [outcome]) for waiter in self.waiting.take_all(command.queue)]
         if not gone:
             answers.append(Answer(call.ticket, mine))
 

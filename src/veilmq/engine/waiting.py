@@ -43,6 +43,8 @@ class WaitingRoom:
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._accounts: Counter[str] = Counter()
         self._places = 0
+        self.refused: Counter[tuple[QueueKey, str]] = Counter()
+        """Receives that found no room, by queue and the limit in the way; whoever reads it may take it away."""
 
     def __len__(self) -> int:
         return len(self._by_ticket)
@@ -52,13 +54,18 @@ class WaitingRoom:
         return len(self._lines.get(queue, ()))
 
     def has_room(self, queue: QueueKey) -> bool:
-        """Whether one more may park for the queue."""
+        """Whether one more may park for the queue; if not, it is counted in `refused`."""
         limits = self._limits
-        return (
-            len(self._by_ticket) < limits.parked_max
-            and self._accounts[queue.account] < limits.parked_per_account_max
-            and self.waits_for(queue) < limits.parked_per_queue_max
-        )
+        if len(self._by_ticket) >= limits.parked_max:
+            full = "parked_max"
+        elif self._accounts[queue.account] >= limits.parked_per_account_max:
+            full = "parked_per_account_max"
+        elif self.waits_for(queue) >= limits.parked_per_queue_max:
+            full = "parked_per_queue_max"
+        else:
+            return True
+        self.refused[queue, full] += 1
+        return False
 
     def new(self, ticket: Any, command: Receive, deadline: Instant) -> Waiter:
         """A waiter that stands behind all others, not parked yet."""

@@ -220,6 +220,14 @@ class InFlightFull(CapacityError):
     summary = "queue {queue} has {limit} messages in flight"
 
 
+class RateExceeded(CapacityError):
+    """The queue has handed out all that its owner lets it in a second (MNS: TenantRateLimitPolicy)."""
+
+    queue: str
+    limit: int
+    summary = "queue {queue} hands out at most {limit} messages a second"
+
+
 class DiskLow(CapacityError):
     """Free space is below the soft floor: sends and creates wait, receives and deletes go on."""
 

@@ -95,6 +95,8 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Another name for protocols in which the queue's own is not legal: see `is_alias`."""
     first_lease_min_us: int | None = None
     """The owner's leave to shorten first leases, down to this; None: they may only be lengthened."""
+    receives_per_second_max: int | None = None
+    """Messages that the queue hands out in a second, over all receivers; None: as many as there are."""
     labels: dict[str, str] = {}
     tags: dict[str, str] = {}
 

@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=listener.limits.write_buffer_bytes_max)
         address = transport.get_extra_info("peername")
         self._peer = address[0] if address else ""
-        self._intake = Intake(listener.limits, self._peer, listener.secure, listener.next_request_id)
+        self._intake = listener.intake(listener.limits, self._peer, listener.secure, listener.next_request_id)
         others = len(listener.connections)
         listener.connections.add(self)
         self._await_request()

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from veilmq.protocols.http import Request, Response
 from veilmq.server.answer import CLOSE, Answers
 from veilmq.server.connection import Connection, Exchange
-from veilmq.server.intake import Refusal
+from veilmq.server.intake import Intake, Refusal
 from veilmq.server.limits import Limits
 
 __all__ = ["Exchange", "Handler", "Limits", "Listener", "listen"]
@@ -53,13 +53,15 @@ async def listen(
     name: str = "http",
     refuse: Refuse = refuse_plainly,
     failure: Failure = fail_plainly,
+    intake: type[Intake] = Intake,
 ) -> Listener:
     """Open a port on the running loop. port 0 takes a free one: see `Listener.address`.
 
     host: a name or an address, IPv6 without brackets. name: for logs and metrics.
+    intake: what reads requests.
     Raises OSError if the address cannot be had, say because the port is in use.
     """
-    listener = Listener(handler, limits or Limits(), ssl is not None, name, refuse, failure)
+    listener = Listener(handler, limits or Limits(), ssl is not None, name, refuse, failure, intake)
     await listener.open(host, port, ssl)
     return listener
 
@@ -88,6 +90,7 @@ class Listener:
         "handler",
         "held_bytes",
         "idle_due",
+        "intake",
         "limits",
         "loop",
         "name",
@@ -101,7 +104,14 @@ class Listener:
     _timer: asyncio.TimerHandle
 
     def __init__(
-        self, handler: Handler, limits: Limits, secure: bool, name: str, refuse: Refuse, failure: Failure
+        self,
+        handler: Handler,
+        limits: Limits,
+        secure: bool,
+        name: str,
+        refuse: Refuse,
+        failure: Failure,
+        intake: type[Intake],
     ) -> None:
         self.handler = handler
         self.limits = limits
@@ -109,6 +119,7 @@ class Listener:
         self.name = name
         self._refuse = refuse
         self._failure = failure
+        self.intake = intake
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()
         self.idle_due = self.due(limits.idle_s)

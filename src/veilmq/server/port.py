@@ -8,7 +8,8 @@ with it; messages whose answer nobody took are released at once.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from veilmq.model.access import EVERYTHING, AccessKey, Action, Keyring
@@ -43,6 +44,7 @@ from veilmq.model.commands import (
 from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
+from veilmq.model.queue import QueueKey
 from veilmq.protocols.http import Request, Response
 from veilmq.server.clock import wall
 from veilmq.server.hosts import Hosts
@@ -79,6 +81,8 @@ ACTIONS: Final[dict[type, Action]] = {
 """What a key must be granted for each command that a client can send."""
 
 _GIST_BYTES: Final = 300
+NO_ALIASES: Final[Mapping[QueueKey, QueueKey]] = MappingProxyType({})
+NO_QUEUE: Final = QueueKey("", "", "")
 HOST_REFUSED: Final = "In development mode only loopback names and listed origins may call: use 127.0.0.1 or localhost."
 
 logger = logging.getLogger("veilmq.port")
@@ -125,8 +129,18 @@ class Codec(Protocol):
 class Port:
     """Serves one protocol on the shell's engine."""
 
-    def __init__(self, name: str, codec: Codec, shell: Shell, keyring: Keyring, hosts: Hosts) -> None:
+    def __init__(
+        self,
+        name: str,
+        codec: Codec,
+        shell: Shell,
+        keyring: Keyring,
+        hosts: Hosts,
+        aliases: Mapping[QueueKey, QueueKey] = NO_ALIASES,
+    ) -> None:
+        """aliases: further names of queues that this protocol knows, and the queues' own."""
         self.name = name
+        self._aliases = aliases
         self.codec = codec
         self.shell = shell
         self._keyring = keyring
@@ -158,6 +172,8 @@ class Port:
         shell = self.shell
         commands = call.commands
         first = commands[0]
+        if self._aliases:
+            self._call_by_own_names(commands)
         self.commands[type(first)] += len(commands)
         if call.key.grants is not EVERYTHING:
             action = denied_action(call.key, commands)
@@ -175,6 +191,13 @@ class Port:
         if type(first) is Receive and first.wait_us != 0:
             exchange.on_gone = conversation.gone
         shell.submit(conversation)
+
+    def _call_by_own_names(self, commands: Sequence[AnyCommand]) -> None:
+        """From here on, grants included, a queue has one name."""
+        for command in commands:
+            own = self._aliases.get(getattr(command, "queue", NO_QUEUE))
+            if own is not None:
+                command.queue = own  # type: ignore[union-attr]
 
     async def _query(self, conversation: "Conversation", command: Peek) -> None:
         """Answer from committed state, beside the batches."""

@@ -26,7 +26,7 @@ from veilmq.model.commands import SERVER, AnyCommand, ChangeQueue, CreateQueue
 from veilmq.model.errors import QueueExists, VeilError
 from veilmq.model.instant import DAY_US, HOUR_US, MILLISECOND_US, MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Outcome
-from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange, XmlBody
+from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange, XmlBody, is_alias
 from veilmq.server import elasticmq_file
 from veilmq.server.credentials import ACCOUNT_ID, Account
 from veilmq.server.toml_file import FileInvalid, Lines, read_text, read_toml
@@ -134,6 +134,7 @@ class _Queue(msgspec.Struct, forbid_unknown_fields=True):
     fifo: bool | None = None
     content_deduplication: bool | None = None
     xml_body: XmlBody | None = None
+    alias: str | None = None
     tags: dict[str, str] | None = None
 
 
@@ -204,9 +205,17 @@ class _Reader:
             change["redrive"] = self._redrive(place, who, key, read.dead_letter)
         if read.xml_body is not None:
             change["xml_body"] = read.xml_body
+        if read.alias is not None:
+            change["alias"] = self._alias(place, who, key, read.alias)
         if read.tags is not None:
             change["tags"] = read.tags
         return change
+
+    def _alias(self, place: int, who: str, key: QueueKey, alias: str) -> str:
+        if not is_alias(alias) or is_alias(key.name):
+            allowed = "3 to 63 of a-z, 0-9 and single -, for a queue whose own name is not of these alone"
+            raise self._error(place, who, f"alias: expected {allowed}", "alias")
+        return alias
 
     def _redrive(self, place: int, who: str, key: QueueKey, read: _DeadLetter) -> RedrivePolicy:
         if not 1 <= read.receive_count_max <= RECEIVES_MAX:

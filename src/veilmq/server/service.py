@@ -9,21 +9,25 @@ import asyncio
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Final, Protocol
 
 from veilmq.engine import open_directory
 from veilmq.protocols.azure import codec as azure_codec
 from veilmq.protocols.mns import codec as mns_codec
 from veilmq.protocols.sqs import codec as sqs_codec
+from veilmq.protocols.sqs.operations.judging import note
 from veilmq.server import queues_file
 from veilmq.server.clock import LeaseClock
 from veilmq.server.credentials import Keys
 from veilmq.server.hosts import Hosts
+from veilmq.server.intake import Intake
 from veilmq.server.listener import Listener, listen
-from veilmq.server.port import Port
+from veilmq.server.parking import ParkingWatch
+from veilmq.server.port import NO_ALIASES, Port
 from veilmq.server.settings import Address, Settings
 from veilmq.server.shell import Shell
-from veilmq.server.tls import server_context
+from veilmq.server.spelling import SpellingIntake
+from veilmq.server.tls import renew, server_context
 from veilmq.server.tokens import tokens_of
 from veilmq.store.sqlite.store import SqliteStore
 
@@ -36,11 +40,24 @@ _MNS_DOMAINS: Final = ("aliyuncs.com",)
 AnyCodec = sqs_codec.Codec | azure_codec.Codec | mns_codec.Codec
 
 
+class PushRoom(Protocol):
+    """What others are told of the pushes."""
+
+    def state(self, url: str) -> Mapping[str, object]:
+        """How the endpoint of a subscription does."""
+        ...
+
+    def unavailable(self) -> Mapping[str, str]:
+        """Endpoints that are called seldom because they fail, and why."""
+        ...
+
+
 class Service:
     """Serves from `start` to `stop`."""
 
     shell: Shell
     store: SqliteStore
+    parking: ParkingWatch
 
     def __init__(
         self,
@@ -57,6 +74,10 @@ class Service:
         self.ports: dict[str, Port] = {}
         self.pushes: Mapping[str, int] = {}
         """Attempts to push, by what became of them."""
+        self.push_room: PushRoom | None = None
+        """Opened when the first subscription wants it."""
+        self.contexts: list[ssl.SSLContext] = []
+        """TLS of all ports; whoever opens another port adds its own."""
         self._at_point = at_point
         self._urls: dict[str, str] = {}
         self._undo = AsyncExitStack()
@@ -84,6 +105,7 @@ class Service:
         context = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             context = server_context(settings.tls_cert, settings.tls_key)
+            self.contexts.append(context)
         engine, self.store = open_directory(
             settings.data, settings.engine_limits(), settings.store_options(), self._at_point
         )
@@ -92,6 +114,9 @@ class Service:
         self.shell = Shell(engine, self.store, self.clock)
         self.shell.start()
         undo.push_async_callback(self.shell.stop, settings.shutdown_deadline_s)
+        self.parking = ParkingWatch(engine.waiting, engine.limits)
+        self.parking.start()
+        undo.callback(self.parking.stop)
         if declared is not None:
             await queues_file.declare(declared, self.shell.call)
         await self._listen(undo, "sqs", settings.sqs, self._sqs(), context)
@@ -110,6 +135,9 @@ class Service:
             requests_per_second_max=settings.requests_per_second_max,
             kms_faults=tuple((key, fault) for key, _, fault in (each.rpartition("=") for each in settings.kms_faults)),
         )
+        for queue in self.store.queues.by_key.values():
+            if queue.settings.labels:
+                note(endpoint, queue.info())
         return sqs_codec.Codec(self.keyring, endpoint), Hosts(self._domains(_SQS_DOMAINS), settings.cors_origins)
 
     def _azure(self) -> tuple[AnyCodec, Hosts]:
@@ -142,7 +170,9 @@ class Service:
     ) -> None:
         settings = self.settings
         codec, hosts = served
-        port = Port(name, codec, self.shell, self.keyring, hosts)
+        # SQS allows every queue's own name.
+        aliases = NO_ALIASES if name == "sqs" else self.store.queues.aliases
+        port = Port(name, codec, self.shell, self.keyring, hosts, aliases)
         listener = await listen(
             address.host,
             address.port,
@@ -152,6 +182,7 @@ class Service:
             name=name,
             refuse=lambda status, reason, request_id: codec.refuse(status, reason, None, request_id),
             failure=codec.failure,
+            intake=SpellingIntake if name == "azure" else Intake,
         )
         undo.push_async_callback(listener.close_gracefully, settings.shutdown_deadline_s)
         self.ports[name], self.listeners[name] = port, listener
@@ -162,6 +193,12 @@ class Service:
         codec = self.ports["mns"].codec
         assert isinstance(codec, mns_codec.Codec)
         codec.documents[path.encode()] = text
+
+    def renew_certificate(self) -> None:
+        """Read certificate and key again, if there is TLS."""
+        settings = self.settings
+        if self.contexts and settings.tls_cert is not None and settings.tls_key is not None:
+            renew(self.contexts, settings.tls_cert, settings.tls_key)
 
     def announce(self, urls: dict[str, str]) -> None:
         """Tell those who find the directory held where to reach us."""

@@ -59,11 +59,15 @@ class Stats:
         self.commit_us = [0] * (len(COMMIT_BUCKETS_US) + 1)
         """Commits by latency: one count a bucket of `COMMIT_BUCKETS_US`, and one for what is slower."""
         self.commit_us_total = 0
+        self.followers: set[asyncio.Event] = set()
+        """Set at each commit, for whoever waits for something new."""
 
     def committed(self, elapsed_us: int) -> None:
         """A commit took that long."""
         self.commits += 1
         self.commit_us_total += elapsed_us
+        for follower in self.followers:
+            follower.set()
         for place, bound in enumerate(COMMIT_BUCKETS_US):
             if elapsed_us <= bound:
                 self.commit_us[place] += 1

@@ -1,7 +1,15 @@
-"""TLS of the listeners: one server context from a certificate file and its key."""
+"""TLS of the listeners: one server context from a certificate file and its key, and what renews it.
 
+Strategy: a context in use is given the new pair, and presents it from the next connection on; a pair that does not fit
+is found out on a context that nobody uses.
+"""
+
+import logging
 import ssl
+from collections.abc import Iterable
 from pathlib import Path
+
+logger = logging.getLogger("veilmq.tls")
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -23,6 +31,19 @@ def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         context.load_cert_chain(certificate, key, password=_no_passphrase)
     except ssl.SSLError as error:
         raise ssl.SSLError(error.errno, f"{certificate} with {key}: {error.strerror or error.args[-1]}") from error
+
+
+def renew(contexts: Iterable[ssl.SSLContext], certificate: Path, key: Path) -> bool:
+    """Present what the files hold now, on all contexts. A bad pair changes nothing and is logged: False."""
+    try:
+        server_context(certificate, key)
+        for context in contexts:
+            load(context, certificate, key)
+    except OSError as error:  # ssl.SSLError is one
+        logger.error("the certificate stays as it was: %s", error)
+        return False
+    logger.info("read %s: new connections get that certificate", certificate)
+    return True
 
 
 def _no_passphrase() -> str:

@@ -1,10 +1,11 @@
 """The reference model: what a store must answer, small and obviously right, slow and in memory.
 
 Strategy: every message is one object in one list; whatever a command needs is found by looking at all of them. Whose
-turn it is where there are groups is in reference_groups.py. States and steps are those of model/states.py: a step that
-the table does not have is an error here. Ids, sequences and handles are the store's to choose; the model learns them
-from each answer that it has found right and knows messages by the sequence and handles by their text. Expiry is applied
-where a message is met, as the store may: the events of what a sweep expired are handed to `buried`.
+turn it is where there are groups is in reference_groups.py, move tasks are in reference_moves.py. States and steps are
+those of model/states.py: a step that the table does not have is an error here. Ids, sequences and handles are the
+store's to choose; the model learns them from each answer that it has found right and knows messages by the sequence and
+handles by their text. Expiry is applied where a message is met, as the store may: the events of what a sweep expired
+are handed to `buried`.
 """
 
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ import msgspec
 from veilmq.model.commands import (
     AfterExpiry,
     AnyCommand,
+    CancelMove,
     ChangeQueue,
     CreateQueue,
     Delete,
@@ -24,6 +26,7 @@ from veilmq.model.commands import (
     PurgeQueue,
     Receive,
     Send,
+    StartMove,
     Undeliver,
 )
 from veilmq.model.errors import (
@@ -54,6 +57,7 @@ from veilmq.model.outcomes import (
 from veilmq.model.queue import DeduplicationScope, QueueKey, QueueSettings
 from veilmq.model.states import STEPS, State, Step
 from veilmq.testing.reference_groups import VISIBLE, in_flight, turns
+from veilmq.testing.reference_moves import Tasks
 
 _STEPS: Final = {(step.source, step.event): step for step in STEPS}
 
@@ -78,6 +82,8 @@ class Message(msgspec.Struct, eq=False):
     group: str | None = None
     id: bytes = b""
     """Learnt from the store."""
+    came_from: QueueKey | None = None
+    """The queue that dead-lettered it."""
 
     def expires(self) -> int:
         """The instant from which the message is dead."""
@@ -143,6 +149,7 @@ class Reference:
         self.now = 0
         self.top = 0
         """The greatest sequence given so far."""
+        self.tasks = Tasks(self)
         self.moves: dict[int, int] = {}
         """Dead-lettered since the last look: the sequence here, and in the dead-letter queue."""
 
@@ -196,6 +203,10 @@ class Reference:
                         self._retime(queue, old_us)
                     assert isinstance(outcome, QueueChanged)
                     assert outcome.info.settings == queue.settings
+            case StartMove():
+                self.tasks.start(command, outcome)
+            case CancelMove():
+                self.tasks.cancel(command, outcome)
             case Undeliver():
                 self._undeliver(command, outcome)
             case PurgeQueue() | DeleteQueue():
@@ -380,7 +391,7 @@ class Reference:
         sent = self.now if target.settings.fifo else message.sent
         moved = Message(target, message.body, message.priority, sent, message.own_expiry, State.READY, self.now)
         moved.sequence = self.top
-        moved.group, moved.id = message.group, message.id
+        moved.group, moved.id, moved.came_from = message.group, message.id, message.queue.key
         target.messages.append(moved)
         return True
 

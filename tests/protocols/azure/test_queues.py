@@ -190,6 +190,27 @@ def test_lists_are_alphabetical_and_come_in_pages(wire: Any) -> None:
     ]
 
 
+def test_a_queue_whose_name_is_not_allowed_is_listed_by_its_alias(wire: Any) -> None:
+    for name, alias in (("Upper", "b-queue"), ("z.fifo", "d-queue"), ("under_score", None)):
+        wire.stage.create(name, alias=alias)
+    for name in ("a-queue", "c-queue", "e-queue"):
+        wire.queue(name)
+    names = [f"{letter}-queue" for letter in "abcde"]
+    assert wire.ask("GET", "/?comp=list").texts("Queues/Queue/Name") == names
+    found: list[str] = []
+    marker = ""
+    while True:
+        page = wire.ask("GET", f"/?comp=list&maxresults=2&marker={marker}")
+        found += page.texts("Queues/Queue/Name")
+        marker = page.text("NextMarker")
+        if not marker:
+            break
+    assert found == names
+    assert wire.ask("GET", "/?comp=list&prefix=d").texts("Queues/Queue/Name") == ["d-queue"]
+    shown = wire.ask("GET", "/?comp=list&prefix=b", version="2012-02-12")
+    assert shown.text("Queues/Queue/Url") == "http://127.0.0.1:10001/examplename/b-queue"
+
+
 def test_lists_show_metadata_if_asked(wire: Any) -> None:
     wire.ask("PUT", "/orders", headers={"x-ms-meta-color": 'a<b>&"c"'})
     assert wire.ask("GET", "/?comp=list").xml.find("Queues/Queue/Metadata") is None

@@ -210,6 +210,29 @@ def policy(target: str = "dead", enabled: str = "true", count: object = 3) -> st
     )
 
 
+def rate(count: object, enabled: str = "True") -> str:
+    inside = f"<Enabled>{enabled}</Enabled><MaxReceivesPerSecond>{count}</MaxReceivesPerSecond>"
+    return f"<TenantRateLimitPolicy>{inside}</TenantRateLimitPolicy>"
+
+
+def test_rate_policies(wire: Any) -> None:
+    assert wire.ask("PUT", f"{QUEUE}?metaoverride=true", f"<Queue>{rate(2)}</Queue>").status == 204
+    assert wire.ask("GET", QUEUE).fields("TenantRateLimitPolicy") == {"Enabled": "True", "MaxReceivesPerSecond": "2"}
+    for text in "abc":
+        wire.put(text)
+    assert wire.get("?numOfMessages=16").status == 200
+    answer = wire.get()
+    assert (answer.status, answer.code) == (429, "TooManyRequests")
+    assert wire.ask("PUT", f"{QUEUE}?metaoverride=true", f"<Queue>{rate(2, 'false')}</Queue>").status == 204
+    assert wire.get().status == 200
+    assert wire.ask("GET", QUEUE).text("TenantRateLimitPolicy") is None
+
+
+@pytest.mark.parametrize("count", [1, 1_000_000])
+def test_rates_up_to_the_limit(wire: Any, count: int) -> None:
+    assert wire.ask("PUT", "/queues/new", f"<Queue>{rate(count)}</Queue>").status == 201
+
+
 @pytest.mark.parametrize(
     "target", ["dead", "acs:mns:cn-hangzhou:127:queues/dead", "acs:mns:cn-hangzhou:1:/queues/dead"]
 )
@@ -244,6 +267,7 @@ def test_dead_letter_policies(wire: Any, target: str) -> None:
         "<DlqPolicy/>",
         "<TenantRateLimitPolicy><Enabled>true</Enabled></TenantRateLimitPolicy>",
         "<TenantRateLimitPolicy/>",
+        *(rate(count) for count in ("0", "-1", "x", "1000001")),
     ],
 )
 def test_policies_that_are_refused(wire: Any, inside: str) -> None:

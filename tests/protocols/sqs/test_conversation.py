@@ -302,7 +302,7 @@ def test_batches_of_deletes_and_extensions(wire: Any) -> None:
             "Id": "2",
             "SenderFault": True,
             "Code": "ReceiptHandleIsInvalid",
-            "Message": "The input receipt handle is invalid.",
+            "Message": 'The input receipt handle "y" is not a valid receipt handle.',
         }
     ]
     wire.answers(Extended("x", Instant(9)))
@@ -332,8 +332,8 @@ def test_a_queue_is_created_described_changed_purged_deleted(wire: Any) -> None:
             change={
                 "visibility_timeout_us": 45 * SECOND_US,
                 "message_bytes_max": 2048,
-                "tags": {"team": "blue & green"},
             },
+            defaults={"tags": {"team": "blue & green"}},
             cooldown_us=60 * SECOND_US,
         ),
     )

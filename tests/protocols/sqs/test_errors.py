@@ -34,7 +34,7 @@ from veilmq.model.outcomes import QueueDescribed
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs.codec import Codec
-from veilmq.protocols.sqs.errors import fault_of
+from veilmq.protocols.sqs.errors import QUERY_WORDS, fault_of
 from veilmq.protocols.sqs.operations.table import OPERATIONS
 
 URL = "http://127.0.0.1:9324/111122223333/jobs"
@@ -108,7 +108,7 @@ SAID = [
         ReceiptInvalid(reason="x"),
         "ReceiptHandleIsInvalid",
         404,
-        "The input receipt handle is invalid.",
+        f'The input receipt handle "{HANDLE["ReceiptHandle"]}" is not a valid receipt handle.',
     ),
     ("delete_message", {**HANDLE, "QueueUrl": FIFO_URL}, LeaseExpired(**LEASE), "InvalidParameterValue", 400, EXPIRED),
     (
@@ -209,7 +209,7 @@ SAID = [
         RedriveRefused(target="dead", reason="denied"),
         "InvalidParameterValue",
         400,
-        "Value dead for parameter RedrivePolicy is invalid. Reason: denied",
+        "Value dead for parameter RedrivePolicy is invalid. Reason: Dead letter target: denied.",
     ),
 ]
 
@@ -227,7 +227,8 @@ def test_clients_of_both_forms_meet_the_error(
         getattr(wire.client, method)(**arguments)
     response = caught.value.response
     assert response["Error"]["Code"] == code
-    assert response["Error"]["Message"] == message
+    query = b"x-amz-target" not in wire.requests[-1].headers
+    assert response["Error"]["Message"] == (QUERY_WORDS.get(message, message) if query else message)
     assert response["Error"]["Type"] == ("Sender" if status < 500 else "Receiver")
     form = "json" if b"x-amz-target" in wire.requests[-1].headers else "query"
     expected = 400 if form == "json" and status < 500 else status

@@ -167,7 +167,7 @@ def test_errors() -> None:
         + b"<ErrorResponse "
         + SPACE
         + b"><Error><Type>Sender</Type><Code>AWS.SimpleQueueService.NonExistentQueue</Code>"
-        + b"<Message>The specified queue does not exist.</Message><Detail/></Error>"
+        + b"<Message>The specified queue does not exist for this wsdl version.</Message><Detail/></Error>"
         + b"<RequestId>the-id</RequestId></ErrorResponse>",
         ((b"x-amzn-RequestId", b"the-id"),),
     )
@@ -187,7 +187,7 @@ def test_query_answered_in_json() -> None:
     _, answer = query(b"Action=PurgeQueue", ERROR, target=b"/000000000000/q", accept=accept)
     assert answer.body == (
         b'{"Error":{"Code":"AWS.SimpleQueueService.NonExistentQueue",'
-        b'"Message":"The specified queue does not exist.","Type":"Sender"},"RequestId":"the-id"}'
+        b'"Message":"The specified queue does not exist for this wsdl version.","Type":"Sender"},"RequestId":"the-id"}'
     )
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from veilmq.model.commands import DescribeQueue, Origin
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import limits
-from veilmq.protocols.sqs.operations.judging import ACROSS_ACCOUNTS
+from veilmq.protocols.sqs.operations.judging import ACROSS_ACCOUNTS, note
 from veilmq.protocols.sqs.operations.table import OPERATIONS
 from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
-from veilmq.protocols.sqs.policy import Asking, PolicyInvalid, allows, read_policy
+from veilmq.protocols.sqs.policy import Asking, Judgement, PolicyInvalid, judge, read_policy
 
 OWNER, FRIEND = "111122223333", "444455556666"
 ARN = f"arn:aws:sqs:us-east-1:{OWNER}:jobs"
@@ -188,7 +189,7 @@ def _statement(**changes: Any) -> dict[str, Any]:
 
 def _judged(*statements: dict[str, Any], **asking: Any) -> bool:
     policy = {"Version": "2012-10-17", "Statement": list(statements)}
-    return allows(read_policy(json.dumps(policy)), _asking(**asking))
+    return judge(read_policy(json.dumps(policy)), _asking(**asking)) is Judgement.ALLOWED
 
 
 class TestLanguage:
@@ -359,3 +360,92 @@ class TestAcrossAccounts:
         assert ACROSS_ACCOUNTS.keys() < OPERATIONS.keys()
         # The same operation under the same name, in the other dialect too.
         assert ACROSS_ACCOUNTS.keys() & {row.name for row in VEIL_OPERATIONS.values()} == {"PurgeQueue"}
+
+
+OWN = {
+    "SendMessage": ("send_message", {"MessageBody": "x"}),
+    "SendMessageBatch": ("send_message_batch", {"Entries": [{"Id": "1", "MessageBody": "x"}]}),
+    "ReceiveMessage": ("receive_message", {}),
+    "DeleteMessage": ("delete_message", {"ReceiptHandle": "x"}),
+    "ChangeMessageVisibility": ("change_message_visibility", {"ReceiptHandle": "x", "VisibilityTimeout": 1}),
+    "GetQueueAttributes": ("get_queue_attributes", {"AttributeNames": ["All"]}),
+    "SetQueueAttributes": ("set_queue_attributes", {"Attributes": {"DelaySeconds": "1"}}),
+    "AddPermission": ("add_permission", {"Label": "l", "AWSAccountIds": [FRIEND], "Actions": ["*"]}),
+    "TagQueue": ("tag_queue", {"Tags": {"a": "b"}}),
+    "ListQueueTags": ("list_queue_tags", {}),
+    "PurgeQueue": ("purge_queue", {}),
+    "DeleteQueue": ("delete_queue", {}),
+}
+
+
+class TestOwnAccount:
+    """An explicit deny binds the keys of the queue's own account too."""
+
+    def set(self, client: Any, url: str, *statements: dict[str, Any]) -> None:
+        text = json.dumps({"Version": "2012-10-17", "Statement": list(statements)}) if statements else ""
+        client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
+
+    @pytest.mark.parametrize("operation", OWN)
+    def test_what_is_denied(self, served: Any, owner: Any, url: str, operation: str) -> None:
+        name, given = OWN[operation]
+        call = getattr(owner, name)
+        action = f"sqs:{operation.removesuffix('Batch')}"
+        self.set(owner, url, _statement(Effect="Deny", Action=action))
+        code, text = served.refused(call, QueueUrl=url, **given)
+        assert code.startswith("AccessDenied")
+        assert text.endswith(f"{action.lower()} on resource: {ARN} with an explicit deny in a resource-based policy")
+        other = owner.create_queue(QueueName="other")["QueueUrl"]
+        owner.send_message(QueueUrl=other, MessageBody="another queue is not meant")
+        for statement in (
+            _statement(Effect="Deny", Action=action, Principal={"AWS": FRIEND}),
+            _statement(Effect="Deny", Action="sqs:ListDeadLetterSourceQueues"),
+            _statement(Effect="Allow", Action=action, Principal={"AWS": FRIEND}),
+        ):
+            self.set(owner, url)
+            self.set(owner, url, statement)
+            served.later(60)
+            if operation in {"DeleteMessage", "ChangeMessageVisibility"}:
+                assert served.refused(call, QueueUrl=url, **given)[0] == "ReceiptHandleIsInvalid"
+            elif operation not in {"DeleteQueue", "AddPermission"}:
+                call(QueueUrl=url, **given)
+
+    def test_a_deny_of_plain_http(self, served: Any, owner: Any, url: str) -> None:
+        condition = {"Bool": {"aws:SecureTransport": "false"}}
+        self.set(owner, url, _statement(Effect="Deny", Action="sqs:*", Condition=condition))
+        assert served.refused(owner.send_message, QueueUrl=url, MessageBody="x")[0].startswith("AccessDenied")
+        served.secure = True
+        owner.send_message(QueueUrl=url, MessageBody="x")
+
+    def test_nothing_changed_and_the_way_out(self, served: Any, owner: Any, url: str) -> None:
+        owner.send_message(QueueUrl=url, MessageBody="kept")
+        self.set(owner, url, _statement(Effect="Deny", Action="*"))
+        for name, given in OWN.values():
+            assert served.refused(getattr(owner, name), QueueUrl=url, **given)[0].startswith("AccessDenied")
+        both = {"Policy": "", "DelaySeconds": "1"}
+        assert served.refused(owner.set_queue_attributes, QueueUrl=url, Attributes=both)[0].startswith("AccessDenied")
+        self.set(owner, url)  # the policy alone may go
+        assert [message["Body"] for message in owner.receive_message(QueueUrl=url)["Messages"]] == ["kept"]
+
+    def test_a_queue_made_with_its_policy(self, served: Any, owner: Any) -> None:
+        text = json.dumps({"Statement": _statement(Effect="Deny", Resource="*")})
+        url = owner.create_queue(QueueName="new", Attributes={"Policy": text})["QueueUrl"]
+        assert served.refused(owner.send_message, QueueUrl=url, MessageBody="x")[0].startswith("AccessDenied")
+        owner.delete_queue(QueueUrl=url)
+        assert served.refused(owner.send_message, QueueUrl=url, MessageBody="x")[0] == MISSING
+
+    def test_a_statement_that_is_taken_away(self, served: Any, owner: Any, url: str) -> None:
+        self.set(owner, url, _statement(Effect="Deny", Sid="no"), _statement(Effect="Allow", Sid="yes"))
+        assert served.refused(owner.send_message, QueueUrl=url, MessageBody="x")[0].startswith("AccessDenied")
+        owner.remove_permission(QueueUrl=url, Label="no")
+        owner.send_message(QueueUrl=url, MessageBody="x")
+        assert not served.codec._endpoint.guarded
+
+    def test_a_server_that_starts_knows_who_denies(self, served: Any, owner: Any, url: str) -> None:
+        self.set(owner, url, _statement(Effect="Deny", Action="sqs:SendMessage"))
+        described = served.store.apply(
+            [DescribeQueue(queue=QUEUE, origin=Origin("test", "tester"))], served.clock.now
+        ).outcomes[0]
+        served.configure()
+        owner.send_message(QueueUrl=url, MessageBody="nobody told the new codec")
+        note(served.codec._endpoint, described.info)
+        assert served.refused(owner.send_message, QueueUrl=url, MessageBody="x")[0].startswith("AccessDenied")

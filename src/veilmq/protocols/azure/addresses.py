@@ -125,12 +125,6 @@ def check_queue_name(name: str) -> str:
     return name
 
 
-def is_queue_name(name: str) -> bool:
-    """Whether a queue of that name can be seen through Azure."""
-    length_allowed = limits.QUEUE_NAME_CHARACTERS_MIN <= len(name) <= limits.QUEUE_NAME_CHARACTERS_MAX
-    return length_allowed and limits.QUEUE_NAME.match(name) is not None
-
-
 def read_query(query: bytes) -> dict[str, str]:
     """Parameters by name in lower case, decoded once. Raises Refusal for one that is given twice or is no UTF-8."""
     parameters: dict[str, str] = {}

@@ -5,7 +5,7 @@ actual request is carried out and answered without headers, so that the browser 
 Sharing (CORS) support for Azure Storage", "Preflight Queue Request".
 """
 
-from veilmq.protocols.azure.errors import CORS_PREFLIGHT_FAILURE, Refusal, bad_header, missing_header
+from veilmq.protocols.azure.errors import CORS_PREFLIGHT_FAILURE, INVALID_HEADER_VALUE, Refusal, bad_header
 from veilmq.protocols.azure.properties import CorsRule
 from veilmq.protocols.http import Request, Response
 
@@ -31,7 +31,8 @@ def read_preflight(request: Request) -> tuple[str, str, tuple[str, ...]]:
     for name in (b"origin", b"access-control-request-method"):
         value = request.headers.get(name, b"").decode("latin-1")
         if not value:
-            raise missing_header(name.decode().title())
+            extra = {"HeaderName": name.decode().title(), "HeaderValue": ""}
+            raise Refusal(INVALID_HEADER_VALUE, extra, message="A required CORS header is not present.")
         if not value.isascii() or not value.isprintable():
             raise bad_header(name.decode().title(), value)
         values.append(value)

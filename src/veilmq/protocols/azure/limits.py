@@ -8,6 +8,8 @@ import re
 from typing import Final
 
 QUEUE_NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])*\Z")
+QUEUE_NAME_WHOLE: Final = re.compile(r"(?=.{3,63}\Z)[a-z0-9](?:-?[a-z0-9])*")
+"""The same with its length."""
 QUEUE_NAME_CHARACTERS_MIN: Final = 3
 QUEUE_NAME_CHARACTERS_MAX: Final = 63
 VERSION: Final = re.compile(r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])\Z")

@@ -1,7 +1,8 @@
-"""Metadata of a queue: `x-ms-meta-*` headers, and the label that keeps them.
+"""Metadata of a queue: `x-ms-meta-*` headers, and the labels that keep them.
 
-Strategy: all of it is one label, in JSON, because setting metadata replaces the whole. Names come from the listener in
-lower case, as HTTP has no case in them. Source: "Set Queue Metadata", "Naming and referencing metadata".
+Strategy: all of it is one label, in JSON, because setting metadata replaces the whole. Names have no case when they are
+compared, and keep the case in which they were set: their spelling is a label of its own, which makes no difference
+between two queues. Source: "Set Queue Metadata", "Setting and retrieving properties and metadata".
 """
 
 from typing import Final
@@ -13,11 +14,21 @@ from veilmq.protocols.azure.errors import EMPTY_METADATA_KEY, INVALID_METADATA, 
 from veilmq.protocols.http import Request
 
 LABEL: Final = "azure.metadata"
+_SPELLING: Final = "azure.spelling"
 _PREFIX: Final = b"x-ms-meta-"
 _DECODER: Final = msgspec.json.Decoder(dict[str, str])
 
 
-def read_metadata(request: Request) -> dict[str, str]:
+class Metadata(msgspec.Struct, frozen=True):
+    """Metadata that a request gives."""
+
+    values: dict[str, str]
+    """By name in lower case."""
+    spelling: dict[str, str]
+    """Name in lower case -> as it was sent, where the two differ."""
+
+
+def read_metadata(request: Request) -> Metadata:
     """Metadata that a request's headers give. Raises Refusal."""
     metadata: dict[str, str] = {}
     total_bytes = 0
@@ -34,22 +45,35 @@ def read_metadata(request: Request) -> dict[str, str]:
         metadata[key] = text
     if total_bytes > limits.METADATA_BYTES_MAX:
         raise Refusal(METADATA_TOO_LARGE, {"MaxLimit": str(limits.METADATA_BYTES_MAX)})
-    return metadata
+    sent = ((name, (request.spelled or {}).get(_PREFIX + name.encode(), b"").decode()) for name in metadata)
+    spelling = {name: text[len(_PREFIX) :] for name, text in sent if text[len(_PREFIX) :] not in {"", name}}
+    return Metadata(metadata, spelling)
 
 
 def _printable(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def label_of(metadata: dict[str, str]) -> dict[str, str]:
+def values_label(metadata: Metadata) -> dict[str, str]:
+    """The label by which two queues' metadata are the same or not."""
+    return {LABEL: _text(metadata.values)}
+
+
+def labels_of(metadata: Metadata) -> dict[str, str]:
     """The labels that keep this metadata and no other."""
-    return {LABEL: msgspec.json.encode(metadata, order="sorted").decode() if metadata else ""}
+    return values_label(metadata) | {_SPELLING: _text(metadata.spelling)}
+
+
+def _text(pairs: dict[str, str]) -> str:
+    return msgspec.json.encode(pairs, order="sorted").decode() if pairs else ""
 
 
 def metadata_of(labels: dict[str, str]) -> dict[str, str]:
-    """The metadata that a queue's labels keep."""
-    text = labels.get(LABEL)
-    return _DECODER.decode(text) if text else {}
+    """The metadata that a queue's labels keep, by name as it was set."""
+    text, spelled = labels.get(LABEL), labels.get(_SPELLING)
+    values = _DECODER.decode(text) if text else {}
+    spelling = _DECODER.decode(spelled) if spelled else {}
+    return {spelling.get(name, name): value for name, value in values.items()}
 
 
 def as_headers(metadata: dict[str, str]) -> tuple[tuple[bytes, bytes], ...]:

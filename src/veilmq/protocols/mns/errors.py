@@ -22,6 +22,7 @@ from veilmq.model.errors import (
     QueueDeletedRecently,
     QueueExists,
     QueueMissing,
+    RateExceeded,
     ReceiptInvalid,
     RedriveRefused,
     StoreFailed,
@@ -189,6 +190,9 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
     LeaseTaken: _just(MESSAGE_NOT_EXIST),
     MessageGone: _just(MESSAGE_NOT_EXIST),
     InFlightFull: _just(TOO_MANY_REQUESTS),
+    RateExceeded: lambda error, command: Refusal(
+        TOO_MANY_REQUESTS, f"The queue hands out at most {error.limit} messages a second. Please retry."
+    ),
     DiskLow: lambda error, command: Refusal(INTERNAL_SERVER_ERROR, "The disk is nearly full. Please retry later."),
     Overloaded: _just(TOO_MANY_REQUESTS),
     StoreFailed: _just(INTERNAL_SERVER_ERROR),

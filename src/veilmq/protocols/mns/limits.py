@@ -67,6 +67,8 @@ class QueueNumber(NamedTuple):
     noun: str
 
 
+RATE_MAX: Final = 1_000_000
+"""MaxReceivesPerSecond. The service's own bound is not documented."""
 QUEUE_NUMBERS: Final = {
     "DelaySeconds": QueueNumber("delay_us", SECOND_US, 0, DELAY_SECONDS_MAX, 0, "seconds"),
     "MaximumMessageSize": QueueNumber(

@@ -31,6 +31,7 @@ from veilmq.protocols.sqs.errors import (
     THROUGHPUT,
     Refusal,
     invalid_value,
+    redrive_text,
 )
 from veilmq.protocols.sqs.message_attributes import check_text
 from veilmq.protocols.sqs.policy import PolicyInvalid, PolicyTooLarge, read_policy
@@ -67,6 +68,9 @@ NAMES: Final = frozenset(
 )
 """QueueAttributeName of the service model."""
 
+_ONE_ENCRYPTION: Final = (
+    "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or SQS SSE."
+)
 LABEL_PREFIX: Final = "sqs."
 """Keeps SQS's labels apart from those of other protocols."""
 
@@ -140,8 +144,7 @@ def _check_fifo(text: str, queue: QueueKey, creating: bool) -> None:
 
 def _check_encryption(labels: dict[str, str]) -> None:
     if labels.get(LABEL_PREFIX + "KmsMasterKeyId") and labels.get(LABEL_PREFIX + "SqsManagedSseEnabled") == "true":
-        text = "You can use one type of server-side encryption (SSE) at one time: either KMS SSE or SQS SSE."
-        raise Refusal(INVALID_ATTRIBUTE_VALUE, text)
+        raise Refusal(INVALID_ATTRIBUTE_VALUE, _ONE_ENCRYPTION)
     # One kind of encryption ends the other, as at AWS.
     if labels.get(LABEL_PREFIX + "KmsMasterKeyId"):
         labels.setdefault(LABEL_PREFIX + "SqsManagedSseEnabled", "false")
@@ -311,7 +314,7 @@ def _all_of(info: QueueInfo) -> dict[str, str]:
         labels["KmsDataKeyReusePeriodSeconds"] = labels["KmsDataKeyReusePeriodSeconds"] or "300"
     texts.update((name, text) for name, text in labels.items() if text)
     if settings.redrive is not None:
-        texts["RedrivePolicy"] = _redrive_text(settings.redrive)
+        texts["RedrivePolicy"] = redrive_text(settings.redrive)
     if settings.redrive_allow is not None:
         texts["RedriveAllowPolicy"] = _redrive_allow_text(settings.redrive_allow)
     if settings.fifo:
@@ -320,11 +323,6 @@ def _all_of(info: QueueInfo) -> dict[str, str]:
         texts["DeduplicationScope"] = settings.deduplication_scope.value
         texts["FifoThroughputLimit"] = "perMessageGroupId" if settings.throughput_per_group else "perQueue"
     return texts
-
-
-def _redrive_text(policy: RedrivePolicy) -> str:
-    value = {"deadLetterTargetArn": arn(policy.target), "maxReceiveCount": policy.receive_count_max}
-    return msgspec.json.encode(value).decode()
 
 
 def _redrive_allow_text(policy: RedriveAllowPolicy) -> str:

@@ -64,7 +64,7 @@ class Codec:
                 row, given = query_form.read(request)
             commands, memo = row.plan(asked, given)
             call = Call(row.name, caller.key, commands, row, form, memo, request, self._endpoint)
-            if asked.foreign is not None or self._endpoint.kms_faults:
+            if asked.foreign is not None or self._endpoint.kms_faults or self._endpoint.guarded:
                 call = judged_first(asked, call)
         except Refusal as refusal:
             return self._refused(refusal, form, request)

@@ -12,8 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.model.commands import AnyCommand, Delete, Extend, PurgeQueue
+from veilmq.model.commands import AnyCommand, ChangeQueue, CreateQueue, Delete, Extend, PurgeQueue
 from veilmq.model.errors import (
+    OTHER_QUEUE,
+    TARGET_MISSING,
     CapabilityMissing,
     DiskLow,
     InFlightFull,
@@ -27,6 +29,7 @@ from veilmq.model.errors import (
     QueueDeletedRecently,
     QueueExists,
     QueueMissing,
+    RateExceeded,
     ReceiptInvalid,
     RedriveRefused,
     StoreFailed,
@@ -38,6 +41,7 @@ from veilmq.model.errors import (
     TopicMissing,
     VeilError,
 )
+from veilmq.model.queue import RedrivePolicy
 from veilmq.protocols.sqs import limits
 
 _SQS: Final = "com.amazonaws.sqs#"
@@ -140,7 +144,9 @@ HTTP_FAULTS: Final = {
 """What the listener refuses before the codec sees it, by status."""
 
 NO_QUEUE: Final = "The specified queue does not exist."
-BAD_HANDLE: Final = "The input receipt handle is invalid."
+QUERY_WORDS: Final = {NO_QUEUE: "The specified queue does not exist for this wsdl version."}
+"""What the Query form has always said, where the JSON form says something else."""
+_BAD_HANDLE: Final = "The input receipt handle is invalid."
 
 
 class Refusal(Exception):
@@ -154,9 +160,13 @@ class Refusal(Exception):
 
 def invalid_value(parameter: str, value: object, reason: str) -> Refusal:
     """InvalidParameterValue in AWS's wording, the value shortened."""
-    text = str(value)
-    shown = text if len(text) <= 256 else text[:256] + "..."
-    return Refusal(INVALID_PARAMETER_VALUE, f"Value {shown} for parameter {parameter} is invalid. Reason: {reason}")
+    return Refusal(
+        INVALID_PARAMETER_VALUE, f"Value {_shown(str(value))} for parameter {parameter} is invalid. Reason: {reason}"
+    )
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 256 else text[:256] + "..."
 
 
 def missing(parameter: str) -> Refusal:
@@ -190,6 +200,7 @@ _PARAMETERS: Final = {
 """What the house calls a parameter -> what SQS calls it."""
 
 _NOT_AVAILABLE: Final = "Message does not exist or is not available for visibility timeout change."
+_NO_TARGET: Final = "Dead letter target does not exist."
 _TOTAL: Final = (
     f"Total VisibilityTimeout for the message is beyond the limit [{limits.LEASE_TOTAL_SECONDS_MAX} seconds]"
 )
@@ -211,12 +222,37 @@ def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:
         return Refusal(INVALID_PARAMETER_VALUE, _NO_IDENTITY)
     if error.parameter == "throughput_per_group":
         return Refusal(INVALID_ATTRIBUTE_VALUE, THROUGHPUT)
+    if error.parameter == "source":  # of a move task: the reason is AWS's own sentence
+        return Refusal(INVALID_PARAMETER_VALUE, error.reason)
     name = _PARAMETERS.get(error.parameter, error.parameter)
     return Refusal(INVALID_PARAMETER_VALUE, f"The value of the parameter {name} is invalid. Reason: {error.reason}")
 
 
 def _handle_of(command: AnyCommand) -> str:
     return command.handle if isinstance(command, Delete | Extend) else ""
+
+
+def _receipt_invalid(error: ReceiptInvalid, command: AnyCommand) -> Refusal:
+    """DeleteMessage shows the handle, ChangeMessageVisibility does not."""
+    if not isinstance(command, Delete):
+        return Refusal(RECEIPT_HANDLE_IS_INVALID, _BAD_HANDLE)
+    shown = _shown(command.handle)
+    if error.reason == OTHER_QUEUE:
+        return Refusal(RECEIPT_HANDLE_IS_INVALID, f'The receipt handle "{shown}" is not valid for this queue.')
+    return Refusal(RECEIPT_HANDLE_IS_INVALID, f'The input receipt handle "{shown}" is not a valid receipt handle.')
+
+
+def redrive_text(policy: RedrivePolicy) -> str:
+    """RedrivePolicy as SQS writes it."""
+    arn = f"arn:aws:sqs:{policy.target.region}:{policy.target.account}:{policy.target.name}"
+    return msgspec.json.encode({"deadLetterTargetArn": arn, "maxReceiveCount": policy.receive_count_max}).decode()
+
+
+def _redrive_refused(error: RedriveRefused, command: AnyCommand) -> Refusal:
+    policy = command.change.get("redrive") if isinstance(command, CreateQueue | ChangeQueue) else None
+    text = error.target if policy is None else redrive_text(policy)
+    reason = _NO_TARGET if error.reason == TARGET_MISSING else f"Dead letter target: {error.reason}."
+    return invalid_value("RedrivePolicy", text, reason)
 
 
 def _lease_expired(error: LeaseExpired, command: AnyCommand) -> Refusal:
@@ -270,8 +306,8 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
     QueueDeletedRecently: lambda error, command: Refusal(QUEUE_DELETED_RECENTLY, _WAIT_A_MINUTE),
     PurgeInProgress: _purge_in_progress,
     MessageTooLarge: lambda error, command: too_long(error.limit_bytes),
-    ReceiptInvalid: lambda error, command: Refusal(RECEIPT_HANDLE_IS_INVALID, BAD_HANDLE),
-    RedriveRefused: lambda error, command: invalid_value("RedrivePolicy", error.target, error.reason),
+    ReceiptInvalid: _receipt_invalid,
+    RedriveRefused: _redrive_refused,
     # SQS has no topics: what a topic's command answers never gets here, but the table stays total.
     **dict.fromkeys(
         (TopicMissing, TopicExists, SubscriptionMissing, SubscriptionExists, SubscriptionsFull),
@@ -283,6 +319,7 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
     InFlightFull: lambda error, command: Refusal(
         OVER_LIMIT, f"The maximum number of in flight messages is reached: {error.limit}."
     ),
+    RateExceeded: lambda error, command: Refusal(REQUEST_THROTTLED, f"{error}."),
     DiskLow: lambda error, command: Refusal(SERVICE_UNAVAILABLE, "The disk is nearly full. Try again later."),
     Overloaded: lambda error, command: Refusal(SERVICE_UNAVAILABLE, "The server is overloaded. Try again later."),
     StoreFailed: lambda error, command: Refusal(INTERNAL_FAILURE, "The request was not carried out. Try again."),

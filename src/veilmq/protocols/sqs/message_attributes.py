@@ -17,6 +17,10 @@ from veilmq.protocols.sqs.results import AttributeValueOut
 TRACE_HEADER: Final = "AWSTraceHeader"
 
 _TYPES: Final = ("String", "Number", "Binary")
+_FORBIDDEN: Final = (
+    "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | "
+    "#x10000 to #x10FFFF"
+)
 _NUMBER: Final = re.compile(r"[+-]?(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]{1,4}))?\Z")
 
 
@@ -34,6 +38,12 @@ def check_text(text: str, what: str) -> None:
     if index is not None:
         reason = f"{what} has a character outside the allowed set at index {index}: U+{ord(text[index]):04X}."
         raise Refusal(INVALID_MESSAGE_CONTENTS, reason)
+
+
+def check_body(text: str) -> None:
+    """Raises InvalidMessageContents in AWS's wording if XML could not carry the body."""
+    if first_forbidden_character(text) is not None:
+        raise Refusal(INVALID_MESSAGE_CONTENTS, _FORBIDDEN)
 
 
 def message_attributes(given: dict[str, AttributeValue]) -> tuple[tuple[Attribute, ...], int]:

@@ -1,13 +1,15 @@
 """Queue policies: JSON in AWS's access policy language, read and judged.
 
-Strategy: a policy is checked for its form when it is set, and judged when a caller of another account names the queue:
-an explicit deny wins, then an allow is needed. What cannot be judged here (an operator or key of a condition that is
-unknown) never widens access: in an allow it does not match, in a deny it does. Source: "Custom queries for the access
-policy language" in the SQS Developer Guide; "IAM JSON policy elements reference" in the IAM User Guide.
+Strategy: a policy is checked for its form when it is set, and judged when a caller names the queue: an explicit deny
+wins, and binds the queue's own account too; a caller of another account then needs an allow. What cannot be judged here
+(an operator or key of a condition that is unknown) never widens access: in an allow it does not match, in a deny it
+does. Source: "Custom queries for the access policy language" in the SQS Developer Guide; "IAM JSON policy elements
+reference" in the IAM User Guide.
 """
 
 import re
 from collections.abc import Callable
+from enum import Enum
 from fnmatch import translate
 from functools import lru_cache
 from ipaddress import ip_address, ip_network
@@ -129,16 +131,29 @@ def _texts(value: Any) -> list[str]:
     return values if all(isinstance(each, str) for each in values) else []
 
 
-def allows(policy: dict[str, Any], asking: Asking) -> bool:
-    """Whether the policy lets the caller do that."""
-    allowed = False
+class Judgement(Enum):
+    """What a policy says of a caller."""
+
+    SILENT = "silent"
+    ALLOWED = "allowed"
+    DENIED = "denied"
+
+
+def judge(policy: dict[str, Any], asking: Asking) -> Judgement:
+    """What the policy says of that; a deny wins wherever it stands."""
+    judgement = Judgement.SILENT
     for statement in statements_of(policy):
         deny = statement["Effect"] == "Deny"
         if _names(statement, asking) and _holds(statement.get("Condition", {}), asking.context, deny):
             if deny:
-                return False
-            allowed = True
-    return allowed
+                return Judgement.DENIED
+            judgement = Judgement.ALLOWED
+    return judgement
+
+
+def may_deny(policy: dict[str, Any]) -> bool:
+    """Whether the policy could deny anything to anybody."""
+    return any(statement["Effect"] == "Deny" for statement in statements_of(policy))
 
 
 def _names(statement: dict[str, Any], asking: Asking) -> bool:

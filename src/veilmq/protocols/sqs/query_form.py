@@ -20,6 +20,7 @@ from veilmq.protocols.sqs.errors import (
     MALFORMED_QUERY_STRING,
     MISSING_ACTION,
     NO_SUCH_VERSION,
+    QUERY_WORDS,
     Refusal,
 )
 from veilmq.protocols.sqs.operations.table import OPERATIONS
@@ -242,8 +243,9 @@ def write_refusal(refusal: Refusal, form: Form, request_id: str, headers: Header
     """An error."""
     fault = refusal.fault
     blame = "Sender" if fault.sender else "Receiver"
+    message = QUERY_WORDS.get(refusal.message, refusal.message)
     if form is Form.QUERY_JSON:
-        error = {"Code": fault.code, "Message": refusal.message, "Type": blame}
+        error = {"Code": fault.code, "Message": message, "Type": blame}
         return Response(fault.query_status, _JSON, _ENCODE({"Error": error, "RequestId": request_id}), headers)
-    body = xml.error(blame, fault.code, refusal.message, request_id)
+    body = xml.error(blame, fault.code, message, request_id)
     return Response(fault.query_status, _XML, body, headers)

@@ -90,7 +90,7 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
 
 def _with_own_plan(wanted: QueueSettings, present: QueueSettings, change: SettingsChange) -> QueueSettings:
     """What no protocol can name is no difference: only who names it asks for it."""
-    names = ("adaptive", "alias", "first_lease_min_us")
+    names = ("adaptive", "alias", "first_lease_min_us", "receives_per_second_max")
     own = {name: getattr(present, name) for name in names if name not in change}
     return msgspec.structs.replace(wanted, **own)
 

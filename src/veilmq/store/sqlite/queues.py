@@ -32,6 +32,7 @@ class LiveQueue:
         "generation",
         "grouped",
         "groups",
+        "handed",
         "in_flight",
         "incarnation",
         "key",
@@ -73,6 +74,8 @@ class LiveQueue:
         """None: a standard queue that never had a message of a group."""
         self.woken = 0
         """Messages that became visible in the open batch: a hint for parked receives."""
+        self.handed = (0, 0)
+        """The queue's rate, and what it handed out within it: see rates.py."""
         self.next_due = FOREVER
         """No later than the earliest end of a lease or delay."""
         self.next_expiry = FOREVER
@@ -93,6 +96,7 @@ class LiveQueue:
             self.delayed,
             self.in_flight,
             self.grouped,
+            self.handed,
             self.next_due,
             self.next_expiry,
         )
@@ -112,6 +116,7 @@ class LiveQueue:
             self.delayed,
             self.in_flight,
             self.grouped,
+            self.handed,
             self.next_due,
             self.next_expiry,
         ) = saved  # type: ignore[assignment]

@@ -8,12 +8,20 @@ from veilmq.model.outcomes import Outcome
 from veilmq.store.sqlite import claims, fair_claims, fifo_claims
 from veilmq.store.sqlite.endings import return_due
 from veilmq.store.sqlite.groups import settle
+from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.rates import receive_within
 from veilmq.store.sqlite.writer import Writer
 
 
 def receive(writer: Writer, command: Receive) -> Outcome:
     """Lease up to `count_max` messages; empty if there is none to be had."""
     queue = writer.queue(command.queue)
+    if queue is not None and (rate := queue.settings.receives_per_second_max) is not None:
+        return receive_within(writer, queue, rate, command, lambda within: _receive(writer, queue, within))
+    return _receive(writer, queue, command)
+
+
+def _receive(writer: Writer, queue: LiveQueue | None, command: Receive) -> Outcome:
     if queue is None or queue.groups is None:
         return claims.receive(writer, command)
     if writer.now >= queue.next_due:

@@ -13,6 +13,7 @@ A fix to one store starts as a new case here.
 """
 
 from veilmq.testing.contract.accounts import TestAccounts
+from veilmq.testing.contract.aliases import TestAliases
 from veilmq.testing.contract.batches import TestBatches
 from veilmq.testing.contract.claims import TestClaims
 from veilmq.testing.contract.damage import TestDamage
@@ -26,6 +27,7 @@ from veilmq.testing.contract.fifo_dead_letters import TestFifoDeadLetters
 from veilmq.testing.contract.fifo_deduplication import TestFifoDeduplication
 from veilmq.testing.contract.handles import TestHandles
 from veilmq.testing.contract.history import TestHistory
+from veilmq.testing.contract.interleaving import TestInterleaving
 from veilmq.testing.contract.leases import TestLeases
 from veilmq.testing.contract.many_handles import TestManyHandles
 from veilmq.testing.contract.moves import TestMoves
@@ -34,6 +36,7 @@ from veilmq.testing.contract.plans import TestPlans
 from veilmq.testing.contract.priority import TestPriority
 from veilmq.testing.contract.purge import TestPurge
 from veilmq.testing.contract.queues import TestQueues
+from veilmq.testing.contract.rates import TestRates
 from veilmq.testing.contract.recovery import TestRecovery
 from veilmq.testing.contract.sends import TestSends
 from veilmq.testing.contract.stage import Stage, StoreFactory, stage
@@ -42,6 +45,7 @@ from veilmq.testing.contract.xml_bodies import TestXmlBodies
 
 SUITE = (
     TestAccounts,
+    TestAliases,
     TestBatches,
     TestClaims,
     TestDamage,
@@ -57,6 +61,7 @@ SUITE = (
     TestFifoWaking,
     TestHandles,
     TestHistory,
+    TestInterleaving,
     TestLeases,
     TestManyHandles,
     TestMoves,
@@ -65,6 +70,7 @@ SUITE = (
     TestPriority,
     TestPurge,
     TestQueues,
+    TestRates,
     TestRecovery,
     TestSends,
     TestTopics,

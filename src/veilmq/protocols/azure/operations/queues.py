@@ -1,7 +1,8 @@
 """Create and Delete Queue, its metadata, its access policies, and the list of queues.
 
 Strategy: a queue made here gets Azure's retention of 7 days, and is the same as one that exists if its metadata is.
-Queues whose names Azure does not allow are left out of lists; a marker names the last queue of its page. Source: the
+Queues whose names Azure does not allow are listed by their alias, or not at all; a marker names the last queue of its
+page. Source: the
 pages of these operations in the REST API.
 """
 
@@ -12,17 +13,16 @@ from typing import Final
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
-from veilmq.model.queue import QueueInfo
+from veilmq.model.queue import QueueInfo, shown_name
 from veilmq.protocols.azure import limits
-from veilmq.protocols.azure.addresses import is_queue_name, service_endpoint
+from veilmq.protocols.azure.addresses import service_endpoint
 from veilmq.protocols.azure.call import Asked, Call, Plan, sole
 from veilmq.protocols.azure.errors import (
     INVALID_MARKER,
     Refusal,
     bad_parameter,
 )
-from veilmq.protocols.azure.metadata import as_headers, metadata_of, read_metadata
-from veilmq.protocols.azure.metadata import label_of as metadata_label
+from veilmq.protocols.azure.metadata import as_headers, labels_of, metadata_of, read_metadata, values_label
 from veilmq.protocols.azure.parameters import whole_number
 from veilmq.protocols.azure.policies import label_of as policies_label
 from veilmq.protocols.azure.policies import policies_of, read_policies, write_policies
@@ -38,11 +38,12 @@ _COUNT: Final = b"x-ms-approximate-messages-count"
 
 def plan_create(asked: Asked) -> Plan:
     """Create Queue."""
+    metadata = read_metadata(asked.request)
     command = CreateQueue(
         queue=asked.queue(),
         origin=asked.sender.origin,
-        change={"labels": metadata_label(read_metadata(asked.request))},
-        defaults=_DEFAULTS,
+        change={"labels": values_label(metadata)},
+        defaults=_DEFAULTS | {"labels": labels_of(metadata)},
         cooldown_us=_COOLDOWN_US if asked.endpoint.cooldowns else 0,
     )
     return (command,), None
@@ -80,7 +81,7 @@ def answer_metadata(call: Call, outcomes: Sequence[Outcome]) -> Response:
 
 def plan_set_metadata(asked: Asked) -> Plan:
     """Set Queue Metadata: what is not given is gone."""
-    change = {"labels": metadata_label(read_metadata(asked.request))}
+    change = {"labels": labels_of(read_metadata(asked.request))}
     return (ChangeQueue(queue=asked.queue(), origin=asked.sender.origin, change=change),), None
 
 
@@ -112,6 +113,7 @@ def plan_list(asked: Asked) -> Plan:
         prefix=prefix,
         after=_read_marker(parameters.get("marker", "")),
         count_max=count,
+        names=limits.QUEUE_NAME_WHOLE.pattern,
     )
     return (command,), bool(include)
 
@@ -130,9 +132,7 @@ def answer_list(call: Call, outcomes: Sequence[Outcome]) -> Response:
         if parameters.get(name.lower())
     )
     queues = "".join(
-        _queue(info, call.memo, f"{endpoint}{info.key.name}" if old else "")
-        for info in listed.queues
-        if is_queue_name(info.key.name)
+        _queue(info, _name(info), call.memo, f"{endpoint}{_name(info)}" if old else "") for info in listed.queues
     )
     following = _marker_after(listed.queues[-1]) if listed.more else ""
     text = (
@@ -142,16 +142,21 @@ def answer_list(call: Call, outcomes: Sequence[Outcome]) -> Response:
     return Response(200, CONTENT_TYPE, text.encode())
 
 
-def _queue(info: QueueInfo, with_metadata: bool, url: str) -> str:
+def _name(info: QueueInfo) -> str:
+    """The name by which it was found."""
+    return shown_name(info, limits.QUEUE_NAME_WHOLE) or info.key.name
+
+
+def _queue(info: QueueInfo, name: str, with_metadata: bool, url: str) -> str:
     shown = f"<Url>{escape(url)}</Url>" if url else ""
     if with_metadata:
         pairs = metadata_of(info.settings.labels).items()
-        shown += f"<Metadata>{''.join(f'<{name}>{escape(value)}</{name}>' for name, value in pairs)}</Metadata>"
-    return f"<Queue><Name>{info.key.name}</Name>{shown}</Queue>"
+        shown += f"<Metadata>{''.join(f'<{each}>{escape(value)}</{each}>' for each, value in pairs)}</Metadata>"
+    return f"<Queue><Name>{name}</Name>{shown}</Queue>"
 
 
 def _marker_after(info: QueueInfo) -> str:
-    return _MARKER_START + urlsafe_b64encode(info.key.name.encode()).decode()
+    return _MARKER_START + urlsafe_b64encode(_name(info).encode()).decode()
 
 
 def _read_marker(marker: str) -> str:

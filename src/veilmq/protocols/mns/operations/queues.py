@@ -1,8 +1,8 @@
 """CreateQueue, SetQueueAttributes, GetQueueAttributes, DeleteQueue, ListQueue.
 
 Strategy: the settings that are numbers are rows of limits.py. A queue is met again if all that MNS can say of it is the
-same, after the defaults are filled in; what other protocols keep of it is not compared. Policies for dead letters come
-as an extension of the document. Source: the pages of these operations; mns.md, sections 5 and 9.
+same, after the defaults are filled in; what other protocols keep of it is not compared. Policies for dead letters and
+rates come as an extension of the document. Source: the pages of these operations; mns.md, sections 5 and 9.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ from veilmq.protocols.xml import Element
 
 LOGGING: Final = "mns.logging"
 """The label that keeps LoggingEnabled, which changes nothing here."""
+_RATE_POLICY: Final = "TenantRateLimitPolicy"
 
 
 def logging_label(element: Element | None) -> dict[str, str]:
@@ -48,18 +49,28 @@ def _read_change(asked: Asked) -> dict[str, Any]:
         change["labels"] = logging_label(fields["LoggingEnabled"])
     if "DlqPolicy" in fields:
         change["redrive"] = _redrive(asked, fields["DlqPolicy"])
-    refuse_rate_limit(fields)
+    if _RATE_POLICY in fields:
+        change["receives_per_second_max"] = _rate(fields[_RATE_POLICY])
     return change
 
 
 def refuse_rate_limit(fields: dict[str, Element]) -> None:
     """A policy that would have no effect is not taken silently. Raises Refusal: InvalidArgument."""
-    policy = fields.get("TenantRateLimitPolicy")
+    policy = fields.get(_RATE_POLICY)
     if policy is None:
         return
     enabled = members(policy).get("Enabled")
     if enabled is None or truth(enabled):
-        raise bad("TenantRateLimitPolicy", "this server limits no rates; Enabled must be false.")
+        raise bad(_RATE_POLICY, "the rates of subscriptions are not limited; Enabled must be false.")
+
+
+def _rate(policy: Element) -> int | None:
+    fields = members(policy)
+    if "Enabled" in fields and not truth(fields["Enabled"]):
+        return None
+    if "MaxReceivesPerSecond" not in fields:
+        raise bad("MaxReceivesPerSecond", "it is required.")
+    return number(fields["MaxReceivesPerSecond"], 1, limits.RATE_MAX)
 
 
 def dead_letter_queue(asked: Asked, policy: Element) -> tuple[dict[str, Element], Any]:
@@ -120,7 +131,8 @@ def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> Response:
     """200 with all attributes."""
     described: QueueDescribed = sole(call, outcomes)
     info = described.info
-    return document("Queue", elements({"QueueName": _name(info)} | _attributes(info)) + _policy(info))
+    known = elements({"QueueName": _name(info)} | _attributes(info))
+    return document("Queue", known + _policy(info) + _rate_policy(info))
 
 
 def _attributes(info: QueueInfo) -> dict[str, str]:
@@ -148,6 +160,14 @@ def _policy(info: QueueInfo) -> str:
     }
     # The Python SDK takes the first child of every element for text: the line break is that child.
     return f"<DlqPolicy>\n{elements(fields)}</DlqPolicy>"
+
+
+def _rate_policy(info: QueueInfo) -> str:
+    rate = info.settings.receives_per_second_max
+    if rate is None:
+        return ""
+    fields = {"Enabled": "True", "MaxReceivesPerSecond": str(rate)}
+    return f"<{_RATE_POLICY}>\n{elements(fields)}</{_RATE_POLICY}>"
 
 
 def _name(info: QueueInfo) -> str:

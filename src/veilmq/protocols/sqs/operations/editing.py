@@ -15,6 +15,7 @@ from veilmq.model.outcomes import Outcome, QueueChanged
 from veilmq.model.queue import QueueInfo, SettingsChange
 from veilmq.protocols.sqs import results
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
+from veilmq.protocols.sqs.operations.judging import note
 
 Edit = Callable[[QueueInfo], SettingsChange]
 """What to change of a queue that stands like that; nothing: empty. Raises Refusal."""
@@ -32,6 +33,7 @@ def answer_edit(call: Call, outcomes: Sequence[Outcome]) -> results.Empty | Call
     """Nothing but success; or the next try."""
     outcome: QueueChanged = sole(call, outcomes)
     if outcome.changed:
+        note(call.endpoint, outcome.info)
         return results.EMPTY
     edit: Edit = call.memo
     change = edit(outcome.info)

@@ -1,17 +1,18 @@
 """What a request is judged by before it goes to the engine: the queue's policy, and the state of its KMS key.
 
-Strategy: only a request that needs it asks first (the queue is another account's, or the operator named KMS keys that
-fail): the question is a DescribeQueue in the server's own right, and its answer is the call itself, or a refusal.
-Source: "Overview of managing access in Amazon SQS" (cross-account permissions) in the SQS Developer Guide.
+Strategy: only a request that needs it asks first (the queue is another account's, its policy may deny something, or the
+operator named KMS keys that fail): the question is a DescribeQueue in the server's own right, and its answer is the
+call itself, or a refusal. Source: "Overview of managing access in Amazon SQS" (cross-account permissions) in the SQS
+Developer Guide; "Policy evaluation logic" in the IAM User Guide.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from veilmq.model.access import EVERYTHING
-from veilmq.model.commands import DescribeQueue
+from veilmq.model.commands import ChangeQueue, DescribeQueue
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.queue import QueueInfo, QueueKey
@@ -21,7 +22,7 @@ from veilmq.protocols.sqs.attributes import LABEL_PREFIX
 from veilmq.protocols.sqs.call import Asked, Call, Operation
 from veilmq.protocols.sqs.errors import KMS_FAULTS, Fault, Refusal, fault_of
 from veilmq.protocols.sqs.inputs import AnyInput
-from veilmq.protocols.sqs.policy import Asking, PolicyInvalid, allows, read_policy
+from veilmq.protocols.sqs.policy import Asking, Judgement, PolicyInvalid, judge, may_deny, read_policy
 
 ACROSS_ACCOUNTS: Final = {
     "SendMessage": "SendMessage",
@@ -37,6 +38,16 @@ ACROSS_ACCOUNTS: Final = {
     "ListDeadLetterSourceQueues": "ListDeadLetterSourceQueues",
 }
 """Operation -> the action that a policy must allow; no policy opens any other operation to another account."""
+_ACTIONS: Final = {
+    "Send": "SendMessage",
+    "Receive": "ReceiveMessage",
+    "Peek": "ReceiveMessage",
+    "Extend": "ChangeMessageVisibility",
+    "Delete": "DeleteMessage",
+    "DescribeQueue": "GetQueueAttributes",
+}
+"""Operations of the house's own dialect -> the action that a policy knows them by."""
+_POLICY: Final = LABEL_PREFIX + "Policy"
 _ENCRYPTED: Final = frozenset({"SendMessage", "SendMessageBatch", "ReceiveMessage"})
 
 
@@ -54,26 +65,47 @@ def judged_first(asked: Asked, call: Call) -> Call:
     if queue is not None and call.operation not in ACROSS_ACCOUNTS:
         raise _denied(call, queue)
     if queue is None:
-        if not asked.endpoint.kms_faults or call.operation not in _ENCRYPTED:
-            return call
         queue = getattr(call.commands[0], "queue", None) if call.commands else None
-        if queue is None:
+        guarded = asked.caller.verified and queue in asked.endpoint.guarded and not _unlocks(call)
+        if queue is None or not (guarded or (asked.endpoint.kms_faults and call.operation in _ENCRYPTED)):
             return call
     question = DescribeQueue(queue=queue, origin=asked.caller.origin)
     key = msgspec.structs.replace(call.key, grants=EVERYTHING)
     return msgspec.structs.replace(call, key=key, commands=(question,), row=_JUDGE, memo=_Held(call, asked, queue))
 
 
+def note(endpoint: Endpoint, info: QueueInfo) -> None:
+    """A queue's policy was set, or met at the start: remember whether it may deny something."""
+    policy = _policy(info)
+    if policy is not None and may_deny(policy):
+        endpoint.guarded.add(info.key)
+    else:
+        endpoint.guarded.discard(info.key)
+
+
+def _unlocks(call: Call) -> bool:
+    """Whether a key that may do everything takes the policy away: the way out of a policy that shuts out its owner."""
+    (command, *more) = call.commands
+    only = {"labels": {_POLICY: ""}}
+    return call.key.grants is EVERYTHING and type(command) is ChangeQueue and not more and command.change == only
+
+
 def _answer(call: Call, outcomes: Sequence[Outcome]) -> Call:
     held: _Held = call.memo
     (outcome,) = outcomes
     if isinstance(outcome, QueueDescribed):
-        if held.asked.foreign is not None and not _is_allowed(held, outcome.info):
-            raise _denied(held.call, held.queue)
+        judgement = _judged(held, outcome.info)
+        if held.asked.foreign is not None:
+            if judgement is not Judgement.ALLOWED:
+                raise _denied(held.call, held.queue)
+        elif judgement is Judgement.DENIED:
+            raise _denied_own(held.call, held.queue)
         _check_key(held, outcome.info, call.endpoint)
         return held.call
     assert isinstance(outcome, VeilError)
-    if isinstance(outcome, QueueMissing) and held.asked.foreign is not None:
+    if isinstance(outcome, QueueMissing):
+        if held.asked.foreign is None:
+            return held.call  # it was deleted: its own answer says so, or creates it
         # Whether a queue of somebody else exists is for its policy to tell.
         raise _denied(held.call, held.queue)
     raise fault_of(outcome, call.commands[0])
@@ -82,14 +114,21 @@ def _answer(call: Call, outcomes: Sequence[Outcome]) -> Call:
 _JUDGE: Final = Operation("Judge", AnyInput, lambda asked, given: ((), None), _answer)
 
 
-def _is_allowed(held: _Held, info: QueueInfo) -> bool:
-    text = info.settings.labels.get(LABEL_PREFIX + "Policy")
+def _policy(info: QueueInfo) -> dict[str, Any] | None:
+    text = info.settings.labels.get(_POLICY)
     if not text:
-        return False
+        return None
     try:
-        policy = read_policy(text)
-    except PolicyInvalid:  # set before its form was checked: it opens nothing
-        return False
+        return read_policy(text)
+    except PolicyInvalid:  # set before its form was checked: it opens and shuts nothing
+        return None
+
+
+def _judged(held: _Held, info: QueueInfo) -> Judgement:
+    """What the queue's policy says of the call. Development mode knows nobody, and asks no policy."""
+    policy = _policy(info)
+    if policy is None or not held.asked.caller.verified:
+        return Judgement.SILENT
     key, request = held.asked.caller.key, held.asked.request
     context = {
         "aws:securetransport": "true" if request.secure else "false",
@@ -99,13 +138,26 @@ def _is_allowed(held: _Held, info: QueueInfo) -> bool:
     }
     if b"user-agent" in request.headers:
         context["aws:useragent"] = request.headers[b"user-agent"].decode("latin-1")
-    return allows(policy, Asking(key.account, key.id, ACROSS_ACCOUNTS[held.call.operation], held.queue, context))
+    return judge(policy, Asking(key.account, key.id, _action(held.call.operation), held.queue, context))
+
+
+def _action(operation: str) -> str:
+    return _ACTIONS.get(operation) or ACROSS_ACCOUNTS.get(operation) or operation.removesuffix("Batch")
 
 
 def _denied(call: Call, queue: QueueKey) -> Refusal:
     if call.operation == "GetQueueUrl":
         return Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
     return Refusal(errors.ACCESS_DENIED, f"Access to the resource {arn(queue)} is denied.")
+
+
+def _denied_own(call: Call, queue: QueueKey) -> Refusal:
+    key, action = call.key, _action(call.operation).lower()
+    text = (
+        f"User: arn:aws:iam::{key.account}:user/{key.id} is not authorized to perform: sqs:{action} on resource: "
+        f"{arn(queue)} with an explicit deny in a resource-based policy"
+    )
+    return Refusal(errors.ACCESS_DENIED, text)
 
 
 def _check_key(held: _Held, info: QueueInfo, endpoint: Endpoint) -> None:

@@ -49,7 +49,8 @@ def _queue(asked: Asked, name: str, text: str | None) -> QueueKey:
         raise missing(name)
     queue = queue_of_arn(text)
     if queue is None:
-        raise invalid_value(name, text, "You must use this format to specify the queue ARN: arn:aws:sqs:region:id:name")
+        form = "arn:<partition>:<service>:<region>:<account-id>:<resource-id>"
+        raise Refusal(errors.INVALID_PARAMETER_VALUE, f"You must use this format to specify the {name}: {form}")
     caller = asked.caller
     if caller.verified and queue.account != caller.key.account:
         raise Refusal(errors.ACCESS_DENIED, f"Access to the resource {text} is denied.")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues, PurgeQueue
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US
-from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
+from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits, results
 from veilmq.protocols.sqs.addresses import is_queue_name, queue_url, url_start
@@ -25,6 +25,7 @@ from veilmq.protocols.sqs.inputs import (
     QueueInput,
     SetQueueAttributesInput,
 )
+from veilmq.protocols.sqs.operations.judging import note
 from veilmq.protocols.sqs.operations.tags import check_tags
 
 _NAME_RULE = "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
@@ -45,15 +46,21 @@ def plan_create(asked: Asked, given: CreateQueueInput) -> Plan:
     if not is_queue_name(name) or (name.endswith(limits.FIFO_SUFFIX) and attributes.get("FifoQueue") != "true"):
         raise Refusal(errors.INVALID_PARAMETER_VALUE, _NAME_RULE)
     change = settings_change(queue, attributes, creating=True)
-    if given.tags:
-        change["tags"] = check_tags(given.tags)
-    cooldown_us = _cooldown_us(asked)
-    return (CreateQueue(queue=queue, origin=asked.caller.origin, change=change, cooldown_us=cooldown_us),), None
+    # What a queue is compared by are its attributes: one that is met again keeps its tags.
+    command = CreateQueue(
+        queue=queue,
+        origin=asked.caller.origin,
+        change=change,
+        defaults={"tags": check_tags(given.tags, name)} if given.tags else {},
+        cooldown_us=_cooldown_us(asked),
+    )
+    return (command,), None
 
 
 def answer_create(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult:
     """CreateQueueResult."""
     created: QueueCreated = sole(call, outcomes)
+    note(call.endpoint, created.info)
     return results.QueueUrlResult(queue_url(url_start(call.endpoint, call.request), created.info.key))
 
 
@@ -184,6 +191,13 @@ def plan_set_attributes(asked: Asked, given: SetQueueAttributesInput) -> Plan:
         raise missing("Attributes")
     change = settings_change(queue, given.attributes, creating=False)
     return (ChangeQueue(queue=queue, origin=asked.caller.origin, change=change),), None
+
+
+def answer_set_attributes(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:
+    """Nothing but success."""
+    changed: QueueChanged = sole(call, outcomes)
+    note(call.endpoint, changed.info)
+    return results.EMPTY
 
 
 def answer_void(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:

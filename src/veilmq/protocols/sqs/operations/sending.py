@@ -18,7 +18,7 @@ from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
 from veilmq.protocols.sqs.checksums import attributes_md5, body_md5, id_text
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
 from veilmq.protocols.sqs.inputs import MessageInput, SendMessageBatchInput, SendMessageInput
-from veilmq.protocols.sqs.message_attributes import TRACE_HEADER, check_text, message_attributes, trace_header
+from veilmq.protocols.sqs.message_attributes import TRACE_HEADER, check_body, message_attributes, trace_header
 from veilmq.protocols.sqs.operations.batches import check_whole, failed, plan_entries
 
 _ENTRY = "SendMessageBatchRequestEntry"
@@ -96,7 +96,7 @@ def _send(given: MessageInput, queue: QueueKey, fifo: bool, origin: Origin, trac
     raw = body.encode()
     # Most bodies are of these bytes alone, and to see that is cheaper than to look at characters.
     if raw.translate(None, _PLAIN):
-        check_text(body, "The message body")
+        check_body(body)
     size_bytes = len(raw)
     extras = NO_EXTRAS
     if (

@@ -31,7 +31,9 @@ _ROWS: Final = (
     Operation(
         "GetQueueAttributes", inputs.GetQueueAttributesInput, queues.plan_get_attributes, queues.answer_get_attributes
     ),
-    Operation("SetQueueAttributes", inputs.SetQueueAttributesInput, queues.plan_set_attributes, queues.answer_void),
+    Operation(
+        "SetQueueAttributes", inputs.SetQueueAttributesInput, queues.plan_set_attributes, queues.answer_set_attributes
+    ),
     Operation("AddPermission", inputs.AddPermissionInput, permissions.plan_add, answer_edit),
     Operation("RemovePermission", inputs.RemovePermissionInput, permissions.plan_remove, answer_edit),
     Operation("TagQueue", inputs.TagQueueInput, tags.plan_tag, answer_edit),

@@ -11,16 +11,16 @@ from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.queue import QueueInfo, SettingsChange
 from veilmq.protocols.sqs import limits, results
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
-from veilmq.protocols.sqs.errors import Refusal, invalid_value, missing
+from veilmq.protocols.sqs.errors import INVALID_PARAMETER_VALUE, Refusal, invalid_value, missing
 from veilmq.protocols.sqs.inputs import QueueInput, TagQueueInput, UntagQueueInput
 from veilmq.protocols.sqs.message_attributes import check_text
 from veilmq.protocols.sqs.operations.editing import plan_edit
 
 
-def check_tags(tags: dict[str, str]) -> dict[str, str]:
-    """The tags, if a queue may have them. Raises Refusal."""
+def check_tags(tags: dict[str, str], queue: str) -> dict[str, str]:
+    """The tags, if a queue of that name may have them. Raises Refusal."""
     if len(tags) > limits.TAGS_MAX:
-        raise _too_many(len(tags))
+        raise _too_many(queue)
     for key, value in tags.items():
         _check_key(key)
         if len(value) > limits.TAG_VALUE_CHARACTERS_MAX:
@@ -37,8 +37,8 @@ def _check_key(key: str) -> None:
     check_text(key, "The tag key")
 
 
-def _too_many(count: int) -> Refusal:
-    return invalid_value("Tags", count, f"A queue can have at most {limits.TAGS_MAX} tags.")
+def _too_many(queue: str) -> Refusal:
+    return Refusal(INVALID_PARAMETER_VALUE, f"Too many tags added for queue {queue}.")
 
 
 def plan_tag(asked: Asked, given: TagQueueInput) -> Plan:
@@ -46,13 +46,13 @@ def plan_tag(asked: Asked, given: TagQueueInput) -> Plan:
     tags = given.tags if given.tags is not None else given.query_tags
     if not tags:
         raise missing("Tags")
-    added = check_tags(tags)
+    added = check_tags(tags, asked.queue(given.queue_url).name)
 
     def edit(info: QueueInfo) -> SettingsChange:
         present = info.settings.tags
         merged = present | added
         if len(merged) > limits.TAGS_MAX:
-            raise _too_many(len(merged))
+            raise _too_many(info.key.name)
         return {} if merged == present else {"tags": merged}
 
     return plan_edit(asked, given.queue_url, edit)
@@ -63,7 +63,8 @@ def plan_untag(asked: Asked, given: UntagQueueInput) -> Plan:
     if not given.tag_keys:
         raise missing("TagKeys")
     if len(given.tag_keys) > limits.TAGS_MAX:
-        raise _too_many(len(given.tag_keys))
+        reason = f"A queue has at most {limits.TAGS_MAX} tags."
+        raise invalid_value("TagKeys", len(given.tag_keys), reason)
     removed = frozenset(given.tag_keys)
 
     def edit(info: QueueInfo) -> SettingsChange:

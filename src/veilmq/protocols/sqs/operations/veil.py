@@ -35,6 +35,7 @@ from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missin
 from veilmq.protocols.sqs.inputs import AttributeValue, CreateQueueInput
 from veilmq.protocols.sqs.operations import queues
 from veilmq.protocols.sqs.operations import veil_shapes as shapes
+from veilmq.protocols.sqs.operations.judging import note
 from veilmq.protocols.sqs.operations.veil_messages import checked_body, message_of
 
 Input = TypeVar("Input")
@@ -316,6 +317,7 @@ def _plan_shown(plans: PlanState) -> shapes.PlanShown | None:
 def answer_create(call: Call, outcomes: Sequence[Outcome]) -> shapes.CreateQueueResult:
     """Whether the queue is new."""
     created: QueueCreated = sole(call, outcomes)
+    note(call.endpoint, created.info)
     return shapes.CreateQueueResult(created=created.created, incarnation=created.info.incarnation)
 
 

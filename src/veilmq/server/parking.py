@@ -1,0 +1,61 @@
+"""Tells of receives that were answered empty because too many wait already.
+
+Strategy: the engine counts them by queue and limit; once a second the counts are taken from it, summed for the metrics,
+and told in one line a queue and limit, the next one no sooner than a minute later: a client that polls in a hurry must
+not fill the log too.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Final
+
+from veilmq.engine.limits import Limits
+from veilmq.engine.waiting import WaitingRoom
+from veilmq.model.queue import QueueKey
+
+LOOK_S: Final = 1.0
+QUIET_S: Final = 60.0
+_LIMITS: Final = ("parked_max", "parked_per_account_max", "parked_per_queue_max")
+
+logger = logging.getLogger("veilmq.parking")
+
+
+class ParkingWatch:
+    """Looks at one engine's waiting room from `start` to `stop`."""
+
+    def __init__(self, waiting: WaitingRoom, limits: Limits) -> None:
+        self.refused: Counter[str] = Counter(dict.fromkeys(_LIMITS, 0))
+        """Since the start, by the limit in the way."""
+        self._waiting = waiting
+        self._limits = limits
+        self._untold: Counter[tuple[QueueKey, str]] = Counter()
+        self._told_s: dict[tuple[QueueKey, str], float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to look. Call on the loop."""
+        loop = asyncio.get_running_loop()
+        self.look(loop.time())
+        self._timer = loop.call_later(LOOK_S, self.start)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def look(self, now_s: float) -> None:
+        """Take the engine's counts, and tell what is due. now_s: any clock that only goes forward, in seconds."""
+        if self._waiting.refused:
+            taken, self._waiting.refused = self._waiting.refused, Counter()
+            self._untold += taken
+            for (_, limit), count in taken.items():
+                self.refused[limit] += count
+        if self._told_s:
+            self._told_s = {each: told_s for each, told_s in self._told_s.items() if now_s - told_s < QUIET_S}
+        for each in [each for each in self._untold if each not in self._told_s]:
+            self._told_s[each] = now_s
+            queue, limit = each
+            count, value = self._untold.pop(each), getattr(self._limits, limit)
+            text = "%s: answered %d receives empty instead of letting them wait: %s is %d"
+            logger.warning(text, queue, count, limit, value)

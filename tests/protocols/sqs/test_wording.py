@@ -1,0 +1,71 @@
+"""Words of AWS that only a store's answer brings forth: programs match on them. Through clients of both forms."""
+
+import json
+from typing import Any
+
+import pytest
+
+NOWHERE = "arn:aws:sqs:us-east-1:111122223333:nowhere"
+DEAD = "arn:aws:sqs:us-east-1:111122223333:dead"
+
+
+@pytest.fixture(params=["json", "query"])
+def client(served: Any, request: pytest.FixtureRequest) -> Any:
+    return served.connect(request.param)
+
+
+def create(client: Any, name: str, **attributes: str) -> str:
+    return str(client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"])
+
+
+def test_a_handle_of_another_queue_and_one_that_is_none(served: Any, client: Any) -> None:
+    url, other = create(client, "jobs"), create(client, "other")
+    client.send_message(QueueUrl=url, MessageBody="x")
+    (message,) = client.receive_message(QueueUrl=url)["Messages"]
+    handle = message["ReceiptHandle"]
+    flipped = handle[:-1] + ("0" if handle[-1] != "0" else "1")
+    for queue, given, words in (
+        (other, handle, f'The receipt handle "{handle}" is not valid for this queue.'),
+        (url, flipped, f'The input receipt handle "{flipped}" is not a valid receipt handle.'),
+        (url, "x", 'The input receipt handle "x" is not a valid receipt handle.'),
+    ):
+        found = served.refused(client.delete_message, QueueUrl=queue, ReceiptHandle=given)
+        assert found == ("ReceiptHandleIsInvalid", words)
+        found = served.refused(
+            client.change_message_visibility, QueueUrl=queue, ReceiptHandle=given, VisibilityTimeout=1
+        )
+        assert found == ("ReceiptHandleIsInvalid", "The input receipt handle is invalid.")
+        failed = client.delete_message_batch(QueueUrl=queue, Entries=[{"Id": "1", "ReceiptHandle": given}])["Failed"]
+        assert [(each["Code"], each["Message"]) for each in failed] == [("ReceiptHandleIsInvalid", words)]
+    client.delete_message(QueueUrl=url, ReceiptHandle=handle)
+
+
+def test_a_dead_letter_target_that_is_none(served: Any, client: Any) -> None:
+    url = create(client, "jobs")
+    policy = json.dumps({"deadLetterTargetArn": NOWHERE, "maxReceiveCount": 3}, separators=(",", ":"))
+    words = f"Value {policy} for parameter RedrivePolicy is invalid. Reason: Dead letter target does not exist."
+    for call, where in ((client.set_queue_attributes, {"QueueUrl": url}), (client.create_queue, {"QueueName": "new"})):
+        found = served.refused(call, **where, Attributes={"RedrivePolicy": policy})
+        assert found == ("InvalidParameterValue", words)
+
+
+def test_move_tasks_that_cannot_begin(served: Any, client: Any) -> None:
+    form = "arn:<partition>:<service>:<region>:<account-id>:<resource-id>"
+    found = served.refused(client.start_message_move_task, SourceArn="jobs")
+    assert found == ("InvalidParameterValue", f"You must use this format to specify the SourceArn: {form}")
+    create(client, "dead")
+    found = served.refused(client.start_message_move_task, SourceArn=DEAD)
+    assert found == ("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
+    create(client, "jobs", RedrivePolicy=json.dumps({"deadLetterTargetArn": DEAD, "maxReceiveCount": 1}))
+    client.start_message_move_task(SourceArn=DEAD)
+    found = served.refused(client.start_message_move_task, SourceArn=DEAD)
+    words = "There is already a task running. Only one active task is allowed for a source queue arn at a given time."
+    assert found == ("InvalidParameterValue", words)
+
+
+def test_two_kinds_of_encryption(served: Any, client: Any) -> None:
+    both = {"KmsMasterKeyId": "alias/mine", "SqsManagedSseEnabled": "true"}
+    words = (
+        "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or SQS SSE."
+    )
+    assert served.refused(client.create_queue, QueueName="jobs", Attributes=both) == ("InvalidAttributeValue", words)

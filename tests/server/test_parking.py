@@ -1,0 +1,48 @@
+"""Receives that find no room to wait: counted by limit, and told once a minute for each queue."""
+
+import logging
+
+import pytest
+
+from veilmq.engine.limits import Limits
+from veilmq.engine.waiting import WaitingRoom
+from veilmq.model.queue import QueueKey
+from veilmq.server.parking import QUIET_S, ParkingWatch
+
+ORDERS, MAIL = (QueueKey("111111111111", "us-east-1", name) for name in ("orders", "mail"))
+
+
+def watched(**limits: int) -> tuple[WaitingRoom, ParkingWatch]:
+    bounds = Limits(**limits)
+    room = WaitingRoom(bounds)
+    return room, ParkingWatch(room, bounds)
+
+
+def test_each_limit_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("parked_max", "parked_per_account_max", "parked_per_queue_max"):
+        room, watch = watched(**{name: 0})
+        assert not room.has_room(ORDERS)
+        watch.look(0.0)
+        assert {limit: count for limit, count in watch.refused.items() if count} == {name: 1}
+        assert caplog.messages[-1] == (
+            f"111111111111/us-east-1/orders: answered 1 receives empty instead of letting them wait: {name} is 0"
+        )
+
+
+def test_a_queue_is_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    room, watch = watched(parked_per_queue_max=0)
+    for second in range(int(QUIET_S) + 1):
+        room.has_room(ORDERS)
+        room.has_room(ORDERS)
+        if second == 30:
+            room.has_room(MAIL)
+        watch.look(float(second))
+    assert [(line.split(":")[0][-6:], line.split(" ")[2]) for line in caplog.messages] == [
+        ("orders", "2"),
+        ("1/mail", "1"),
+        ("orders", "120"),
+    ]
+    assert watch.refused["parked_per_queue_max"] == 123
+    watch.look(10 * QUIET_S)
+    assert len(caplog.messages) == 3, "a queue with room is not told of"
