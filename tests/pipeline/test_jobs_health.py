@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.pipeline.histories_stage import event, frame, received, sent, table_of
 
+from veilmq.pipeline.jobs import tables
 from veilmq.pipeline.jobs.health import health
 from veilmq.testing.histories import Workload, history, lognormal, write
 
@@ -64,3 +65,30 @@ def test_a_stream_says_what_a_batch_says(spark: Any, tmp_path: Path) -> None:
     assert sorted(found.collect()) == sorted(batch.collect())
     assert batch.agg({"stale_deletes": "sum"}).first()[0] > 50
     assert batch.where("raise_to_s IS NOT NULL").count() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_stream_appends_windows_that_are_over(spark: Any, tmp_path: Path) -> None:
+    """As `--follow` does: each window once, when the watermark has passed it, and none of them twice."""
+    workload = Workload("q", lognormal(20, 1), "t", 600, lease=20.0, crashes_per_second=1 / 500)
+    exported = write(history([workload], seed=2, span=7_200), tmp_path / "events", file_rows=1_000)
+    source = {"path": str(exported)}
+    batch = health(spark.read.format("veilmq-events").options(**source).load(), window="10 minutes")
+    stream = spark.readStream.format("veilmq-events").options(**source).load()
+    query = (
+        health(stream, window="10 minutes", late="1 hour")
+        .writeStream.format("veilmq-delta")
+        .outputMode("append")
+        .option("path", str(tmp_path / "health"))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(250)
+    assert query.exception() is None
+    found = sorted(tables.read(spark, tmp_path / "health").collect())
+    whole = sorted(batch.collect())
+    # The last hour's windows wait for events that may come late.
+    assert 0 < len(found) < len(whole)
+    assert found == whole[: len(found)]

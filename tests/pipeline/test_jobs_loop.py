@@ -43,12 +43,13 @@ class Stage:
 
         export(MadeUp(self.table), self.exported, until=round(self.table.num_rows * share), file_rows=5_000)
 
-    def run(self, now: float = NOW) -> Ran:
+    def run(self, now: float = NOW, *, floors: bool = False) -> Ran:
         seconds = iter(range(100))
         return self.loop.run(
             self.spark,
             ParquetHistory(str(self.exported)),
             {"path": str(self.exported)},
+            floors=floors,
             now=now,
             timer=lambda: float(next(seconds)),
         )
@@ -93,6 +94,20 @@ def test_groups_are_planned_again_when_they_grew(stage: Stage) -> None:
     after = stage.timeouts()
     assert after["paid"].attempts > 1.5 * before["paid"].attempts
     assert after[None].first_lease_s > 0
+
+
+def test_plans_are_what_was_learnt_above_what_heartbeats_need(stage: Stage) -> None:
+    stage.grow(0.3)
+    assert stage.loop.plans() == {}
+    stage.run(floors=True)
+    stage.grow(0.6)
+    stage.run()
+    rows = stage.timeouts()
+    (plan,) = stage.loop.plans().values()
+    # Clients extended every 20 s, and were looked at in the first run.
+    assert plan["floor_us"] == 40_000_000
+    assert plan["by_type"] == {"paid": int(rows["paid"].first_lease_s * 1e6)}
+    assert plan["lease_us"] == int(rows[None].first_lease_s * 1e6)
 
 
 def test_nothing_new_is_a_success(stage: Stage) -> None:

@@ -47,7 +47,7 @@ def test_a_plan_is_suggested_and_applied_where_the_owner_says_so(veilmq_server: 
     with veilmq_server.connect("jobs") as queue:
         plans = plans_of([row(), row("film", timeout_s=600.0)], {})
         assert publish(plans, veilmq_server.admin_url, token(veilmq_server)) == {QUEUE: "suggested"}
-        found = queue.stats().recommended
+        found = queue.recommended()
         assert found is not None
         assert (found.lease, found.by_type, found.applied) == (90, {"film": 600}, False)
         veilmq_server._ask("PATCH", "/api/v1/queues/000000000000/us-east-1/jobs", {"adaptive": "apply"})

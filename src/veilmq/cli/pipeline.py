@@ -32,6 +32,9 @@ Remote = Annotated[str | None, typer.Option("--remote", metavar="URL", help="Ove
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the job's tables there.")]
 Format = Annotated[str, typer.Option("--format", metavar="FORMAT", help="Of tables: parquet or delta.")]
+Publish = Annotated[
+    bool, typer.Option("--publish", help="Tell the server: each queue's `adaptive` says what it makes of that.")
+]
 Url = Annotated[
     str, typer.Option("--queue", metavar="URL", envvar="VEILMQ_QUEUE", help="veil://HOST:PORT/NAME, sqs://...")
 ]
@@ -88,6 +91,7 @@ def register(app: typer.Typer) -> None:
     }
     for name, body in jobs.items():
         pipeline.command(name)(_job(body))
+    pipeline.command("tidy")(_tidy)
     pipeline.command("archive")(_archive)
     pipeline.command("replay")(_replay)
     app.add_typer(pipeline, name="pipeline")
@@ -125,11 +129,11 @@ def _survival(asked: Asked) -> None:
     analysis(asked, os.environ, "survival")
 
 
-def _timeouts(asked: Asked) -> None:
+def _timeouts(asked: Asked, publish: Publish = False) -> None:
     """Recommend visibility timeouts and leases, per queue and message type, with what they cost."""
     from veilmq.cli.pipeline_run import analysis
 
-    analysis(asked, os.environ, "timeouts")
+    analysis(asked, os.environ, "timeouts", publish=publish)
 
 
 def _split(asked: Asked) -> None:
@@ -175,25 +179,49 @@ def _loop(
     retention_days: Annotated[
         int, typer.Option("--retention-days", metavar="N", help="How long what was learnt counts.")
     ] = 30,
+    publish: Publish = False,
 ) -> None:
     """Keep the recommendations in --out up to date, reading only what is new."""
-    from veilmq.cli.pipeline_run import loop
+    from veilmq.cli.pipeline_loop import loop
 
-    loop(asked, os.environ, every, retention_days)
+    loop(asked, os.environ, every, retention_days, publish=publish)
+
+
+def _tidy(
+    table: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Exported events, a Delta table, or a loop's --out.", show_default=False),
+    ],
+    retention_days: Annotated[
+        int | None, typer.Option("--retention-days", metavar="N", help="Drop what is older [nothing].")
+    ] = None,
+    vacuum_hours: Annotated[
+        int, typer.Option("--vacuum-hours", metavar="N", help="Of Delta, how long old versions can be read.")
+    ] = 168,
+    as_json: Json = False,
+) -> None:
+    """Make one file of many in tables that grow, and drop what is old."""
+    from veilmq.cli.pipeline_loop import tidy
+
+    tidy(table, retention_days, vacuum_hours, as_json=as_json)
 
 
 def _archive(
     queue: Url,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The table, and beside it the drain's own files.")],
     format: Format = "parquet",  # noqa: A002 the option's name
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar="TIME", help="Fail if somebody else still holds messages after so long."),
+    ] = None,
     master: Master = None,
     remote: Remote = None,
     as_json: Json = False,
 ) -> None:
     """Drain a queue into a table, each message once."""
-    from veilmq.cli.pipeline_run import archive
+    from veilmq.cli.pipeline_drain import archive
 
-    archive(queue, out, format, master, remote, as_json=as_json)
+    archive(queue, out, format, until, master, remote, as_json=as_json)
 
 
 def _replay(
@@ -201,14 +229,14 @@ def _replay(
     queue: Url,
     where: Annotated[str | None, typer.Option("--where", metavar="SQL", help="Only these rows.")] = None,
     key: Annotated[
-        str | None, typer.Option("--key", metavar="COLUMN", help="On a FIFO queue, rows alike in it are sent once.")
+        str | None, typer.Option("--key", metavar="COLUMN", help="On a FIFO queue, rows alike in it go once [id].")
     ] = None,
     master: Master = None,
     remote: Remote = None,
     as_json: Json = False,
 ) -> None:
-    """Send what was archived to a queue: at least once."""
-    from veilmq.cli.pipeline_run import replay
+    """Send what was archived to a queue: at least once, to a FIFO queue each message once."""
+    from veilmq.cli.pipeline_drain import replay
 
     replay(table, queue, where, key, master, remote, as_json=as_json)
 

@@ -8,13 +8,11 @@ refuses ends as a Failure with its mend, out of Spark's traces too.
 import json
 import re
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.pipeline import Asked
 from veilmq.cli.progress import bar
@@ -61,15 +59,20 @@ def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
             _show(asked, [row.asDict() for row in outcomes.collect()], ("queue", "type", "outcome", "count"))
 
 
-def analysis(asked: Asked, environment: Mapping[str, str], name: str) -> None:
-    """One of survival, timeouts and split. Raises Failure."""
+def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish: bool = False) -> None:
+    """One of survival, timeouts and split; publish: of timeouts, to the server. Raises Failure."""
+    from veilmq.cli.pipeline_loop import tell
     from veilmq.pipeline.jobs.analysis import Analysis
+    from veilmq.pipeline.publish import plans_of
 
     with _session(asked, environment) as (spark, events):
         found = Analysis(events)
         _write_analysis(asked, spark, found, (name,))
         rows = {"survival": "quantiles"}.get(name, name)
         _show(asked, _records(getattr(found, rows)), _SHOWN[name])
+        if publish:
+            floors_us = {tuple(row[:3]): int(row[3]) for row in found.floors.itertuples(index=False, name=None)}
+            tell(asked, environment, plans_of(_records(found.timeouts), floors_us))
 
 
 def report(asked: Asked, environment: Mapping[str, str]) -> None:
@@ -142,72 +145,6 @@ def audit(asked: Asked, environment: Mapping[str, str]) -> Exit:
         else:
             print("nothing is wrong")
     return Exit.WRONG if rows else Exit.DONE
-
-
-def loop(asked: Asked, environment: Mapping[str, str], every: str | None, retention_days: int) -> None:
-    """See `veilmq.pipeline.jobs.loop`. Raises Failure."""
-    from veilmq.pipeline.jobs.loop import Loop
-
-    if asked.out is None:
-        raise Failure(Exit.USAGE, "a loop needs a place", "Name one with --out DIR.")
-    pause_s = None if every is None else seconds("--every", every)
-    options = _options(asked, environment)
-    with _session(asked, environment) as (spark, _):
-        work = Loop(asked.out, kind=asked.format, retention_days=retention_days)
-        while True:
-            history = _history(asked, environment)
-            ran = work.run(spark, history, options, now=wall() / 1e6, timer=time.perf_counter)
-            if asked.as_json:
-                _print_json({name: getattr(ran, name) for name in ran.__struct_fields__})
-            else:
-                print(
-                    f"events {ran.start} to {ran.stop}: {ran.settled} leases settled, {ran.pending} pending, "
-                    f"{ran.planned} of {ran.groups} planned anew, {ran.seconds:.1f} s",
-                    flush=True,
-                )
-            if pause_s is None:
-                return
-            try:
-                time.sleep(max(pause_s - ran.seconds, _REFRESH_S))
-            except KeyboardInterrupt:
-                return
-
-
-def archive(queue: str, out: Path, kind: str, master: str | None, remote: str | None, *, as_json: bool) -> None:
-    """Drain a queue into `out`/messages. Raises Failure."""
-    from veilmq.pipeline.drain import drain
-    from veilmq.pipeline.jobs.tables import check_format
-
-    with _told(), _spark(master, remote) as spark:
-        check_format(kind)
-        place = out.resolve()
-        done = drain(spark, queue, f"{kind}:{place / 'messages'}", place / "drain")
-        shown = {name: getattr(done, name) for name in done.__struct_fields__}
-        if as_json:
-            _print_json(shown)
-        else:
-            print(f"archived {done.messages} messages in {done.seconds:.1f} s, {done.quarantined} in quarantine")
-
-
-def replay(
-    table: Path,
-    queue: str,
-    where: str | None,
-    key: str | None,
-    master: str | None,
-    remote: str | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Send the rows of a table to a queue. Raises Failure."""
-    from veilmq.pipeline.jobs.replaying import replay as job
-
-    with _told(), _spark(master, remote) as spark:
-        sent = job(spark, table.resolve(), queue, where=where, key=key)
-        if as_json:
-            _print_json({"messages": sent})
-        else:
-            print(f"sent {sent} messages")
 
 
 def export(

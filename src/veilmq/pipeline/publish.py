@@ -39,14 +39,18 @@ def floors(events: "DataFrame") -> "DataFrame":
 
 
 def plans_of(rows: Iterable[Mapping[str, Any]], floors_us: Mapping[Queue, int]) -> dict[Queue, dict[str, Any]]:
-    """The plans as the admin port takes them, from rows of `timeouts`; of a queue too little known there is none."""
+    """The plans as the admin port takes them, from rows of `timeouts` as dictionaries, of Spark or of pandas.
+
+    floors_us: by queue, what no lease may go below. Of a queue too little known there is no plan.
+    """
     plans: dict[Queue, dict[str, Any]] = {}
-    for row in rows:
+    for given in rows:
+        row = {name: _known(value) for name, value in given.items()}
         seconds = row["first_lease_s"] if row["today_renewed"] else row["timeout_s"]
         if not seconds and row["timeout_at_least_s"]:
             # "At least" is no reason to shorten what is granted today.
             seconds = max(row["timeout_at_least_s"], row["today_lease_s"])
-        if not seconds or seconds != seconds:
+        if not seconds:
             continue
         queue = (row["account"], row["region"], row["queue"])
         floor_us = min(floors_us.get(queue, 0), LEASE_US_MAX)
@@ -61,18 +65,28 @@ def plans_of(rows: Iterable[Mapping[str, Any]], floors_us: Mapping[Queue, int]) 
     return plans
 
 
-def publish(plans: Mapping[Queue, Mapping[str, Any]], server: str, token: str) -> dict[Queue, str]:
-    """Send them; what the server said to each: `suggested`, `applied`, or why not. Raises SourceUnreachable."""
+def _known(value: Any) -> Any:
+    """The value; what pandas says by NaN is None."""
+    return None if value is None or value != value else value
+
+
+def publish(
+    plans: Mapping[Queue, Mapping[str, Any]], server: str, token: str | None, certificate: str | None = None
+) -> dict[Queue, str]:
+    """Send them; what the server said to each: `suggested`, `applied`, or why not.
+
+    certificate: a PEM file to trust, for https. Raises SourceUnreachable, OptionInvalid.
+    """
     parts = urlsplit(server)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise OptionInvalid(f"server={server!r} is no URL.", "It looks like http://127.0.0.1:9325.")
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
-        context = ssl.create_default_context()
+        context = ssl.create_default_context(cafile=certificate)
         connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context)
     else:
         connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     said: dict[Queue, str] = {}
     try:
         for queue, plan in plans.items():

@@ -7,6 +7,7 @@ follows from it is computed from there. `health` is a pass of its own.
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from veilmq.pipeline import publish
 from veilmq.pipeline.jobs import attempts, buckets, health, split, survival, timeouts
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ class Analysis:
     def split(self) -> Any:
         """See `split.split`."""
         return split.split(self._cells, self._costs).orderBy("account", "region", "queue", "part").toPandas()
+
+    @cached_property
+    def floors(self) -> Any:
+        """See `publish.floors`."""
+        return publish.floors(self._events).toPandas()
 
     @cached_property
     def health(self) -> Any:

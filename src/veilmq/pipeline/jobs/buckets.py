@@ -5,6 +5,7 @@ fourth bound is one of the planner's. A histogram row counts leases of one queue
 of two stretches of history add up by their sums.
 """
 
+from collections.abc import Callable, Sequence
 from math import log
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ from veilmq.client.timeouts.survival import BUCKETS, GROWTH, SHORTEST
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
 FINE: Final = 4
 """Buckets here to one of the planner."""
@@ -33,6 +35,78 @@ SCHEMA: Final = (
     " leases double, held_s double, lease_s double, renewals double, renewed_share double, redeliveries double,"
     " redone double, squares double"
 )
+
+
+def struct(schema: str) -> "StructType":
+    """A flat schema in SQL's words as a type: Spark Connect would ask its server what the words mean."""
+    from pyspark.sql import types as T
+
+    kinds: dict[str, T.DataType] = {
+        "string": T.StringType(),
+        "double": T.DoubleType(),
+        "int": T.IntegerType(),
+        "boolean": T.BooleanType(),
+        "array<string>": T.ArrayType(T.StringType()),
+    }
+    return T.StructType([T.StructField(name, kinds[kind]) for name, kind in _fields(schema)])
+
+
+def by_group(cells: "DataFrame", keys: Sequence[str], function: Callable[[Any], Any], schema: str) -> "DataFrame":
+    """What `function` makes of each group of a histogram: from a pandas frame of its rows to one of `schema`.
+
+    As `applyInPandas`, which asks Spark Connect for its input's columns: a declarative pipeline does not allow that.
+    """
+    import pyarrow as pa
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.functions import arrow_udf
+    from pyspark.sql.types import ArrayType
+
+    wanted = [name for name, _ in _fields(schema)]
+    others = [name for name in (*GROUP, *CELL, *SUMS) if name not in keys]
+
+    def work(*columns: pa.Array) -> pa.Array:
+        import pandas as pd
+
+        *names, groups = columns
+        answers = []
+        for place in range(len(groups)):
+            rows = pa.Table.from_struct_array(groups[place].values).to_pandas()
+            for name, column in zip(keys, names, strict=True):
+                rows[name] = pd.Series([column[place].as_py()] * len(rows), dtype=object)
+            found = function(rows)[wanted].itertuples(index=False, name=None)
+            answers.append([dict(zip(wanted, map(_plain, row), strict=True)) for row in found])
+        return pa.array(answers, pa.list_(_arrow(schema)))
+
+    # Its stubs know no function of any number of columns.
+    untyped: Any = arrow_udf
+    function_of_rows = untyped(work, ArrayType(struct(schema)))
+    packed = cells.groupBy(*keys).agg(F.collect_list(F.struct(*others)).alias("cells"))
+    return packed.select(F.inline(function_of_rows(*keys, "cells")))
+
+
+def _fields(schema: str) -> list[tuple[str, str]]:
+    return [(name, kind) for name, _, kind in (part.partition(" ") for part in schema.split(", "))]
+
+
+def _arrow(schema: str) -> Any:
+    import pyarrow as pa
+
+    kinds = {
+        "string": pa.string(),
+        "double": pa.float64(),
+        "int": pa.int32(),
+        "boolean": pa.bool_(),
+        "array<string>": pa.list_(pa.string()),
+    }
+    return pa.struct([(name, kinds[kind]) for name, kind in _fields(schema)])
+
+
+def _plain(value: Any) -> Any:
+    """Python's own number, text or None for what pandas holds."""
+    if isinstance(value, list | str) or value is None:
+        return value
+    value = value.item() if hasattr(value, "item") else value
+    return None if value != value else value
 
 
 def bucket_of(seconds: Any) -> Any:

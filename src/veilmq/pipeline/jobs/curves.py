@@ -131,8 +131,11 @@ class Curve:
 
     def _agrees(self, law: tuple[float, float]) -> bool:
         bound = np.flatnonzero(self.sample.finished[: self.last + 1] > 0)
-        apart = np.abs(self.alive[bound] - normal_survival(law, BOUNDS[bound]))
-        return bool(len(bound)) and bool(np.all(apart <= _AGREES * self.error[bound] + _COARSE))
+        expected = normal_survival(law, BOUNDS[bound])
+        # Where the curve ends it seems to know all; by the law itself so many attempts err by this much.
+        error = np.maximum(self.error[bound], np.sqrt(expected * (1 - expected) / self.attempts))
+        apart = np.abs(self.alive[bound] - expected)
+        return bool(len(bound)) and bool(np.all(apart <= _AGREES * error + _COARSE))
 
     def quantile(self, share: float) -> tuple[float | None, str]:
         """Seconds within which that share finishes, and what it rests on: `curve`, `lognormal`; None: `at least`."""
@@ -145,16 +148,32 @@ class Curve:
         return None, "at least"
 
     def extended(self) -> Any:
-        """The survival at all bounds: the curve within its reach; beyond, the law's if it fits, else level."""
+        """The survival at all bounds: the curve as far as it rests on many; then the law's if it fits.
+
+        Without a law, the curve within its reach and level beyond.
+        """
         alive = self.alive.copy()
         if self.last < 0:
             return np.ones_like(alive)
-        level = alive[self.last]
-        alive[self.last :] = level
         if self.fits and self.law is not None:
-            tail = normal_survival(self.law, BOUNDS[self.last :])
-            alive[self.last :] = level * tail / max(tail[0], 1e-300) if level > 0 else 0.0
+            return self.followed(alive, *self.law)
+        alive[self.last :] = alive[self.last]
         return alive
+
+    def ended(self) -> Any:
+        """The same, as if all work that went on beyond the reach had ended there; with a law that fits, as it says."""
+        alive = self.extended()
+        if not self.fits and self.last >= 0:
+            alive[self.last :] = 0.0
+        return alive
+
+    def followed(self, alive: Any, mean: Any, deviation: Any) -> Any:
+        """Curves of shape (..., LAST + 1) that follow lognormal laws (shape ...) from where few are under way."""
+        many = np.flatnonzero(self.at_risk >= _AT_RISK_GOOD)
+        place = int(many[-1]) if len(many) else 0
+        tail = _tail((np.log(BOUNDS[place:]) - np.asarray(mean)[..., None]) / np.asarray(deviation)[..., None])
+        tail = alive[..., place : place + 1] * tail / np.maximum(tail[..., :1], 1e-300)
+        return np.concatenate([alive[..., :place], tail], axis=-1)
 
 
 def _crossing(x: Any, alive: Any, at: int, wanted: float) -> float:

@@ -16,6 +16,10 @@ LATE_DEFAULT: Final = "10 minutes"
 """How long a stream waits for events that come late: expiries carry the instant at which they were due."""
 FAILURES_DEFAULT: Final = 5
 FACTOR_DEFAULT: Final = 2.0
+_COUNTS: Final = (
+    "sent", "received", "redeliveries", "deleted", "expired_leases", "stale_deletes", "gone_deletes",
+    "refused_extensions", "dead_letters", "expired_messages",
+)  # fmt: skip
 _KINDS: Final = (
     "sent", "received", "extended", "released", "lease_expired", "deleted", "delete_refused", "extend_refused",
     "dead_lettered", "expired",
@@ -29,11 +33,13 @@ def health(
     late: str = LATE_DEFAULT,
     failures: int = FAILURES_DEFAULT,
     factor: float = FACTOR_DEFAULT,
+    streaming: bool | None = None,
 ) -> "DataFrame":
     """One row a window and queue: from, to, counts of what happened, redeliveries, oldest_s, lease_s, raise_to_s.
 
     oldest_s: the age of the oldest message that was received or left. lease_s: the longest lease granted. raise_to_s:
     `factor` times that if `failures` deletes or more were refused because the message had come back, else null.
+    streaming: whether events come as a stream; None: they are asked, which a declarative pipeline does not allow.
     """
     from pyspark.sql import functions as F
 
@@ -46,7 +52,7 @@ def health(
         return F.sum(what.cast("long")).alias(name)
 
     stamped = events.where(kind.isin(*_KINDS)).withColumn("time", F.timestamp_micros("at"))
-    if events.isStreaming:
+    if events.isStreaming if streaming is None else streaming:
         stamped = stamped.withWatermark("time", late)
     age_s = (F.col("at") - F.col("sent")) / 1e6
     left = kind.isin("received", "deleted", "expired", "dead_lettered")
@@ -69,8 +75,7 @@ def health(
         .select(
             F.col("window.start").alias("from"),
             F.col("window.end").alias("to"),
-            "*",
+            *("account", "region", "queue", *_COUNTS, "oldest_s", "lease_s"),
             F.when(F.col("stale_deletes") >= failures, F.col("lease_s") * factor).alias("raise_to_s"),
         )
-        .drop("window")
     )

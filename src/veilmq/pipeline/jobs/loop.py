@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from veilmq.pipeline import publish
 from veilmq.pipeline.errors import HistoryGap, PipelineError
 from veilmq.pipeline.events.reading import History
 from veilmq.pipeline.jobs import attempts, buckets, tables, timeouts
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from veilmq.client.timeouts.schedule import Costs
 
@@ -64,6 +65,8 @@ class _State(msgspec.Struct):
     pending: str | None = None
     runs: int = 0
     source: str = ""
+    floors_us: dict[str, int] = {}
+    """By account/region/queue, twice the longest interval between extensions seen yet."""
 
 
 class Loop:
@@ -88,12 +91,14 @@ class Loop:
         options: dict[str, str],
         *,
         costs: "Costs | None" = None,
+        floors: bool = False,
         now: float,
         timer: Any,
     ) -> Ran:
         """Take in what is new. `options` make `veilmq-events` read the same history.
 
-        now: Unix seconds; timer: a clock to measure with. Raises LoopTaken, HistoryGap, PipelineError.
+        floors: look for heartbeats too, which costs another look at the new events: for `plans`. now: Unix seconds;
+        timer: a clock to measure with. Raises LoopTaken, HistoryGap, PipelineError.
         """
         began = timer()
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -107,7 +112,11 @@ class Loop:
             self._tidy(state)
             settled = waiting = 0
             if start < bounds.following:
-                settled, waiting = self._take_in(spark, options, state, start, bounds.following)
+                events = _events(spark, options, start, bounds.following)
+                until = _last_instant(history, bounds.following)
+                settled, waiting = self._take_in(spark, events, state, start, bounds.following, until)
+                if floors:
+                    _raise_floors(state, events)
             planned, groups = self._plan(spark, costs)
             state.next, state.runs = bounds.following, state.runs + 1
             self._save(state)
@@ -121,32 +130,38 @@ class Loop:
         return ran
 
     def _take_in(
-        self, spark: "SparkSession", options: dict[str, str], state: _State, start: int, stop: int
+        self, spark: "SparkSession", events: "DataFrame", state: _State, start: int, stop: int, until: int
     ) -> tuple[int, int]:
         from pyspark.sql import functions as F
 
-        bounded = options | {"from": str(start), "until": str(stop)}
-        events = spark.read.format("veilmq-events").options(**bounded).load()
         leases = attempts.partials(events)
         if state.pending is not None and (self.directory / state.pending).exists():
             leases = attempts.merged(leases.unionByName(spark.read.parquet(str(self.directory / state.pending))))
         leases = leases.where(F.col("granted").isNotNull()).persist()
         try:
-            horizon = leases.agg(F.max(F.greatest("granted", "last_extension", "expired", "deleted"))).first()
-            until = 0 if horizon is None or horizon[0] is None else int(horizon[0])
             over = F.coalesce("deleted", "delete_refused", "released", "undelivered", "dropped").isNotNull()
-            settled = over | F.coalesce(F.col("expired") < until - GRACE_US, F.lit(False))
+            # A lease whose message was purged has no end of its own.
+            settled = over | (F.greatest("expired", "lease_end") < until - GRACE_US)
             pending = f"pending-{stop:020}"
             left = leases.where(~settled)
             left.coalesce(1).write.mode("overwrite").parquet(str(self.directory / pending))
             cells = buckets.histogram(attempts.judged(leases.where(settled))).toArrow()
-            waiting = left.count()
         finally:
             leases.unpersist()
         day = datetime.fromtimestamp(until / 1e6, UTC).date()
         tables.append_day(cells, self.directory / _CELLS, day, f"offset-{start:020}-{stop:020}")
         state.pending = pending
-        return round(sum(cells.column("leases").to_pylist())), waiting
+        return round(sum(cells.column("leases").to_pylist())), tables.load(self.directory / pending).num_rows
+
+    def plans(self) -> dict[publish.Queue, dict[str, Any]]:
+        """The recommendations as `publish` takes them."""
+        if not self.timeouts.exists():
+            return {}
+        rows = tables.load(self.timeouts).to_pylist()
+        place = self.directory / "state.json"
+        state = msgspec.json.decode(place.read_bytes(), type=_State)
+        floors_us = {_queue(name): floor_us for name, floor_us in state.floors_us.items()}
+        return publish.plans_of(rows, floors_us)
 
     def cells(self) -> Any:
         """The histogram of all that is kept, as a pandas frame."""
@@ -168,7 +183,7 @@ class Loop:
         if cells.empty:
             return 0, 0
         group = list(buckets.GROUP)
-        before: Any = tables.read(spark, self.timeouts).toPandas() if self.timeouts.exists() else None
+        before: Any = tables.load(self.timeouts).to_pandas() if self.timeouts.exists() else None
         known: dict[Any, float] = {}
         if before is not None:
             known = {_key(row[:-1]): row[-1] for row in before[[*group, "attempts"]].itertuples(index=False, name=None)}
@@ -230,6 +245,8 @@ class Loop:
         """Remove what a run left that did not come to its end, and pending leases of earlier runs."""
         import shutil
 
+        tables.restore(self.directory)
+        tables.restore(self.directory / _CELLS)
         for each in self.directory.glob("pending-*"):
             if each.name != state.pending:
                 shutil.rmtree(each)
@@ -250,6 +267,27 @@ class Loop:
         part = self.directory / ".metrics.prom.part"
         part.write_text(text)
         part.rename(self.directory / "metrics.prom")
+
+
+def _events(spark: "SparkSession", options: dict[str, str], start: int, stop: int) -> "DataFrame":
+    bounded = options | {"from": str(start), "until": str(stop)}
+    return spark.read.format("veilmq-events").options(**bounded).load()
+
+
+def _last_instant(history: History, stop: int) -> int:
+    """When the last event happened, in microseconds: what has been quiet for long before that is over."""
+    return max(int(batch.column("at")[-1].as_py()) for batch in history.read(stop - 1, stop))
+
+
+def _raise_floors(state: _State, events: "DataFrame") -> None:
+    for row in publish.floors(events).collect():
+        name = "/".join(row[:3])
+        state.floors_us[name] = max(state.floors_us.get(name, 0), int(row[3]))
+
+
+def _queue(name: str) -> publish.Queue:
+    account, region, queue = name.split("/", 2)
+    return account, region, queue
 
 
 def _key(values: Any) -> tuple[Any, ...]:

@@ -74,13 +74,13 @@ def schedule_price(alive: Any, rate: Any, schedule: Schedule, costs: Costs) -> P
     """Leases as the schedule says, extended its margin before their ends; results of shape (...)."""
     looks: list[float] = [0.0]
     leases: list[float] = []
-    worst = alive.reshape(-1, alive.shape[-1]).max(axis=0)
-    while len(leases) < _LOOKS_MAX:
+    while len(leases) < _LOOKS_MAX and looks[-1] < BOUNDS[-1]:
         lease = schedule.lease_at(looks[-1])
         leases.append(lease)
         looks.append(looks[-1] + max(lease - schedule.margin, 0.5))
-        if looks[-1] >= BOUNDS[-1] or float(at_bounds(worst, np.array([looks[-1]]))[0]) < _ALIVE_MIN:
-            break
+    worst = at_bounds(alive.reshape(-1, alive.shape[-1]).max(axis=0), np.array(looks[1:]))
+    needed = 1 + int(np.argmax(worst < _ALIVE_MIN)) if worst.min() < _ALIVE_MIN else len(leases)
+    looks, leases = looks[: needed + 1], leases[:needed]
     at = np.array(looks)
     ends = at[:-1] + np.array(leases)
     areas, moments = _there(alive, rate)

@@ -10,6 +10,8 @@ messages, where messages in each queue take a similar amount of time".
 from math import log
 from typing import TYPE_CHECKING, Any, Final
 
+from veilmq.pipeline.jobs.buckets import by_group
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -43,7 +45,7 @@ def split(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
         found = _split(rows, given)
         return pd.DataFrame(found, columns=[part.split()[0] for part in SCHEMA.split(", ")])
 
-    return cells.groupBy("account", "region", "queue").applyInPandas(cut, SCHEMA)
+    return by_group(cells, ("account", "region", "queue"), cut, SCHEMA)
 
 
 def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
@@ -76,7 +78,7 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     for part, (low, high) in enumerate(cuts):
         curve = Curve(_together([each.sample for each in curves[low:high]]))
         own = _best(curve, costs)
-        crash = _crash_share(curve.extended(), costs.crashes_per_second)
+        crash = _crash_share(curve.ended(), costs.crashes_per_second)
         price = _price(curve, own, costs)
         result.append(
             {name: first[name] for name in ("account", "region", "queue")}

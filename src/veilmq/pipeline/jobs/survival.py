@@ -7,7 +7,7 @@ same in a row a group: a number where the curve reaches or a lognormal law agree
 
 from typing import TYPE_CHECKING, Any, Final
 
-from veilmq.pipeline.jobs.buckets import GROUP, histogram
+from veilmq.pipeline.jobs.buckets import GROUP, by_group, histogram
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,7 +36,7 @@ def curve(cells: "DataFrame") -> "DataFrame":
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    placed = cells.groupBy(*GROUP).applyInPandas(_placed, PLACED_SCHEMA)
+    placed = by_group(cells, GROUP, _placed, PLACED_SCHEMA)
     onwards = Window.partitionBy(*GROUP).orderBy("bucket").rowsBetween(0, Window.unboundedFollowing)
     so_far = Window.partitionBy(*GROUP).orderBy("bucket").rowsBetween(Window.unboundedPreceding, 0)
     at_risk = F.sum(F.col("finished") + F.col("censored")).over(onwards)
@@ -67,7 +67,7 @@ def quantiles(cells: "DataFrame") -> "DataFrame":
 
     A quantile's basis is `curve`, `lognormal` or `at least`: then it is null, and the work takes `at_least_s` or more.
     """
-    return cells.groupBy(*GROUP).applyInPandas(_quantiles, QUANTILES_SCHEMA)
+    return by_group(cells, GROUP, _quantiles, QUANTILES_SCHEMA)
 
 
 def _placed(rows: Any) -> Any:

@@ -5,6 +5,7 @@ new one. Tables that grow are kept by day: `compact` makes one file of a day's m
 same by its own means. The Delta writer is Rust in this process: Spark needs no jar.
 """
 
+import re
 import shutil
 from datetime import date
 from pathlib import Path
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("parquet", "delta")
 _DAY: Final = "day="
+_OFFSETS: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
+_ROW_GROUP_ROWS: Final = 131_072
+"""As `veilmq events export` has them."""
+_JUDGED: Final = ("day", "to", "sent")
+"""Columns that tell how old a row of a Delta table is."""
 VACUUM_HOURS_DEFAULT: Final = 168
 """How long a Delta table keeps files that no version of today names: readers may still be at them."""
 
@@ -34,13 +40,25 @@ def write(frame: "DataFrame", place: Path, kind: str = "parquet") -> None:
     frame.write.mode("overwrite").parquet(beside.as_uri() if beside.is_absolute() else str(beside))
     if kind == "delta":
         import pyarrow.dataset
-        from deltalake import write_deltalake
+        from deltalake import DeltaTable, write_deltalake
 
         rows = pyarrow.dataset.dataset(beside, format="parquet", exclude_invalid_files=True)
         write_deltalake(str(place), rows.scanner().to_reader(), mode="overwrite", schema_mode="overwrite")
         shutil.rmtree(beside)
+        # Each replacement leaves the files of the version before.
+        DeltaTable(str(place)).vacuum(VACUUM_HOURS_DEFAULT, dry_run=False)
         return
     _take_place(beside, place)
+
+
+def restore(directory: Path) -> None:
+    """Bring back what a process left that died between the two names of `_take_place`."""
+    for old in directory.glob(".*.old"):
+        place = directory / old.name.removeprefix(".").removesuffix(".old")
+        if place.exists():
+            shutil.rmtree(old)
+        else:
+            old.rename(place)
 
 
 def _take_place(beside: Path, place: Path) -> None:
@@ -66,6 +84,17 @@ def read(spark: "SparkSession", place: Path) -> "DataFrame":
     return spark.read.parquet(str(place))
 
 
+def load(place: Path) -> Any:
+    """A table that `write` left, as a pyarrow Table and without Spark: for small ones."""
+    if (place / "_delta_log").is_dir():
+        from deltalake import DeltaTable
+
+        return DeltaTable(str(place)).to_pyarrow_table()
+    import pyarrow.parquet as pq
+
+    return pq.read_table(sorted(place.glob("[!._]*.parquet")), partitioning=None)
+
+
 def append_day(rows: Any, place: Path, day: date, name: str) -> None:
     """Add a pyarrow Table to a day of a growing Parquet table, as a file of that name."""
     import pyarrow.parquet as pq
@@ -81,13 +110,14 @@ def compact(place: Path, *, files_max: int = 1) -> int:
     """Make one file of each day that has more than `files_max`; returns how many files went. Of Delta, all of it.
 
     Rows are kept as they are. A day is replaced at once: its new file first gets a name that readers pass over.
+    Raises OptionInvalid for what is no growing table.
     """
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
 
         return int(DeltaTable(str(place)).optimize.compact()["numFilesRemoved"])
-    import pyarrow.parquet as pq
-
+    _check_days(place)
+    restore(place)
     gone = 0
     for directory in sorted(place.glob(f"{_DAY}*")):
         files = sorted(directory.glob("[!.]*.parquet"))
@@ -96,24 +126,66 @@ def compact(place: Path, *, files_max: int = 1) -> int:
         beside = directory.with_name(f".{directory.name}.new")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
-        # The last file's name tells how far the day goes.
-        pq.write_table(pq.read_table(files, partitioning=None), beside / files[-1].name, compression="zstd")
+        _join(files, beside / _joined(files[0].name, files[-1].name))
         _take_place(beside, directory)
         gone += len(files) - 1
     return gone
 
 
+def _check_days(place: Path) -> None:
+    if (place / "_spark_metadata").is_dir():
+        mend = "Let streams write Delta (--format delta) to keep their tables small."
+        raise OptionInvalid(f"{place} is a stream's Parquet table: its log says which files count.", mend)
+    if place.exists() and not any(place.glob(f"{_DAY}*")) and any(place.glob("*.parquet")):
+        raise OptionInvalid(f"{place} is no table that grows by days.", "Jobs replace theirs whole: run the job again.")
+
+
+def _joined(first: str, last: str) -> str:
+    """The whole's name. Those of events and of the loop's cells tell their offsets: `offset-FROM-UNTIL`."""
+    start, stop = _OFFSETS.match(first), _OFFSETS.match(last)
+    return f"offset-{start[1]}-{stop[2]}.parquet" if start and stop else last
+
+
+def _join(files: list[Path], into: Path) -> None:
+    """One file of several, of which no more than a row group is held at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pq.read_schema(files[0])
+    with pq.ParquetWriter(into, schema, compression="zstd") as writer:
+        waiting: list[Any] = []
+        for file in files:
+            for batch in pq.ParquetFile(file).iter_batches(_ROW_GROUP_ROWS):
+                waiting.append(batch)
+                if sum(each.num_rows for each in waiting) >= _ROW_GROUP_ROWS:
+                    whole = pa.Table.from_batches(waiting, schema)
+                    full = whole.num_rows - whole.num_rows % _ROW_GROUP_ROWS
+                    writer.write_table(whole.slice(0, full), _ROW_GROUP_ROWS)
+                    waiting = whole.slice(full).to_batches()
+        if waiting:
+            writer.write_table(pa.Table.from_batches(waiting, schema), _ROW_GROUP_ROWS)
+
+
 def retain(place: Path, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAULT) -> int:
-    """Drop days before `oldest`; returns how many. Of Delta, also files that no version names any longer."""
+    """Drop what is of days before `oldest`: returns how many days, of Delta how many rows.
+
+    Of Delta also the files that no version names any longer. Its rows are judged by `day`, by the end of their window
+    (`to`, of `health`) or by their send (`sent`, of an archive). Raises OptionInvalid for what is no growing table.
+    """
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
 
         table = DeltaTable(str(place))
+        names = [field.name for field in table.schema().fields]
+        judged = [name for name in _JUDGED if name in names]
         gone = 0
-        if "day" in [field.name for field in table.schema().fields]:
-            gone = int(table.delete(f"day < '{oldest.isoformat()}'")["num_deleted_rows"])
+        if judged:
+            instant = "" if judged[0] == "day" else "T00:00:00Z"
+            done = table.delete(f"\"{judged[0]}\" < '{oldest.isoformat()}{instant}'")
+            gone = int(done["num_deleted_rows"])
         table.vacuum(vacuum_hours, dry_run=False, enforce_retention_duration=False)
         return gone
+    _check_days(place)
     days = [each for each in place.glob(f"{_DAY}*") if each.name.removeprefix(_DAY) < oldest.isoformat()]
     for each in days:
         shutil.rmtree(each)

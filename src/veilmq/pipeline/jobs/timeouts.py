@@ -8,9 +8,10 @@ number but "at least": what would be best if all work ended at the curve's reach
 visibility timeout"; seed 003.
 """
 
+from math import log
 from typing import TYPE_CHECKING, Any, Final
 
-from veilmq.pipeline.jobs.buckets import GROUP, histogram
+from veilmq.pipeline.jobs.buckets import GROUP, by_group, histogram
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 SCHEMA: Final = (
     "account string, region string, queue string, type string, attempts double, finished double,"
     " crashes_per_second double, reach_s double, basis string, today_lease_s double, today_renewed boolean,"
-    " today_cost double, today_redelivered double, timeout_s double, timeout_at_least_s double, timeout_cost double,"
-    " timeout_cost_low double, timeout_cost_high double, timeout_redelivered double, timeout_recovery_s double,"
-    " first_lease_s double, renew_after_s double, margin_s double, cost double, cost_low double, cost_high double,"
-    " redelivered double, recovery_s double, extensions double, note string"
+    " today_cost double, today_redelivered double, today_recovery_s double, timeout_s double,"
+    " timeout_at_least_s double, timeout_cost double, timeout_cost_low double, timeout_cost_high double,"
+    " timeout_redelivered double, timeout_recovery_s double, first_lease_s double, renew_after_s double,"
+    " margin_s double, cost double, cost_low double, cost_high double, redelivered double, recovery_s double,"
+    " extensions double, note string"
 )
 CURVE_SCHEMA: Final = (
     "account string, region string, queue string, type string, timeout_s double, redelivered double, low double,"
@@ -35,8 +37,9 @@ LEASE_LONGEST_S: Final = 43_200.0
 RESAMPLES: Final = 200
 _NEAR: Final = 1.05
 """Costs that close are alike: what is said to be the least is then the shortest of them."""
-_CRASH_PRIOR: Final = 3.0
-"""Crashes that the given rate is worth before any was seen, as in AdaptiveTimeout."""
+_RATE_PRIOR: Final = log(10.0)
+"""The given crash rate is right to a factor of ten: the standard deviation of its logarithm."""
+_RATE_STEPS: Final = 60
 
 
 def timeouts(leases: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
@@ -60,7 +63,7 @@ def recommended(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame"
 
         return pd.DataFrame([recommend(rows, given)])
 
-    return cells.groupBy(*GROUP).applyInPandas(plan, SCHEMA)
+    return by_group(cells, GROUP, plan, SCHEMA)
 
 
 def redelivery_curve(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
@@ -70,7 +73,7 @@ def redelivery_curve(cells: "DataFrame", costs: "Costs | None" = None) -> "DataF
     def curve(rows: Any) -> Any:
         return _curve(rows, given)
 
-    return cells.groupBy(*GROUP).applyInPandas(curve, CURVE_SCHEMA)
+    return by_group(cells, GROUP, curve, CURVE_SCHEMA)
 
 
 def rated(sample: "Sample", costs: "Costs | None") -> "Costs":
@@ -80,9 +83,28 @@ def rated(sample: "Sample", costs: "Costs | None") -> "Costs":
     from veilmq.client.timeouts.schedule import Costs
 
     given = costs or Costs()
-    prior_s = _CRASH_PRIOR / max(given.crashes_per_second, 1e-12)
-    rate = (_CRASH_PRIOR + sample.crashes) / (prior_s + sample.exposure_s)
+    rate = float(crash_rate(sample.crashes, sample.exposure_s, given.crashes_per_second))
     return msgspec.structs.replace(given, crashes_per_second=rate)
+
+
+def crash_rate(crashes: Any, exposure_s: float, believed: float) -> Any:
+    """The likeliest rate a second after so many crashes in so many seconds of work; shapes as `crashes`.
+
+    Its logarithm is normal around that of `believed`. A prior that is worth some crashes would be worth hours of work
+    of which nobody saw anything, and drown short work; this one lets go after two or three crashes.
+    """
+    import numpy as np
+
+    centre = log(max(believed, 1e-12))
+    # What is to be 0 falls steadily: crashes - rate * exposure_s - (log(rate) - centre) / _RATE_PRIOR**2.
+    crashes = np.asarray(crashes, float)
+    seen = np.log(np.maximum(crashes, 1e-12) / max(exposure_s, 1e-9))
+    low, high = np.full_like(crashes, centre - 40), np.maximum(centre, seen)
+    for _ in range(_RATE_STEPS):
+        middle = (low + high) / 2
+        rises = crashes - np.exp(middle) * exposure_s > (middle - centre) / _RATE_PRIOR**2
+        low, high = np.where(rises, middle, low), np.where(rises, high, middle)
+    return np.exp(low)
 
 
 def best_timeout(alive: Any, costs: "Costs", longest_s: float, *, near: float = 1.0) -> tuple[float, bool]:
@@ -113,6 +135,7 @@ def plan(alive: Any, costs: "Costs") -> "Schedule":
 
 
 def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
+    from veilmq.client.timeouts.schedule import Costs
     from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, sample_of
     from veilmq.pipeline.jobs.survival import _names
 
@@ -130,11 +153,11 @@ def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
         return row | {"note": f"{curve.finished:.0f} finished attempts: {FINISHED_MIN:.0f} are needed"}
     alive = curve.extended()
     row["basis"] = "lognormal" if curve.fits else "level" if alive[-1] > 1e-3 else "curve"
-    resampled = _resampled(curve, costs)
-    return row | _today(rows, alive, costs) | _plain(curve, alive, resampled, costs) | _kept(alive, resampled, costs)
+    resampled = _resampled(curve, (given or Costs()).crashes_per_second)
+    return row | _today(rows, curve, costs) | _plain(curve, alive, resampled, costs) | _kept(alive, resampled, costs)
 
 
-def _today(rows: Any, alive: Any, costs: "Costs") -> dict[str, Any]:
+def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
     """What leases are granted now, and what that costs."""
     import numpy as np
 
@@ -144,19 +167,22 @@ def _today(rows: Any, alive: Any, costs: "Costs") -> dict[str, Any]:
     usual = rows[rows.lease == number.idxmax()]
     lease = float(usual.lease_s.sum() / usual.leases.sum())
     renewals = float(usual.renewals.sum())
-    rate = costs.crashes_per_second
+    rate, alive = costs.crashes_per_second, curve.extended()
     if renewals:
         share = min(float(usual.renewed_share.sum()) / renewals, 0.99)
         price = schedule_price(alive, rate, steady(lease, lease * (1 - share)), costs)
-        cost, twice = float(price.cost(costs)), float(price.duplicates)
+        cost, twice, waits = float(price.cost(costs)), float(price.duplicates), float(price.recovery_s)
+        crash = _crash_share(alive, rate)
     else:
         price = timeout_price(alive, rate, np.array([lease]))
-        cost, twice = float(price.cost(costs)[0]), float(price.duplicates[0])
+        cost, twice, waits = float(price.cost(costs)[0]), float(price.duplicates[0]), float(price.recovery_s[0])
+        crash = _crash_share(curve.ended(), rate)
     return {
         "today_lease_s": lease,
         "today_renewed": renewals > 0,
         "today_cost": cost,
         "today_redelivered": twice,
+        "today_recovery_s": waits / crash,
     }
 
 
@@ -169,9 +195,7 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
     timeout, beyond = best_timeout(alive, costs, longest)
     # A curve that came down to nothing within its reach has nothing beyond.
     if beyond and not curve.fits and alive[-1] > 0:
-        ended = alive.copy()
-        ended[curve.last :] = 0.0
-        return {"timeout_at_least_s": best_timeout(ended, costs, longest, near=_NEAR)[0]}
+        return {"timeout_at_least_s": best_timeout(curve.ended(), costs, longest, near=_NEAR)[0]}
     at = np.array([timeout])
     price = timeout_price(alive, costs.crashes_per_second, at)
     curves, rates = resampled
@@ -216,7 +240,7 @@ def _crash_share(alive: Any, rate: float) -> float:
     return max(rate * float(areas[-1]), 1e-12)
 
 
-def _resampled(curve: "Curve", costs: "Costs") -> tuple[Any, Any]:
+def _resampled(curve: "Curve", believed: float) -> tuple[Any, Any]:
     """Curves and crash rates as other histories of the same length might have shown them (Poisson bootstrap)."""
     import numpy as np
 
@@ -229,11 +253,15 @@ def _resampled(curve: "Curve", costs: "Costs") -> tuple[Any, Any]:
     finished = random.poisson(sample.finished, shape).astype(float)
     censored = random.poisson(sample.censored, shape).astype(float)
     alive = survival(finished, censored)
-    level = alive[:, curve.last : curve.last + 1]
-    tail = curve.extended()[curve.last :]
-    alive[:, curve.last :] = level * (tail / tail[0] if tail[0] > 0 else 0.0)
-    crashes = _CRASH_PRIOR + random.poisson(sample.crashes, RESAMPLES)
-    return alive, costs.crashes_per_second / (_CRASH_PRIOR + sample.crashes) * crashes
+    if curve.fits and curve.law is not None:
+        mean, deviation = curve.law
+        number = max(curve.finished, 2.0)
+        means = mean + deviation * random.standard_normal(RESAMPLES) / np.sqrt(number)
+        deviations = deviation * np.exp(random.standard_normal(RESAMPLES) / np.sqrt(2 * number))
+        alive = curve.followed(alive, means, deviations)
+    else:
+        alive[:, curve.last :] = alive[:, curve.last : curve.last + 1]
+    return alive, crash_rate(random.poisson(sample.crashes, RESAMPLES), sample.exposure_s, believed)
 
 
 def _interval(values: Any) -> tuple[float, float]:
@@ -270,7 +298,7 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
             "redelivered": alive[place],
             "low": np.clip(alive[place] - error, 0, 1),
             "high": np.clip(alive[place] + error, 0, 1),
-            "recovery_s": price.recovery_s / _crash_share(alive, costs.crashes_per_second),
+            "recovery_s": price.recovery_s / _crash_share(curve.ended(), costs.crashes_per_second),
             "cost": price.cost(costs),
             "within_reach": at <= curve.reach_s,
         }

@@ -67,7 +67,7 @@ _OPENING: Final = (
     '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="figure" role="img" \\1>'
 )
 _FONT: Final = re.compile(r'font: ((?:bold )?[\d.]+px) [^;"]*')
-_NAMED: Final = re.compile(r'id="([a-zA-Z0-9]+_\d+)"')
+_NAMED: Final = re.compile(r'id="([a-zA-Z0-9.]+_\d+)"')
 """Elements that each figure numbers anew; clips and marks have names of their own."""
 
 
@@ -97,6 +97,14 @@ class Drawing:
         self.name = name
         self.figure: Any = Figure(figsize=(width, height * rows), layout="constrained")
         self.panels: list[Any] = list(self.figure.subplots(rows, columns, squeeze=False).flat)
+
+    def legend_below(self) -> None:
+        """One legend for all panels."""
+        known: dict[str, Any] = {}
+        for panel in self.panels:
+            handles, names = panel.get_legend_handles_labels()
+            known |= dict(zip(names, handles, strict=True))
+        self.figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=len(known) or 1)
 
     def svg(self) -> str:
         """The drawing, to be set into HTML."""
@@ -145,7 +153,7 @@ def say(value: float | None) -> str:
 def mark(panel: Any, x: float, color: str, text: str, *, high: float = 1.0, align: str = "left") -> None:
     """A vertical line with its name at the top."""
     panel.axvline(x, color=color, linewidth=1.4, linestyle=(0, (4, 2)))
-    panel.annotate(
+    name = panel.annotate(
         text,
         (x, high),
         xycoords=("data", "axes fraction"),
@@ -158,3 +166,4 @@ def mark(panel: Any, x: float, color: str, text: str, *, high: float = 1.0, alig
         fontweight="bold",
         bbox=ON_SURFACE,
     )
+    name.set_in_layout(False)

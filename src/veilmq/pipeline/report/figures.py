@@ -4,6 +4,7 @@ Strategy: a figure shows the queues and types that matter most, by what today's 
 Frames are those of the jobs: `curve`, `recommended`, `redelivery_curve`, `split`, `health`.
 """
 
+from math import log
 from typing import Any, Final
 
 from veilmq.pipeline.report.drawing import (
@@ -23,6 +24,10 @@ from veilmq.pipeline.report.drawing import (
 
 PANELS_MAX: Final = 6
 _COLUMNS: Final = 3
+_LOWEST: Final = 3e-4
+"""Of the shares: below it a name has no room under its point."""
+_ROOM: Final = 0.6
+"""Of a panel's width: a point further right has its name on its left."""
 _GROUP: Final = ["account", "region", "queue", "type"]
 
 
@@ -68,7 +73,7 @@ def survival(curve: Any, timeouts: Any) -> str:
         panel.step(seen.seconds, seen.alive, where="post", color=SERIES[0], label="seen")
         law = rows[rows.law.notna()]
         if len(law):
-            panel.plot(law.seconds, law.law, color=SERIES[1], linewidth=1.3, linestyle=(0, (2, 2)), label="lognormal")
+            panel.plot(law.seconds, law.law, color=INK, linewidth=1.2, linestyle=(0, (1, 2.5)), label="lognormal law")
         cut = seen[seen.censored > 0]
         share = cut.censored / max(float(rows.finished.sum() + rows.censored.sum()), 1.0)
         cut = cut[share > 0.0004]
@@ -81,8 +86,8 @@ def survival(curve: Any, timeouts: Any) -> str:
             panel.axvspan(group.reach_s, high, color=MUTED, alpha=0.10, linewidth=0)
             panel.text(high, 0.99, "not seen ", fontsize=8, color=MUTED, va="top", ha="right")
     if pairs:
-        pairs[0][0].legend(loc="upper right")
         pairs[0][0].set_ylabel("share still at work")
+        drawing.legend_below()
     return drawing.svg()
 
 
@@ -135,26 +140,28 @@ def tradeoff(points: Any, timeouts: Any) -> str:
     drawing, pairs = _panels("tradeoff", worst(timeouts))
     for panel, group in pairs:
         rows = _of(points, group)
-        rows = rows[rows.within_reach & (rows.recovery_s > 0)]
-        panel.plot(rows.recovery_s, rows.redelivered.clip(1e-4), color=SERIES[0])
-        near = (rows.timeout_s - group.today_lease_s).abs()
-        if len(rows) and not group.today_renewed:
-            now = rows.loc[near.idxmin()]
-            _point(panel, now.recovery_s, now.redelivered, TODAY, "today")
-        elif len(rows):
-            wait = float(group.today_lease_s) / 2
-            _point(panel, wait, float(group.today_redelivered), TODAY, "today")
-        if group.timeout_s == group.timeout_s and group.timeout_s is not None:
-            _point(panel, group.timeout_recovery_s, group.timeout_redelivered, BETTER, "best timeout", at=(8, 16))
-        _point(panel, group.recovery_s, group.redelivered, INK, "extended", at=(-8, 5))
-        low = max(min(float(group.recovery_s), float(rows.recovery_s.min()) if len(rows) else 1.0) * 0.6, 0.1)
-        high = max(float(rows.recovery_s.max()) if len(rows) else 10.0, float(group.recovery_s)) * 1.6
+        rows = rows[rows.recovery_s > 0]
+        # Both parts have the point where one ends and the other begins.
+        seen = rows[rows.within_reach]
+        beyond = rows[rows.timeout_s >= float(seen.timeout_s.max() if len(seen) else 0.0)]
+        panel.plot(seen.recovery_s, seen.redelivered.clip(1e-4), color=SERIES[0])
+        panel.plot(beyond.recovery_s, beyond.redelivered.clip(1e-4), color=SERIES[0], linestyle=(0, (2, 2)))
+        waits = [float(each) for each in (group.recovery_s, group.today_recovery_s, *seen.recovery_s)]
+        low, high = max(min(waits) * 0.6, 0.1), max(waits) * 1.6
         time_axis(panel.xaxis, low, high, "")
         panel.set_yscale("log")
         panel.set_ylim(7e-5, 1.5)
         panel.set_yticks([1, 0.1, 0.01, 0.001, 0.0001], ["100 %", "10 %", "1 %", "0.1 %", "0.01 %"])
         panel.minorticks_off()
         panel.set_title(label_of(group))
+        twice = float(group.today_redelivered)
+        if len(rows) and not group.today_renewed:
+            twice = float(rows.redelivered[(rows.timeout_s - group.today_lease_s).abs().idxmin()])
+        _point(panel, group.today_recovery_s, twice, TODAY, "today")
+        if group.timeout_s == group.timeout_s and group.timeout_s is not None:
+            _point(panel, group.timeout_recovery_s, group.timeout_redelivered, BETTER, "best timeout", up=14)
+        low = float(group.redelivered) < _LOWEST
+        _point(panel, group.recovery_s, group.redelivered, INK, "extended", up=5 if low else -13, left=True)
     if pairs:
         pairs[0][0].set_ylabel("started twice")
         for panel, _ in pairs[-_COLUMNS:]:
@@ -162,11 +169,16 @@ def tradeoff(points: Any, timeouts: Any) -> str:
     return drawing.svg()
 
 
-def _point(panel: Any, x: float, y: float, color: str, text: str, *, at: tuple[float, float] = (7, 5)) -> None:
+def _point(panel: Any, x: float, y: float, color: str, text: str, *, up: float = 5, left: bool = False) -> None:
+    """A dot with its name beside it; on the left if there is no room on the right."""
     y = max(float(y), 1e-4)
     panel.plot([x], [y], "o", color=color, markersize=7, markeredgecolor=SURFACE, markeredgewidth=1.5, zorder=5)
-    panel.annotate(text, (x, y), xytext=at, textcoords="offset points", fontsize=8.5, color=color,
-                   fontweight="bold", zorder=6, ha="left" if at[0] > 0 else "right", bbox=ON_SURFACE)  # fmt: skip
+    low, high = panel.get_xlim()
+    left = left or log(x / low) > _ROOM * log(high / low)
+    name = panel.annotate(text, (x, y), xytext=(-8 if left else 7, up), textcoords="offset points", fontsize=8.5,
+                          color=color, fontweight="bold", zorder=6, ha="right" if left else "left",
+                          bbox=ON_SURFACE)  # fmt: skip
+    name.set_in_layout(False)
 
 
 @styled
@@ -183,7 +195,7 @@ def split(parts: Any, quantiles: Any) -> str:
         place, names, low, high = 0, [], 1e9, 1.0
         for number, (_, part) in enumerate(rows.sort_values("part").iterrows()):
             color = SERIES[number % len(SERIES)]
-            start = place
+            start, longest_of = place, [0.0]
             for kind in part.types:
                 row = quantiles[(quantiles.queue == part.queue) & (quantiles.account == part.account)]
                 row = row[row["type"].isna() if kind is None else row["type"].eq(kind)].iloc[0]
@@ -192,10 +204,12 @@ def split(parts: Any, quantiles: Any) -> str:
                 panel.plot([middle, end], [place, place], color=color, linewidth=7, solid_capstyle="round")
                 panel.plot([middle], [place], "o", color=SURFACE, markersize=4)
                 low, high = min(low, float(middle)), max(high, float(end), float(part.timeout_s))
+                longest_of.append(float(end))
                 names.append("no type" if kind is None else str(kind))
                 place += 1
             panel.plot([part.timeout_s] * 2, [start - 0.42, place - 0.58], color=color, linewidth=1.6)
-            panel.annotate(f" timeout {say(float(part.timeout_s))}", (part.timeout_s, (start + place - 1) / 2),
+            beside = max(float(part.timeout_s), *longest_of) * 1.03
+            panel.annotate(f"timeout {say(float(part.timeout_s))}", (beside, (start + place - 1) / 2),
                            color=color, fontsize=8.5, fontweight="bold", va="center", bbox=ON_SURFACE)  # fmt: skip
         together = float(rows.together_timeout_s.iloc[0])
         mark(panel, together, TODAY, f"one for all {say(together)}")

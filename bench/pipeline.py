@@ -1,0 +1,269 @@
+"""The pipeline's speed: events into a noop sink, `timeouts` by size, a run of the loop over 1 % new events.
+
+    python bench/pipeline.py [--events 1000000,3000000,10000000] [--live 1000000] [--cores 2] [--only NAMES] [--write]
+
+Strategy: made-up histories of 100 queues with 200 message types, exported as `veilmq events export` does, kept between
+runs in build/pipeline-bench. A scan and Spark's own scan of the same files go by turns; a figure is the best of them. A
+live server's history is made by a client beforehand. The machine may not be ours alone: beside each figure stand the
+CPU seconds of Spark, its Java and its Python together, and the load before and after. Ratios belong to the machine less
+than seconds do.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from measure import load_1min
+
+from veilmq.client.connect import connect
+from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
+from veilmq.pipeline.jobs.attempts import attempts
+from veilmq.pipeline.jobs.loop import Loop
+from veilmq.pipeline.jobs.timeouts import timeouts
+from veilmq.pipeline.session import session
+from veilmq.testing.histories import Workload, bimodal, history, lognormal, pareto, write
+from veilmq.testing.server import ServerProcess
+
+DATA = Path(__file__).resolve().parents[1] / "build" / "pipeline-bench"
+RESULTS = Path(__file__).resolve().parent / "results"
+QUEUES = 100
+LAWS = [
+    lognormal(5, 0.5),
+    lognormal(20, 1),
+    lognormal(120, 0.7),
+    bimodal(2, 60, 0.2),
+    pareto(5, 1.5),
+    lognormal(60, 1.2),
+]
+EVENTS_A_MESSAGE = 5.45
+TURNS = 3
+NOW = 1_767_312_000.0
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def exported(events: int) -> Path:
+    """A history of about so many events."""
+    place = DATA / f"events-{events}"
+    if not place.exists():
+        messages = int(events / EVENTS_A_MESSAGE / QUEUES / 2)
+        workloads = [
+            Workload(
+                f"queue-{queue:03}",
+                LAWS[(queue + 3 * kind) % len(LAWS)],
+                f"type-{kind}",
+                messages,
+                lease=60 if queue % 2 else 30,
+                extend=20 if queue % 3 else None,
+                crashes_per_second=1 / 2_000,
+            )
+            for queue in range(QUEUES)
+            for kind in range(2)
+        ]
+        write(history(workloads, seed=1), place)
+    return place
+
+
+class Cpu:
+    """CPU seconds of this process and all below it, but for `but`, as they run.
+
+    Looked at twice a second: Spark ends its Python workers without waiting for them, so nobody sums them up.
+    """
+
+    def __init__(self, but: frozenset[int] = frozenset()) -> None:
+        self._but = but
+        self._ended = threading.Event()
+        self._first: dict[tuple[int, str], int] = {}
+        self._last: dict[tuple[int, str], int] = {}
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "Cpu":
+        self._first = self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._last |= self._look()
+
+    @property
+    def seconds(self) -> float:
+        used = sum(ticks - self._first.get(process, 0) for process, ticks in self._last.items())
+        return used * _TICK_S
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.5):
+            self._last |= self._look()
+
+    def _look(self) -> dict[tuple[int, str], int]:
+        """Ticks by process: its number, and when it began."""
+        parents: dict[int, int] = {}
+        used: dict[tuple[int, str], int] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue
+                parents[int(entry.name)] = int(fields[1])
+                used[int(entry.name), fields[19]] = int(fields[11]) + int(fields[12])
+
+        def ours(pid: int) -> bool:
+            while pid and pid not in self._but:
+                if pid == os.getpid():
+                    return True
+                pid = parents.get(pid, 0)
+            return False
+
+        return {process: ticks for process, ticks in used.items() if ours(process[0])}
+
+
+def timed(work: Callable[[], Any], but: frozenset[int] = frozenset()) -> dict[str, Any]:
+    """Seconds, CPU seconds, and the load before and after."""
+    load = load_1min()
+    with Cpu(but) as cpu:
+        began = time.perf_counter()
+        work()
+        seconds = time.perf_counter() - began
+    return {"seconds": round(seconds, 3), "cpu_seconds": round(cpu.seconds, 2), "load": [load, load_1min()]}
+
+
+def best(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The quickest."""
+    return min(runs, key=lambda each: each["seconds"])
+
+
+def noop(frame: Any) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def load(spark: Any, **options: Any) -> Any:
+    return spark.read.format("veilmq-events").options(**options).load()
+
+
+def rate(rows: int, run: dict[str, Any]) -> dict[str, Any]:
+    """With rows a second, by the clock and by what two cores' CPU would do."""
+    by_cpu = 2 * rows / max(run["cpu_seconds"], 1e-9)
+    return run | {"rows": rows, "rows_a_second": round(rows / run["seconds"]), "rows_a_second_by_cpu": round(by_cpu)}
+
+
+def scan(spark: Any, place: Path) -> dict[str, Any]:
+    rows = ParquetHistory(str(place)).bounds().following
+    ours, sparks = [], []
+    for _ in range(TURNS):
+        ours.append(timed(lambda: noop(load(spark, path=str(place)))))
+        sparks.append(timed(lambda: noop(spark.read.parquet(str(place)))))
+    mine, its = rate(rows, best(ours)), rate(rows, best(sparks))
+    return {"ours": mine, "spark": its, "times_sparks": round(mine["seconds"] / its["seconds"], 2)}
+
+
+def live(spark: Any, events: int) -> dict[str, Any]:
+    """From a server whose history holds about so many events."""
+    with tempfile.TemporaryDirectory(dir=DATA) as directory:
+        process = ServerProcess(Path(directory))
+        process.start()
+        try:
+            with connect(f"veil://{process.sqs.removeprefix('http://')}/orders?create=1") as queue:
+                for _ in range(events // 3_000):
+                    queue.send_batch(["x" * 200] * 1_000)
+                    left = 1_000
+                    while left:
+                        taken = queue.receive(queue.capabilities.receive_messages_max, lease=600)
+                        queue.delete_batch([each.handle for each in taken])
+                        left -= len(taken)
+            token = (process.data / "admin-token").read_text().strip()
+            server = ServerHistory(process.admin, token)
+            rows = server.bounds().following
+            bare, through = [], []
+            for _ in range(TURNS):
+                bare.append(timed(lambda: [each.num_rows for each in server.read(0, rows)]))
+                through.append(timed(lambda: noop(load(spark, server=process.admin, token=token))))
+        finally:
+            process.stop()
+    return {"spark": rate(rows, best(through)), "without_spark": rate(rows, best(bare))}
+
+
+def by_size(spark: Any, places: dict[int, Path]) -> dict[str, Any]:
+    """`timeouts` from Parquet to its rows."""
+    found = {}
+    for size, place in places.items():
+        frame = load(spark, path=str(place))
+        rows = ParquetHistory(str(place)).bounds().following
+        found[str(size)] = rate(rows, timed(lambda frame=frame: timeouts(attempts(frame)).collect()))
+        print(size, json.dumps(found[str(size)]), flush=True)
+    return found
+
+
+def loop(spark: Any, place: Path) -> dict[str, Any]:
+    """A run over 95 %, then five over 1 % each: the first of them compiles what later ones find compiled."""
+    bounds = ParquetHistory(str(place)).bounds()
+
+    class Until(ParquetHistory):
+        def __init__(self, percent: int) -> None:
+            super().__init__(str(place))
+            self._following = bounds.first + (bounds.following - bounds.first) * percent // 100
+
+        def bounds(self) -> Any:
+            return bounds._replace(following=self._following)
+
+    options = {"path": str(place)}
+    with tempfile.TemporaryDirectory(dir=DATA) as directory:
+        work, ran = Loop(Path(directory) / "loop"), []
+
+        def run(percent: int) -> dict[str, Any]:
+            history = Until(percent)
+            return timed(lambda: ran.append(work.run(spark, history, options, now=NOW, timer=time.perf_counter)))
+
+        full, *new = [run(percent) for percent in range(95, 101)]
+    later = sorted(new[1:], key=lambda each: each["cpu_seconds"])[len(new) // 2 - 1]
+    # What a run over everything would have taken.
+    whole = {name: full[name] / 0.95 for name in ("seconds", "cpu_seconds")}
+    return {
+        "full": full,
+        "first_new": new[0],
+        "new": later | {"events": ran[-1].stop - ran[-1].start, "planned_anew": ran[-1].planned},
+        "share": round(later["seconds"] / whole["seconds"], 4),
+        "share_by_cpu": round(later["cpu_seconds"] / whole["cpu_seconds"], 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--events", default="1000000,3000000,10000000")
+    parser.add_argument("--live", type=int, default=1_000_000)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--only", default="scan,live,timeouts,loop")
+    parser.add_argument("--write", action="store_true", help="Keep the figures in bench/results/pipeline.json.")
+    given = parser.parse_args()
+    DATA.mkdir(parents=True, exist_ok=True)
+    wanted = set(given.only.split(","))
+    places = {int(each): exported(int(each)) for each in given.events.split(",")}
+    largest = places[max(places)]
+    spark = session(f"local[{given.cores}]", settings={"spark.driver.memory": "6g", "spark.log.level": "ERROR"})
+    found: dict[str, Any] = {"cores": given.cores}
+    try:
+        # What Spark compiles and imports once is not the pipeline's.
+        timeouts(attempts(load(spark, path=str(places[min(places)]), until=100_000))).collect()
+        for name, work in (
+            ("scan", lambda: scan(spark, largest)),
+            ("live", lambda: live(spark, given.live)),
+            ("timeouts", lambda: by_size(spark, places)),
+            ("loop", lambda: loop(spark, largest)),
+        ):
+            if name in wanted:
+                found[name] = work()
+                print(name, json.dumps(found[name]), flush=True)
+    finally:
+        spark.stop()
+    if given.write:
+        (RESULTS / "pipeline.json").write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""The commands, as processes: what a person and what a program sees."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from veilmq.client.connect import connect
+from veilmq.testing.histories import Workload, history, lognormal, write
+from veilmq.testing.server import ServerProcess
+
+COMMAND = [sys.executable, "-c", "from veilmq.cli import main; main()"]
+
+
+def inherited() -> dict[str, str]:
+    """Not this process's Spark, which the session of other tests put into the environment."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("VEILMQ", "SPARK", "PYSPARK"))}
+
+
+def veilmq(*arguments: object, cwd: Path, **environment: str) -> tuple[int, str, str]:
+    """One command to its end: exit code, stdout, stderr. Its output goes to files: a JVM may outlive a pipe."""
+    with (cwd / "out").open("w") as out, (cwd / "err").open("w") as err:
+        done = subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            stdout=out,
+            stderr=err,
+            timeout=300,
+            cwd=cwd,
+            env=inherited() | environment,
+        )
+    return done.returncode, (cwd / "out").read_text(), (cwd / "err").read_text()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Any:
+    started = ServerProcess(tmp_path).start()
+    try:
+        with connect(f"veil://{started.sqs.removeprefix('http://')}/orders?create=1") as queue:
+            queue.send_batch([str(number) for number in range(50)])
+        yield started
+    finally:
+        started.stop()
+
+
+def test_help_knows_the_jobs_and_imports_no_spark(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom veilmq.cli import main\nsys.argv = ['veilmq', 'pipeline', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print({'pyspark', 'pandas', 'pyarrow', 'numpy', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    for job in ("attempts", "survival", "timeouts", "split", "health", "audit", "report", "loop", "archive", "replay"):
+        assert f"  {job} " in done.stdout
+    assert done.stdout.endswith("set()\n")
+
+
+def test_events_are_printed_and_exported(server: ServerProcess, tmp_path: Path) -> None:
+    where = {"VEILMQ_ADMIN": server.admin, "VEILMQ_TOKEN_FILE": str(server.data / "admin-token")}
+    code, out, err = veilmq("events", "--limit", 3, "--json", cwd=tmp_path, **where)
+    assert (code, err) == (0, "")
+    assert [json.loads(line)["offset"] for line in out.splitlines()] == [0, 1, 2]
+    code, out, err = veilmq("events", "export", "exported", cwd=tmp_path, **where)
+    assert (code, err) == (0, "")
+    assert out == "exported 51 events, offsets 0 to 51\n"
+    code, out, err = veilmq("events", "export", "exported", "--json", cwd=tmp_path, **where)
+    assert json.loads(out) == {"from": 51, "until": 51, "events": 0}
+    assert len(list((tmp_path / "exported").glob("day=*/*.parquet"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["pipeline", "timeouts", "--path", "nowhere"], 1, "holds no exported events"),
+        (["pipeline", "timeouts", "--server", "127.0.0.1:1"], 1, "http://127.0.0.1:1 cannot be reached"),
+        (["pipeline", "timeouts", "--server", "http://h", "--path", "x"], 1, "exclude each other"),
+        (["pipeline", "loop", "--path", "x"], 2, "a loop needs a place"),
+        (["pipeline", "report", "--path", "x"], 2, "a report needs a place"),
+        (["pipeline", "audit", "--path", "x", "--token-file", "none", "--server", "h"], 1, "exclude each other"),
+        (["events", "export", "x", "--server", "h:1", "--token-file", "none"], 2, "none is not there"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_mend(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
+    done, out, err = veilmq(*arguments, cwd=tmp_path)
+    assert (done, out) == (code, "")
+    assert err.startswith("veilmq: ")
+    assert said in err
+    assert "Traceback" not in err
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workloads = [
+        Workload("media", lognormal(3, 0.5), "icon", 400, lease=120.0, crashes_per_second=1 / 2_000),
+        Workload("media", lognormal(200, 0.5), "video", 400, lease=120.0, crashes_per_second=1 / 2_000),
+    ]
+    return write(history(workloads, seed=5), tmp_path_factory.mktemp("exported"))
+
+
+ONE_AFTER_ANOTHER = """
+import contextlib, io, json, sys
+from veilmq.cli import main
+
+ran = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    sys.argv = ["veilmq", *arguments]
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    ran[name] = [code, out.getvalue(), err.getvalue()]
+    with open("ran.json", "w") as file:
+        json.dump(ran, file)
+"""
+
+
+class Ran(NamedTuple):
+    """What one command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+def test_a_java_that_does_not_fit_is_said_with_its_mend(exported: Path, tmp_path: Path) -> None:
+    done, out, err = veilmq("pipeline", "timeouts", "--path", exported, cwd=tmp_path, JAVA_HOME="/nowhere")
+    assert (done, out) == (1, "")
+    assert err.startswith("veilmq: JAVA_HOME=/nowhere holds no Java that runs")
+    assert "Install Java 17 or later" in err
+
+
+def test_tables_that_grow_are_tidied(exported: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(exported, copy)
+    table = history([Workload("q", lognormal(3, 0.5), None, 400)], seed=5)
+    write(table, tmp_path / "more", file_rows=500)
+    code, out, err = veilmq("pipeline", "tidy", "more", "--json", cwd=tmp_path)
+    assert code == 0, err
+    assert json.loads(out)["files_joined"] > 0
+    code, out, err = veilmq("pipeline", "tidy", copy, "--retention-days", 1, cwd=tmp_path)
+    assert (code, out) == (0, f"{copy}: dropped days: 1, joined files: 0\n"), err
+    code, out, err = veilmq("pipeline", "tidy", "nowhere", cwd=tmp_path)
+    assert (code, out) == (1, "")
+    assert "nowhere is no directory" in err
+
+
+COMMANDS = {
+    "report": ["report", "--out", "found", "--format", "delta"],
+    "survival": ["survival", "--json"],
+    "audit": ["audit"],
+    "loop": ["loop", "--out", "kept", "--json", "--publish"],
+    "loop again": ["loop", "--out", "kept", "--json", "--publish"],
+    "timeouts": ["timeouts", "--publish"],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the commands run."""
+    return tmp_path_factory.mktemp("commands")
+
+
+@pytest.fixture(scope="module")
+def ran(place: Path, exported: Path) -> dict[str, Ran]:
+    """All commands, beside a server that has the queue."""
+    commands = {
+        name: ["pipeline", *own, "--path", str(exported), "--master", "local[2]"] for name, own in COMMANDS.items()
+    }
+    server = ServerProcess(place).start()
+    try:
+        with connect(f"veil://{server.sqs.removeprefix('http://')}/media?create=1"):
+            pass
+        environment = inherited() | {
+            "VEILMQ_ADMIN": server.admin,
+            "VEILMQ_TOKEN_FILE": str(server.data / "admin-token"),
+        }
+        script = [sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps(commands)]
+        with (place / "log").open("w") as log:
+            subprocess.run(script, stdout=log, stderr=log, cwd=place, env=environment, timeout=500)
+    finally:
+        server.stop()
+    assert (place / "ran.json").exists(), (place / "log").read_text()[-3_000:]
+    return {name: Ran(*each) for name, each in json.loads((place / "ran.json").read_text()).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("pipeline-cli")
+class TestJobs:
+    """The commands over exported Parquet, each with a session of its own in one process: a JVM takes long to start."""
+
+    def test_a_report_leaves_tables_and_a_page(self, ran: dict[str, Ran], place: Path) -> None:
+        done = ran["report"]
+        assert done.code == 0, done.err
+        assert "icon" in done.out
+        assert "wrote found/report.html" in done.out
+        found = {each.name for each in (place / "found").iterdir()}
+        assert found == {"survival", "quantiles", "timeouts", "redelivery", "split", "health", "report.html"}
+        from deltalake import DeltaTable
+
+        rows = DeltaTable(str(place / "found" / "timeouts")).to_pyarrow_table().to_pylist()
+        assert {row["type"] for row in rows} == {"icon", "video"}
+        assert all(row["first_lease_s"] > 0 for row in rows)
+
+    def test_programs_get_every_column(self, ran: dict[str, Ran]) -> None:
+        done = ran["survival"]
+        assert done.code == 0, done.err
+        rows = [json.loads(line) for line in done.out.splitlines()]
+        assert [row["type"] for row in rows] == ["icon", "video"]
+        assert rows[0]["p50_s"] == pytest.approx(3, rel=0.15)
+
+    def test_an_audit_ends_with_its_verdict(self, ran: dict[str, Ran]) -> None:
+        assert ran["audit"][:2] == (0, "nothing is wrong\n")
+
+    def test_a_loop_runs_once_and_tells_the_server(self, ran: dict[str, Ran], place: Path) -> None:
+        done = ran["loop"]
+        assert done.code == 0, done.err
+        learnt, said = map(json.loads, done.out.splitlines())
+        assert learnt["groups"] == learnt["planned"] == 2
+        assert said == {"account": "000000000000", "region": "us-east-1", "queue": "media", "said": "suggested"}
+        assert (place / "kept" / "metrics.prom").exists()
+        again = [json.loads(line) for line in ran["loop again"].out.splitlines()]
+        assert again[0]["start"] == learnt["stop"]
+        assert again[1] == said, "a new process cannot know what the server was told"
+
+    def test_timeouts_are_shown_and_published(self, ran: dict[str, Ran]) -> None:
+        done = ran["timeouts"]
+        assert done.code == 0, done.err
+        assert "video" in done.out
+        assert done.out.endswith("media: suggested\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_loop_outlives_what_goes_wrong_meanwhile(exported: Path, tmp_path: Path) -> None:
+    """Its first run is good; then the history is away, and comes back."""
+    here, away = tmp_path / "events", tmp_path / "away"
+    shutil.copytree(exported, here)
+    command = ["pipeline", "loop", "--path", str(here), "--out", "kept", "--every", "1s", "--master", "local[1]"]
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        process = subprocess.Popen([*COMMAND, *command], stdout=out, stderr=err, cwd=tmp_path, env=inherited())
+
+    def wait_for(file: str, text: str, times: int) -> None:
+        while (tmp_path / file).read_text().count(text) < times:
+            assert process.poll() is None, (tmp_path / "err").read_text()[-2_000:]
+            time.sleep(0.2)
+
+    try:
+        wait_for("out", "leases settled", 1)
+        here.rename(away)
+        wait_for("err", "holds no exported events", 1)
+        before = (tmp_path / "out").read_text().count("leases settled")
+        away.rename(here)
+        wait_for("out", "leases settled", before + 1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_is_archived_can_be_replayed(server: ServerProcess, tmp_path: Path) -> None:
+    place = f"veil://{server.sqs.removeprefix('http://')}"
+    code, out, err = veilmq(
+        "pipeline", "archive", "--queue", f"{place}/orders", "--out", "kept", "--master", "local[1]", "--json",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert code == 0, err
+    assert json.loads(out)["messages"] == 50
+    with connect(f"{place}/again?create=1") as queue:
+        code, out, err = veilmq(
+            "pipeline", "replay", "kept/messages", "--queue", f"{place}/again", "--where", "int(body) < 20",
+            "--master", "local[1]", cwd=tmp_path,
+        )  # fmt: skip
+        assert (code, out) == (0, "sent 20 messages\n"), err
+        bodies = {each.body for _ in range(4) for each in queue.receive(10)}
+    assert bodies == {str(number) for number in range(20)}

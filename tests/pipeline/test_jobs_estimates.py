@@ -1,0 +1,131 @@
+"""Estimates and recommendations over many draws of one law, small samples too: without Spark, so there can be many."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from veilmq.client.timeouts import Costs
+from veilmq.pipeline.jobs.buckets import BOUNDS, CRASHED, DONE, SCHEMA, bucket_of
+from veilmq.pipeline.jobs.curves import Curve, sample_of
+from veilmq.pipeline.jobs.pricing import timeout_price
+from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, recommend
+from veilmq.testing.histories import Law, bimodal, lognormal, pareto
+
+BELIEVED = Costs(crashes_per_second=1 / 1_000)
+DRAWS = 12
+
+
+def uniform(low: float, high: float) -> Law:
+    return Law(
+        f"uniform, {low:g} to {high:g} s",
+        lambda random, done: random.uniform(low, high, len(done)),
+        lambda t: np.clip((high - np.asarray(t)) / (high - low), 0, 1),
+    )
+
+
+def cells(law: Law, rate: float, number: int, lease: float, extend: float | None, random: Any) -> Any:
+    """The histogram of so many attempts under such leases; late deletes are told."""
+    takes = law.draw(random, np.zeros(number))
+    crash = random.exponential(1 / rate, number)
+    dead = crash < takes
+    step = extend or 1e12
+    extensions = np.floor(np.minimum(takes, crash) / step)
+    held = np.where(dead, extensions * step, takes)
+    values = {
+        "ended": np.where(dead, CRASHED, DONE),
+        "bucket": bucket_of(held),
+        "until": np.where(dead, bucket_of(extensions * step + lease), 0),
+        "lease": bucket_of(lease),
+        "leases": 1.0,
+        "held_s": held,
+        "lease_s": lease,
+        "renewals": (extensions > 0) * 1.0,
+        "renewed_share": (extensions > 0) * (extend or 0) / lease,
+        "redeliveries": 0.0,
+        "redone": 0.0,
+        "squares": 0.0,
+    }
+    named = dict(zip(("account", "region", "queue", "type"), ("0", "r", "q", "t"), strict=True))
+    frame = pd.DataFrame(named | values)
+    assert list(frame.columns) == [part.split()[0] for part in SCHEMA.split(", ")]
+    return frame
+
+
+def dearer(law: Law, rate: float, number: int, lease: float, extend: float | None) -> Any:
+    """Over many draws, how many times dearer than the best the found timeout is."""
+    random = np.random.default_rng(17)
+    true = Costs(crashes_per_second=rate)
+    alive = np.asarray(law.survival(BOUNDS), float)
+    best, _ = best_timeout(alive, true, 43_200)
+    found = []
+    for _ in range(DRAWS):
+        row = recommend(cells(law, rate, number, lease, extend, random), BELIEVED)
+        cost = timeout_price(alive, rate, np.array([best, row["timeout_s"]])).cost(true)
+        found.append(cost[1] / cost[0])
+    return np.array(found)
+
+
+LAWS = {
+    "short": (lognormal(1.5, 0.4), 0.04),
+    "middling": (lognormal(4, 0.5), 0.015),
+    "long": (lognormal(45, 0.3), 0.0015),
+    "wide": (lognormal(60, 1.2), 1 / 2_000),
+    "uniform": (uniform(150, 250), 1 / 3_000),
+    "two humps": (bimodal(20, 240, 0.15, 0.3), 1 / 1_000),
+    "Pareto": (pareto(5, 1.5), 1 / 500),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lease", "extend"), [(180.0, None), (30.0, 10.0)], ids=["held", "extended"])
+@pytest.mark.parametrize("law", ["short", "middling", "long", "wide"])
+def test_sixty_attempts_tell_a_lognormal_laws_timeout(law: str, lease: float, extend: float | None) -> None:
+    """Short work above all: what is believed of crashes before any was seen must not drown those that were."""
+    found = dearer(*LAWS[law], 60, lease, extend)
+    assert np.median(found) <= 1.1
+    assert np.quantile(found, 0.9) <= 1.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+def test_a_thousand_attempts_tell_any_laws_timeout(law: str) -> None:
+    # Of a thousand, ten of a Pareto law's take longer than its best timeout: too few to say more than "at least".
+    assert np.median(dearer(*LAWS[law], 5_000 if law == "Pareto" else 1_000, 400.0, None)) <= 1.1
+
+
+@pytest.mark.parametrize(("lease", "extend"), [(900.0, None), (30.0, 10.0)], ids=["held", "extended"])
+@pytest.mark.parametrize("law", LAWS)
+def test_crash_rates_are_not_biased(law: str, lease: float, extend: float | None) -> None:
+    """Crashes are placed where they happened, and so is the work before them."""
+    random = np.random.default_rng(17)
+    found = [sample_of(cells(*LAWS[law], 400, lease, extend, random)).crashes_per_second for _ in range(20)]
+    assert np.mean(found) == pytest.approx(LAWS[law][1], rel=0.2)
+
+
+def test_the_end_of_a_small_sample_does_not_refute_its_law() -> None:
+    """All sixty are done: the curve is 0 there, with no error by its own reckoning."""
+    random = np.random.default_rng(3)
+    fits = [Curve(sample_of(cells(lognormal(20, 0.8), 1e-9, 60, 600.0, None, random))).fits for _ in range(DRAWS)]
+    assert sum(fits) >= DRAWS - 1
+    refuted = Curve(sample_of(cells(bimodal(2, 60, 0.2), 1e-9, 1_000, 600.0, None, random)))
+    assert not refuted.fits
+
+
+class TestCrashRate:
+    def test_before_anything_was_seen_it_is_as_believed(self) -> None:
+        assert crash_rate(0, 0.0, 1 / 7_200) == pytest.approx(1 / 7_200)
+
+    @pytest.mark.parametrize("crashes", [5, 50])
+    def test_what_was_seen_counts_however_short_the_work(self, crashes: int) -> None:
+        """5 crashes in 120 s of work, where one in two hours was believed."""
+        assert crash_rate(crashes, 120.0, 1 / 7_200) == pytest.approx(crashes / 120, rel=0.3)
+
+    def test_long_work_without_a_crash_lowers_it(self) -> None:
+        rates = [float(crash_rate(0, exposure_s, 1 / 1_000)) for exposure_s in (0, 1e3, 1e5, 1e7)]
+        assert rates == sorted(rates, reverse=True)
+        assert rates[-1] < 1e-6
+
+    def test_many_are_told_at_once(self) -> None:
+        assert np.all(np.diff(crash_rate(np.arange(20), 1e4, 1e-3)) > 0)

@@ -1,0 +1,135 @@
+"""The report: one file that needs nothing else, for light and dark, with everything from the history escaped."""
+
+import re
+from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.pipeline.histories_stage import frame
+
+from veilmq.pipeline.jobs.analysis import Analysis
+from veilmq.pipeline.report.drawing import ROLES, say
+from veilmq.pipeline.report.page import page
+from veilmq.testing.histories import Workload, bimodal, history, lognormal, pareto
+
+STRANGE = "<script>alert(1)</script>"
+
+
+class Seen(HTMLParser):
+    """What a page refers to, and whether its tags close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.titles: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.figures = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in {"meta", "br"}:
+            self.open.append(tag)
+        self.figures += tag == "svg"
+        self.links += [str(value) for name, value in attrs if name in {"src", "href", "xlink:href"}]
+        self.ids += [str(value) for name, value in attrs if name == "id"]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "h2":
+            self.titles.append(data)
+
+
+@pytest.fixture(scope="module")
+def found(spark: Any) -> SimpleNamespace:
+    """All results, as plain frames."""
+    how: dict[str, Any] = {"messages": 600, "lease": 120.0, "crashes_per_second": 1 / 2_000}
+    workloads = [
+        Workload("media", lognormal(2, 0.5), "icon", **how),
+        Workload("media", lognormal(250, 0.5), "video", **how),
+        Workload(STRANGE, pareto(1.5, 1.4), "mail & more", 600, gives_up=20.0),
+        Workload("billing", bimodal(2, 60, 0.2), None, 600, lease=60, extend=30, crashes_per_second=1 / 800),
+        Workload("rare", lognormal(5, 1), None, 10),
+    ]
+    analysis = Analysis(frame(spark, history(workloads, seed=1)))
+    names = ("timeouts", "quantiles", "curve", "redelivery", "split", "health")
+    return SimpleNamespace(**{name: getattr(analysis, name) for name in names})
+
+
+@pytest.fixture(scope="module")
+def text(found: Any) -> str:
+    return page(found, source="http://127.0.0.1:9325/?a=1&b=2", offsets=(0, 12_345), now=1_767_225_600.0)
+
+
+def test_it_answers_five_questions(text: str) -> None:
+    seen = Seen(text)
+    assert seen.open == []
+    assert seen.titles == [
+        "How long does work take?",
+        "How often does work outlive its lease?",
+        "What does a faster recovery cost?",
+        "Which types belong in queues of their own?",
+        "What happened when?",
+    ]
+    assert seen.figures == 5
+    assert "12,345 events of http://127.0.0.1:9325/?a=1&amp;b=2. 2026-01-01 00:00 UTC" in text
+
+
+def test_it_needs_nothing_else(text: str) -> None:
+    seen = Seen(text)
+    assert [link for link in seen.links if not link.startswith("#")] == []
+    assert "@import" not in text
+    assert not re.search(r"url\((?!#)", text)
+    assert {link.removeprefix("#") for link in seen.links} <= set(seen.ids)
+    assert len(seen.ids) == len(set(seen.ids))
+
+
+def test_colours_are_the_pages(text: str) -> None:
+    for role, stand_in in ROLES.items():
+        assert stand_in not in text
+        assert text.count(f"--{role}:") == 2, "once for light and once for dark"
+        assert f"var(--{role})" in text or role.startswith("series")
+
+
+def test_names_are_escaped(text: str) -> None:
+    assert STRANGE not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; · mail &amp; more" in text
+
+
+def test_today_and_the_recommended_lease_are_marked(text: str, found: Any) -> None:
+    row = found.timeouts[found.timeouts["type"].eq("video")].iloc[0]
+    assert f"today {say(120)}" in text
+    assert f"best {say(row.timeout_s)}" in text
+    strange = found.timeouts[found.timeouts.queue.eq(STRANGE)].iloc[0]
+    assert f"at least {say(strange.timeout_at_least_s)}" in text
+    assert f"one for all {say(found.split.together_timeout_s.max())}" in text
+
+
+def test_a_history_that_says_nothing_says_so(found: Any) -> None:
+    nothing = SimpleNamespace(**{name: rows.iloc[:0] for name, rows in vars(found).items()})
+    assert "Too few leases" in page(nothing, source="x", offsets=(0, 0), now=0.0)
+    few = SimpleNamespace(**(vars(found) | {"timeouts": found.timeouts[found.timeouts.queue.eq("rare")]}))
+    assert "Too few leases" in page(few, source="x", offsets=(0, 0), now=0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.0123, "12.3 ms"),
+        (1, "1 s"),
+        (119, "119 s"),
+        (600, "10 min"),
+        (7_200, "2 h"),
+        (None, "–"),
+        (float("nan"), "–"),
+    ],
+)
+def test_times_are_said_as_people_say_them(seconds: float | None, said: str) -> None:
+    assert say(seconds) == said

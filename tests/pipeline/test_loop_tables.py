@@ -1,0 +1,112 @@
+"""Tables that grow: one file of many, old days dropped, and nothing lost where a process dies amid that."""
+
+import re
+import shutil
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from veilmq.pipeline.errors import HistoryGap, OptionInvalid
+from veilmq.pipeline.events.reading import ParquetHistory
+from veilmq.pipeline.jobs import tables
+from veilmq.testing.histories import Workload, history, lognormal, write
+
+DAY = 86_400.0
+
+
+@pytest.fixture(scope="module")
+def events() -> pa.Table:
+    return history([Workload("q", lognormal(20, 1), "t", 1_500)], seed=6, span=3 * DAY)
+
+
+@pytest.fixture
+def exported(events: pa.Table, tmp_path: Path) -> Path:
+    return write(events, tmp_path / "events", file_rows=700)
+
+
+def read(place: Path) -> pa.Table:
+    found = ParquetHistory(str(place))
+    return pa.Table.from_batches(found.read(*found.bounds()))
+
+
+def days(place: Path) -> list[str]:
+    return sorted(each.name for each in place.iterdir())
+
+
+def test_exported_events_are_joined_and_stay_what_they_are(events: pa.Table, exported: Path) -> None:
+    before = len(list(exported.glob("*/*.parquet")))
+    assert tables.compact(exported) == before - 3
+    assert len(list(exported.glob("*/*.parquet"))) == 3
+    assert read(exported).equals(events)
+    assert tables.compact(exported) == 0
+
+
+def test_old_days_of_exported_events_go(events: pa.Table, exported: Path) -> None:
+    assert tables.retain(exported, date(2026, 1, 3)) == 2
+    assert days(exported) == ["day=2026-01-03"]
+    first = ParquetHistory(str(exported)).bounds().first
+    assert 0 < first < events.num_rows
+    assert read(exported).equals(events.slice(first))
+
+
+def test_a_day_is_never_lost(events: pa.Table, exported: Path) -> None:
+    """As it is when a process dies between taking the old day away and putting the new one there."""
+    (exported / "day=2026-01-02").rename(exported / ".day=2026-01-02.old")
+    with pytest.raises(HistoryGap, match="Restore the missing files"):
+        read(exported)
+    tables.compact(exported)
+    assert read(exported).equals(events)
+    # Or after that, before the old one is removed.
+    shutil.copytree(exported / "day=2026-01-02", exported / ".day=2026-01-02.old")
+    tables.restore(exported)
+    assert days(exported) == ["day=2026-01-01", "day=2026-01-02", "day=2026-01-03"]
+    assert read(exported).equals(events)
+
+
+@pytest.mark.parametrize(("column", "kept"), [("sent", 2), ("to", 2), ("day", 2), ("other", 3)])
+def test_rows_of_delta_are_judged_by_what_tells_their_age(tmp_path: Path, column: str, kept: int) -> None:
+    from deltalake import write_deltalake
+
+    place = tmp_path / "table"
+    for number in (1, 2, 3):
+        at = datetime(2026, 1, number, 12, tzinfo=UTC)
+        value: Any = pa.array([at.date().isoformat() if column == "day" else at])
+        write_deltalake(str(place), pa.table({column: value, "n": [1]}), mode="append")
+    assert tables.retain(place, date(2026, 1, 2), vacuum_hours=0) == 3 - kept
+    assert tables.compact(place) == (kept if kept > 1 else 0)
+    assert tables.load(place).num_rows == kept
+
+
+def test_a_table_that_is_replaced_keeps_no_old_versions_for_ever(spark: Any, tmp_path: Path) -> None:
+    place = tmp_path / "table"
+    tables.write(spark.range(3), place, "delta")
+    (old,) = place.glob("*.parquet")
+    # Two weeks ago, for the log's reader: the log tells when a file was left, in milliseconds.
+    tables.write(spark.range(2), place, "delta")
+    assert old.exists(), "a reader may still be at it"
+    log = sorted((place / "_delta_log").glob("*.json"))[-1]
+    text = log.read_text()
+    left = re.search(r'"deletionTimestamp":(\d+)', text)
+    assert left is not None
+    log.write_text(text.replace(left[1], str(int(left[1]) - 14 * 86_400_000)))
+    tables.write(spark.range(1), place, "delta")
+    assert not old.exists()
+    assert tables.load(place).num_rows == 1
+
+
+def test_what_does_not_grow_by_days_is_refused(spark: Any, tmp_path: Path) -> None:
+    tables.write(spark.range(3), tmp_path / "table")
+    with pytest.raises(OptionInvalid, match="Jobs replace theirs whole"):
+        tables.compact(tmp_path / "table")
+    with pytest.raises(OptionInvalid, match="Jobs replace theirs whole"):
+        tables.retain(tmp_path / "table", date(2026, 1, 1))
+    stream = tmp_path / "stream"
+    (stream / "_spark_metadata").mkdir(parents=True)
+    pq.write_table(pa.table({"n": [1]}), stream / "part.parquet")
+    with pytest.raises(OptionInvalid, match=r"its log says which files count. Let streams write Delta"):
+        tables.compact(stream)
+    assert (stream / "part.parquet").exists()
