@@ -2,7 +2,7 @@
 # install-clients.sh DIR: put the JavaScript clients of the tests into DIR/node_modules.
 # Strategy: tests/clients/js/package.json names them and package-lock.json pins everything with hashes; DIR gets copies of
 # both, so that nothing is ever installed into the checkout's own folders. No install script runs but that of node-expat (of
-# aliyun-mns), which compiles for the Node.js of .tools/node with that one's headers. Which registry serves the packages is
+# aliyun-mns), which is compiled for the Node.js of .tools/node with that one's headers. Which registry serves the packages is
 # npm's own configuration.
 set -eu
 
@@ -18,6 +18,6 @@ npm ci --loglevel=error --no-audit --no-fund --ignore-scripts --prefix "$directo
 tools/need.sh g++ g++
 directory=$(cd "$directory" && pwd)
 node=$(readlink -f .tools/node/bin/node)
-# npm and node-gyp run on that node, too: what they compile is for the node that runs them.
-PATH="$(dirname "$node"):$PATH" npm_config_nodedir="$(dirname "$(dirname "$node")")" \
-    npm rebuild --loglevel=error --prefix "$directory" node-expat >/dev/null
+# Our own node-gyp: Debian's links what it compiles to Debian's Node.js, and ours crashes on that.
+"$node" "$directory/node_modules/node-gyp/bin/node-gyp.js" rebuild --silent --nodedir="$(dirname "$(dirname "$node")")" \
+    --directory "$directory/node_modules/node-expat" >/dev/null

@@ -85,6 +85,8 @@ def test_the_server_shows_what_it_would_set_and_why(veilmq_server: LocalServer, 
 def test_it_is_in_force_by_the_owners_leave_and_can_be_taken_back(
     veilmq_server: LocalServer, plan_command: Run
 ) -> None:
+    history = ServerHistory(veilmq_server.admin_url, token(veilmq_server))
+    (_, start) = history.bounds()  # the server was others' before
     with veilmq_server.connect("jobs") as queue:
         plan_command("--adaptive", "apply")
         assert tell(veilmq_server, plans(all=90)) == "applied"
@@ -98,10 +100,9 @@ def test_it_is_in_force_by_the_owners_leave_and_can_be_taken_back(
         assert "nothing was published" in plan_command()
         assert "adaptive = off" in tell(veilmq_server, plans(all=90))
         assert queue.recommended() is None
-    history = ServerHistory(veilmq_server.admin_url, token(veilmq_server))
     told = [
         json.loads(detail)
-        for batch in history.read(*history.bounds())
+        for batch in history.read(start, history.bounds()[1])
         for kind, detail in zip(batch.column("kind").to_pylist(), batch.column("detail").to_pylist(), strict=True)
         if kind == "queue_changed" and detail
     ]
@@ -110,6 +111,8 @@ def test_it_is_in_force_by_the_owners_leave_and_can_be_taken_back(
 
 
 def test_a_keeper_takes_its_leases_from_there(veilmq_server: LocalServer) -> None:
+    history = ServerHistory(veilmq_server.admin_url, token(veilmq_server))
+    (_, start) = history.bounds()
     with veilmq_server.connect("jobs") as queue:
         tell(veilmq_server, plans(all=60, film=300))
         with LeaseKeeper(queue, plan=PublishedPlan(queue)) as keeper:
@@ -119,10 +122,9 @@ def test_a_keeper_takes_its_leases_from_there(veilmq_server: LocalServer) -> Non
             keeper.settle()
             for lease in leases:
                 lease.delete()
-    history = ServerHistory(veilmq_server.admin_url, token(veilmq_server))
     extensions = {
         kind: lease_us
-        for batch in history.read(*history.bounds())
+        for batch in history.read(start, history.bounds()[1])
         for event_kind, kind, lease_us in zip(
             *(batch.column(name).to_pylist() for name in ("kind", "type", "lease_us")), strict=True
         )
