@@ -147,8 +147,8 @@ def test_messages_that_come_again_are_not_emitted_again(stage: Stage, scheme: st
         if not is_committed:
             play.run(START, end)
         assert play.to_the_end(end) == end
-        # What another holds comes again when that lease ends; here it was given back at once. On so short a lease a slow
-        # machine receives only part of it in one go.
+        # What another holds comes again when that lease ends; here it was given back at once. On so short a lease a
+        # slow machine receives only part of it in one go.
         patience = time.monotonic() + 30
         while left(queue) and time.monotonic() < patience:
             assert play.driver.latest(end, 100) == end
