@@ -1,6 +1,6 @@
 """Push delay of healthy endpoints, beside twenty dead ones and without them, by turns on one server.
 
-    make bench ARGS="--push"        or alone: .venv/bin/python bench/push.py [--pairs 5] [--count 150] [--rate 20]
+    make bench ARGS="--push"        or alone: .venv/bin/python bench/push.py [--pairs 5] [--count 150] [--rate 50]
 
 A turn is a topic of its own with four healthy endpoints and, every second time, twenty dead ones: five that refuse,
 five that take a push and never answer, five that answer a byte a second, five that answer 500. They are new ports each
@@ -30,7 +30,7 @@ from veilmq.testing.server import ServerProcess
 
 GOAL = 1.2
 HEALTHY, DEAD_OF_A_KIND = 4, 5
-COUNT, RATE = 150, 20.0
+COUNT, RATE = 150, 50.0
 WARM = 20
 LOST_AFTER_S = 60
 KINDS = ("refuses", "hangs", "dribbles", "errors")

@@ -20,7 +20,7 @@ from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.events.columns import SPARK_SCHEMA
 from veilmq.pipeline.events.reading import History, ParquetHistory, ServerHistory
 
-PARTITION_ROWS_DEFAULT: Final = 262_144
+PARTITION_ROWS_DEFAULT: Final = 524_288
 _OPTIONS: Final = frozenset({"server", "token", "certificate", "path", "from", "until", "partitionrows", "maxrows"})
 
 
