@@ -66,13 +66,13 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 	@touch $@
 
 # One more JavaScript client is one more line in package.json, and `make lock`.
-.tools/clients/.installed: tests/clients/js/package.json tests/clients/js/package-lock.json tools/install-clients.sh .tools/node
+.tools/clients/.installed: tests/clients/js/package.json tests/clients/js/package-lock.json tools/install-clients.sh tools/install-npm.sh .tools/node
 	@tools/install-clients.sh $(@D)
 	@touch $@
 
 # The emulator that the azure adapter is tested against, besides our own port.
-.tools/azurite/.installed: tests/clients/azurite/package.json tests/clients/azurite/package-lock.json tools/install-azurite.sh .tools/node
-	@tools/install-azurite.sh $(@D)
+.tools/azurite/.installed: tests/clients/azurite/package.json tests/clients/azurite/package-lock.json tools/install-npm.sh .tools/node
+	@tools/install-npm.sh tests/clients/azurite $(@D)
 	@touch $@
 
 run: setup

@@ -41,7 +41,7 @@ class Place:
     def __init__(self, account: Account, form: Form, tmp_path: Path) -> None:
         self.account, self.form = account, form
         self.definitions = Definitions(f"file://{tmp_path}/definitions")
-        self.names = [f"q{next(_numbers)}" for _ in range(3)]
+        self.names = [f"queue-{next(_numbers)}" for _ in range(3)]
         self.topic_name = f"t{next(_numbers)}"
 
     def make(self, **options: Any) -> PullTopic:
@@ -52,7 +52,7 @@ class Place:
         return [[message.body for message in self.account.queue(name).receive(10)] for name in self.names]
 
     def exist(self) -> list[str]:
-        return [name for name in self.account.names("q") if name in self.names]
+        return [name for name in self.account.names("queue-") if name in self.names]
 
 
 def account_of(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Any:

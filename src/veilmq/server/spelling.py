@@ -12,7 +12,6 @@ from veilmq.server.intake import Intake
 from veilmq.server.limits import Limits
 
 _OWN: Final = b"x-ms-meta-"
-_OWN_CHARACTERS: Final = len(_OWN)
 
 
 class SpellingIntake(Intake):
@@ -27,13 +26,9 @@ class SpellingIntake(Intake):
     def on_header(self, name: bytes, value: bytes) -> None:
         """As `Intake` has it."""
         small = name.lower()
-        if small[:_OWN_CHARACTERS] == _OWN:
+        if small.startswith(_OWN):
             self._spelled[small] = name
-        headers = self._headers
-        if small in headers:
-            self._repeat(small, value)
-        else:
-            headers[small] = value.strip()
+        super().on_header(small, value)
 
     def on_message_complete(self) -> None:
         """As `Intake` has it."""

@@ -5,7 +5,6 @@ a batch that is rolled back puts its messages back into it. An empty queue costs
 """
 
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
@@ -13,11 +12,10 @@ from veilmq.model.commands import Receive
 from veilmq.model.errors import RateExceeded
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, Received
+from veilmq.store.sqlite.claims import RETURNS_MAX
 from veilmq.store.sqlite.endings import return_due
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.writer import Writer
-
-_RETURNS_MAX: Final = 256
 
 
 def receive_within(
@@ -25,7 +23,7 @@ def receive_within(
 ) -> Outcome:
     """What `receive` gives of what is left of this second; RateExceeded if that is nothing, and messages are there."""
     if writer.now >= queue.next_due:
-        return_due(writer, queue, _RETURNS_MAX)
+        return_due(writer, queue, RETURNS_MAX)
     # As if each message took its part of a second, and the queue might be a second behind. In parts of a microsecond,
     # as many as the rate has, so that all stays whole.
     known, until = queue.handed
