@@ -20,13 +20,14 @@ NODE_VERSION := 22.23.3
 # Clients that only the slow tests drive, each kind in a place of its own.
 CLIENT_STAMPS := .tools/botocore-1.31/.installed .tools/aws/.installed .tools/clients/.installed .tools/azurite/.installed
 
-.PHONY: help setup setup-test setup-clients run lint check test bench pipeline-demo lock clean
+.PHONY: help setup setup-test setup-clients run lint check test bench fuzz pipeline-demo lock clean
 
 help:
 	@echo 'make run [ARGS="..."]   set up and serve (veilmq serve ARGS)'
 	@echo 'make check              lint, types, floors and the fast tests'
 	@echo 'make test               make check and every other test'
 	@echo 'make bench              measure against the peers'
+	@echo 'make fuzz               ten minutes of coverage-guided fuzzing of HTTP and the codecs'
 	@echo 'make pipeline-demo      learn timeouts from work whose truth is known, and apply them'
 	@echo 'make setup              set up what make run needs, and stop there'
 	@echo 'make setup-clients      set up what make test needs: other SDKs, Node.js'
@@ -94,6 +95,15 @@ test: lint setup-clients
 bench: setup
 	@$(BIN)/python bench/run.py $(ARGS)
 
+# What it finds interesting is kept in .tools/fuzz/corpus for the next time.
+fuzz: .tools/fuzz/.installed
+	@PYTHONPATH=$$(echo .tools/fuzz/lib/python3*/site-packages) $(BIN)/python tools/fuzz.py .tools/fuzz/corpus \
+		-max_total_time=600 -max_len=4096 -artifact_prefix=.tools/fuzz/ $(ARGS)
+
+.tools/fuzz/.installed: requirements/fuzz.txt tools/install-venv.sh | $(TEST_STAMP)
+	@tools/install-venv.sh requirements/fuzz.txt $(@D)
+	@touch $@
+
 # A server, six kinds of work, Spark: what the pipeline recommends beside the truth, before and after.
 pipeline-demo: setup-test
 	@exec $(BIN)/python examples/pipeline_demo $(ARGS)
@@ -109,6 +119,7 @@ lock: setup-test
 	$(subst pyproject.toml,,$(LOCK)) --constraint requirements/dev.txt --output-file requirements/build.txt
 	$(LOCK_CLIENT) requirements/query.in --output-file requirements/query.txt
 	$(LOCK_CLIENT) $(if $(UPGRADE),--upgrade) requirements/aws.in --output-file requirements/aws.txt
+	$(LOCK_CLIENT) requirements/fuzz.in --output-file requirements/fuzz.txt
 	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \
 		--prefix tests/clients/js
 	npm install --loglevel=error --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund \

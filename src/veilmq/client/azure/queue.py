@@ -6,12 +6,10 @@ what was asked. What it has no settings for is kept in the queue's metadata (`se
 opened and again after a minute. Source: Queue Storage REST API; "Scalability and performance targets".
 """
 
-import threading
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.client import base64_bodies
 from veilmq.client.azure.calls import call
@@ -22,8 +20,8 @@ from veilmq.client.azure.settings import DELAY_MAX, LEASE_MAX, NEVER, Settings, 
 from veilmq.client.azure.waiting import Waiting
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.errors import TransportError
-from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
+from veilmq.client.cloud_queue import Believed, CloudQueue
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
 from veilmq.client.prepared import attempt, through
 from veilmq.client.unreadable import log, read_each, receive_readable
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -35,8 +33,6 @@ RECEIVE_MAX: Final = 32
 _WAIT_MAX: Final = 30
 LEASE_DEFAULT: Final = 30
 """Seconds, as Get Messages has it; but named: an answer tells the end of a lease on the service's clock alone."""
-_SETTINGS_SECONDS: Final = 60.0
-"""How long a queue's metadata is believed."""
 _SEND_NAMES: Final = {"visibilitytimeout": "delay", "messagettl": "ttl"}
 
 
@@ -69,7 +65,7 @@ def capabilities_of(base64: bool) -> Capabilities:
     )
 
 
-class AzureQueue:
+class AzureQueue(CloudQueue):
     """A `Queue` on Azure Queue Storage; made by `AzureAccount.queue`."""
 
     def __init__(self, account: "AzureAccount", client: Any, clock: Clock = SYSTEM) -> None:
@@ -77,22 +73,9 @@ class AzureQueue:
         self.client = client
         self._clock = clock
         self._base64 = account.base64
-        self._capabilities = capabilities_of(account.base64)
         self._waiting = Waiting(clock)
-        self._closed = False
-        self._settings_lock = threading.Lock()
-        self._settings: tuple[Settings, float] | None = None
-        """(what the metadata says, believed until)."""
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return str(self.client.queue_name)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do."""
-        return self._capabilities
+        super().__init__(str(client.queue_name), capabilities_of(account.base64), self._waiting)
+        self._settings: Believed[Settings] = Believed(clock)
 
     @property
     def account(self) -> "AzureAccount":
@@ -208,38 +191,11 @@ class AzureQueue:
         """The queue's properties as the SDK gives them; its metadata is believed for a minute. Raises QueueMissing."""
         self._check_open()
         properties = self._call(self.client.get_queue_properties)
-        with self._settings_lock:
-            believed_until = self._clock.monotonic() + _SETTINGS_SECONDS
-            self._settings = settings_of(properties.metadata or {}), believed_until
+        self._settings.keep(settings_of(properties.metadata or {}))
         return properties
 
-    def recommended(self) -> Recommended | None:
-        """Nobody can tell here."""
-        return None
-
-    def interrupt(self) -> None:
-        """Waiting receives end, without a last question."""
-        self._waiting.interrupt()
-
-    def close(self) -> None:
-        """A waiting receive ends; what it still brings is released. The client's connections are the account's."""
-        self._closed = True
-        self._waiting.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _known(self) -> Settings:
-        with self._settings_lock:
-            known = self._settings
-        if known is not None and self._clock.monotonic() < known[1]:
-            return known[0]
-        return settings_of(self.look().metadata or {})
+        return self._settings.get(lambda: settings_of(self.look().metadata or {}))
 
     def _give_back(self, messages: list[Received]) -> None:
         """The queue is closed, and nobody waits for these any more: let others have them at once."""
@@ -248,14 +204,6 @@ class AzureQueue:
                 self._updated(message.handle, 0)
             except VeilError as error:
                 log.warning("queue %s: a message could not be released: %s", self.name, error)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise TransportError(reason=f"queue {self.name} is closed", may_have_happened=False)
-
-    def _check_count(self, count_max: int) -> None:
-        if not 1 <= count_max <= RECEIVE_MAX:
-            raise ParameterInvalid(parameter="count_max", reason=f"must be from 1 to {RECEIVE_MAX}, not {count_max}")
 
     def _call(self, operation: Any, **given: Any) -> Any:
         return call(operation, self.name, **given)

@@ -7,10 +7,8 @@ one. The timeout is looked up when the queue is opened and again after a minute.
 """
 
 import re
-import threading
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from mns.mns_request import (  # type: ignore[import-untyped]
@@ -32,8 +30,9 @@ from mns.mns_request import (  # type: ignore[import-untyped]
 from veilmq.client import base64_bodies
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.cloud_queue import Believed, CloudQueue
 from veilmq.client.errors import ServiceError, TransportError, may_have_happened
-from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
 from veilmq.client.mns.errors import Said, error_of
 from veilmq.client.mns.line import BatchRefused
 from veilmq.client.mns.receiving import peeked_of, received_of
@@ -46,7 +45,6 @@ from veilmq.model.errors import (
     CapabilityMissing,
     LeaseError,
     MessageGone,
-    ParameterInvalid,
     QueueMissing,
     ReceiptInvalid,
     VeilError,
@@ -57,8 +55,6 @@ if TYPE_CHECKING:
 
 BATCH_MAX: Final = 16
 WAIT_MAX: Final = 30
-_SETTINGS_SECONDS: Final = 60.0
-"""How long the queue's visibility timeout is believed."""
 _HANDLE: Final = re.compile(r"[A-Za-z0-9._=+/~-]{1,1024}\Z")
 """The SDK pastes it into a URL as it is."""
 _OF_ALL: Final = (QueueMissing, TransportError, ServiceError)
@@ -95,30 +91,16 @@ def capabilities_of(base64: bool) -> Capabilities:
     )
 
 
-class MnsQueue:
+class MnsQueue(CloudQueue):
     """A `Queue` on MNS; made by `MnsAccount.queue`."""
 
     def __init__(self, account: "MnsAccount", name: str, clock: Clock = SYSTEM) -> None:
         self._account = account
-        self._name = name
         self._clock = clock
         self._base64 = account.base64
-        self._capabilities = capabilities_of(account.base64)
         self._parking = Parking(name)
-        self._closed = False
-        self._settings_lock = threading.Lock()
-        self._visibility_timeout: tuple[int, float] | None = None
-        """(seconds, believed until)."""
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return self._name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do."""
-        return self._capabilities
+        super().__init__(name, capabilities_of(account.base64), self._parking)
+        self._visibility_timeout: Believed[int] = Believed(clock)
 
     @property
     def account(self) -> "MnsAccount":
@@ -193,7 +175,7 @@ class MnsQueue:
 
     def _take(self, count_max: int, lease: float | None, wait: int) -> list[Received]:
         request = BatchReceiveMessageRequest(self._name, count_max, False, wait)
-        held = self._default_lease()
+        held = self._visibility_timeout.get(lambda: int(self.look().visibility_timeout))
         started = self._clock.monotonic()
         try:
             answer = self._ask("batch_receive_message", request, BatchReceiveMessageResponse())
@@ -323,45 +305,8 @@ class MnsQueue:
         """The queue's attributes as the SDK gives them; its timeout is believed for a minute. Raises QueueMissing."""
         self._check_open()
         told = self._account.look(self._name)
-        with self._settings_lock:
-            self._visibility_timeout = told.visibility_timeout, self._clock.monotonic() + _SETTINGS_SECONDS
+        self._visibility_timeout.keep(told.visibility_timeout)
         return told
-
-    def recommended(self) -> Recommended | None:
-        """Nobody can tell here."""
-        return None
-
-    def interrupt(self) -> None:
-        """Parked receives end; what they still bring is released."""
-        self._parking.interrupt()
-
-    def close(self) -> None:
-        """A parked receive ends; what it still brings is released. Connections are the account's."""
-        self._closed = True
-        self._parking.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _default_lease(self) -> int:
-        with self._settings_lock:
-            known = self._visibility_timeout
-        if known is not None and self._clock.monotonic() < known[1]:
-            return known[0]
-        return int(self.look().visibility_timeout)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise TransportError(reason=f"queue {self._name} is closed", may_have_happened=False)
-
-    def _check_count(self, count_max: int) -> None:
-        if not 1 <= count_max <= BATCH_MAX:
-            raise ParameterInvalid(parameter="count_max", reason=f"must be from 1 to {BATCH_MAX}, not {count_max}")
 
     def _call(self, method: str, request: Any, response: Any, size_bytes: int = 0) -> Any:
         self._check_open()

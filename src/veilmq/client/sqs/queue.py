@@ -8,15 +8,14 @@ Source: SQS API Reference.
 """
 
 import math
-import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.cloud_queue import Believed, CloudQueue
 from veilmq.client.errors import TransportError
-from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
 from veilmq.client.parking import Parking
 from veilmq.client.queue_attributes import FIFO_SUFFIX
 from veilmq.client.requests import in_requests, split
@@ -32,8 +31,6 @@ ENTRIES_MAX: Final = 10
 REQUEST_BYTES_MAX: Final = 1_048_576
 _LEASE_MAX: Final = 43_200
 _WAIT_MAX: Final = 20
-_SETTINGS_SECONDS: Final = 60.0
-"""How long the queue's visibility timeout is believed."""
 
 
 def capabilities_of(name: str, wait_max: float = _WAIT_MAX) -> Capabilities:
@@ -66,34 +63,20 @@ def capabilities_of(name: str, wait_max: float = _WAIT_MAX) -> Capabilities:
     )
 
 
-class SqsQueue:
+class SqsQueue(CloudQueue):
     """A `Queue` on SQS; made by `SqsAccount.queue`."""
 
     def __init__(self, account: "SqsAccount", calls: Calls, name: str, url: str, clock: Clock = SYSTEM) -> None:
         self._account = account
         self._calls = calls
-        self._name = name
         self.url = url
         self._clock = clock
         timeout = calls.client.meta.config.read_timeout
         # A socket that gives up before the poll does would make an error of every empty answer.
         wait_max = _WAIT_MAX if timeout is None else max(0, min(_WAIT_MAX, timeout - 1))
-        self._capabilities = capabilities_of(name, wait_max)
         self._parking = Parking(name)
-        self._closed = False
-        self._settings_lock = threading.Lock()
-        self._visibility_timeout: tuple[float, float] | None = None
-        """(seconds, believed until)."""
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return self._name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do."""
-        return self._capabilities
+        super().__init__(name, capabilities_of(name, wait_max), self._parking)
+        self._visibility_timeout: Believed[float] = Believed(clock)
 
     @property
     def account(self) -> "SqsAccount":
@@ -132,9 +115,7 @@ class SqsQueue:
         """ReceiveMessage, with all attributes. An empty list also if the queue is closed meanwhile."""
         self._check_open()
         able = self._capabilities
-        if not 1 <= count_max <= able.receive_messages_max:
-            reason = f"must be from 1 to {able.receive_messages_max}, not {count_max}"
-            raise ParameterInvalid(parameter="count_max", reason=reason)
+        self._check_count(count_max)
         if not 0 <= wait <= able.wait_max:
             raise ParameterInvalid(parameter="wait", reason=f"must be from 0 to {able.wait_max:g} s, not {wait}")
         given: dict[str, Any] = {
@@ -144,7 +125,7 @@ class SqsQueue:
             "MessageAttributeNames": ["All"],
         }
         if lease is None:
-            held = self._default_lease()
+            held = self._visibility_timeout.get(self._look_timeout_up)
         else:
             held = lease
             given["VisibilityTimeout"] = _lease_seconds(lease)
@@ -245,37 +226,12 @@ class SqsQueue:
             visible=int(member(texts, "ApproximateNumberOfMessages")),
             delayed=int(member(texts, "ApproximateNumberOfMessagesDelayed")),
             in_flight=int(member(texts, "ApproximateNumberOfMessagesNotVisible")),
-            visibility_timeout=self._believe(float(member(texts, "VisibilityTimeout"))),
+            visibility_timeout=self._visibility_timeout.keep(float(member(texts, "VisibilityTimeout"))),
             retention=float(member(texts, "MessageRetentionPeriod")),
             delay=float(member(texts, "DelaySeconds")),
             # In whole seconds; that is enough, because SQS makes no queue of that name again within a minute.
             incarnation=member(texts, "CreatedTimestamp"),
         )
-
-    def recommended(self) -> Recommended | None:
-        """Nobody can tell here."""
-        return None
-
-    def interrupt(self) -> None:
-        """Parked receives end; what they still bring is released."""
-        self._parking.interrupt()
-
-    def close(self) -> None:
-        """A parked receive ends; what it still brings is released. The client's connections are the account's."""
-        self._closed = True
-        self._parking.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise TransportError(reason=f"queue {self._name} is closed", may_have_happened=False)
 
     def _call(self, method: str, *, size_bytes: int = 0, **given: Any) -> dict[str, Any]:
         self._check_open()
@@ -310,18 +266,9 @@ class SqsQueue:
                 results[place] = entry_error(entry, answer, self._name, sizes[place] if sizes else 0)
         return results
 
-    def _default_lease(self) -> float:
-        with self._settings_lock:
-            known = self._visibility_timeout
-        if known is not None and self._clock.monotonic() < known[1]:
-            return known[0]
+    def _look_timeout_up(self) -> float:
         answer = self._call("get_queue_attributes", AttributeNames=["VisibilityTimeout"])
-        return self._believe(float(member(member(answer, "Attributes"), "VisibilityTimeout")))
-
-    def _believe(self, seconds: float) -> float:
-        with self._settings_lock:
-            self._visibility_timeout = (seconds, self._clock.monotonic() + _SETTINGS_SECONDS)
-        return seconds
+        return self._visibility_timeout.keep(float(member(member(answer, "Attributes"), "VisibilityTimeout")))
 
 
 def _untold() -> TransportError:

@@ -1,0 +1,106 @@
+"""What the queues of the clouds' SDKs have in common: a name, abilities, an end, and settings believed for a minute.
+
+Strategy: whatever a protocol has of its own is in its adapter; here is only what would be the same words in each. What
+waits (threads parked in an SDK's poll, or a paced one) is handed in, and ends when the queue does.
+"""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Generic, Protocol, Self, TypeVar
+
+from veilmq.client.capabilities import Capabilities
+from veilmq.client.clock import Clock
+from veilmq.client.errors import TransportError
+from veilmq.client.messages import Recommended
+from veilmq.model.errors import ParameterInvalid
+
+BELIEVED_SECONDS: Final = 60.0
+"""How long what a queue said of its settings is taken for true."""
+
+Value = TypeVar("Value")
+
+
+class Believed(Generic[Value]):
+    """A value that was looked up, until it is `BELIEVED_SECONDS` old. Any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: tuple[Value, float] | None = None
+
+    def keep(self, value: Value) -> Value:
+        """This is what was just looked up; returns it."""
+        with self._lock:
+            self._known = value, self._clock.monotonic() + BELIEVED_SECONDS
+        return value
+
+    def get(self, look: Callable[[], Value]) -> Value:
+        """What is believed, or else what `look` finds: it keeps that itself."""
+        with self._lock:
+            known = self._known
+        if known is not None and self._clock.monotonic() < known[1]:
+            return known[0]
+        return look()
+
+
+class Waits(Protocol):
+    """What holds the calls that wait."""
+
+    def interrupt(self) -> None:
+        """Give up all that wait now."""
+        ...
+
+    def close(self) -> None:
+        """Give up all that wait, and take no more."""
+        ...
+
+
+class CloudQueue:
+    """The part of a `Queue` that does not depend on the cloud."""
+
+    def __init__(self, name: str, capabilities: Capabilities, waiting: Waits) -> None:
+        self._name = name
+        self._capabilities = capabilities
+        self._waits = waiting
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return self._capabilities
+
+    def recommended(self) -> Recommended | None:
+        """Nobody can tell here."""
+        return None
+
+    def interrupt(self) -> None:
+        """Waiting receives end, without a last question; what they still bring is released."""
+        self._waits.interrupt()
+
+    def close(self) -> None:
+        """A waiting receive ends; what it still brings is released. The client's connections are the account's."""
+        self._closed = True
+        self._waits.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransportError(reason=f"queue {self._name} is closed", may_have_happened=False)
+
+    def _check_count(self, count_max: int) -> None:
+        most = self._capabilities.receive_messages_max
+        if not 1 <= count_max <= most:
+            raise ParameterInvalid(parameter="count_max", reason=f"must be from 1 to {most}, not {count_max}")

@@ -1,0 +1,201 @@
+"""Coverage-guided fuzzing of what strangers' bytes reach first: the HTTP intake and the three codecs.
+
+Strategy: each input is a stream of one connection, its first byte the protocol, and whether the stream is framed as it
+is or gets the Content-Length of what follows its first blank line (so that a mutated body is read at all). What the
+intake makes of it goes through the codec in development mode, so that no signature stands in the way, to a real SQLite
+store and back. An exception, an answer of 500 or more, or a line break in a header is a finding; libFuzzer keeps the
+input. `make fuzz` runs it.
+
+    python tools/fuzz.py CORPUS_DIRECTORY [libFuzzer's flags, e.g. -max_total_time=600]
+"""
+
+import base64
+import hashlib
+import hmac
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+from urllib.parse import quote
+
+import atheris
+
+with atheris.instrument_imports(include=["veilmq"]):
+    from veilmq.model.instant import Instant
+    from veilmq.model.outcomes import Applied
+    from veilmq.protocols.azure import codec as azure
+    from veilmq.protocols.http import Request, Response
+    from veilmq.protocols.mns import codec as mns
+    from veilmq.protocols.sqs import codec as sqs
+    from veilmq.server.credentials import DevelopmentKeyring
+    from veilmq.server.intake import Intake
+    from veilmq.server.limits import Limits
+    from veilmq.server.spelling import SpellingIntake
+    from veilmq.store.sqlite.options import Options
+    from veilmq.store.sqlite.store import SqliteStore
+
+NOW: Final = Instant(1_795_000_000_000_000)
+LIMITS: Final = Limits(header_bytes_max=32_768, body_bytes_max=65_536)
+RAW: Final = 128
+"""From this first byte on the stream is read as it is."""
+AZURE_ACCOUNT: Final = "devstoreaccount1"
+
+
+class NoTokens:
+    """A codec's tokens, in development mode: claims alone."""
+
+    tenant = None
+    audiences: frozenset[str] = frozenset()
+
+    def claims(self, token: str) -> dict[str, Any]:
+        return {"oid": token, "tid": "t"}
+
+
+def codecs() -> list[tuple[Any, type[Intake]]]:
+    """Of each protocol, what decodes and what reads for it."""
+    keyring = DevelopmentKeyring()
+    return [
+        (sqs.Codec(keyring, sqs.Endpoint(base_domain="test", cors_origins=("https://a.example",))), Intake),
+        (azure.Codec(keyring, azure.Endpoint(), NoTokens()), SpellingIntake),
+        (mns.Codec(keyring, mns.Endpoint()), Intake),
+    ]
+
+
+def answered(store: SqliteStore, codec: Any, request: Request) -> Response:
+    """The answer that the request gets, through as many calls as it takes."""
+    call = codec.decode(request, NOW, NOW)
+    while not isinstance(call, Response):
+        applied: Applied = store.apply(call.commands, NOW)
+        if applied.wrote:
+            store.commit()
+        call = codec.encode(call, applied.outcomes)
+    return call
+
+
+def one_input(store: SqliteStore) -> Callable[[bytes], None]:
+    """What libFuzzer calls."""
+    kinds = codecs()
+
+    def run(data: bytes) -> None:
+        if not data:
+            return
+        codec, intake_type = kinds[data[0] % len(kinds)]
+        intake = intake_type(LIMITS, "127.0.0.1", False, lambda: "00000000-0000-4000-8000-000000000000")
+        rest = framed(data[1:]) if data[0] < RAW else data[1:]
+        while rest and intake.refusal is None:
+            rest = intake.feed(rest)
+            while intake.ready:
+                request, _ = intake.ready.popleft()
+                check(answered(store, codec, request))
+        if intake.refusal is not None:
+            check(codec.refuse(intake.refusal.status, intake.refusal.reason))
+
+    return run
+
+
+def framed(data: bytes) -> bytes:
+    """The stream, as one request with the length of its body."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    return b"%b\r\nContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
+
+
+def check(answer: Response) -> None:
+    """Raises AssertionError for an answer that no request may get."""
+    assert answer.status < 500 or answer.status in {501, 505}, answer
+    for name, value in answer.headers:
+        assert b"\n" not in name + value, answer
+        assert b"\r" not in name + value, answer
+
+
+def stream(method: str, target: str, body: str = "", *headers: str) -> bytes:
+    """A request as a client writes it, but for the length of its body."""
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers]
+    return "\r\n".join([*lines, "", body]).encode()
+
+
+def azure_sas() -> str:
+    """An account SAS of the well-known key, for everything and for years ("Create an account SAS")."""
+    key = DevelopmentKeyring().find_account(AZURE_ACCOUNT)
+    assert key is not None
+    fields = {"sv": "2018-11-09", "ss": "q", "srt": "sco", "sp": "rwdlacup", "se": "2099-01-01T00:00:00Z"}
+    text = "\n".join(
+        [AZURE_ACCOUNT, fields["sp"], fields["ss"], fields["srt"], "", fields["se"], "", "", fields["sv"], ""]
+    )
+    signature = base64.b64encode(hmac.new(key.secrets[0], text.encode(), hashlib.sha256).digest()).decode()
+    return "&".join([*(f"{name}={quote(value)}" for name, value in fields.items()), f"sig={quote(signature, safe='')}"])
+
+
+def seeds() -> list[bytes]:
+    """One right request of each kind, from which the fuzzer sets out."""
+    json, form = "Content-Type: application/x-amz-json-1.0", "Content-Type: application/x-www-form-urlencoded"
+    url = '"QueueUrl":"http://localhost/000000000000/q"'
+    number = '{"DataType":"Number.x","StringValue":"1"}'
+    calls = {
+        "CreateQueue": '{"QueueName":"q","Attributes":{"DelaySeconds":"0"},"tags":{"a":"b"}}',
+        "SendMessage": f'{{{url},"MessageBody":"x","MessageAttributes":{{"a":{number}}}}}',
+        "SendMessageBatch": f'{{{url},"Entries":[{{"Id":"1","MessageBody":"x","DelaySeconds":1}}]}}',
+        "ReceiveMessage": f'{{{url},"MaxNumberOfMessages":9,"AttributeNames":["All"],"MessageAttributeNames":["a.*"]}}',
+        "SetQueueAttributes": f'{{{url},"Attributes":{{"RedrivePolicy":"{{\\"maxReceiveCount\\":1}}"}}}}',
+        "GetQueueAttributes": f'{{{url},"AttributeNames":["All"]}}',
+        "ListQueues": '{"QueueNamePrefix":"q","MaxResults":10,"NextToken":"x"}',
+        "AddPermission": f'{{{url},"Label":"l","AWSAccountIds":["111111111111"],"Actions":["*"]}}',
+        "StartMessageMoveTask": '{"SourceArn":"arn:aws:sqs:us-east-1:000000000000:q"}',
+    }
+    of_sqs = [stream("POST", "/", body, json, f"X-Amz-Target: AmazonSQS.{name}") for name, body in calls.items()]
+    batch = "Action=SendMessageBatch&SendMessageBatchRequestEntry.1.Id=1&SendMessageBatchRequestEntry.1.MessageBody=x"
+    of_sqs += [stream("POST", "/000000000000/q", batch, form), stream("GET", "/?Action=ListQueues&Version=2012-11-05")]
+    sas, at = azure_sas(), f"/{AZURE_ACCOUNT}"
+    message = "<QueueMessage><MessageText>x</MessageText></QueueMessage>"
+    rules = "<SignedIdentifiers><SignedIdentifier><Id>i</Id></SignedIdentifier></SignedIdentifiers>"
+    rule = "<CorsRule><AllowedOrigins>*</AllowedOrigins></CorsRule>"
+    cors = f"<StorageServiceProperties><Cors>{rule}</Cors></StorageServiceProperties>"
+    version, nobody = "x-ms-version: 2026-10-06", "00000000-0000-0000-0000-000000000000"
+    of_azure = [
+        stream("PUT", f"{at}/queue?{sas}", "", version, "x-ms-meta-Name: v"),
+        stream("POST", f"{at}/queue/messages?visibilitytimeout=0&messagettl=-1&{sas}", message, version),
+        stream("GET", f"{at}/queue/messages?numofmessages=32&visibilitytimeout=30&{sas}", "", version),
+        stream("PUT", f"{at}/queue/messages/{nobody}?popreceipt=x&visibilitytimeout=1&{sas}", message),
+        stream("GET", f"{at}?comp=list&include=metadata&maxresults=1&prefix=q&{sas}", "", version),
+        stream("PUT", f"{at}/queue?comp=acl&{sas}", rules),
+        stream("PUT", f"{at}?restype=service&comp=properties&{sas}", cors),
+        stream("OPTIONS", f"{at}/queue", "", "Origin: https://a.example", "Access-Control-Request-Method: PUT"),
+    ]
+    signed = ("x-mns-version: 2015-06-06", "Authorization: MNS id:c2lnbmF0dXJl", "Date: Thu, 19 Nov 2026 10:13:20 GMT")
+    queue = "<Queue><VisibilityTimeout>30</VisibilityTimeout><DelaySeconds>0</DelaySeconds></Queue>"
+    sent = "<Message><MessageBody>x</MessageBody><Priority>1</Priority><DelaySeconds>0</DelaySeconds></Message>"
+    endpoint = "<Endpoint>acs:mns:us-east-1:000000000000:queues/q</Endpoint>"
+    topic = f"<Subscription>{endpoint}<FilterTag>t</FilterTag></Subscription>"
+    published = sent.replace("<Priority>1</Priority>", "<MessageTag>t</MessageTag>")
+    of_mns = [
+        stream("PUT", "/queues/q", queue, *signed),
+        stream("POST", "/queues/q/messages", sent, *signed),
+        stream("POST", "/queues/q/messages", f"<Messages>{sent}</Messages>", *signed),
+        stream("GET", "/queues/q/messages?numOfMessages=16&waitseconds=0", "", *signed),
+        stream("GET", "/queues", "", "x-mns-prefix: q", "x-mns-ret-number: 10", *signed),
+        stream("PUT", "/topics/t", "<Topic/>", *signed),
+        stream("PUT", "/topics/t/subscriptions/s", topic, *signed),
+        stream("POST", "/topics/t/messages", published, *signed),
+    ]
+    streams = zip((b"\0", b"\1", b"\2"), (of_sqs, of_azure, of_mns), strict=True)
+    return [kind + each for kind, requests in streams for each in requests]
+
+
+def main() -> None:
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    corpus = Path(sys.argv[1])
+    corpus.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(seeds()):
+        (corpus / f"seed-{number:02}").write_bytes(seed)
+    with TemporaryDirectory() as directory:
+        store = SqliteStore(Path(directory) / "data", Options())
+        run = one_input(store)
+        for seed in seeds():
+            run(seed)
+        atheris.Setup(sys.argv, run)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
