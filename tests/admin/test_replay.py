@@ -1,58 +1,37 @@
-"""Replay: a snapshot at any offset and the events from there on give every later state; so do the events from 0 on."""
+"""Replay: a snapshot at any offset and the events from there on give every later state; so do the events from 0 on, and
+those from a snapshot in the history on."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+from admin_under_test import OPTIONS, TOKEN
 
+from veilmq.model.events import EventRecord
+from veilmq.testing.replaying import State, replay, state_of
 from veilmq.testing.seeded import chance
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 ORDERS = f"{QUEUES}/orders"
-KINDS = ("send", "send", "send", "receive", "receive", "extend", "release", "delete", "purge", "recreate")
-State = dict[tuple[int, int], tuple[str, int]]
-"""(incarnation, sequence) -> where the message is, and its attempt."""
 
 
-def lines(answer: httpx.Response) -> list[dict[str, Any]]:
+def events_of(http: httpx.Client, start: int | str, limit: int) -> list[EventRecord]:
+    """Events as a program of somebody else's reads them."""
+    answer = http.get("/api/v1/events", params={"from": str(start), "limit": limit})
     assert answer.status_code == 200, answer.text
-    return [json.loads(line) for line in answer.text.splitlines()]
+    return [msgspec.json.decode(line, type=EventRecord) for line in answer.text.splitlines()]
 
 
-def snapshot(http: httpx.Client) -> tuple[int, State]:
-    """Offset and messages of a snapshot taken now."""
-    head, *rest = lines(http.get("/api/v1/snapshot"))
-    held = [line["message"] for line in rest if "message" in line]
-    return head["snapshot"]["offset"], {
-        (each["incarnation"], each["sequence"]): (each["state"], each["receive_count"]) for each in held
-    }
-
-
-def replayed(state: State, events: list[dict[str, Any]]) -> State:
-    """The state after these events."""
-    state = dict(state)
-    for event in events:
-        queue, kind, detail = event["incarnation"], event["kind"], event["detail"] or {}
-        key = (queue, event["sequence"])
-        if kind == "sent":
-            state[key] = ("delayed" if event["visible_since"] > event["at"] else "visible", 0)
-        elif kind in {"received", "extended"}:
-            state[key] = ("in flight" if event["attempt"] else "delayed", event["attempt"])
-        elif kind in {"released", "lease_expired", "undelivered"}:
-            state[key] = ("visible", event["attempt"])
-        elif kind in {"deleted", "expired"}:
-            del state[key]
-        elif kind in {"dead_lettered", "moved"}:
-            del state[key]
-            state[detail["target"], detail["target_sequence"]] = ("visible", 0)
-        elif kind == "purged":
-            for each in [each for each in state if each[0] == queue and each[1] <= detail["watermark"]]:
-                del state[each]
-        elif kind == "queue_deleted":
-            for each in [each for each in state if each[0] == queue]:
-                del state[each]
-    return state
+def snapshot(http: httpx.Client) -> tuple[int, int, State]:
+    """Offset, instant and state of a snapshot taken now."""
+    answer = http.get("/api/v1/snapshot")
+    assert answer.status_code == 200, answer.text
+    shown = [json.loads(line) for line in answer.text.splitlines()]
+    head = shown[0]["snapshot"]
+    return head["offset"], head["at"], state_of(shown)
 
 
 def act(http: httpx.Client, dice: Any, handles: list[str]) -> None:
@@ -88,15 +67,40 @@ def test_a_snapshot_and_what_came_after_it_give_the_state(http: httpx.Client, se
     dice = chance(seed)
     http.put(QUEUES + "/failed")
     http.put(ORDERS, json={"redrive": {"target": "failed", "receive_count_max": 2}})
-    taken, handles = [(0, State())], list[str]()
+    taken, handles = [(0, 0, State())], list[str]()
     for step in range(160):
         act(http, dice, handles)
         if step % 20 == 19:
             taken.append(snapshot(http))
-    *starts, (end, state) = taken
-    assert state
+    *starts, (end, at, state) = taken
+    assert state.messages
     assert end > 100
-    for offset, before in starts:
-        events = lines(http.get("/api/v1/events", params={"from": str(offset), "limit": end - offset}))
+    for offset, _, before in starts:
+        events = events_of(http, offset, end - offset)
         assert len(events) == end - offset
-        assert replayed(before, events) == state, offset
+        assert replay(events, before).at(at) == state.at(at), offset
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_the_history_gives_the_state_when_its_beginning_is_gone(running: Any, tmp_path: Path, seed: int) -> None:
+    dice = chance(seed)
+    options = msgspec.structs.replace(OPTIONS, history_bytes_max=8_000)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with (
+        running(tmp_path / "data", options=options) as server,
+        httpx.Client(base_url=server.url, headers=headers) as http,
+    ):
+        http.put(QUEUES + "/failed")
+        http.put(ORDERS, json={"redrive": {"target": "failed", "receive_count_max": 2}})
+        handles = list[str]()
+        while http.get("/api/v1/events", params={"limit": 1}).headers["veilmq-first-offset"] == "0":
+            for _ in range(20):
+                act(http, dice, handles)
+        for _ in range(40):
+            act(http, dice, handles)
+        end, at, state = snapshot(http)
+        for start in ("snapshot", "first"):
+            events = [event for event in events_of(http, start, 1_000_000) if event.offset < end]
+            assert replay(events).at(at) == state.at(at)
+        assert http.get("/api/v1/events", params={"from": "0"}).status_code == 410

@@ -179,8 +179,33 @@ def test_a_trimmed_history_says_from_where(used: Used) -> None:
     connection.close()
     report = check_database(used.database)
     assert report.problems == []
-    assert report.books == f"not checked: the history begins at offset {report.history_first_offset}"
+    begins = f"the history begins at offset {report.history_first_offset}"
+    assert report.books == f"not checked: {begins}, and holds no snapshot yet"
     assert report.history_first_offset >= 4
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_the_books_of_a_trimmed_history_begin_with_its_snapshot(used: Used, damage: bool) -> None:
+    used.store.close()
+    used.store = SqliteStore(used.path, Options(reserve_bytes=0, floor_bytes=0, history_bytes_max=500))
+    held = list[Delivery]()
+    for step in range(40):
+        used.send("purged", str(step))
+        held += used.receive("purged")
+        if step % 3:  # a late one: a snapshot has not met it, or it came after it
+            used.delete("purged", held.pop(-3).handle if len(held) > 3 else "")
+        for _ in range(4):
+            used.run(Sweep(steps_max=1))
+        if step == 20:
+            used.run(PurgeQueue(queue=queue("purged"), origin=ORIGIN, cooldown_us=0))
+    used.store.close()
+    if damage:
+        connection = apsw.Connection(str(used.database))
+        connection.execute("DELETE FROM message WHERE sequence = (SELECT max(sequence) FROM message)")
+        connection.close()
+    report = check_database(used.database)
+    assert report.history_first_offset > 4
+    assert report.books == ("not balanced" if damage else "balanced")
 
 
 def test_a_backup_of_a_store_in_use_is_whole_and_honours_no_old_handle(used: Used, tmp_path: Path) -> None:

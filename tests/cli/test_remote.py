@@ -151,6 +151,11 @@ def test_events_are_printed_from_an_offset_on(veilmq: Run) -> None:
     assert [event["kind"] for event in events] == ["queue_created", *["sent"] * 5]
     assert veilmq("events", "--json", "--from", "2", "--limit", "3").json == events[2:5]
     assert veilmq("events", "--from", "next").out == ""
+    assert veilmq("events", "--json", "--last", "2").json == events[-2:]
+    assert veilmq("events", "--json", "--last", "2", "--limit", "1").json == events[-2:-1]
+    assert veilmq("events", "--json", "--last", "1000").json == events
+    assert veilmq("events", "--last", "2", "--from", "2").code == 2
+    assert veilmq("events", "--last", "0").code == 2
     assert "queue created" in veilmq("events", "--limit", "1").out
     beyond = veilmq("events", "--from", "7")
     assert beyond.code == 2
@@ -185,9 +190,10 @@ def test_a_refusal_says_what_is_wrong(veilmq: Run, arguments: tuple[str, ...], c
 
 
 def test_without_a_server_the_next_step_is_named(run: Run) -> None:
-    with admin.socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    said = run("queues", "list", "--admin", f"127.0.0.1:{port}")
+    with admin.socket.socket() as bound:  # nobody else can have the port, and nobody listens on it
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        said = run("queues", "list", "--admin", f"127.0.0.1:{port}")
     assert said.code == 4
     assert f"no server answers on 127.0.0.1:{port}" in said.err
     assert "veilmq serve" in said.err

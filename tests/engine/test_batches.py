@@ -108,6 +108,25 @@ class TestHousekeeping:
         shell.later(SECOND_US)
         assert shell.factory.rows(shell.store) == 0
 
+    def test_a_snapshot_of_the_history_goes_on_without_hurry(self, shell: Shell) -> None:
+        shell.limit(sweep_steps_max=4)
+        shell.send(*[str(number) for number in range(8)])
+        shell.store.close()
+        shell.store = shell.factory.open(history_bytes_max=1_000)
+        shell.clock.advance(SECOND_US)
+        due: list[int] = []
+        while not due or due[-1] < SECOND_US // 2:
+            shell.run()
+            now = shell.clock.now
+            following = shell.engine.next_due(now)
+            due.append(following - now)
+            shell.clock.advance(following - now)
+        # One step tells of the queue, three of its messages; the last finds no more, and all is quiet again.
+        assert due[:3] == [shell.engine.limits.snapshot_every_us] * 3
+        assert due[3:] == [SECOND_US]
+        told = [event.detail for event in shell.factory.history(shell.store, 0, 1_000) if event.kind == "snapshot"]
+        assert [each["part"] for each in told] == ["begin", "queue", "messages", "messages", "end"]
+
     def test_polls_are_counted_and_recorded_each_minute(self, shell: Shell) -> None:
         shell.later(0)
         shell.wait("empty", 0)

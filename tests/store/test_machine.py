@@ -1,12 +1,17 @@
 """SQLite against the reference model: random commands, batches, rollbacks, sweeps and reopenings, with time passing.
 
 Strategy: after each step the store must have answered as the model does, and hold as many messages; after a sweep they
-must be in the same places. Peeks must show the same, and the history must obey the conservation law.
+must be in the same places. Peeks must show the same, and the history must obey the conservation law. With a history
+that is cut short all the time, what it tells from its beginning, from each snapshot in it, and what is left of it must
+give the state that the store says it has.
 """
 
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
@@ -28,9 +33,10 @@ from veilmq.model.commands import (
     Undeliver,
 )
 from veilmq.model.errors import StoreFailed
+from veilmq.model.events import EventRecord, HistoryTrimmed, Part
 from veilmq.model.instant import FOREVER, HOUR_US, MINUTE_US, SECOND_US, Instant
 from veilmq.model.message import NO_EXTRAS, Extras
-from veilmq.model.outcomes import MovesListed
+from veilmq.model.outcomes import Applied, MovesListed
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.states import State
 from veilmq.store.sqlite import rows
@@ -38,7 +44,8 @@ from veilmq.store.sqlite.integrity import check
 from veilmq.testing.conservation import ledgers
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, impossible, sending
 from veilmq.testing.reference import Reference
-from veilmq.testing.sqlite import SqliteFactory
+from veilmq.testing.replaying import NotReplayable, Replaying, replay
+from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 DEAD, JOBS, OTHER = (QueueKey(ACCOUNT, REGION, name) for name in ("dead", "jobs", "other"))
 DEAD_LINE, LINE = (QueueKey(ACCOUNT, REGION, name) for name in ("dead.fifo", "line.fifo"))
@@ -63,10 +70,12 @@ CHANGES = st.sampled_from(
 class StoreMachine(RuleBasedStateMachine):
     """The store and the model, step by step."""
 
+    options = SMALL
+
     def __init__(self) -> None:
         super().__init__()
         self.directory = tempfile.TemporaryDirectory(prefix="veilmq-machine-")
-        self.stage = Stage(SqliteFactory(Path(self.directory.name) / "data"))
+        self.stage = Recording(SqliteFactory(Path(self.directory.name) / "data", self.options))
         self.reference = Reference()
         self.bodies = 0
         self.read = 0
@@ -156,7 +165,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def read_history(self) -> None:
         """What the store expired or moved since the last look."""
-        events = self.stage.events(self.read)
+        events = self.stage.recorded[self.read :]
         self.read += len(events)
         self.reference.buried(event.sequence for event in events if event.kind == "expired")
         for event in events:
@@ -212,10 +221,14 @@ class StoreMachine(RuleBasedStateMachine):
         """Let time pass, sweep, and compare."""
         self.stage.later(passing)
         self.stage.sweep(steps_max)
-        self.reference.settle(self.stage.now)
-        self.read_history()
+        self.swept()
         for key, queue in self.reference.queues.items():
             assert self.stage.counts(key) == queue.counts()
+
+    def swept(self) -> None:
+        """Learn what the sweeper did."""
+        self.reference.settle(self.stage.now)
+        self.read_history()
         for task in self.reference.tasks.under_way():
             (listed,) = self.stage.batch([ListMoves(queue=task.source.key, origin=TESTER)]).outcomes
             assert isinstance(listed, MovesListed)
@@ -317,15 +330,79 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_history_adds_up(self) -> None:
-        books = ledgers(self.stage.events())
+        books = ledgers(self.stage.recorded)
         for key in self.reference.queues:
             info = self.stage.describe(key)
             assert books[info.incarnation].live == info.counts.total
 
 
-def _play(examples: int, steps: int) -> None:
+class SnapshotMachine(StoreMachine):
+    """The same with a history that is always beyond its bounds."""
+
+    options = msgspec.structs.replace(SMALL, history_bytes_max=2_000)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = Replaying()
+        self.begun: list[Replaying] = []
+        self.followed = 0
+        self.steps_max = 1
+
+    def run(self, commands: list[AnyCommand], order: list[int] | None = None) -> None:
+        """The snapshot goes on between the commands."""
+        super().run(commands, order)
+        if self.steps_max:
+            self.stage.sweep_once(self.steps_max)
+            self.swept()
+
+    @rule(steps_max=st.sampled_from([0, 1, 1, 2]))
+    def pace(self, steps_max: int) -> None:
+        self.steps_max = steps_max
+
+    @rule(steps_max=st.sampled_from([1, 5, 256]))
+    def end(self, steps_max: int) -> None:
+        self.stage.sweep_snapshot(steps_max)
+        self.swept()
+
+    @invariant()
+    def the_history_gives_the_state(self) -> None:
+        for event in self.stage.recorded[self.followed :]:
+            if event.kind == "snapshot" and (event.detail or {})["part"] == Part.BEGIN:
+                self.begun = [*self.begun[-5:], Replaying()]
+            for each in (self.told, *self.begun):
+                each.add(event)
+        self.followed = len(self.stage.recorded)
+        state, instant = self.stage.state(), self.stage.now
+        assert self.told.state().at(instant) == state.at(instant)
+        for each in self.begun:
+            with suppress(NotReplayable):
+                assert each.state().at(instant) == state.at(instant)
+        assert replay(self.stage.left()).at(instant) == state.at(instant)
+
+
+class Recording(Stage):
+    """A stage that keeps the events of each batch before any can be trimmed."""
+
+    def __init__(self, factory: SqliteFactory) -> None:
+        super().__init__(factory)
+        self.recorded: list[EventRecord] = []
+
+    def batch(self, commands: Sequence[AnyCommand]) -> Applied:
+        applied = super().batch(commands)
+        self.recorded += self.events(len(self.recorded))
+        return applied
+
+    def left(self) -> list[EventRecord]:
+        """What the store still has of the history."""
+        try:
+            return self.events()
+        except HistoryTrimmed as trimmed:
+            return self.events(trimmed.first_offset)
+
+
+def _play(machine: type[StoreMachine], examples: int, steps: int) -> None:
     run_state_machine_as_test(
-        StoreMachine,
+        machine,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
@@ -336,10 +413,20 @@ def _play(examples: int, steps: int) -> None:
 
 
 def test_the_store_answers_as_the_reference_does() -> None:
-    _play(examples=60, steps=40)
+    _play(StoreMachine, examples=60, steps=40)
+
+
+def test_a_history_cut_short_gives_the_state() -> None:
+    _play(SnapshotMachine, examples=20, steps=40)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_store_answers_as_the_reference_does_for_long() -> None:
-    _play(examples=400, steps=80)
+    _play(StoreMachine, examples=400, steps=80)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_history_cut_short_gives_the_state_for_long() -> None:
+    _play(SnapshotMachine, examples=100, steps=80)

@@ -6,15 +6,15 @@ have the names and values of the JSON form; `detail` is JSON text. pyarrow is th
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
 
 import msgspec
 
-from veilmq.admin.reading import Scope, check_offset
+from veilmq.admin.reading import Scope, check_offset, visible
 from veilmq.model.commands import LeaseSource
-from veilmq.model.events import Event, Kind
+from veilmq.model.events import Event, Kind, shown_detail
 from veilmq.store.sqlite.rows import Connection, oldest_first, origin_names, queue_names
 
 MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
@@ -70,7 +70,8 @@ class ArrowStream:
         offsets, rows = _rows(connection, start, stop)
         permitted = scope.incarnations(connection)
         if permitted is not None:
-            kept = [place for place, row in enumerate(rows) if row[_PLACE["queue"]] in permitted]
+            kind, queue = _PLACE["kind"], _PLACE["queue"]
+            kept = [place for place, row in enumerate(rows) if visible(permitted, row[kind], row[queue])]
             offsets, rows = [offsets[place] for place in kept], [rows[place] for place in kept]
         if rows:
             self._writer.write_batch(self._columns(connection, offsets, rows))
@@ -94,7 +95,11 @@ class ArrowStream:
             "message": pa.array([None if each is None else each.hex() for each in column["message"]], pa.string()),
             "source": self._named(pa.array(column["source"], pa.int64()), [_SOURCES.get])[0],
             "detail": pa.array(
-                [None if each is None else _JSON.encode(each).decode() for each in column["detail"]], pa.string()
+                [
+                    None if each is None else _JSON.encode(shown_detail(kind, each)).decode()
+                    for kind, each in zip(column["kind"], column["detail"], strict=True)
+                ],
+                pa.string(),
             ),
         }
         arrays |= zip(("account", "region", "queue"), self._named(queues, names), strict=True)
@@ -176,8 +181,3 @@ class _Sink(io.RawIOBase):
         """Everything since the last call."""
         parts, self._parts = self._parts, []
         return b"".join(parts)
-
-
-def batches(start: int, stop: int, rows_max: int) -> Iterator[tuple[int, int]]:
-    """[start, stop) in ranges of at most `rows_max` offsets."""
-    return ((at, min(at + rows_max, stop)) for at in range(start, stop, rows_max))

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from veilmq.admin import columns, inputs
 from veilmq.admin.answers import JSON_LINES, answer, caller_of, in_thread, members_of, stream
 from veilmq.admin.errors import Refused
-from veilmq.admin.reading import Range, Scope, event_lines, find_start, snapshot_lines, trace
+from veilmq.admin.reading import Range, Scope, event_lines, find_start, piece_end, snapshot_lines, trace
 from veilmq.admin.service import Service
 from veilmq.model.access import Action
 from veilmq.model.errors import DiskLow
@@ -98,17 +98,21 @@ class Feed:
         return found.first, found.following
 
     def _lines(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
-        for at, end in columns.batches(start, stop, ROWS_A_PIECE):
+        while start < stop:
             with self._service.store.readers.lend() as connection:
-                piece = event_lines(connection, at, end, scope)
+                end = piece_end(connection, start, min(stop, start + ROWS_A_PIECE))
+                piece = event_lines(connection, start, end, scope)
             yield piece
+            start = end
 
     def _arrow(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
         written = columns.ArrowStream()
-        for at, end in columns.batches(start, stop, ROWS_A_PIECE):
+        while start < stop:
             with self._service.store.readers.lend() as connection:
-                piece = written.batch(connection, at, end, scope)
+                end = piece_end(connection, start, min(stop, start + ROWS_A_PIECE))
+                piece = written.batch(connection, start, end, scope)
             yield piece
+            start = end
         yield written.end()
 
     async def trace(self, request: Request) -> Response:

@@ -179,9 +179,9 @@ class PageInput(_Input):
 
 
 class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
-    """Events of `limit` offsets from `from` on (an offset, `first` or `next`); wait up to `follow` s for one."""
+    """Events of `limit` offsets from `from` on (an offset, `first`, `snapshot` or `next`); wait up to `follow` s."""
 
-    start: Annotated[str, Meta(pattern=r"^([0-9]{1,18}|first|next)$")] = "first"
+    start: Annotated[str, Meta(pattern=r"^([0-9]{1,18}|first|next|snapshot)$")] = "first"
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     follow: Annotated[float, Meta(ge=0, le=60)] = 0.0
 

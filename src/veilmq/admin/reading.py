@@ -16,7 +16,7 @@ from veilmq.model.access import AccessKey, Action
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite import rows
+from veilmq.store.sqlite import rows, snapshots
 from veilmq.store.sqlite.endings import extras_of
 from veilmq.store.sqlite.history import Names, bounds, events_from
 from veilmq.store.sqlite.queues import SETTINGS_DECODER
@@ -25,6 +25,8 @@ from veilmq.store.sqlite.store import SqliteStore
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _PACKED: Final = msgspec.msgpack.Encoder()
+_PIECE_BYTES_MAX: Final = 2_000_000
+"""Of packed events: decoded, they are twenty times as large."""
 _EVER: Final = 2**62
 """Beyond every offset."""
 
@@ -159,8 +161,20 @@ def event_lines(connection: Connection, start: int, stop: int, scope: Scope) -> 
     permitted = scope.incarnations(connection)
     names = Names(connection)
     stored = takewhile(lambda pair: pair[0] < stop, events_from(connection, start))
-    records = [names.record(offset, event) for offset, event in stored if permitted is None or event.queue in permitted]
+    records = [names.record(offset, event) for offset, event in stored if visible(permitted, event.kind, event.queue)]
     return _JSON.encode_lines(records)
+
+
+def visible(permitted: frozenset[int] | None, kind: int, queue: int | None) -> bool:
+    """Whether a caller may see such an event; that a snapshot begins or ends tells nothing of anybody's queues."""
+    return permitted is None or queue in permitted or (queue is None and kind == Kind.SNAPSHOT)
+
+
+def piece_end(connection: Connection, start: int, stop: int) -> int:
+    """Where a piece that begins at `start` may end, up to `stop`: events of a snapshot are large, most others small."""
+    while stop - start > 1 and rows.packed_bytes(connection, start, stop) > _PIECE_BYTES_MAX:
+        stop = (start + stop) // 2
+    return stop
 
 
 class Range(NamedTuple):
@@ -172,13 +186,20 @@ class Range(NamedTuple):
 
 
 def find_start(connection: Connection, wanted: str) -> Range:
-    """The range behind an offset, `first` or `next`. Raises HistoryTrimmed, or ParameterInvalid beyond the end.
+    """The range behind an offset, `first`, `snapshot` or `next`.
 
-    An offset beyond the end is another history's: to wait for it would be to wait for ever.
+    `snapshot` is the newest offset from which the events give the state: where a complete snapshot begins, or 0. Raises
+    HistoryTrimmed, and ParameterInvalid beyond the end: such an offset is another history's, and to wait for it would
+    be to wait for ever.
     """
     first, following = bounds(connection)
     if wanted in {"first", "next"}:
         return Range(first if wanted == "first" else following, first, following)
+    if wanted == "snapshot":
+        newest = snapshots.newest(connection)
+        if newest is None:
+            raise HistoryTrimmed(first)
+        return Range(newest, first, following)
     start = int(wanted)
     check_offset(connection, start)
     if start > following:

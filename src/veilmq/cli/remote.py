@@ -362,16 +362,19 @@ def _trace(
 def _events(
     asked: Asked,
     start: Annotated[
-        str, typer.Option("--from", metavar="OFFSET", help="An offset, `first`, or `next`: only what comes.")
+        str, typer.Option("--from", metavar="OFFSET", help="An offset, `first`, `snapshot` or `next` (what comes).")
     ] = "first",
+    last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="The last so many.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="At most so many offsets.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
 ) -> None:
     """Print the history, oldest first."""
-    if not re.fullmatch(r"\d{1,18}|first|next", start):
-        raise Failure(Exit.USAGE, f"--from: expected an offset, first or next, not {start!r}")
+    if not re.fullmatch(r"\d{1,18}|first|next|snapshot", start):
+        raise Failure(Exit.USAGE, f"--from: expected an offset, first, next or snapshot, not {start!r}")
+    if last is not None and start != "first":
+        raise Failure(Exit.USAGE, "--from and --last: give one of them")
     left = sys.maxsize if limit is None else limit
-    at = start
+    at = start if last is None else _before_end(asked, last)
     try:
         while left > 0:
             piece = asked.door.events(at, min(left, _PIECE), _FOLLOW_S if follow else 0.0)
@@ -382,6 +385,11 @@ def _events(
             at = str(piece.following)
     except KeyboardInterrupt:
         return
+
+
+def _before_end(asked: Asked, count: int) -> str:
+    first, end = (asked.door.events(at, 1, 0.0).start for at in ("first", "next"))
+    return str(max(first, end - count))
 
 
 _COMMANDS: Final[dict[str, Callable[..., None]]] = {

@@ -37,7 +37,8 @@ def queue_table(queues: Iterable[Mapping[str, Any]], *, whose: bool) -> None:
 def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
     """Each message with its handle, to be pasted into the next command."""
     for message in messages:
-        times = f"received {message['receive_count']} times"
+        count = message["receive_count"]
+        times = f"received {count} time{'s' * (count != 1)}"
         print(f"message {message['id']}  sent {instant(message['sent'])}  {times}")
         if "handle" in message:
             print(f"  handle  {message['handle']}")
@@ -64,7 +65,7 @@ def event_table(events: Iterable[Mapping[str, Any]]) -> None:
             duration(event["lease_us"]) if event["lease_us"] is not None else "",
             duration(event["held_us"]) if event["held_us"] is not None else "",
             f"{event['protocol'] or ''} {event['principal'] or ''}",
-            (event["detail"] or {}).get("reason", ""),
+            (event["detail"] or {}).get("reason") or (event["detail"] or {}).get("part", ""),
         ]
         for event in events
     ]

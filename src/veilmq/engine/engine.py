@@ -76,6 +76,7 @@ class Engine:
         self._polled: Instant | None = None
         self._store_due: Instant | None = Instant(0)
         self._sweep_more = True
+        self._sweep_every_us = self.limits.sweep_every_us
         self._draining = False
 
     @property
@@ -207,7 +208,7 @@ class Engine:
         """When the shell must come back though nothing was submitted; `now` or earlier: at once."""
         if self._pending or self._ready or self._sweep_more or self._credits:
             return now
-        dues = [self._swept + self.limits.sweep_every_us]
+        dues = [self._swept + self._sweep_every_us]
         braked = self._brake.next_due()
         if braked is not None:
             dues.append(braked)
@@ -275,6 +276,8 @@ class Engine:
         for outcome in outcomes:
             if type(outcome) is Swept:
                 self._sweep_more = outcome.more
+                limits = self.limits
+                self._sweep_every_us = limits.snapshot_every_us if outcome.unhurried else limits.sweep_every_us
 
     def _retry(self, waiters: list[Waiter], now: Instant) -> None:
         for waiter in waiters:
@@ -301,7 +304,7 @@ class Engine:
     def _schedule(self, now: Instant) -> None:
         """Append the housekeeping that is due."""
         due = self._store_due is not None and self._store_due <= now and len(self.waiting) > 0
-        if self._sweep_more or due or now - self._swept >= self.limits.sweep_every_us:
+        if self._sweep_more or due or now - self._swept >= self._sweep_every_us:
             self._swept = now
             self._sweep_more = False
             self._pending.append(Call(None, (Sweep(steps_max=self.limits.sweep_steps_max),), now))

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from veilmq.model.instant import SECOND_US
+from veilmq.model.instant import MILLISECOND_US, SECOND_US
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +21,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     sweep_steps_max: int = 256
     sweep_every_us: int = SECOND_US
     """Due leases are applied at least this often; at once where a receive waits."""
+    snapshot_every_us: int = 10 * MILLISECOND_US
+    """The pause between two steps of a snapshot of the history."""
     polls_every_us: int = 60 * SECOND_US
     stall_us: int = SECOND_US
     """After so long without a batch, what had arrived is applied before anything expires."""

@@ -15,7 +15,7 @@ HOME_REGION_DEFAULT: Final = "us-east-1"
 
 
 class Action(StrEnum):
-    """What a grant can allow, in the house's words; `*` in a file means all."""
+    """What a grant can allow, in the house's words; `*` in a file means all of its own account."""
 
     SEND = "send"
     RECEIVE = "receive"
@@ -59,13 +59,20 @@ class AccessKey(msgspec.Struct, frozen=True):
 
     def allows(self, action: Action, queue: str | None) -> bool:
         """Whether a grant covers the action on the queue of that name (None: on no queue in particular)."""
-        return any(
-            action in grant.actions and (queue is None or any(fnmatchcase(queue, pattern) for pattern in grant.queues))
-            for grant in self.grants
-        )
+        for grant in self.grants:
+            if action in grant.actions:
+                if queue is None:
+                    return True
+                for pattern in grant.queues:
+                    if pattern == "*" or fnmatchcase(queue, pattern):
+                        return True
+        return False
 
 
-EVERYTHING: Final = (Grant(frozenset(Action)),)
+OF_ALL_ACCOUNTS: Final = frozenset({Action.BACKUP, Action.SETTINGS})
+"""What shows something of every account: a key has it only where a grant names it, and `*` does not."""
+EVERYTHING: Final = (Grant(frozenset(Action) - OF_ALL_ACCOUNTS),)
+"""The grants of a key for which none are written."""
 
 
 class Keyring(Protocol):

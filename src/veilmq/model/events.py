@@ -4,6 +4,11 @@ Strategy: one flat struct for all kinds, so that a reader gets one table. The st
 one row; the offset of an event is the row's first offset plus its place. Names that repeat (protocol, principal,
 client) are numbered once in the store and joined again for readers (`EventRecord`). Offsets order the log; instants
 need not: an expiry carries the instant at which it was due, and is appended when it is first applied.
+
+A snapshot is a run of SNAPSHOT events with others between them: `begin`, a `queue` for each queue, `messages` with some
+messages each, `end`. Each tells what was true at its own offset, and overrides what was known; the other events apply
+as ever. From a `begin` on, the state is known when its `end` has come. A `begin` that meets another before its `end` is
+void.
 """
 
 from enum import IntEnum
@@ -58,6 +63,67 @@ class Refusal:
     GONE: Final = "gone"
 
 
+class Part:
+    """What a SNAPSHOT event is, in `detail["part"]`."""
+
+    BEGIN: Final = "begin"
+    """`last`: the greatest sequence given so far; messages with greater ones come by their own events."""
+    QUEUE: Final = "queue"
+    """What QUEUE_CREATED has, and the instants `created` and `modified`."""
+    MESSAGES: Final = "messages"
+    """`messages`: some that one queue holds, by sequence (`HeldMessage`)."""
+    END: Final = "end"
+    """`begin`: the offset at which it began."""
+
+
+class HeldMessage(msgspec.Struct, array_like=True, gc=False):
+    """One message of a snapshot, as it is stored: as lean as can be, for there may be millions."""
+
+    sequence: int
+    id: bytes
+    priority: int
+    sent: Instant
+    own_expiry: Instant | None
+    group: str | None
+    type: str | None
+    body_bytes: int
+    attempt: int | None
+    """None, as all up to `first`: it stands in its line, and never was delayed or received."""
+    rotation: int | None
+    hidden: int | None
+    due: Instant | None
+    granted: Instant | None
+    first: Instant | None
+    quarantined: Instant | None
+
+    def shown(self) -> dict[str, Any]:
+        """As readers get it, under the names of `GET /api/v1/snapshot`; what is not there is left out."""
+        values: dict[str, Any] = {
+            "sequence": self.sequence,
+            "id": self.id.hex(),
+            "priority": self.priority,
+            "sent": self.sent,
+            "expires": self.own_expiry,
+            "group": self.group,
+            "type": self.type,
+            "body_bytes": self.body_bytes,
+            "state": self._state(),
+            "receive_count": self.attempt or 0,
+            "rotation": self.rotation,
+            "due": self.due,
+            "granted": self.granted if self.attempt else None,
+            "first_received": self.first,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _state(self) -> str:
+        if self.quarantined is not None:
+            return "quarantined"
+        if not self.hidden:
+            return "visible"
+        return "in flight" if self.attempt else "delayed"
+
+
 class Event(msgspec.Struct, array_like=True, gc=False):
     """One event as it is stored. What a kind does not have is None."""
 
@@ -85,6 +151,14 @@ class Event(msgspec.Struct, array_like=True, gc=False):
     type: str | None = None
     detail: dict[str, Any] | None = None
     """What only this kind has: settings, counts, a dead-letter target, a reason ..."""
+
+
+def shown_detail(kind: int, detail: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The detail as readers get it: the messages of a snapshot by the names of their fields."""
+    if kind != Kind.SNAPSHOT or detail is None or "messages" not in detail:
+        return detail
+    held = msgspec.convert(detail["messages"], list[HeldMessage])
+    return detail | {"messages": [message.shown() for message in held]}
 
 
 class EventRecord(msgspec.Struct, kw_only=True, gc=False):

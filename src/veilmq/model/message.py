@@ -56,6 +56,8 @@ class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The queue that dead-lettered the message, if one did."""
     published_id: bytes | None = None
     """Of a copy that waits to be pushed: the published message's id, 16 bytes."""
+    dead_first_received: Instant | None = None
+    """When the queue that dead-lettered the message first handed it out; None on FIFO queues: times begin anew."""
 
 
 NO_EXTRAS: Final = Extras()

@@ -95,10 +95,14 @@ class QueuesListed(msgspec.Struct, gc=False):
 
 
 class Swept(msgspec.Struct, gc=False):
-    """Rows touched; `more` if the bound cut the work short."""
+    """Rows touched; `more` if the bound cut the work short.
+
+    unhurried: a snapshot of the history is under way: there is more to do soon, and none of it at once.
+    """
 
     steps: int
     more: bool
+    unhurried: bool = False
 
 
 class Recorded(msgspec.Struct, gc=False):

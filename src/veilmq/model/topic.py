@@ -71,6 +71,8 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Only messages with this tag; None: all."""
     dead_letter_queue: QueueKey | None = None
     """Where a push goes that was tried to the end, or expired; None: nowhere."""
+    pushes_per_second_max: int | None = None
+    """Attempts to push, retries included; None: no bound. Only with `url`: a queue's copies come with the publish."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True, gc=False):

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import apsw
 import msgspec
 
+from veilmq.admin.reading import Scope, snapshot_lines
 from veilmq.model.commands import AnyCommand, Send
 from veilmq.model.events import EventRecord
 from veilmq.store import Store
@@ -51,6 +53,12 @@ class SqliteFactory:
         assert isinstance(store, SqliteStore)
         with store.readers.lend() as connection:
             return history.read(connection, start, count_max)
+
+    def state(self, store: Store) -> list[dict[str, Any]]:
+        """See `StoreFactory.state`."""
+        assert isinstance(store, SqliteStore)
+        with store.readers.lend() as connection:
+            return [msgspec.json.decode(line) for line in snapshot_lines(connection, Scope())]
 
     def damage(self, sequence: int) -> None:
         """See `StoreFactory.damage`. The first byte stays valid UTF-8 or not, as the bit falls."""

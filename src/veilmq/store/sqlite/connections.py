@@ -65,7 +65,7 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
         schema.check(connection)
         _configure(connection, options)
         os.chmod(path, 0o600)
-        schema.migrate(connection)
+        found = schema.migrate(connection)
     except apsw.NotADBError:
         raise schema.NotOurs(f"{path} is not a database, or its first page is damaged: restore a backup") from None
     except apsw.Error as error:
@@ -73,6 +73,8 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
             f"{path} cannot be opened ({type(error).__name__}: {error}):"
             " free space if the disk is full, restore a backup if the file is damaged"
         ) from error
+    if 0 < found < schema.VERSION:
+        logger.info("%s: brought from schema %d to %d; older releases refuse it now", path, found, schema.VERSION)
     return connection
 
 

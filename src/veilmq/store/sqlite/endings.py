@@ -18,7 +18,7 @@ from veilmq.model.message import NO_EXTRAS, Extras
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.groups import is_grouped, join
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.sends import INSERT_MESSAGE
+from veilmq.store.sqlite.sends import INSERT_MESSAGE, detail_of
 from veilmq.store.sqlite.writer import Writer
 
 EXTRAS_DECODER: Final = msgspec.msgpack.Decoder(Extras)
@@ -240,15 +240,23 @@ def expire(writer: Writer, queue: LiveQueue, place: Place) -> None:
     writer.events.append(event_of(Kind.EXPIRED, at, queue, writer.origin(SERVER), place))
 
 
+_WHOLE: Final = (
+    "SELECT m.sender, m.extras, m.md5, m.body, l.first FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.sequence = ?"
+)
+
+
 def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueue, *, expired: bool = False) -> None:
     """Move a message, with its id and group, to the end of its line in the dead-letter queue.
 
     On a standard queue its time goes on from its sending, on a FIFO queue anew (Developer Guide, "Dead-letter queues").
     """
     writer.touch(target)
-    (row,) = writer.read("SELECT sender, extras, md5, body FROM message WHERE sequence = ?", (place.sequence,))
-    sender, packed, md5, body = row
-    extras = msgspec.structs.replace(extras_of(packed), dead_letter_source=queue.key)
+    (row,) = writer.read(_WHOLE, (place.sequence,))
+    sender, packed, md5, body, first = row
+    extras = extras_of(packed)
+    first = None if target.settings.fifo else extras.dead_first_received or first
+    extras = msgspec.structs.replace(extras, dead_letter_source=queue.key, dead_first_received=first)
     sequence = writer.next_sequence()
     remove(writer, queue, place)
     line = place.priority
@@ -280,6 +288,9 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
     expires = sent + target.settings.retention_us if place.own_expiry is None else place.own_expiry
     writer.queues.lower_expiry(target, expires)
     detail: dict[str, object] = {"target": target.incarnation, "target_sequence": sequence}
+    detail |= detail_of(place.priority, place.own_expiry) or {}
+    if target.settings.fifo:
+        detail["sent"] = sent
     if expired:
         detail["expired"] = True
     writer.events.append(event_of(Kind.DEAD_LETTERED, writer.now, queue, writer.origin(SERVER), place, detail))

@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 from veilmq.model.commands import LeaseSource
-from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
+from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind, shown_detail
 from veilmq.model.instant import Instant
 from veilmq.store.sqlite.writer import Writer
 
@@ -22,16 +22,22 @@ _KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
 _SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
 
 
-def trim(writer: Writer, history_us_max: int, history_bytes_max: int, rows_max: int) -> int:
-    """Drop the oldest rows beyond the bounds, at most `rows_max` and never the last; returns how many."""
+def trim(writer: Writer, history_us_max: int, history_bytes_max: int, floor: int | None, rows_max: int) -> int:
+    """Drop the oldest rows beyond the bounds, at most `rows_max` and never the last; returns how many.
+
+    floor: the offset from which on nothing goes, whatever the bounds say (snapshots.py).
+    """
+    if floor == 0:
+        return 0
     rows = writer.read(
-        "SELECT offset, at, bytes_before, length(events) FROM history ORDER BY offset LIMIT ?", (rows_max,)
+        "SELECT offset, count, at, bytes_before, length(events) FROM history ORDER BY offset LIMIT ?", (rows_max,)
     )
     keep_after = writer.now - history_us_max
     cut = [
         offset
-        for offset, at, bytes_before, length in rows
-        if at < keep_after or writer.history_bytes - (bytes_before + length) >= history_bytes_max
+        for offset, count, at, bytes_before, length in rows
+        if (at < keep_after or writer.history_bytes - (bytes_before + length) >= history_bytes_max)
+        and (floor is None or offset + count <= floor)
     ]
     if cut and cut[-1] == _last_row(writer):
         cut.pop()
@@ -143,5 +149,5 @@ class Names:
             body_bytes=event.body_bytes,
             group=event.group,
             type=event.type,
-            detail=event.detail,
+            detail=shown_detail(event.kind, event.detail),
         )

@@ -2,7 +2,7 @@
 
 Strategy: one read transaction, so that a running server's database is judged as one committed state. The books: by the
 history, what was sent to a queue or moved into it is what lives there now and what was deleted, expired, purged, moved
-or set apart. They can only be checked while the history still begins at offset 0; else the report says where it begins.
+or set apart. They are kept from offset 0, or else from the newest complete snapshot in the history.
 """
 
 from collections import Counter
@@ -14,11 +14,12 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from veilmq.model.events import Kind
+from veilmq.model.events import Event, HeldMessage, Kind, Part
 from veilmq.store.sqlite.backup import SqliteFailed, check_ours
 from veilmq.store.sqlite.connections import check_version, open_reader
 from veilmq.store.sqlite.history import bounds, events_from
 from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.snapshots import newest
 
 PROBLEMS_MAX: Final = 1_000
 """Problems listed; more are only counted."""
@@ -231,13 +232,14 @@ def _check_rows(connection: apsw.Connection, report: Report, progress: Progress)
 def _check_history(connection: apsw.Connection, report: Report, progress: Progress) -> None:
     first, following = bounds(connection)
     report.history_first_offset = first
-    books = _Books()
+    begin = newest(connection)
+    books = _Books(begin)
     last = first - 1
     try:
         for offset, event in events_from(connection, first):
             last = offset
             report.events += 1
-            books.add(event.kind, event.queue, event.detail)
+            books.add(offset, event)
             if report.events % _ROWS_STEP == 0:
                 progress("history", report.events, following - first)
     except msgspec.DecodeError as error:
@@ -247,8 +249,8 @@ def _check_history(connection: apsw.Connection, report: Report, progress: Progre
     progress("history", report.events, following - first)
     if last != following - 1:
         report.add("history", f"it ends at offset {last}, and the next to be given is {following}")
-    if first > 0:
-        report.books = f"not checked: the history begins at offset {first}"
+    if begin is None:
+        report.books = f"not checked: the history begins at offset {first}, and holds no snapshot yet"
         return
     problems = list(books.differences(connection))
     for text in problems:
@@ -259,21 +261,50 @@ def _check_history(connection: apsw.Connection, report: Report, progress: Progre
 class _Books:
     """By queue (incarnation): what the history says must be there."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: int | None) -> None:
+        """begin: the offset from which on they are kept: 0, or where a complete snapshot begins."""
         self._balance: Counter[int] = Counter()
+        self._begin = begin
+        self._told = begin == 0
+        """Whether the snapshot has ended, if they begin with one."""
+        self._last = self._met = 0
+        """Sequences: the last that the snapshot is to tell of, and the last that it told of."""
 
-    def add(self, kind: int, queue: int | None, detail: dict[str, Any] | None) -> None:
+    def add(self, offset: int, event: Event) -> None:
+        kind, queue, detail = event.kind, event.queue, event.detail or {}
+        if self._begin is None or offset < self._begin:
+            return
+        if kind == Kind.SNAPSHOT:
+            self._tell(queue, detail)
         if queue is None:
             return
         if kind == Kind.SENT:
             self._balance[queue] += 1
         elif kind in {Kind.DELETED, Kind.EXPIRED, Kind.QUARANTINED}:
-            self._balance[queue] -= 1
+            self._leaves(queue, event.sequence or 0)
         elif kind in {Kind.DEAD_LETTERED, Kind.MOVED}:
-            self._balance[queue] -= 1
-            self._balance[(detail or {})["target"]] += 1
+            self._leaves(queue, event.sequence or 0)
+            self._balance[detail["target"]] += 1
         elif kind in {Kind.PURGED, Kind.QUEUE_DELETED}:
-            self._balance[queue] -= (detail or {})["count"]
+            # Amid the snapshot that counts messages too which it has not met, and which are gone now.
+            self._balance[queue] = self._balance[queue] - detail["count"] if self._told else 0
+
+    def _leaves(self, queue: int, sequence: int) -> None:
+        """Of a message that the snapshot has not met, it will not tell."""
+        if self._told or not self._met < sequence <= self._last:
+            self._balance[queue] -= 1
+
+    def _tell(self, queue: int | None, detail: dict[str, Any]) -> None:
+        if self._told:
+            return
+        if detail["part"] == Part.BEGIN:
+            self._last = detail["last"]
+        elif detail["part"] == Part.END:
+            self._told = True
+        elif detail["part"] == Part.MESSAGES and queue is not None:
+            held = msgspec.convert(detail["messages"], list[HeldMessage])
+            self._balance[queue] += sum(message.quarantined is None for message in held)
+            self._met = max(self._met, held[-1].sequence)
 
     def differences(self, connection: apsw.Connection) -> Iterator[str]:
         """One text for each queue that holds more or less than it must."""

@@ -24,7 +24,7 @@ from veilmq.store.sqlite.groups import is_grouped, join, settle
 from veilmq.store.sqlite.options import MIB
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.rows import Connection
-from veilmq.store.sqlite.sends import INSERT_MESSAGE
+from veilmq.store.sqlite.sends import INSERT_MESSAGE, detail_of
 from veilmq.store.sqlite.writer import Row, Writer
 
 STEP_MESSAGES_MAX: Final = 64
@@ -87,6 +87,8 @@ def start(writer: Writer, command: StartMove) -> Outcome:
     wrong = _cannot_start(writer, source, command)
     if wrong is not None:
         return wrong
+    if source.next_due <= writer.now:
+        return_due(writer, source, STEP_MESSAGES_MAX)
     rate = command.rate_max or MOVES_PER_SECOND_MAX
     destination = None if command.destination is None else _ENCODER.encode(command.destination)
     # The rate is used up to one message ago: the first may move at once.
@@ -278,7 +280,7 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
         line = join(writer, to, place.group, sequence)
     kept = None
     if packed is not None:
-        kept = _ENCODER.encode(msgspec.structs.replace(extras, dead_letter_source=None))
+        kept = _ENCODER.encode(msgspec.structs.replace(extras, dead_letter_source=None, dead_first_received=None))
     values: tuple[Any, ...] = (sequence, to.generation, line, place.priority, message, writer.now, place.own_expiry)
     writer.write(INSERT_MESSAGE, (*values, sender, place.group, place.type, kept, md5, body))
     if line <= LINES_MAX:
@@ -287,5 +289,6 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
     to.woken += not to.settings.fifo
     writer.queues.lower_expiry(to, place.own_expiry or writer.now + to.settings.retention_us)
     detail: dict[str, object] = {"target": to.incarnation, "target_sequence": sequence, "target_message": message.hex()}
+    detail |= detail_of(place.priority, place.own_expiry) or {}
     writer.events.append(event_of(Kind.MOVED, writer.now, source, task.origin, place, detail))
     return True

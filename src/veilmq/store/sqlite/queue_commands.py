@@ -47,6 +47,7 @@ from veilmq.model.queue import (
 )
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite import plans
+from veilmq.store.sqlite.endings import return_due
 from veilmq.store.sqlite.fifo_delays import retime
 from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue, alias_key
@@ -57,6 +58,7 @@ KIND_REASON: Final = f"a queue is FIFO from its creation on if its name ends in 
 THROUGHPUT_REASON: Final = "the limit is per group only if deduplication is too"
 RETENTION_LOOK: Final = 0
 """Expiry bound of a queue whose retention changed: the sweeper looks at once."""
+_RETURNS_MAX: Final = 1_000
 
 
 def create(writer: Writer, command: CreateQueue) -> Outcome:
@@ -84,7 +86,7 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
     writer.queues.add(queue)
     writer.forget_queue()
     writer.undo(lambda: writer.queues.remove(queue))
-    _record(writer, Kind.QUEUE_CREATED, command, queue, _named(key) | {"settings": _public(settings)})
+    _record(writer, Kind.QUEUE_CREATED, command, queue, recorded_settings(key, settings))
     return QueueCreated(queue.info(), created=True)
 
 
@@ -188,18 +190,22 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
         "UPDATE queue SET settings = ?, modified = ? WHERE incarnation = ?",
         (SETTINGS_ENCODER.encode(settings), writer.now, queue.incarnation),
     )
+    detail: dict[str, object] = {"change": _plain(command.change)}
     if settings.retention_us != queue.settings.retention_us:
         writer.queues.lower_expiry(queue, RETENTION_LOOK)
     if settings.fifo and settings.delay_us != queue.settings.delay_us:
+        while queue.next_due <= writer.now:  # what is visible by now must not hang on whether a sweep has come
+            return_due(writer, queue, _RETURNS_MAX)
         settle(writer, queue)
         retime(writer, queue, queue.settings.delay_us, settings.delay_us)
+        detail["delay_before_us"] = queue.settings.delay_us
     before = queue.settings.alias
     if settings.alias != before:
         writer.queues.call(queue.key, settings.alias)
         writer.undo(lambda: writer.queues.call(queue.key, before))
     queue.settings = settings
     queue.modified = writer.now
-    _record(writer, Kind.QUEUE_CHANGED, command, queue, {"change": _plain(command.change)})
+    _record(writer, Kind.QUEUE_CHANGED, command, queue, detail)
     plans.reconsider(writer, queue, command.origin)
     return QueueChanged(queue.info())
 
@@ -244,7 +250,11 @@ def purge(writer: Writer, command: PurgeQueue) -> Outcome:
 def describe(writer: Writer, command: DescribeQueue) -> Outcome:
     """The queue as it stands."""
     queue = writer.queues.by_key.get(command.queue)
-    return QueueMissing(queue=str(command.queue)) if queue is None else QueueDescribed(queue.info())
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    if queue.next_due <= writer.now:  # what a receive would meet is visible, whether a sweep has come or not
+        return_due(writer, queue, _RETURNS_MAX)
+    return QueueDescribed(queue.info())
 
 
 def list_queues(writer: Writer, command: ListQueues) -> Outcome:
@@ -275,18 +285,15 @@ def list_queues(writer: Writer, command: ListQueues) -> Outcome:
     return QueuesListed([writer.queues.by_key[key].info() for _, key in page], more=len(matching) > len(page))
 
 
-def _named(key: QueueKey) -> dict[str, object]:
-    return {"account": key.account, "region": key.region, "name": key.name}
-
-
 def _plain(change: SettingsChange) -> dict[str, object]:
     """Tags and labels may hold anything, an access policy too: the history keeps that they changed, not what to."""
     return {name: None if name in {"labels", "tags"} else value for name, value in change.items()}
 
 
-def _public(settings: QueueSettings) -> QueueSettings:
-    """The same for a new queue."""
-    return msgspec.structs.replace(settings, labels={}, tags={})
+def recorded_settings(key: QueueKey, settings: QueueSettings) -> dict[str, object]:
+    """The same for all that a queue has."""
+    public = msgspec.structs.replace(settings, labels={}, tags={})
+    return {"account": key.account, "region": key.region, "name": key.name, "settings": public}
 
 
 def _record(

@@ -154,6 +154,15 @@ def oldest_first(connection: Connection, start: int, stop: int) -> Iterator[tupl
     return rows
 
 
+def packed_bytes(connection: Connection, start: int, stop: int) -> int:
+    """About how many bytes the events of these offsets take: whole commits, but for the last."""
+    found: Any = connection.execute(
+        "SELECT (SELECT bytes_before FROM history WHERE offset < ?2 ORDER BY offset DESC LIMIT 1)"
+        " - (SELECT bytes_before FROM history WHERE offset <= ?1 ORDER BY offset DESC LIMIT 1)", (start, stop)
+    ).fetchone()  # fmt: skip
+    return found[0] or 0
+
+
 def queue_names(connection: Connection, incarnation: int) -> tuple[Any, ...] | None:
     """(account, region, name) of a queue, a deleted one too."""
     return connection.execute(

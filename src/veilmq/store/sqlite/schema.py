@@ -183,7 +183,15 @@ CREATE TABLE plan (
 ) STRICT;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS, _GROUPS, _MOVES, _PLANS)
+_SNAPSHOTS: Final = """
+CREATE TABLE snapshot (
+    id    INTEGER PRIMARY KEY CHECK (id = 1),
+    first INTEGER NOT NULL,          -- offsets of the newest complete snapshot in the history: its begin
+    last  INTEGER NOT NULL           -- and its end
+) STRICT;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS, _GROUPS, _MOVES, _PLANS, _SNAPSHOTS)
 VERSION: Final = len(MIGRATIONS)
 
 

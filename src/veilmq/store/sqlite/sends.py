@@ -135,7 +135,7 @@ def _append(
         queue.woken += not settings.fifo
     if expires < queue.next_expiry:
         writer.queues.lower_expiry(queue, expires)
-    detail = _detail(priority, own_expiry)
+    detail = detail_of(priority, own_expiry)
     writer.events.append(
         Event(
             _SENT,
@@ -161,8 +161,8 @@ def _append(
     return Sent(message, sequence, now, visible, Instant(expires), handle)
 
 
-def _detail(priority: int, own_expiry: int | None) -> dict[str, int] | None:
-    """What a plain message does not have."""
+def detail_of(priority: int, own_expiry: int | None) -> dict[str, int] | None:
+    """What a plain message does not have, for the event by which it comes into a queue."""
     if own_expiry is None and priority == PRIORITY_DEFAULT:
         return None
     return {"priority": priority} if own_expiry is None else {"priority": priority, "expires": own_expiry}

@@ -61,6 +61,7 @@ from veilmq.store.sqlite import (
     queues,
     receives,
     sends,
+    snapshots,
     sweeps,
     topic_commands,
     topics,
@@ -110,7 +111,9 @@ class SqliteStore:
             raise
 
     def _open(self) -> None:
-        self.directory.take_reserve()
+        if not self.directory.take_reserve():
+            free = self.directory.free_bytes()
+            logger.warning("no room for the reserve of %d bytes: %d bytes free", self.options.reserve_bytes, free)
         database = self.directory.database
         full = False
         try:
@@ -127,6 +130,7 @@ class SqliteStore:
         plans.load(connection, loaded)
         self._writer = Writer(connection, loaded, topics.load(connection), mark, receipts)
         self._writer.disorder = self.options.disorder
+        self._snapshots = snapshots.load(connection)
         if full:
             self._relieve()
         self.readers = Readers(database, self.options)
@@ -153,7 +157,7 @@ class SqliteStore:
             Delete: leases.delete_all,
             Extend: leases.extend_all,
             Undeliver: _each(leases.undeliver),
-            Sweep: _each(lambda writer, command: sweeps.sweep(writer, command, self.options)),
+            Sweep: _each(lambda writer, command: sweeps.sweep(writer, command, self.options, self._snapshots)),
             Receive: _each(receives.receive),
             PurgeQueue: _each(queue_commands.purge),
             DeleteQueue: _each(queue_commands.delete),

@@ -2,7 +2,8 @@
 
 Strategy: correctness never waits for the sweeper (claims and uses of a handle check for themselves); it wakes parked
 receives, keeps counts close to the truth, and gives space back. Each call does at most `steps_max` rows of work, so
-that nobody's answer waits behind a million of them.
+that nobody's answer waits behind a million of them; a snapshot that is under way goes on by as many, however much else
+there is to do: the history can only be trimmed behind it.
 """
 
 from typing import Final
@@ -16,6 +17,7 @@ from veilmq.store.sqlite.endings import expire, find_place, return_due
 from veilmq.store.sqlite.groups import first_of_groups
 from veilmq.store.sqlite.options import MIB, Options
 from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.snapshots import Snapshots
 from veilmq.store.sqlite.writer import Writer
 
 GARBAGE_BYTES_MAX: Final = MIB
@@ -25,7 +27,7 @@ _VACUUM_PAGES: Final = 256
 _FREE_PAGES_KEPT: Final = 4096
 
 
-def sweep(writer: Writer, command: Sweep, options: Options) -> Outcome:
+def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots) -> Outcome:
     """One bounded step."""
     left = command.steps_max
     left -= _return_all(writer, left)
@@ -40,12 +42,16 @@ def sweep(writer: Writer, command: Sweep, options: Options) -> Outcome:
     more = left <= 0 or writer.read_one("SELECT 1 FROM garbage", ()) is not None
     if left > 0:
         rows_max = min(left, _HISTORY_ROWS_MAX)
-        trimmed = history.trim(writer, options.history_us_max, options.history_bytes_max, rows_max)
+        floor = snapshots.floor(writer)
+        trimmed = history.trim(writer, options.history_us_max, options.history_bytes_max, floor, rows_max)
+        if trimmed and floor is None:
+            snapshots.trimmed(writer)
         left -= trimmed
         more = more or trimmed == rows_max
     more = moves.carry_on(writer) or more
     _give_back(writer)
-    return Swept(command.steps_max - left, more)
+    snapshots.step(writer, options, command.steps_max)
+    return Swept(command.steps_max - left, more, snapshots.under_way)
 
 
 def record_polls(writer: Writer, command: RecordPolls) -> Outcome:

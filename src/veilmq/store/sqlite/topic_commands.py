@@ -56,7 +56,7 @@ from veilmq.model.outcomes import (
     TopicDescribed,
     TopicsListed,
 )
-from veilmq.model.queue import RedrivePolicy
+from veilmq.model.queue import RedrivePolicy, SettingsChange
 from veilmq.model.topic import (
     ATTEMPTS_MAX,
     TOPIC_RETENTION_US,
@@ -200,16 +200,27 @@ def _cannot_subscribe(writer: Writer, topic: LiveTopic, settings: SubscriptionSe
         if queue.settings.message_bytes_max < topic.settings.message_bytes_max:
             reason = f"takes {queue.settings.message_bytes_max} bytes, the topic {topic.settings.message_bytes_max}"
             return ParameterInvalid(parameter="queue", reason=reason)
+    return _wrong_policies(writer, settings)
+
+
+def _wrong_policies(writer: Writer, settings: SubscriptionSettings) -> VeilError | None:
     if settings.dead_letter_queue is not None and settings.dead_letter_queue not in writer.queues.by_key:
         return QueueMissing(queue=str(settings.dead_letter_queue))
+    if settings.pushes_per_second_max is not None and settings.url is None:
+        return ParameterInvalid(parameter="pushes_per_second_max", reason="only pushes to a URL have a rate")
     return None
+
+
+def _policies(settings: SubscriptionSettings) -> SettingsChange:
+    """What a subscription's own settings say of its hidden queue."""
+    target = settings.dead_letter_queue
+    redrive = None if target is None else RedrivePolicy(target, ATTEMPTS_MAX[settings.strategy])
+    return {"redrive": redrive, "receives_per_second_max": settings.pushes_per_second_max}
 
 
 def _hidden(command: Subscribe, settings: SubscriptionSettings) -> CreateQueue:
     """The queue in which a push subscription's copies wait."""
-    change: dict[str, object] = {"retention_us": TOPIC_RETENTION_US}
-    if settings.dead_letter_queue is not None:
-        change["redrive"] = RedrivePolicy(settings.dead_letter_queue, ATTEMPTS_MAX[settings.strategy])
+    change = {"retention_us": TOPIC_RETENTION_US} | _policies(settings)
     return CreateQueue(queue=hidden_queue(command.topic, command.name), origin=command.origin, change=change)
 
 
@@ -220,18 +231,28 @@ def change_subscription(writer: Writer, command: ChangeSubscription) -> Outcome:
         return found
     topic, subscription = found
     settings = msgspec.structs.replace(subscription.settings, **command.change)
+    if _policies(settings) != _policies(subscription.settings):
+        refused = _wrong_policies(writer, settings) or _tell_hidden(writer, command, settings)
+        if refused is not None:
+            return refused
     changed = msgspec.structs.replace(subscription, settings=settings, modified=writer.now)
     writer.write(
         "UPDATE subscription SET settings = ?, modified = ? WHERE id = ?",
         (TOPICS_ENCODER.encode(settings), writer.now, subscription.id),
     )
     _put(writer, topic, changed)
-    if settings.url is not None and settings.dead_letter_queue is not None:
-        redrive = RedrivePolicy(settings.dead_letter_queue, ATTEMPTS_MAX[settings.strategy])
-        queue = hidden_queue(command.topic, command.name)
-        queue_commands.change(writer, ChangeQueue(queue=queue, origin=command.origin, change={"redrive": redrive}))
     _record(writer, Kind.SUBSCRIPTION_CHANGED, command, {"subscription": command.name})
     return SubscriptionDescribed(changed.info(topic.key))
+
+
+def _tell_hidden(writer: Writer, command: ChangeSubscription, settings: SubscriptionSettings) -> VeilError | None:
+    """Change the hidden queue, if there is one; a refusal has changed nothing."""
+    if settings.url is None:
+        return None
+    queue = hidden_queue(command.topic, command.name)
+    change = ChangeQueue(queue=queue, origin=command.origin, change=_policies(settings))
+    outcome = queue_commands.change(writer, change)
+    return outcome if isinstance(outcome, VeilError) else None
 
 
 def unsubscribe(writer: Writer, command: Unsubscribe) -> Outcome:

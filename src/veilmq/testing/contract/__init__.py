@@ -39,6 +39,7 @@ from veilmq.testing.contract.queues import TestQueues
 from veilmq.testing.contract.rates import TestRates
 from veilmq.testing.contract.recovery import TestRecovery
 from veilmq.testing.contract.sends import TestSends
+from veilmq.testing.contract.snapshots import TestSnapshots
 from veilmq.testing.contract.stage import Stage, StoreFactory, stage
 from veilmq.testing.contract.topics import TestTopics
 from veilmq.testing.contract.xml_bodies import TestXmlBodies
@@ -73,6 +74,7 @@ SUITE = (
     TestRates,
     TestRecovery,
     TestSends,
+    TestSnapshots,
     TestTopics,
     TestXmlBodies,
 )

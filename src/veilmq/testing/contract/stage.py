@@ -35,6 +35,7 @@ from veilmq.model.outcomes import Applied, Outcome, QueueCreated, QueueDescribed
 from veilmq.model.queue import FIFO_SUFFIX, QueueInfo, QueueKey
 from veilmq.store import Store
 from veilmq.testing.clock import ManualClock
+from veilmq.testing.replaying import State, state_of
 
 ACCOUNT: Final = "000000000000"
 REGION: Final = "us-east-1"
@@ -61,6 +62,10 @@ class StoreFactory(Protocol):
 
     def history(self, store: Store, start: int, count_max: int) -> list[EventRecord]:
         """Events from offset `start`. Raises HistoryTrimmed."""
+        ...
+
+    def state(self, store: Store) -> list[dict[str, Any]]:
+        """What `GET /api/v1/snapshot` shows, a dictionary each line."""
         ...
 
     def damage(self, sequence: int) -> None:
@@ -188,6 +193,17 @@ class Stage:
                 return done
         raise AssertionError("the sweeper finds no end")
 
+    def sweep_snapshot(self, steps_max: int = 256) -> int:
+        """Sweep until no snapshot is under way either; returns how many batches it took."""
+        for done in range(1, SWEEPS_MAX):
+            if not self.sweep_once(steps_max).unhurried:
+                return done
+        raise AssertionError("the snapshot finds no end")
+
+    def sweep_once(self, steps_max: int = 256) -> Swept:
+        """One step of the sweeper."""
+        return expect(self.do(Sweep(steps_max=steps_max)), Swept)
+
     def sweep_expired(self) -> None:
         """Sweep, and again after the longest time that a sweep may put off a second look at a queue."""
         self.sweep()
@@ -197,6 +213,10 @@ class Stage:
     def events(self, start: int = 0) -> list[EventRecord]:
         """The history from an offset on."""
         return self.factory.history(self.store, start, 1_000_000)
+
+    def state(self) -> State:
+        """What the store itself says that it holds."""
+        return state_of(self.factory.state(self.store))
 
     def kinds(self, start: int = 0) -> list[str]:
         """The kinds of the events from an offset on."""
