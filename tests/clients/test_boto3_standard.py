@@ -3,6 +3,8 @@
 import json
 import threading
 import time
+import urllib.error
+import urllib.request
 from hashlib import md5
 from typing import Any
 
@@ -73,11 +75,11 @@ def test_a_parked_receive_is_woken_by_a_send(shared: Any, connect: Any, sqs: Any
 
 
 def test_a_delayed_message_wakes_a_parked_receive(sqs: Any, queue: str) -> None:
-    sqs.send_message(QueueUrl=queue, MessageBody="later", DelaySeconds=1)
     started = time.monotonic()
+    sqs.send_message(QueueUrl=queue, MessageBody="later", DelaySeconds=3)
     assert "Messages" not in sqs.receive_message(QueueUrl=queue)
-    assert only(sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=10))["Body"] == "later"
-    assert time.monotonic() - started >= 0.9
+    assert only(sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=20))["Body"] == "later"
+    assert time.monotonic() - started >= 3
 
 
 def test_dead_letters(sqs: Any, queue: str) -> None:
@@ -130,6 +132,29 @@ def test_queues_are_found_and_compared(sqs: Any, queue: str) -> None:
         sqs.create_queue(QueueName=name, Attributes={"VisibilityTimeout": "77"})
     with pytest.raises(sqs.exceptions.QueueDoesNotExist):
         sqs.get_queue_url(QueueName=name + "-not")
+
+
+def test_a_queues_name_stands_for_its_url(sqs: Any, queue: str) -> None:
+    name = queue.rpartition("/")[2]
+    sqs.send_message(QueueUrl=name, MessageBody="x")
+    assert only(sqs.receive_message(QueueUrl=queue, VisibilityTimeout=0))["Body"] == "x"
+    counts = sqs.get_queue_attributes(QueueUrl=name, AttributeNames=["ApproximateNumberOfMessages"])["Attributes"]
+    assert counts == {"ApproximateNumberOfMessages": "1"}
+
+
+def test_a_queues_url_opened_in_a_browser(sqs: Any, queue: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(queue, timeout=10)
+    with raised.value as answer:
+        assert (answer.status, answer.read()) == (404, b"<UnknownOperationException/>\n")
+    sqs.send_message(QueueUrl=queue, MessageBody="x")
+    asked = urllib.request.Request(
+        f"{queue}/?Action=ReceiveMessage&AttributeName=SentTimestamp", headers={"Accept": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        (message,) = json.loads(answer.read())["ReceiveMessageResponse"]["ReceiveMessageResult"]["messages"]
+    assert (message["Body"], message["MessageAttributes"]) == ("x", None)
+    assert [each["Name"] for each in message["Attributes"]] == ["SentTimestamp"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from azure.core.exceptions import HttpResponseError
 from azure.storage.queue import QueueServiceClient
@@ -167,3 +168,33 @@ def test_a_queue_with_a_name_of_sqs_alone_is_not_there(shared: ServerProcess, sq
     with pytest.raises(MNSServerException, match="InvalidQueueName"):
         account.get_queue("Only_for_sqs").get_attributes()
     account.get_client().close_connection()
+
+
+def test_an_alias_names_a_queue_in_endpoints_and_policies(shared: ServerProcess, sqs: Any) -> None:
+    urls = {name: sqs.create_queue(QueueName=name)["QueueUrl"] for name in ("Copies_of_news", "Dead_news")}
+    token = {"Authorization": f"Bearer {(shared.data / 'admin-token').read_text().strip()}"}
+    for name, alias in (("Copies_of_news", "alias-copies"), ("Dead_news", "alias-dead")):
+        settings = f"{shared.admin}/api/v1/queues/000000000000/us-east-1/{name}"
+        assert httpx.patch(settings, json={"alias": alias}, headers=token).status_code == 200
+    dead = "<DlqPolicy><DeadLetterTargetQueue>{}</DeadLetterTargetQueue>{}</DlqPolicy>".format
+    arn = "acs:mns:us-east-1:000000000000:queues/alias-{}".format
+    with httpx.Client(base_url=shared.mns) as mns:
+        assert mns.put("/topics/aliased").status_code == 201
+        path, inside = "/topics/aliased/subscriptions/s", "<NotifyContentFormat>SIMPLIFIED</NotifyContentFormat>"
+        inside += f"<Endpoint>{arn('copies')}</Endpoint>{dead('alias-dead', '')}"
+        for status in (201, 204):
+            assert mns.put(path, content=f"<Subscription>{inside}</Subscription>").status_code == status
+        assert f"<Endpoint>{arn('copies')}</Endpoint>" in mns.get(path).text
+        message = "<Message><MessageBody>news</MessageBody></Message>"
+        assert mns.post("/topics/aliased/messages", content=message).status_code == 201
+        assert receive_sqs(sqs, urls["Copies_of_news"], VisibilityTimeout=0)["Body"] == "news"
+        change = f"<Subscription>{dead('alias-dead', '')}</Subscription>"
+        assert mns.put(f"{path}?metaoverride=true", content=change).status_code == 204
+        policy = dead(arn("dead"), "<MaxReceiveCount>1</MaxReceiveCount>")
+        for target in ("/queues/alias-copies?metaoverride=true", "/queues/made-with-an-alias"):
+            assert mns.put(target, content=f"<Queue>{policy}</Queue>").status_code in {201, 204}
+        assert mns.get("/queues/alias-copies/messages").status_code == 404, "it was received already"
+        assert receive_sqs(sqs, urls["Dead_news"])["Body"] == "news"
+        assert mns.get("/queues/alias-copies").status_code == 200
+        missing = mns.put(f"{path}2", content=f"<Subscription><Endpoint>{arn('none')}</Endpoint></Subscription>")
+        assert (missing.status_code, "QueueNotExist" in missing.text) == (404, True)

@@ -17,8 +17,8 @@ from typing import Final, Protocol
 
 import httpx
 
-from veilmq.model.commands import AnyCommand, Delete, Extend, Origin, Receive, RecordPush
-from veilmq.model.errors import VeilError
+from veilmq.model.commands import AnyCommand, Delete, DescribeQueue, Extend, Origin, Receive, RecordPush
+from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
@@ -242,7 +242,7 @@ class PushRoom:
         )  # fmt: skip
         pause_us = None if error is None else self._pause_us(settings, message)
         step: Delete | Extend
-        if error is not None and (pause_us is not None or settings.dead_letter_queue is not None):
+        if error is not None and (pause_us is not None or await self._keeps_dead_letters(settings)):
             # After the last attempt the message becomes visible, and the next receive moves it to the dead letters.
             lease_us = _ENDED_US if pause_us is None else pause_us
             step = Extend(queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=lease_us, arrived=arrived)
@@ -255,6 +255,14 @@ class PushRoom:
         outcomes = await self._engine.call(record, step)
         if isinstance(outcomes[1], VeilError):
             log.info("message %s: the push was settled too late: %s", message.id.hex(), outcomes[1])
+
+    async def _keeps_dead_letters(self, settings: SubscriptionSettings) -> bool:
+        """Whether what is given up has a queue to go to; one that was deleted takes nothing."""
+        target = settings.dead_letter_queue
+        if target is None:
+            return False
+        (outcome,) = await self._engine.call(DescribeQueue(queue=target, origin=_ORIGIN))
+        return not isinstance(outcome, QueueMissing)
 
     def _pause_us(self, settings: SubscriptionSettings, message: Delivery) -> int | None:
         return delay_us(settings.strategy, message.receive_count, secrets.randbelow(_CHANCES) / _CHANCES)

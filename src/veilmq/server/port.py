@@ -8,8 +8,7 @@ with it; messages whose answer nobody took are released at once.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from veilmq.model.access import EVERYTHING, AccessKey, Action, Keyring
@@ -44,8 +43,8 @@ from veilmq.model.commands import (
 from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
-from veilmq.model.queue import QueueKey
 from veilmq.protocols.http import Request, Response
+from veilmq.server.aliases import NO_ALIASES, Aliases, call_by_own_names
 from veilmq.server.clock import wall
 from veilmq.server.hosts import Hosts
 from veilmq.server.listener import Exchange
@@ -81,9 +80,10 @@ ACTIONS: Final[dict[type, Action]] = {
 """What a key must be granted for each command that a client can send."""
 
 _GIST_BYTES: Final = 300
-NO_ALIASES: Final[Mapping[QueueKey, QueueKey]] = MappingProxyType({})
-NO_QUEUE: Final = QueueKey("", "", "")
-HOST_REFUSED: Final = "In development mode only loopback names and listed origins may call: use 127.0.0.1 or localhost."
+HOST_REFUSED: Final = (
+    "In development mode only loopback names and listed origins may call: use 127.0.0.1 or localhost, "
+    "or start the server with --base-domain NAME or with --credentials FILE."
+)
 
 logger = logging.getLogger("veilmq.port")
 
@@ -136,7 +136,7 @@ class Port:
         shell: Shell,
         keyring: Keyring,
         hosts: Hosts,
-        aliases: Mapping[QueueKey, QueueKey] = NO_ALIASES,
+        aliases: Aliases = NO_ALIASES,
     ) -> None:
         """aliases: further names of queues that this protocol knows, and the queues' own."""
         self.name = name
@@ -158,22 +158,23 @@ class Port:
                 logger.info("%s: Host or Origin refused", self.name, extra={"request": request.request_id})
                 exchange.respond(self.codec.refuse(403, HOST_REFUSED, request))
                 return
-        call = self.codec.decode(request, wall(), shell.arrived())
+        now = shell.now()
+        call = self.codec.decode(request, wall(), shell.arrived(now))
         if type(call) is Response:
             if call.status >= 400:
                 extra = {"request": request.request_id}
                 logger.info("%s: refused with %d: %s", self.name, call.status, _gist(call), extra=extra)
             exchange.respond(call)
             return
-        self.proceed(call, exchange)
+        self.proceed(call, exchange, now)
 
-    def proceed(self, call: Call, exchange: Exchange) -> None:
+    def proceed(self, call: Call, exchange: Exchange, now: Instant) -> None:
         """Submit a call, if its key was granted what it asks."""
         shell = self.shell
         commands = call.commands
         first = commands[0]
         if self._aliases:
-            self._call_by_own_names(commands)
+            call_by_own_names(commands, self._aliases)
         self.commands[type(first)] += len(commands)
         if call.key.grants is not EVERYTHING:
             action = denied_action(call.key, commands)
@@ -190,14 +191,7 @@ class Port:
             return
         if type(first) is Receive and first.wait_us != 0:
             exchange.on_gone = conversation.gone
-        shell.submit(conversation)
-
-    def _call_by_own_names(self, commands: Sequence[AnyCommand]) -> None:
-        """From here on, grants included, a queue has one name."""
-        for command in commands:
-            own = self._aliases.get(getattr(command, "queue", NO_QUEUE))
-            if own is not None:
-                command.queue = own  # type: ignore[union-attr]
+        shell.submit(conversation, now)
 
     async def _query(self, conversation: "Conversation", command: Peek) -> None:
         """Answer from committed state, beside the batches."""
@@ -247,7 +241,7 @@ class Conversation:
             logger.exception("a request could not be answered", extra={"request": exchange.request.request_id})
             response = self._port.codec.failure(exchange.request)
         if type(response) is not Response:
-            self._port.proceed(response, exchange)
+            self._port.proceed(response, exchange, self._port.shell.now())
             return
         if not exchange.respond(response):
             command, outcome = self.commands[0], outcomes[0]

@@ -17,13 +17,14 @@ from veilmq.protocols.mns import codec as mns_codec
 from veilmq.protocols.sqs import codec as sqs_codec
 from veilmq.protocols.sqs.operations.judging import note
 from veilmq.server import queues_file
+from veilmq.server.aliases import NO_ALIASES
 from veilmq.server.clock import LeaseClock
 from veilmq.server.credentials import Keys
 from veilmq.server.hosts import Hosts
 from veilmq.server.intake import Intake
 from veilmq.server.listener import Listener, listen
 from veilmq.server.parking import ParkingWatch
-from veilmq.server.port import NO_ALIASES, Port
+from veilmq.server.port import Port
 from veilmq.server.settings import Address, Settings
 from veilmq.server.shell import Shell
 from veilmq.server.spelling import SpellingIntake

@@ -136,17 +136,20 @@ class Shell:
         """This instant of the lease clock."""
         return self._clock.now()
 
-    def arrived(self) -> Instant:
-        """No later than when the bytes being handled arrived: after a stall of the loop, its last turn before."""
-        now = self._clock.now()
+    def arrived(self, now: Instant | None = None) -> Instant:
+        """No later than when the bytes being handled arrived: after a stall of the loop, its last turn before.
+
+        now: this instant, of whoever has read the clock already.
+        """
+        now = self._clock.now() if now is None else now
         return self._turned if now - self._turned > _STALL_US else now
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: Ticket, now: Instant) -> None:
         """Queue a call."""
         if self.broken is not None:
             ticket.answer([self.broken] * len(ticket.commands))
             return
-        self.engine.submit(ticket, ticket.commands, self._clock.now())
+        self.engine.submit(ticket, ticket.commands, now)
         if self._committing is None and not self._turn_pending:
             self._soon()
 
@@ -162,7 +165,7 @@ class Shell:
     async def call(self, *commands: AnyCommand) -> list[Outcome]:
         """Run commands as one call and wait for their outcomes."""
         ticket = _Waiting(commands, self._loop.create_future())
-        self.submit(ticket)
+        self.submit(ticket, self._clock.now())
         try:
             return await ticket.future
         except asyncio.CancelledError:

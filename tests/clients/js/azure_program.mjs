@@ -93,7 +93,7 @@ async function messages() {
   await refused(queue.sendMessage("x", { visibilityTimeout: 604_801 }), ...range);
   await refused(queue.sendMessage("x".repeat(65_537)), 413, "RequestBodyTooLarge");
   await refused(queue.sendMessage("\u0001"), 400, "InvalidXmlDocument");
-  await refused(queue.deleteMessage(sent.messageId, "garbage"), 400, "PopReceiptMismatch");
+  await refused(queue.deleteMessage(sent.messageId, "garbage"), 400, "InvalidQueryParameterValue");
 }
 
 async function services() {

@@ -70,7 +70,7 @@ def place() -> Any:
         stage.store.close()
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_request_breaks_it(place: Any, wire: Any, data: st.DataObject) -> None:
     wire.stage = place
@@ -102,7 +102,7 @@ def test_no_request_breaks_it(place: Any, wire: Any, data: st.DataObject) -> Non
         assert b"\r" not in name + value
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(text=st.text(max_size=200))
 def test_what_is_put_is_read_again(place: Any, wire: Any, text: str) -> None:
     """No stored message breaks a read: a text is refused at the door, or comes back as it was."""

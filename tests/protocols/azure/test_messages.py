@@ -80,12 +80,15 @@ def test_a_stale_receipt_changes_nothing(wire: Any) -> None:
 
 
 @pytest.mark.parametrize("receipt", ["x", "0" * 65, "G" * 66, "AgAAAAMAAAAAAAAA4sB2l%2FTe2QE%3D"])
-def test_a_receipt_that_is_none_does_not_match(wire: Any, receipt: str) -> None:
+def test_a_receipt_that_is_none_has_the_wrong_form(wire: Any, receipt: str) -> None:
     queue = wire.queue()
     wire.put(queue)
     message, _ = wire.take(queue)
-    refused = wire.ask("DELETE", f"{queue}/messages/{message}?popreceipt={receipt}")
-    assert (refused.status, refused.code) == (400, "PopReceiptMismatch")
+    for method, query in (("DELETE", ""), ("PUT", "&visibilitytimeout=5")):
+        refused = wire.ask(method, f"{queue}/messages/{message}?popreceipt={receipt}{query}")
+        assert (refused.status, refused.code) == (400, "InvalidQueryParameterValue")
+        assert refused.text("QueryParameterName") == "popreceipt"
+        assert refused.text("Reason") == "Invalid pop receipt format."
 
 
 def test_a_receipt_of_another_message_finds_none(wire: Any) -> None:

@@ -132,6 +132,8 @@ def test_policies_are_kept_as_they_were_written(wire: Any) -> None:
     assert len(wire.ask("GET", f"{queue}?comp=acl").texts("SignedIdentifier")) == 3, "metadata leaves them alone"
     assert wire.ask("PUT", f"{queue}?comp=acl").status == 204
     assert wire.ask("GET", f"{queue}?comp=acl").texts("SignedIdentifier") == []
+    for method in ("GET", "PUT"):
+        assert wire.ask(method, f"{queue}?comp=acl", version="2011-08-18").code == "FeatureVersionMismatch"
 
 
 @pytest.mark.parametrize(
@@ -233,6 +235,9 @@ def test_lists_of_old_versions_have_urls(wire: Any) -> None:
         ("maxresults=many", "InvalidQueryParameterValue"),
         ("marker=garbage", "InvalidMarker"),
         ("marker=1!", "InvalidMarker"),
+        ("marker=1!b3J%01kZXJz", "InvalidMarker"),
+        ("prefix=%00", "InvalidQueryParameterValue"),
+        ("prefix=a%EF%BF%BF", "InvalidQueryParameterValue"),
         ("marker=1!%C3%A9", "InvalidMarker"),
         ("marker=1!%25%25%25%25x", "InvalidMarker"),
         ("include=everything", "InvalidQueryParameterValue"),

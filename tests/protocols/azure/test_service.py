@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 TARGET = "/?restype=service&comp=properties"
@@ -51,6 +52,27 @@ def test_parts_are_set_one_by_one(wire: Any) -> None:
     assert wire.ask("GET", TARGET).texts("Cors/CorsRule") == []
     wire.stage.reopen(kill=True)
     assert wire.ask("GET", TARGET).text("Logging/RetentionPolicy/Days") == "365"
+
+
+def test_versions_before_cors_have_logging_and_metrics_alone(wire: Any) -> None:
+    old = "2012-02-12"
+    wire.ask("PUT", TARGET, rules({}))
+    both = LOGGING.format(7) + METRICS.format("Metrics")
+    assert wire.ask("PUT", TARGET, DOCUMENT.format(both), version=old).status == 202
+    shown = wire.ask("GET", TARGET, version=old)
+    assert [node.tag for node in shown.xml] == ["Logging", "Metrics"]
+    assert shown.text("Metrics/Enabled") == "true"
+    now = wire.ask("GET", TARGET)
+    assert (now.text("HourMetrics/Enabled"), now.text("MinuteMetrics/Enabled")) == ("true", "false")
+    assert len(now.texts("Cors/CorsRule")) == 1
+    for inside, code in (
+        (LOGGING.format(7), "MissingRequiredXmlNode"),
+        (both + "<Cors/>", "UnsupportedXmlNode"),
+        (METRICS.format("HourMetrics"), "UnsupportedXmlNode"),
+    ):
+        refused = wire.ask("PUT", TARGET, DOCUMENT.format(inside), version=old)
+        assert (refused.status, refused.code) == (400, code)
+    assert wire.ask("PUT", TARGET, DOCUMENT.format(METRICS.format("Metrics"))).code == "UnsupportedXmlNode"
 
 
 def test_they_are_nobodys_queue(wire: Any) -> None:
@@ -123,7 +145,48 @@ class TestCors:
         assert answer.headers["access-control-allow-headers"] == "X-MS-Version,content-type"
         assert answer.headers["access-control-max-age"] == "60"
         assert answer.headers["access-control-allow-credentials"] == "true"
-        assert answer.headers["vary"] == "Origin"
+        assert "vary" not in answer.headers, "no cache keeps it"
+
+    @pytest.mark.parametrize(
+        ("method", "asked", "status"),
+        [("PUT", "x-ms-one", 200), ("GET", "x-ms-one", 200), ("GET", "x-ms-three", 403)],
+    )
+    def test_the_first_rule_of_origin_and_method_decides(self, wire: Any, method: str, asked: str, status: int) -> None:
+        first = {"methods": "PUT,HEAD", "allowed": "x-ms-one"}
+        second = {"origins": "*", "methods": "PUT,GET", "allowed": "x-ms-one"}
+        wire.ask("PUT", TARGET, rules(first, second, {"methods": "GET", "allowed": "x-ms-three"}))
+        assert self.preflight(wire, method=method, asked=asked).status == status
+
+    @pytest.mark.parametrize(
+        ("origins", "origin", "allowed", "varies"),
+        [
+            (None, None, None, False),
+            ("https://app.example", None, None, True),
+            ("*", None, "*", False),
+            (None, "https://app.example", None, False),
+            ("https://app.example", "https://app.example", "https://app.example", True),
+            ("https://app.example", "https://evil.example", None, True),
+            ("*", "https://app.example", "*", False),
+        ],
+    )
+    def test_what_caches_are_told(
+        self, wire: Any, origins: str | None, origin: str | None, allowed: str | None, varies: bool
+    ) -> None:
+        """The table of "Understanding how the Vary header is set"."""
+        headers = {} if origin is None else {"origin": origin}
+        assert "vary" not in wire.ask("GET", "/?comp=list").headers
+        if origins is not None:
+            wire.ask("PUT", TARGET, rules({"origins": origins, "exposed": "x-ms-*"}))
+        queue = wire.queue()
+        for target in ("/?comp=list", f"{queue}/messages", "/none?comp=metadata"):
+            shown = wire.ask("GET", target, headers=headers).headers
+            assert shown.get("access-control-allow-origin") == allowed
+            assert ("access-control-expose-headers" in shown) is (allowed is not None)
+            assert ("vary" in shown) is varies
+        changed = wire.ask("PUT", f"{queue}?comp=metadata", headers=headers)
+        assert "vary" not in changed.headers, "no cache keeps it"
+        wire.ask("PUT", TARGET, DOCUMENT.format("<Cors/>"))
+        assert "vary" not in wire.ask("GET", "/?comp=list", headers=headers).headers
 
     @pytest.mark.parametrize(
         ("origin", "method", "asked"),
@@ -171,6 +234,23 @@ class TestCors:
         assert answer.headers["access-control-allow-origin"] == "https://app.example"
         assert answer.headers["access-control-expose-headers"] == "x-ms-*"
         assert "access-control-allow-origin" not in wire.ask("GET", "/?comp=list").headers
+
+    def test_for_headers_alone_rules_are_asked_for_once(self, wire: Any) -> None:
+        def questions() -> int:
+            return sum(call.question for call in wire.calls)
+
+        for _ in range(3):
+            wire.ask("GET", "/?comp=list")
+            wire.ask("PUT", "/orders")
+        assert questions() == 1
+        wire.ask("PUT", TARGET, rules({"origins": "*"}))
+        for _ in range(3):
+            assert wire.ask("GET", "/?comp=list").headers["access-control-allow-origin"] == "*"
+        assert questions() == 2
+        # A credentials file that is read again may give the name to another account.
+        wire.ring.named[wire.account.name] = msgspec.structs.replace(wire.account)
+        wire.ask("GET", "/?comp=list")
+        assert questions() == 3
 
     def test_in_development_mode_no_other_page_comes_in(self, wire: Any) -> None:
         wire.ring.checks = False

@@ -126,7 +126,7 @@ def place() -> Any:
         stage.store.close()
 
 
-@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_request_breaks_it(place: Any, wire: Any, data: st.DataObject) -> None:
     wire.stage = place
@@ -153,7 +153,7 @@ def test_no_request_breaks_it(place: Any, wire: Any, data: st.DataObject) -> Non
     assert len(answer.headers["x-mns-request-id"]) == 24
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(body=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200))
 def test_every_body_that_is_taken_comes_back(place: Any, wire: Any, body: str) -> None:
     wire.stage = place

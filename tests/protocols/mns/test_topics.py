@@ -126,6 +126,9 @@ def test_lists_of_subscriptions(topic: Any) -> None:
     last = topic.ask("GET", path, headers={"x-mns-marker": first.text("NextMarker")})
     assert last.texts("Subscription/SubscriptionURL") == [f"{start}s2"]
     assert last.text("NextMarker") is None
+    detailed = topic.ask("GET", path, headers={"x-mns-prefix": "s1", "x-mns-with-meta": "true"})
+    shown = topic.ask("GET", f"{path}/s1").fields()
+    assert detailed.fields("Subscription") == {"SubscriptionURL": f"{start}s1"} | shown
 
 
 def test_no_more_than_100_subscriptions(topic: Any) -> None:
@@ -166,6 +169,8 @@ def test_endpoints_that_are_refused(topic: Any, endpoint: str) -> None:
         ({"DlqPolicy": "<DeadLetterTargetQueue>none</DeadLetterTargetQueue>"}, "QueueNotExist"),
         ({"DlqPolicy": "<Enabled>true</Enabled>"}, "InvalidArgument"),
         ({"TenantRateLimitPolicy": "<Enabled>true</Enabled>"}, "InvalidArgument"),
+        ({"TenantRateLimitPolicy": "<MaxReceivesPerSecond>0</MaxReceivesPerSecond>"}, "InvalidArgument"),
+        ({"TenantRateLimitPolicy": "<MaxReceivesPerSecond>9</MaxReceivesPerSecond>"}, "InvalidArgument"),
     ],
 )
 def test_subscriptions_that_are_refused(topic: Any, fields: dict[str, str], code: str) -> None:
@@ -193,6 +198,60 @@ def test_a_dead_letter_queue_of_a_push(topic: Any) -> None:
     assert subscribe(topic, endpoint="http://h/", DlqPolicy=policy).status == 201
     answer = topic.ask("GET", f"{TOPIC}/subscriptions/s")
     assert answer.fields("DlqPolicy")["DeadLetterTargetQueue"] == "acs:mns:us-east-1:000000000000:queues/dead"
+
+
+def dead_letters(target: str, enabled: str = "true") -> str:
+    inside = f"<Enabled>{enabled}</Enabled><DeadLetterTargetQueue>{target}</DeadLetterTargetQueue>"
+    return f"<Subscription><DlqPolicy>{inside}</DlqPolicy></Subscription>"
+
+
+def test_a_push_may_get_and_lose_its_dead_letter_queue(topic: Any) -> None:
+    topic.queue("dead")
+    subscribe(topic, endpoint="http://h/")
+    path = f"{TOPIC}/subscriptions/s"
+    hidden = hidden_queue(KEY, "s")
+    refused = topic.ask("PUT", f"{path}?metaoverride=true", dead_letters("none"))
+    assert (refused.status, refused.code) == (404, "QueueNotExist")
+    assert "DlqPolicy" not in topic.ask("GET", path).fields(), "a refusal changes nothing"
+    assert topic.ask("PUT", f"{path}?metaoverride=true", dead_letters("dead")).status == 204
+    redrive = topic.stage.describe(hidden).settings.redrive
+    assert (redrive.target.name, redrive.receive_count_max) == ("dead", 4)
+    strategy = "<Subscription><NotifyStrategy>EXPONENTIAL_DECAY_RETRY</NotifyStrategy></Subscription>"
+    assert topic.ask("PUT", f"{path}?metaoverride=true", strategy).status == 204
+    assert topic.stage.describe(hidden).settings.redrive.receive_count_max == 177
+    assert topic.ask("PUT", f"{path}?metaoverride=true", dead_letters("dead", "false")).status == 204
+    assert "DlqPolicy" not in topic.ask("GET", path).fields()
+    assert topic.stage.describe(hidden).settings.redrive is None, "what expires is not kept either"
+
+
+def rate(count: int, enabled: str = "True") -> str:
+    return f"<Enabled>{enabled}</Enabled><MaxReceivesPerSecond>{count}</MaxReceivesPerSecond>"
+
+
+def test_a_rate_of_pushes(topic: Any) -> None:
+    made = subscribe(topic, endpoint="http://h/", TenantRateLimitPolicy=rate(2))
+    assert made.status == 201
+    path = f"{TOPIC}/subscriptions/s"
+    answer = topic.ask("GET", path)
+    assert answer.fields("TenantRateLimitPolicy") == {"Enabled": "True", "MaxReceivesPerSecond": "2"}
+    hidden = hidden_queue(KEY, "s")
+    for text in "abc":
+        publish(topic, text)
+    assert len(topic.stage.receive(hidden, 10)) == 2
+    for change, bound in ((rate(5), 5), (rate(5, "false"), None)):
+        inside = f"<Subscription><TenantRateLimitPolicy>{change}</TenantRateLimitPolicy></Subscription>"
+        assert topic.ask("PUT", f"{path}?metaoverride=true", inside).status == 204
+        assert topic.stage.describe(hidden).settings.receives_per_second_max == bound
+    assert "TenantRateLimitPolicy" not in topic.ask("GET", path).fields()
+
+
+def test_copies_for_a_queue_have_no_rate(topic: Any) -> None:
+    refused = subscribe(topic, TenantRateLimitPolicy=rate(2))
+    assert (refused.status, refused.code) == (400, "InvalidArgument")
+    assert refused.text("Message").startswith("TenantRateLimitPolicy: ")
+    assert subscribe(topic, TenantRateLimitPolicy=rate(2, "false")).status == 201
+    change = f"<Subscription><TenantRateLimitPolicy>{rate(2)}</TenantRateLimitPolicy></Subscription>"
+    assert topic.ask("PUT", f"{TOPIC}/subscriptions/s?metaoverride=true", change).code == "InvalidArgument"
 
 
 def test_a_publish_reaches_queues_in_every_form(topic: Any) -> None:

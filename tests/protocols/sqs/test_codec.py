@@ -94,7 +94,7 @@ def test_any_url_that_ends_in_account_and_name_is_understood(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["q", "http://localhost", "http://localhost/q", "http://h/queue/q", "http://h/1234/q", "//"]
+    "url", ["q q", "q/", "http://localhost", "http://localhost/q", "http://h/queue/q", "http://h/1234/q", "//"]
 )
 def test_other_urls_are_no_addresses(url: str) -> None:
     asked = request(x_amz_target="AmazonSQS.PurgeQueue", body=json.dumps({"QueueUrl": url}).encode())
@@ -143,8 +143,9 @@ def test_answers_to_pages_name_the_origin() -> None:
     [
         (request("PUT"), (405, "UnsupportedHttpVerb")),
         (request("HEAD"), (405, "UnsupportedHttpVerb")),
-        (request(), (400, "MissingAction")),
-        (request("GET", b"/health"), (400, "MissingAction")),
+        (request(body=b"Version=2012-11-05"), (400, "MissingAction")),
+        (request("GET", b"/000000000000/q?Action=ListQueues"), (400, "InvalidAction")),
+        (request(target=b"/000000000000/q", body=b"Action=CreateQueue&QueueName=q"), (400, "InvalidAction")),
         (request(body=b"Action=Nonsense"), (400, "InvalidAction")),
         (request("GET", b"/?Action=ListQueues&Version=1999-01-01"), (400, "NoSuchVersion")),
         (request(body=b"Action=ListQueues&Action=ListQueues"), (400, "MalformedQueryString")),
@@ -161,13 +162,41 @@ def test_answers_to_pages_name_the_origin() -> None:
         (request(x_amz_target="AmazonSQS.SendMessage", body=b"{"), (400, "MalformedInput")),
         (request(x_amz_target="AmazonSQS.SendMessage", body=b"[]"), (400, "MalformedInput")),
         (request(x_amz_target="AmazonSQS.SendMessage", body=b'{"MessageBody":"\xff"}'), (400, "MalformedInput")),
-        (request(x_amz_target="AmazonSQS.SendMessage", body=b'{"MessageBody":"\\ud800"}'), (400, "MalformedInput")),
+        (request(x_amz_target="AmazonSQS.SendMessage", body=b'{"MessageBody":"\\ud800'), (400, "MalformedInput")),
+        (
+            request(x_amz_target="AmazonSQS.SendMessage", body=b'{"MessageBody":"\\uD800"}'),
+            (400, "InvalidMessageContents"),
+        ),
         (request(x_amz_target="AmazonSQS.SendMessage", body=b'{"a":' + b"[" * 100_000), (400, "MalformedInput")),
         (request(x_amz_target="AmazonSQS.SendMessage"), (400, "MissingParameter")),
     ],
 )
 def test_what_is_no_request_is_refused(asked: Request, expected: tuple[int, str]) -> None:
     assert code_of(decode(asked)) == expected
+
+
+class Checking(Ring):
+    """A server that checks signatures."""
+
+    checks = True
+
+
+@pytest.mark.parametrize(
+    ("asked", "ring"),
+    [
+        (request("GET"), Ring()),
+        (request("GET", b"/health"), Checking()),
+        (request("GET", b"/000000000000/q"), Checking()),
+        (request("GET", b"/000000000000/q", accept="application/json"), Ring()),
+        (request(target=b"/000000000000/q"), Ring()),
+    ],
+)
+def test_a_request_for_nothing_is_an_unknown_operation(asked: Request, ring: Ring) -> None:
+    """What a browser sees that opens a queue's URL."""
+    answer = Codec(ring, Endpoint()).decode(asked, Instant(0), Instant(0))
+    assert isinstance(answer, Response)
+    assert (answer.status, answer.content_type) == (404, b"text/xml")
+    assert answer.body == b"<UnknownOperationException/>\n"
 
 
 def test_the_member_that_does_not_fit_is_named() -> None:

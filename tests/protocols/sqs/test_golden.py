@@ -1,11 +1,13 @@
 """Bytes on the wire, both forms, in and out: what must not change unnoticed."""
 
+import msgspec
+
 from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import Delete, Receive, Send
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.message import Attribute, Delivery, Extras
-from veilmq.model.outcomes import Deleted, Outcome, QueueDescribed, QueuesListed, Received, Sent
+from veilmq.model.outcomes import Deleted, Outcome, QueueChanged, QueueDescribed, QueuesListed, Received, Sent
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
@@ -177,9 +179,7 @@ def test_query_answered_in_json() -> None:
     accept = b"application/json"
     _, answer = query(b"Action=DeleteMessage&ReceiptHandle=h", Deleted(), target=b"/000000000000/q", accept=accept)
     assert answer.content_type == b"application/json"
-    assert (
-        answer.body == b'{"DeleteMessageResponse":{"DeleteMessageResult":{},"ResponseMetadata":{"RequestId":"the-id"}}}'
-    )
+    assert answer.body == b'{"DeleteMessageResponse":{"ResponseMetadata":{"RequestId":"the-id"}}}'
     _, answer = query(b"Action=ReceiveMessage", Received([]), target=b"/000000000000/q", accept=accept)
     assert b'"ReceiveMessageResult":{"messages":null}' in answer.body
     _, answer = query(b"Action=ListQueues", QueuesListed([], False), accept=accept)
@@ -189,6 +189,27 @@ def test_query_answered_in_json() -> None:
         b'{"Error":{"Code":"AWS.SimpleQueueService.NonExistentQueue",'
         b'"Message":"The specified queue does not exist for this wsdl version.","Type":"Sender"},"RequestId":"the-id"}'
     )
+
+
+def test_query_answered_in_json_says_null_and_lists_pairs() -> None:
+    """As API Gateway's users know it: every member is there, and maps are lists."""
+    accept, target = b"application/json", b"/000000000000/q"
+    _, answer = query(b"Action=SendMessage&MessageBody=x", SENT, target=target, accept=accept)
+    result = msgspec.json.decode(answer.body)["SendMessageResponse"]["SendMessageResult"]
+    assert result["MD5OfMessageBody"] == "9dd4e461268c8034f5c8564e155c67a6"
+    assert {name for name, value in result.items() if value is None} == {
+        "MD5OfMessageAttributes",
+        "MD5OfMessageSystemAttributes",
+        "SequenceNumber",
+    }
+    form = b"Action=GetQueueAttributes&AttributeName.1=DelaySeconds"
+    _, answer = query(form, QueueDescribed(INFO), target=target, accept=accept)
+    result = msgspec.json.decode(answer.body)["GetQueueAttributesResponse"]["GetQueueAttributesResult"]
+    assert result == {"Attributes": [{"Name": "DelaySeconds", "Value": "0"}]}
+    tagged = msgspec.structs.replace(INFO, settings=QueueSettings(tags={"team": "a"}))
+    _, answer = query(b"Action=ListQueueTags", QueueDescribed(tagged), target=target, accept=accept)
+    result = msgspec.json.decode(answer.body)["ListQueueTagsResponse"]["ListQueueTagsResult"]
+    assert result == {"Tags": [{"Key": "team", "Value": "a"}]}
 
 
 def test_entries_come_in_the_order_of_their_numbers() -> None:
@@ -212,6 +233,22 @@ def test_old_names_without_numbers() -> None:
     call, _ = query(form, SENT, target=b"/000000000000/q")
     assert call is not None
     assert call.commands[0].extras.attributes == (Attribute("a", "String", "v w+"),)  # type: ignore[union-attr]
+
+
+def test_a_list_of_one_needs_no_number() -> None:
+    """As the API Reference's examples have it: `&AttributeName=All`, and a slash after the queue's name."""
+    form = b"Action=ReceiveMessage&MaxNumberOfMessages=5&VisibilityTimeout=15&AttributeName=All"
+    call, answer = query(form, Received([DELIVERY]), target=b"/000000000000/q/")
+    assert call is not None
+    assert isinstance(call.commands[0], Receive)
+    assert (call.commands[0].queue.name, call.commands[0].count_max) == ("q", 5)
+    assert b"<Name>SentTimestamp</Name>" in answer.body
+    tagged = msgspec.structs.replace(INFO, settings=QueueSettings(tags={"QueueType": "x"}))
+    call, _ = query(b"Action=UntagQueue&TagKey=QueueType", QueueChanged(tagged, False), target=b"/000000000000/q")
+    assert call is not None
+    call, answer = query(b"Action=GetQueueAttributes&AttributeName=", QueueDescribed(INFO), target=b"/000000000000/q")
+    assert call is not None
+    assert b"<GetQueueAttributesResult></GetQueueAttributesResult>" in answer.body
 
 
 INFO = QueueInfo(QueueKey("000000000000", "us-east-1", "q"), 1, Instant(0), Instant(0), QueueSettings(), QueueCounts())

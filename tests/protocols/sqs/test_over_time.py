@@ -108,6 +108,7 @@ def test_the_queues_own_limit_counts_attributes_too(served: Any, client: Any, ur
         (None, None),
         (["All"], {"one", "two", "tenth", "other"}),
         ([".*"], {"one", "two", "tenth", "other"}),
+        (["*"], {"one", "two", "tenth", "other"}),
         (["t.*"], {"two", "tenth"}),
         (["ten.*", "one"], {"tenth", "one"}),
         (["one", "nowhere"], {"one"}),

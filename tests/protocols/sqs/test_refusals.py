@@ -20,9 +20,9 @@ REFUSED = [
     ("send_message", {"QueueUrl": URL}, "MissingParameter", "The request must contain the parameter MessageBody."),
     (
         "send_message",
-        {"QueueUrl": "jobs", "MessageBody": "x"},
+        {"QueueUrl": "jobs/1", "MessageBody": "x"},
         "InvalidAddress",
-        "The address jobs is not valid for this endpoint.",
+        "The address jobs/1 is not valid for this endpoint.",
     ),
     (
         "send_message",

@@ -86,7 +86,11 @@ def test_the_limits_of_a_tag(served: Any, client: Any, url: str, key: str, value
 
 def test_what_is_missing_is_named(served: Any, client: Any, url: str) -> None:
     assert served.refused(client.tag_queue, QueueUrl=url, Tags={})[0] == "MissingParameter"
-    assert served.refused(client.untag_queue, QueueUrl=url, TagKeys=[])[0] == "MissingParameter"
+    for keys in ([], [""]):
+        assert served.refused(client.untag_queue, QueueUrl=url, TagKeys=keys) == (
+            "InvalidParameterValue",
+            "Tag keys must be between 1 and 128 characters in length.",
+        )
     nowhere = url.replace("jobs", "nowhere")
     for call, given in ((client.tag_queue, {"Tags": {"a": "b"}}), (client.list_queue_tags, {})):
         code, _ = served.refused(call, QueueUrl=nowhere, **given)

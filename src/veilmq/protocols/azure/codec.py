@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from veilmq.model.access import Action, NamedAccounts
+from veilmq.model.access import Action, NamedAccount, NamedAccounts
 from veilmq.model.commands import AnyCommand, DescribeQueue
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
@@ -55,6 +55,8 @@ class Codec:
         self._accounts = accounts
         self._endpoint = endpoint
         self._verifier = Verifier(accounts, endpoint, tokens)
+        self._rules: dict[str, tuple[NamedAccount, tuple[CorsRule, ...]]] = {}
+        """CORS rules as they were last seen, by the account's name: for headers, never for a decision."""
 
     def decode(self, request: Request, wall: Instant, arrived: Instant) -> Call | Response:
         """What the request asks of the engine; a Response if it is refused, or answered without the engine.
@@ -73,7 +75,7 @@ class Codec:
             row = table.find(asked)
             check_timeout(parameters)
             _authorize(asked, row)
-            questions = _questions(asked)
+            questions = self._questions(asked)
             if questions:
                 return Call(asked.caller.account.key, questions, row, asked, question=True)
             return self._planned(asked, row)
@@ -83,6 +85,8 @@ class Codec:
     def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
         """The answer to a call, from the outcomes of its commands in their order; or the call that it asked for."""
         asked = call.asked
+        if call.row is table.SET_PROPERTIES:
+            self._rules.pop(asked.sender.account.name, None)
         try:
             if call.question:
                 return self._judged(call, outcomes)
@@ -124,6 +128,21 @@ class Codec:
         question = DescribeQueue(queue=service_queue(account.key), origin=origin)
         return Call(account.key, (question,), _PREFLIGHT, asked, question=True)
 
+    def _questions(self, asked: Asked) -> tuple[AnyCommand, ...]:
+        """What must be known before the request can be judged; headers of rules that are known are set at once."""
+        caller, method = asked.sender, asked.request.method
+        account = caller.account
+        questions: list[AnyCommand] = []
+        known = self._rules.get(account.name)
+        if b"origin" not in asked.request.headers and known is not None and known[0] is account:
+            if known[1]:
+                asked.cors = cors.answer_headers(known[1], None, method)
+        elif b"origin" in asked.request.headers or method in cors.CACHED:
+            questions.append(DescribeQueue(queue=service_queue(account.key), origin=caller.origin))
+        if caller.sas is not None and caller.sas.policy is not None:
+            questions.append(DescribeQueue(queue=asked.queue(), origin=caller.origin))
+        return tuple(questions)
+
     def _judged(self, call: Call, outcomes: Sequence[Outcome]) -> Call | Response:
         """A question was answered: by the account's CORS rules and the queue's policies the request goes on."""
         asked, row = call.asked, call.row
@@ -133,7 +152,11 @@ class Codec:
                 rules = properties_from(outcome, command).cors
                 if row is _PREFLIGHT:
                     return _finish(cors.preflight(rules, asked.request), asked)
-                self._admit_page(asked, rules)
+                self._rules[asked.sender.account.name] = (asked.sender.account, rules)
+                if b"origin" in asked.request.headers:
+                    self._admit_page(asked, rules)
+                else:
+                    asked.cors = cors.answer_headers(rules, None, asked.request.method)
             else:
                 _complete(asked, row, command, outcome)
         return self._planned(asked, row)
@@ -191,17 +214,6 @@ def _authorize(asked: Asked, row: Operation) -> None:
     sas = caller.sas
     if sas is not None and sas.policy is None:
         check_permission(sas, row.account_types, row.account_permissions, row.queue_permissions)
-
-
-def _questions(asked: Asked) -> tuple[AnyCommand, ...]:
-    """What must be known before the request can be judged."""
-    caller = asked.sender
-    questions: list[AnyCommand] = []
-    if b"origin" in asked.request.headers:
-        questions.append(DescribeQueue(queue=service_queue(caller.account.key), origin=caller.origin))
-    if caller.sas is not None and caller.sas.policy is not None:
-        questions.append(DescribeQueue(queue=asked.queue(), origin=caller.origin))
-    return tuple(questions)
 
 
 def _complete(asked: Asked, row: Operation, command: AnyCommand, outcome: Outcome) -> None:

@@ -1,28 +1,35 @@
 """What the account's CORS rules say to a web page: preflights, and headers on answers.
 
-Strategy: the first rule whose origin, method and headers all fit decides; none fits: a preflight is refused, and an
-actual request is carried out and answered without headers, so that the browser hides it. Source: "Cross-Origin Resource
-Sharing (CORS) support for Azure Storage", "Preflight Queue Request".
+Strategy: the first rule whose origin and method fit decides, also if its headers do not fit and a later rule's would.
+None fits: a preflight is refused, and an actual request is carried out and answered without headers, so that the
+browser hides it. What a cache may keep says whether it depends on the Origin, also to those who sent none. Source:
+"Cross-Origin Resource Sharing (CORS) support for Azure Storage", "Preflight Queue Request".
 """
+
+from typing import Final
 
 from veilmq.protocols.azure.errors import CORS_PREFLIGHT_FAILURE, INVALID_HEADER_VALUE, Refusal, bad_header
 from veilmq.protocols.azure.properties import CorsRule
 from veilmq.protocols.http import Request, Response
 
 Headers = tuple[tuple[bytes, bytes], ...]
+CACHED: Final = frozenset({"GET", "HEAD"})
+"""Methods whose answers caches keep."""
+_ANY: Final = "*"
+_VARY: Final = ((b"vary", b"Origin"),)
 
 
 def preflight(rules: tuple[CorsRule, ...], request: Request) -> Response:
     """The answer to a preflight. Raises Refusal: CorsPreflightFailure."""
     origin, method, headers = read_preflight(request)
-    for rule in rules:
-        if _origin_fits(rule, origin) and method in rule.methods and _headers_fit(rule, headers):
-            answer = [*_origin_headers(rule, origin), (b"access-control-allow-methods", method.encode())]
-            if headers:
-                answer.append((b"access-control-allow-headers", ",".join(headers).encode("latin-1")))
-            answer.append((b"access-control-max-age", str(rule.max_age_s).encode()))
-            return Response(200, None, b"", tuple(answer))
-    raise Refusal(CORS_PREFLIGHT_FAILURE)
+    rule = _rule_for(rules, origin, method)
+    if rule is None or not _headers_fit(rule, headers):
+        raise Refusal(CORS_PREFLIGHT_FAILURE)
+    answer = [*_origin_headers(rule, origin), (b"access-control-allow-methods", method.encode())]
+    if headers:
+        answer.append((b"access-control-allow-headers", ",".join(headers).encode("latin-1")))
+    answer.append((b"access-control-max-age", str(rule.max_age_s).encode()))
+    return Response(200, None, b"", tuple(answer))
 
 
 def read_preflight(request: Request) -> tuple[str, str, tuple[str, ...]]:
@@ -43,28 +50,36 @@ def read_preflight(request: Request) -> tuple[str, str, tuple[str, ...]]:
     return values[0], values[1], headers
 
 
-def answer_headers(rules: tuple[CorsRule, ...], origin: str, method: str) -> Headers:
-    """What is added to the answer of an actual request; empty if no rule fits."""
-    for rule in rules:
-        if _origin_fits(rule, origin) and method in rule.methods:
-            exposed = ",".join(rule.exposed_headers).encode()
-            shown = ((b"access-control-expose-headers", exposed),) if exposed else ()
-            return (*_origin_headers(rule, origin), *shown)
-    return ((b"vary", b"Origin"),) if rules else ()
+def answer_headers(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> Headers:
+    """What is added to the answer of an actual request. origin None: it sent no Origin."""
+    rule = _rule_for(rules, origin, method)
+    varies = _VARY if rules and method in CACHED and not (rule is not None and _ANY in rule.origins) else ()
+    if rule is None:
+        return varies
+    exposed = ",".join(rule.exposed_headers).encode()
+    shown = ((b"access-control-expose-headers", exposed),) if exposed else ()
+    return (*_origin_headers(rule, origin or _ANY), *varies, *shown)
 
 
 def fits(rules: tuple[CorsRule, ...], origin: str, method: str) -> bool:
     """Whether some rule lets the page make that request."""
-    return any(_origin_fits(rule, origin) and method in rule.methods for rule in rules)
+    return _rule_for(rules, origin, method) is not None
+
+
+def _rule_for(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> CorsRule | None:
+    """The rule that decides; without an origin one for every origin."""
+    for rule in rules:
+        if method in rule.methods and (_ANY in rule.origins if origin is None else _origin_fits(rule, origin)):
+            return rule
+    return None
 
 
 def _origin_headers(rule: CorsRule, origin: str) -> Headers:
-    if "*" in rule.origins:
+    if _ANY in rule.origins:
         return ((b"access-control-allow-origin", b"*"),)
     return (
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-allow-credentials", b"true"),
-        (b"vary", b"Origin"),
     )
 
 

@@ -158,9 +158,6 @@ OUT_OF_RANGE_QUERY_PARAMETER_VALUE: Final = Fault(
     400,
     "One of the query parameters specified in the request URI is outside the permissible range.",
 )
-POP_RECEIPT_MISMATCH: Final = Fault(
-    "PopReceiptMismatch", 400, "The specified pop receipt did not match the pop receipt for a dequeued message."
-)
 QUEUE_ALREADY_EXISTS: Final = Fault("QueueAlreadyExists", 409, "The specified queue already exists.")
 QUEUE_BEING_DELETED: Final = Fault("QueueBeingDeleted", 409, "The specified queue is being deleted.")
 QUEUE_NOT_FOUND: Final = Fault("QueueNotFound", 404, "The specified queue does not exist.")
@@ -294,9 +291,12 @@ def looks_like_receipt(text: str) -> bool:
 
 
 def _receipt_invalid(error: ReceiptInvalid, command: AnyCommand) -> Refusal:
-    """One that does not parse does not match; a stale or foreign one names no message that is here."""
+    """A stale or foreign one names no message that is here; one that does not parse is the example of the page "Status
+    and error codes"."""
     handle = command.handle if isinstance(command, Delete | Extend) else ""
-    return Refusal(MESSAGE_NOT_FOUND if looks_like_receipt(handle) else POP_RECEIPT_MISMATCH)
+    if looks_like_receipt(handle):
+        return Refusal(MESSAGE_NOT_FOUND)
+    return bad_parameter("popreceipt", handle, "Invalid pop receipt format.")
 
 
 def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:

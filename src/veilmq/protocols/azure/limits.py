@@ -34,6 +34,7 @@ VERSION_BEARER_ACL: Final = "2025-07-05"
 VERSION_DELEGATION: Final = "2026-02-06"
 """Get User Delegation Key and user delegation SAS for queues."""
 VERSION_SAS_OLDEST: Final = "2012-02-12"
+"""Queue SAS and stored access policies."""
 
 MESSAGE_BYTES_MAX: Final = 65_536
 MESSAGE_BYTES_MAX_OLD: Final = 8_192

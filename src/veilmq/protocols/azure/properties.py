@@ -1,8 +1,8 @@
 """Service properties of an account: logging, metrics, CORS rules; from XML, to XML, and as the labels that keep them.
 
 Strategy: logging and metrics are kept and shown, and do nothing (VeilMQ has its own); CORS rules have effect (cors.py).
-Each part is a label, so that one
-that a request leaves out stays as it is. Source: "Set Queue Service Properties".
+Each part is a label, so that one that a request leaves out stays as it is. Versions before 2013-08-15 know logging and
+metrics (those of the hour) alone, and set both at a time. Source: "Set Queue Service Properties".
 """
 
 from collections.abc import Callable
@@ -88,11 +88,16 @@ def labels_of(change: dict[str, Any]) -> dict[str, str]:
     return {LABEL_PREFIX + name: msgspec.json.encode(value).decode() for name, value in change.items()}
 
 
-def read_change(body: bytes) -> dict[str, Any]:
+def read_change(body: bytes, version: str) -> dict[str, Any]:
     """The fields of `Properties` that a Set Queue Service Properties request sets. Raises Refusal."""
     root = read_document(body, "StorageServiceProperties", limits.DOCUMENT_BYTES_MAX)
-    members = root.members(tuple(_PARTS))
-    return {_PARTS[name][0]: _PARTS[name][1](node) for name, node in members.items()}
+    old = version < limits.VERSION_CORS
+    parts = _OLD_PARTS if old else _PARTS
+    members = root.members(tuple(parts))
+    if old:
+        for name in parts:
+            _need(members, name)
+    return {parts[name][0]: parts[name][1](node) for name, node in members.items()}
 
 
 def _need(members: dict[str, Node], name: str) -> Node:
@@ -193,20 +198,26 @@ _PARTS: Final[dict[str, tuple[str, Callable[[Node], Any]]]] = {
     "MinuteMetrics": ("minute_metrics", _metrics),
     "Cors": ("cors", _cors),
 }
+_OLD_PARTS: Final = {"Logging": _PARTS["Logging"], "Metrics": _PARTS["HourMetrics"]}
 
 
-def write_properties(properties: Properties) -> bytes:
+def write_properties(properties: Properties, version: str) -> bytes:
     """Answer to Get Queue Service Properties."""
-    logging = properties.logging
+    logging, hour = properties.logging, _written_metrics(properties.hour_metrics)
     text = (
-        f"{DECLARATION}<StorageServiceProperties><Logging><Version>{logging.version}</Version>"
+        f"<Logging><Version>{logging.version}</Version>"
         f"<Read>{_said(logging.read)}</Read><Write>{_said(logging.write)}</Write>"
         f"<Delete>{_said(logging.delete)}</Delete>{_written_retention(logging.retention)}</Logging>"
-        f"<HourMetrics>{_written_metrics(properties.hour_metrics)}</HourMetrics>"
-        f"<MinuteMetrics>{_written_metrics(properties.minute_metrics)}</MinuteMetrics>"
-        f"<Cors>{''.join(map(_written_rule, properties.cors))}</Cors></StorageServiceProperties>"
     )
-    return text.encode()
+    if version < limits.VERSION_CORS:
+        text += f"<Metrics>{hour}</Metrics>"
+    else:
+        text += (
+            f"<HourMetrics>{hour}</HourMetrics>"
+            f"<MinuteMetrics>{_written_metrics(properties.minute_metrics)}</MinuteMetrics>"
+            f"<Cors>{''.join(map(_written_rule, properties.cors))}</Cors>"
+        )
+    return f"{DECLARATION}<StorageServiceProperties>{text}</StorageServiceProperties>".encode()
 
 
 def _said(value: bool) -> str:

@@ -15,9 +15,9 @@ import msgspec
 from veilmq.model.access import AccessKey
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import SubscriptionSettings, TopicKey
+from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request
 from veilmq.protocols.mns import limits
-from veilmq.protocols.mns.bounded import Bounded
 from veilmq.protocols.mns.errors import (
     ENDPOINT_INVALID,
     INVALID_QUEUE_NAME,

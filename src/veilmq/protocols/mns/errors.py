@@ -160,7 +160,7 @@ def _just(fault: Fault) -> Callable[[VeilError, AnyCommand], Refusal]:
     return lambda error, command: Refusal(fault)
 
 
-_NAMES: Final = {"body": "MessageBody", "queue": "Endpoint"}
+_NAMES: Final = {"body": "MessageBody", "queue": "Endpoint", "pushes_per_second_max": "TenantRateLimitPolicy"}
 
 
 def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:

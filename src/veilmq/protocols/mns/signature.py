@@ -15,9 +15,9 @@ import msgspec
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, EVERYTHING, AccessKey, Keyring
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request
 from veilmq.protocols.mns import canonical, limits
-from veilmq.protocols.mns.bounded import Bounded
 from veilmq.protocols.mns.dates import compact, read_date
 from veilmq.protocols.mns.errors import (
     ACCESS_DENIED,

@@ -1,6 +1,7 @@
 """Queue URLs and ARNs: from text to queue, and back.
 
-Strategy: a URL's last two path segments are account and queue, whatever host and prefix a client reaches us by; the
+Strategy: a URL's last two path segments are account and queue, whatever host and prefix a client reaches us by; a bare
+name is a queue of the caller's (AWS takes it too, and programs rely on it: aws-sdk-js-v3, "Note on Queue names"); the
 region is that of the request's signature. ARNs are `arn:aws:sqs:region:account:name`.
 """
 
@@ -50,8 +51,14 @@ def is_fifo(name: str) -> bool:
 
 
 def resolve(caller: Caller, url: str) -> QueueKey:
-    """The queue of a URL or path, of another account too. Raises Refusal: InvalidAddress, QueueDoesNotExist."""
-    segments = url.partition("://")[2].split("/") if "://" in url else ["", *url.lstrip("/").split("/")]
+    """The queue of a URL, path or name, of another account too. Raises Refusal: InvalidAddress, QueueDoesNotExist."""
+    path = url.removesuffix("/")  # the API Reference writes queue URLs of the Query form with a slash at the end
+    if is_queue_name(url):
+        segments = ["", caller.key.account, url]
+    elif "://" in url:
+        segments = path.partition("://")[2].split("/")
+    else:
+        segments = ["", *path.lstrip("/").split("/")]
     if len(segments) < 3 or not limits.ACCOUNT.match(segments[-2]):
         shown = url if len(url) <= 256 else url[:256] + "..."
         raise Refusal(errors.INVALID_ADDRESS, f"The address {shown} is not valid for this endpoint.")

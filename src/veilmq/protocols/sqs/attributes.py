@@ -27,6 +27,7 @@ from veilmq.protocols.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
     INVALID_PARAMETER_VALUE,
+    LABEL_PREFIX,
     OVER_LIMIT,
     THROUGHPUT,
     Refusal,
@@ -71,8 +72,6 @@ NAMES: Final = frozenset(
 _ONE_ENCRYPTION: Final = (
     "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or SQS SSE."
 )
-LABEL_PREFIX: Final = "sqs."
-"""Keeps SQS's labels apart from those of other protocols."""
 
 
 def unknown_name(name: str) -> Refusal:
@@ -117,20 +116,20 @@ def settings_change(queue: QueueKey, attributes: dict[str, str], creating: bool)
             raise unknown_name(name)
     _check_encryption(labels)
     _check_throughput(change)
-    if creating:
-        labels = {name: text for name, text in labels.items() if text}
-        if is_fifo(queue.name):
-            change["fifo"] = True
+    if creating and is_fifo(queue.name):
+        change["fifo"] = True
     if labels:
         change["labels"] = labels
     return change
 
 
 def _check_fifo(text: str, queue: QueueKey, creating: bool) -> None:
-    """The name has decided already: the attribute may only agree with it."""
+    """The name has decided already: the attribute may only agree with it, and a standard queue does not know it."""
     value = _boolean(text, "FifoQueue")
     if not creating:
-        if value is not is_fifo(queue.name):
+        if not is_fifo(queue.name):
+            raise unknown_name("FifoQueue")
+        if not value:
             raise invalid_value("FifoQueue", text, "Modifying queue type is not supported.")
     elif not value:
         raise unknown_name("FifoQueue")
@@ -145,10 +144,12 @@ def _check_fifo(text: str, queue: QueueKey, creating: bool) -> None:
 def _check_encryption(labels: dict[str, str]) -> None:
     if labels.get(LABEL_PREFIX + "KmsMasterKeyId") and labels.get(LABEL_PREFIX + "SqsManagedSseEnabled") == "true":
         raise Refusal(INVALID_ATTRIBUTE_VALUE, _ONE_ENCRYPTION)
-    # One kind of encryption ends the other, as at AWS.
+    # One kind of encryption ends the other, as at AWS. What a queue has that names neither is no label: a CreateQueue
+    # that spells it out meets the same queue.
     if labels.get(LABEL_PREFIX + "KmsMasterKeyId"):
         labels.setdefault(LABEL_PREFIX + "SqsManagedSseEnabled", "false")
     elif labels.get(LABEL_PREFIX + "SqsManagedSseEnabled") == "true":
+        labels[LABEL_PREFIX + "SqsManagedSseEnabled"] = ""
         labels.setdefault(LABEL_PREFIX + "KmsMasterKeyId", "")
 
 
@@ -195,11 +196,13 @@ def _set_redrive(change: SettingsChange, text: str, queue: QueueKey) -> None:
         change["redrive"] = None
         return
     value = _redrive_object(text)
-    target_arn, count = value.get("deadLetterTargetArn"), value.get("maxReceiveCount", 10)
-    if not isinstance(target_arn, str):
-        reason = "Redrive policy does not contain mandatory attribute: deadLetterTargetArn."
-        raise invalid_value("RedrivePolicy", text, reason)
-    target = queue_of_arn(target_arn)
+    # The reference has a default of 10 for the count; AWS refuses a policy without one.
+    for name in ("maxReceiveCount", "deadLetterTargetArn"):
+        if value.get(name) is None:
+            reason = f"Redrive policy does not contain mandatory attribute: {name}."
+            raise invalid_value("RedrivePolicy", text, reason)
+    target_arn, count = value["deadLetterTargetArn"], value["maxReceiveCount"]
+    target = queue_of_arn(target_arn) if isinstance(target_arn, str) else None
     if target is None:
         raise invalid_value("RedrivePolicy", text, "Invalid value for deadLetterTargetArn.")
     if isinstance(count, str) and count.isascii() and count.isdigit() and len(count) <= 10:
@@ -278,11 +281,13 @@ _SETTERS: Final[dict[str, Callable[[SettingsChange, str, QueueKey], None]]] = {
 }
 
 
-def checked_names(names: Iterable[str]) -> list[str]:
-    """The names of a GetQueueAttributes. Raises Refusal for one that SQS does not know."""
+def checked_names(names: Iterable[str], queue: QueueKey) -> list[str]:
+    """The names of a GetQueueAttributes. Raises Refusal for one that SQS does not know, or not of such a queue."""
     names = list(names)
     for name in names:
-        if name not in NAMES:
+        # "To determine whether a queue is FIFO, you can check whether QueueName ends with the .fifo suffix": a standard
+        # queue has no such attribute, not even one that is false (aws/aws-sdk-ruby #1350).
+        if name not in NAMES or ((name in _FIFO_ONLY or name == "FifoQueue") and not is_fifo(queue.name)):
             raise unknown_name(name)
     return names
 

@@ -54,6 +54,8 @@ class Codec:
                 return self._preflight(request)
             elif request.method != "GET":
                 raise Refusal(errors.METHOD_NOT_SUPPORTED, f"The HTTP method {request.method} is not supported.")
+            elif form is not Form.JSON and not request.query:
+                raise query_form.nothing_asked()  # before any signature: a browser that opens a queue's URL has none
             caller = self._verifier.verify(request, wall)
             asked = Asked(request, caller, arrived, self._endpoint)
             if self._throttle is not None and not self._throttle.takes(caller.key.account, arrived):

@@ -46,6 +46,8 @@ from veilmq.protocols.sqs import limits
 
 _SQS: Final = "com.amazonaws.sqs#"
 _COMMON: Final = "com.amazon.coral.service#"
+LABEL_PREFIX: Final = "sqs."
+"""Keeps SQS's labels (attributes that it alone understands) apart from those of other protocols."""
 _PREFIX: Final = "AWS.SimpleQueueService."
 
 
@@ -121,6 +123,8 @@ MISSING_ACTION: Final = _common("UnknownOperationException", "MissingAction", 40
 MISSING_AUTHENTICATION_TOKEN: Final = _common("MissingAuthenticationTokenException", "MissingAuthenticationToken", 403)
 NO_SUCH_VERSION: Final = _common("UnknownOperationException", "NoSuchVersion", 400)
 REQUEST_EXPIRED: Final = _common("RequestExpiredException", "RequestExpired", 400)
+UNKNOWN_OPERATION: Final = _common("UnknownOperationException", "UnknownOperationException", 404)
+"""Of a request that asks for nothing at all: the one error that the Query form answers without the usual frame."""
 SIGNATURE_DOES_NOT_MATCH: Final = _common("InvalidSignatureException", "SignatureDoesNotMatch", 403)
 
 INTERNAL_FAILURE: Final = _common("InternalFailure", "InternalFailure", 500, sender=False)
@@ -146,6 +150,11 @@ HTTP_FAULTS: Final = {
 NO_QUEUE: Final = "The specified queue does not exist."
 QUERY_WORDS: Final = {NO_QUEUE: "The specified queue does not exist for this wsdl version."}
 """What the Query form has always said, where the JSON form says something else."""
+FORBIDDEN_CHARACTERS: Final = (
+    "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | "
+    "#x10000 to #x10FFFF"
+)
+NO_ATTRIBUTE_NAME: Final = "The request must contain non-empty message attribute name."
 _BAD_HANDLE: Final = "The input receipt handle is invalid."
 
 
@@ -289,6 +298,8 @@ _SETTING_NAMES: Final = {
 
 def _queue_exists(error: QueueExists, command: AnyCommand) -> Refusal:
     name = _SETTING_NAMES.get(error.setting, error.setting)
+    if error.setting == "labels" and isinstance(command, CreateQueue):
+        name = next(iter(command.change["labels"]), name).removeprefix(LABEL_PREFIX)
     text = f"A queue already exists with the same name and a different value for attribute {name}"
     return Refusal(QUEUE_NAME_EXISTS, text)
 

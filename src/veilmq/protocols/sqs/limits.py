@@ -15,6 +15,8 @@ QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 FIFO_QUEUE_NAME: Final = re.compile(r"(?=.{6,80}\Z)[A-Za-z0-9_-]+\.fifo\Z")
 FIFO_SUFFIX: Final = ".fifo"
 ACCOUNT: Final = re.compile(r"[0-9]{12}\Z")
+ACCOUNT_PATH: Final = re.compile(rb".*/[0-9]{12}/[^/]+/?\Z")
+"""Path of a queue's URL."""
 REGION: Final = re.compile(r"[a-z0-9-]{1,64}\Z")
 
 MESSAGE_BYTES_MAX: Final = 1_048_576

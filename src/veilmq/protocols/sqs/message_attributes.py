@@ -10,17 +10,19 @@ from typing import Final
 
 from veilmq.model.message import Attribute, first_forbidden_character
 from veilmq.protocols.sqs import limits
-from veilmq.protocols.sqs.errors import INVALID_MESSAGE_CONTENTS, INVALID_PARAMETER_VALUE, Refusal
+from veilmq.protocols.sqs.errors import (
+    FORBIDDEN_CHARACTERS,
+    INVALID_MESSAGE_CONTENTS,
+    INVALID_PARAMETER_VALUE,
+    NO_ATTRIBUTE_NAME,
+    Refusal,
+)
 from veilmq.protocols.sqs.inputs import AttributeValue
 from veilmq.protocols.sqs.results import AttributeValueOut
 
 TRACE_HEADER: Final = "AWSTraceHeader"
 
 _TYPES: Final = ("String", "Number", "Binary")
-_FORBIDDEN: Final = (
-    "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | "
-    "#x10000 to #x10FFFF"
-)
 _NUMBER: Final = re.compile(r"[+-]?(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]{1,4}))?\Z")
 
 
@@ -43,7 +45,7 @@ def check_text(text: str, what: str) -> None:
 def check_body(text: str) -> None:
     """Raises InvalidMessageContents in AWS's wording if XML could not carry the body."""
     if first_forbidden_character(text) is not None:
-        raise Refusal(INVALID_MESSAGE_CONTENTS, _FORBIDDEN)
+        raise Refusal(INVALID_MESSAGE_CONTENTS, FORBIDDEN_CHARACTERS)
 
 
 def message_attributes(given: dict[str, AttributeValue]) -> tuple[tuple[Attribute, ...], int]:
@@ -64,7 +66,7 @@ def message_attributes(given: dict[str, AttributeValue]) -> tuple[tuple[Attribut
 
 def _check_name(name: str) -> None:
     if not name:
-        raise _refused("The message attribute name must not be empty.")
+        raise _refused(NO_ATTRIBUTE_NAME)
     if len(name) > limits.ATTRIBUTE_NAME_CHARACTERS_MAX:
         characters_max = limits.ATTRIBUTE_NAME_CHARACTERS_MAX
         raise _refused(f"The message attribute name '{_shown(name)}' is longer than {characters_max} characters.")
@@ -80,28 +82,25 @@ def _check_name(name: str) -> None:
 def _attribute(name: str, value: AttributeValue) -> Attribute:
     kind = value.data_type
     if not kind:
-        raise _refused(f"The message attribute '{name}' must contain a non-empty message attribute type.")
+        raise _refused(f"The message attribute '{name}' must contain non-empty message attribute type.")
     if len(kind) > limits.ATTRIBUTE_TYPE_CHARACTERS_MAX:
         characters_max = limits.ATTRIBUTE_TYPE_CHARACTERS_MAX
         raise _refused(f"The type of the message attribute '{name}' is longer than {characters_max} characters.")
     logical = kind.partition(".")[0]
     if logical not in _TYPES:
         raise _refused(
-            f"The message attribute '{name}' has an invalid message attribute type, the set of supported type prefixes "
-            "is Binary, Number, and String."
+            f"The type of message (user) attribute '{name}' is invalid. You must use only the following supported type "
+            "prefixes: Binary, Number, String."
         )
     check_text(kind, f"The type of the message attribute '{name}'")
     if value.string_list_values or value.binary_list_values:
         raise _refused(f"Message attribute list values in SendMessage operation are not supported: '{name}'.")
     content = value.binary_value if logical == "Binary" else value.string_value
     other = value.string_value if logical == "Binary" else value.binary_value
-    if other is not None:
+    if other:  # an empty one some clients send along
         raise _refused(f"The message attribute '{name}' has a value that does not fit its type '{kind}'.")
     if not content:
-        raise _refused(
-            f"The message attribute '{name}' must contain a non-empty message attribute value for message attribute "
-            f"type '{kind}'."
-        )
+        raise _refused(f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'.")
     if isinstance(content, str):
         check_text(content, f"The value of the message attribute '{name}'")
         if logical == "Number":
@@ -113,7 +112,7 @@ def _check_number(name: str, text: str) -> None:
     """Up to 38 digits of precision, from 10^-128 to 10^126."""
     found = _NUMBER.match(text) if len(text) <= 512 else None
     if found is None:
-        raise _refused(f"Can't cast the value of message attribute '{name}' to a number.")
+        raise _refused(f"Can't cast the value of message (user) attribute '{name}' to a number.")
     whole, fraction = (found[1] or "").lstrip("0"), found[2] or found[3] or ""
     digits = (whole + fraction).strip("0")
     exponent = int(found[4] or 0) + (len(whole) if whole else -(len(fraction) - len(fraction.lstrip("0")))) - 1
@@ -145,11 +144,12 @@ Filter = Callable[[str], bool]
 def attribute_filter(names: Sequence[str]) -> Filter | None:
     """Which message attributes a receive asks for; None for no attribute at all.
 
-    A name, `All`, or a prefix and `.*`: `bar.*` is every name that begins with `bar`, and `.*` every name.
+    A name, `All`, or a prefix and `.*`: `bar.*` is every name that begins with `bar`, and `.*` every name. A bare `*`
+    is in no document, but AWS takes it and programs use it (Particular/NServiceBus.AmazonSQS #2288).
     """
     if not names:
         return None
-    if "All" in names:
+    if "All" in names or "*" in names:
         return lambda name: True
     exact = frozenset(names)
     prefixes = tuple(name[:-2] for name in names if name.endswith(".*"))

@@ -10,27 +10,38 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs import limits, xml
-from veilmq.protocols.sqs.bounded import Bounded
 from veilmq.protocols.sqs.call import Form, Operation
 from veilmq.protocols.sqs.errors import (
     INVALID_ACTION,
     INVALID_PARAMETER_VALUE,
     MALFORMED_QUERY_STRING,
     MISSING_ACTION,
+    NO_ATTRIBUTE_NAME,
     NO_SUCH_VERSION,
     QUERY_WORDS,
+    UNKNOWN_OPERATION,
     Refusal,
 )
 from veilmq.protocols.sqs.operations.table import OPERATIONS
-from veilmq.protocols.sqs.results import ListQueuesResult, ReceiveMessageResult, Result
+from veilmq.protocols.sqs.results import (
+    AttributeValueOut,
+    Empty,
+    ListQueuesResult,
+    ListQueueTagsResult,
+    ReceiveMessageResult,
+    Result,
+)
 
 Headers = tuple[tuple[bytes, bytes], ...]
 Tree = dict[Any, Any]
 _Place = tuple[int | None, tuple[Any, ...], Any]
 """Number of the batch entry or None; the way from there; the last step."""
 
+_OF_THE_ACCOUNT: Final = frozenset({"CreateQueue", "ListQueues"})
+"""Actions that a queue's URL is no endpoint of."""
 _XML: Final = b"text/xml"
 _JSON: Final = b"application/json"
 _ENCODE: Final = msgspec.json.Encoder().encode
@@ -85,22 +96,35 @@ def read(request: Request) -> tuple[Operation, Any]:
     form = request.body
     if b"?" in request.target:
         form = request.query + b"&" + form if form else request.query
+    if not form:
+        raise nothing_asked()
     tree = _tree(form)
     action = tree.get("Action")
     if action is None:
         raise Refusal(MISSING_ACTION, "The request must contain the parameter Action.")
     row = OPERATIONS.get(action)
     if row is None:
-        raise Refusal(INVALID_ACTION, f"The action {action[:256]} is not valid for this endpoint.")
+        raise _invalid_action(action)
     version = tree.get("Version")
     if version is not None and version not in limits.API_VERSIONS:
         raise Refusal(NO_SUCH_VERSION, f"The requested version ( {version[:256]} ) is not valid.")
     if request.target != b"/" and "QueueUrl" not in tree and request.path != b"/":
+        if action in _OF_THE_ACCOUNT and limits.ACCOUNT_PATH.match(request.path):
+            raise _invalid_action(action)
         tree["QueueUrl"] = request.path.decode("latin-1")
     try:
         return row, msgspec.convert(tree, row.input_type, strict=False)
     except msgspec.ValidationError as wrong:
         raise Refusal(INVALID_PARAMETER_VALUE, f"The request does not fit {row.name}: {wrong}") from None
+
+
+def nothing_asked() -> Refusal:
+    """UnknownOperationException: a request without a single parameter."""
+    return Refusal(UNKNOWN_OPERATION, "The request has no parameters.")
+
+
+def _invalid_action(action: str) -> Refusal:
+    return Refusal(INVALID_ACTION, f"The action {action[:256]} is not valid for this endpoint.")
 
 
 def _tree(form: bytes) -> Tree:
@@ -121,8 +145,11 @@ def _tree(form: bytes) -> Tree:
         except UnicodeDecodeError:
             raise Refusal(INVALID_PARAMETER_VALUE, f"The parameter {_shown(name)} is not UTF-8.") from None
         node = tree
-        if not raw and last in _COLLECTIONS:
-            continue  # how botocore writes an empty list
+        if not raw and (last in _COLLECTIONS or (way and b"." not in name)):  # how botocore writes an empty list
+            member = way[-1] if way else last
+            if member in _LIST_MEMBERS:
+                tree[member] = []
+            continue
         if number is not None:
             node = entries.get(number) or entries.setdefault(number, {})
         if way:
@@ -174,11 +201,11 @@ def _steps(name: str) -> tuple[Any, ...]:
     number = 1
     if digits.isascii() and digits.isdigit() and len(digits) <= 9:
         number = int(digits)
-    else:  # an old form leaves the number out for the first: Attribute.Name
+    else:  # an old form leaves the number out for the first: Attribute.Name, AttributeName
         further = rest
     if head in _ENTRIES and further:
         return ("Entries", number, *_steps(further))
-    if head in _MEMBER_OF_LIST and rest and not further:
+    if head in _MEMBER_OF_LIST and not further:
         return (_MEMBER_OF_LIST[head], number)
     if head in _MEMBER_OF_MAP and further:
         part, _, inside = further.partition(".")
@@ -213,6 +240,8 @@ def _map(member: str, elements: dict[int, Tree]) -> Tree:
         element = elements[number]
         key, value = element.get(label), element.get("Value", empty)
         if not isinstance(key, str) or not key:
+            if member == "MessageAttributes":
+                raise Refusal(INVALID_PARAMETER_VALUE, NO_ATTRIBUTE_NAME)
             raise Refusal(INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} must not be empty.")
         if key in folded:
             raise Refusal(INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} is repeated.")
@@ -226,22 +255,47 @@ def write(operation: str, result: Result, form: Form, request_id: str, headers: 
     """The answer of an operation that succeeded."""
     if form is Form.QUERY:
         return Response(200, _XML, xml.answer(operation, result, request_id), headers)
-    named = {f"{operation}Result": _json_result(result), "ResponseMetadata": {"RequestId": request_id}}
+    named: Tree = {"ResponseMetadata": {"RequestId": request_id}}
+    if not isinstance(result, Empty):
+        named[f"{operation}Result"] = _json_result(result)
     return Response(200, _JSON, _ENCODE({f"{operation}Response": named}), headers)
 
 
 def _json_result(result: Result) -> Any:
     """AWS's names of two lists in this form begin in lower case."""
     if isinstance(result, ReceiveMessageResult):
-        return {"messages": result.messages}
+        return {"messages": _with_nulls(result.messages)}
     if isinstance(result, ListQueuesResult):
         return {"queueUrls": result.queue_urls or [], "nextToken": result.next_token}
-    return result
+    if isinstance(result, ListQueueTagsResult):
+        return {"Tags": [{"Key": key, "Value": value} for key, value in (result.tags or {}).items()]}
+    return _with_nulls(result)
+
+
+def _with_nulls(value: Any) -> Any:
+    """All members of a shape, a member without a value as null; and a map as a list of pairs, as it is in XML.
+
+    No document has this form, but everybody has who puts API Gateway before a queue: answers of AWS show it so.
+    """
+    if isinstance(value, msgspec.Struct):
+        members = {
+            field.encode_name: _with_nulls(getattr(value, field.name)) for field in msgspec.structs.fields(value)
+        }
+        if isinstance(value, AttributeValueOut):
+            members |= {"StringListValues": None, "BinaryListValues": None}
+        return members
+    if isinstance(value, list):
+        return [_with_nulls(element) for element in value]
+    if isinstance(value, dict):
+        return [{"Name": name, "Value": _with_nulls(inside)} for name, inside in value.items()]
+    return value
 
 
 def write_refusal(refusal: Refusal, form: Form, request_id: str, headers: Headers) -> Response:
     """An error."""
     fault = refusal.fault
+    if fault is UNKNOWN_OPERATION:
+        return Response(fault.query_status, _XML, b"<UnknownOperationException/>\n", headers)
     blame = "Sender" if fault.sender else "Receiver"
     message = QUERY_WORDS.get(refusal.message, refusal.message)
     if form is Form.QUERY_JSON:

@@ -25,9 +25,9 @@ from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT, Access
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.queue import QueueKey
+from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs import errors, limits
-from veilmq.protocols.sqs.bounded import Bounded
 from veilmq.protocols.sqs.canonical import canonical_path, canonical_query, normal_values, query_pairs
 from veilmq.protocols.sqs.errors import Refusal
 

@@ -7,7 +7,7 @@ refused with RequestThrottled. Who sends nothing for a second costs nothing: its
 from typing import Final
 
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.protocols.sqs.bounded import Bounded
+from veilmq.protocols.bounded import Bounded
 
 _ACCOUNTS_MAX: Final = 4_096
 

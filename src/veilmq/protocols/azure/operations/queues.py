@@ -6,12 +6,13 @@ page. Source: the
 pages of these operations in the REST API.
 """
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from typing import Final
 
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues
 from veilmq.model.instant import SECOND_US
+from veilmq.model.message import first_forbidden_character
 from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.queue import QueueInfo, shown_name
 from veilmq.protocols.azure import limits
@@ -106,6 +107,8 @@ def plan_list(asked: Asked) -> Plan:
         raise bad_parameter("include", parameters["include"], "Only metadata can be included.")
     key = asked.sender.account.key
     prefix = parameters.get("prefix", "")
+    if first_forbidden_character(prefix) is not None:
+        raise bad_parameter("prefix", prefix, "It has a character that XML 1.0 cannot carry.")
     command = ListQueues(
         origin=asked.sender.origin,
         account=key.account,
@@ -164,7 +167,7 @@ def _read_marker(marker: str) -> str:
     if not marker:
         return ""
     try:
-        name = urlsafe_b64decode(marker.removeprefix(_MARKER_START).encode("ascii")).decode()
+        name = b64decode(marker.removeprefix(_MARKER_START).encode("ascii"), b"-_", validate=True).decode()
     except ValueError:
         raise Refusal(INVALID_MARKER) from None
     if not marker.startswith(_MARKER_START) or not name:

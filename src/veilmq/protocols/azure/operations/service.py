@@ -43,13 +43,14 @@ def plan_get_properties(asked: Asked) -> Plan:
 
 
 def answer_properties(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """200 with all of them."""
-    return Response(200, CONTENT_TYPE, write_properties(properties_from(outcomes[0], call.commands[0])))
+    """200 with all of them that the version knows."""
+    properties = properties_from(outcomes[0], call.commands[0])
+    return Response(200, CONTENT_TYPE, write_properties(properties, call.asked.version))
 
 
 def plan_set_properties(asked: Asked) -> Plan:
     """Set Queue Service Properties: parts that are not given stay."""
-    change = read_change(asked.request.body)
+    change = read_change(asked.request.body, asked.version)
     queue, origin = service_queue(asked.sender.account.key), asked.sender.origin
     labels = {"labels": labels_of(change)}
     return (CreateQueue(queue=queue, origin=origin), ChangeQueue(queue=queue, origin=origin, change=labels)), None

@@ -23,7 +23,16 @@ _GET_METADATA: Final = Operation(
     "Get Queue Metadata", queues.plan_describe, queues.answer_metadata, "c", "r", "r", writes=False
 )
 _GET_ACL: Final = Operation(
-    "Get Queue ACL", queues.plan_describe, queues.answer_acl, writes=False, bearer_since=limits.VERSION_BEARER_ACL
+    "Get Queue ACL",
+    queues.plan_describe,
+    queues.answer_acl,
+    writes=False,
+    since=limits.VERSION_SAS_OLDEST,
+    bearer_since=limits.VERSION_BEARER_ACL,
+)
+
+SET_PROPERTIES: Final = Operation(
+    "Set Queue Service Properties", service.plan_set_properties, service.answer_accepted, "s", "w"
 )
 
 _PUT: Final = Operation("Put Message", messages.plan_put, messages.answer_put, "o", "a", "a")
@@ -43,9 +52,7 @@ TABLE: Final[dict[tuple[Kind, str, str], dict[str, Operation]]] = {
             "r",
             writes=False,
         ),
-        "PUT": Operation(
-            "Set Queue Service Properties", service.plan_set_properties, service.answer_accepted, "s", "w"
-        ),
+        "PUT": SET_PROPERTIES,
     },
     (Kind.SERVICE, "service", "stats"): {
         "GET": Operation(
@@ -80,7 +87,11 @@ TABLE: Final[dict[tuple[Kind, str, str], dict[str, Operation]]] = {
         "GET": _GET_ACL,
         "HEAD": _GET_ACL,
         "PUT": Operation(
-            "Set Queue ACL", queues.plan_set_acl, queues.answer_done, bearer_since=limits.VERSION_BEARER_ACL
+            "Set Queue ACL",
+            queues.plan_set_acl,
+            queues.answer_done,
+            since=limits.VERSION_SAS_OLDEST,
+            bearer_since=limits.VERSION_BEARER_ACL,
         ),
     },
     (Kind.MESSAGES, "", ""): {

@@ -25,7 +25,7 @@ from veilmq.protocols.xml import Element
 
 LOGGING: Final = "mns.logging"
 """The label that keeps LoggingEnabled, which changes nothing here."""
-_RATE_POLICY: Final = "TenantRateLimitPolicy"
+RATE_POLICY: Final = "TenantRateLimitPolicy"
 
 
 def logging_label(element: Element | None) -> dict[str, str]:
@@ -49,22 +49,13 @@ def _read_change(asked: Asked) -> dict[str, Any]:
         change["labels"] = logging_label(fields["LoggingEnabled"])
     if "DlqPolicy" in fields:
         change["redrive"] = _redrive(asked, fields["DlqPolicy"])
-    if _RATE_POLICY in fields:
-        change["receives_per_second_max"] = _rate(fields[_RATE_POLICY])
+    if RATE_POLICY in fields:
+        change["receives_per_second_max"] = read_rate(fields[RATE_POLICY])
     return change
 
 
-def refuse_rate_limit(fields: dict[str, Element]) -> None:
-    """A policy that would have no effect is not taken silently. Raises Refusal: InvalidArgument."""
-    policy = fields.get(_RATE_POLICY)
-    if policy is None:
-        return
-    enabled = members(policy).get("Enabled")
-    if enabled is None or truth(enabled):
-        raise bad(_RATE_POLICY, "the rates of subscriptions are not limited; Enabled must be false.")
-
-
-def _rate(policy: Element) -> int | None:
+def read_rate(policy: Element) -> int | None:
+    """Messages a second of a TenantRateLimitPolicy; None if it is not enabled. Raises Refusal: InvalidArgument."""
     fields = members(policy)
     if "Enabled" in fields and not truth(fields["Enabled"]):
         return None
@@ -132,7 +123,7 @@ def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> Response:
     described: QueueDescribed = sole(call, outcomes)
     info = described.info
     known = elements({"QueueName": _name(info)} | _attributes(info))
-    return document("Queue", known + _policy(info) + _rate_policy(info))
+    return document("Queue", known + _policy(info) + rate_policy(info.settings.receives_per_second_max))
 
 
 def _attributes(info: QueueInfo) -> dict[str, str]:
@@ -162,12 +153,12 @@ def _policy(info: QueueInfo) -> str:
     return f"<DlqPolicy>\n{elements(fields)}</DlqPolicy>"
 
 
-def _rate_policy(info: QueueInfo) -> str:
-    rate = info.settings.receives_per_second_max
+def rate_policy(rate: int | None) -> str:
+    """The element that shows a TenantRateLimitPolicy; nothing without one."""
     if rate is None:
         return ""
     fields = {"Enabled": "True", "MaxReceivesPerSecond": str(rate)}
-    return f"<{_RATE_POLICY}>\n{elements(fields)}</{_RATE_POLICY}>"
+    return f"<{RATE_POLICY}>\n{elements(fields)}</{RATE_POLICY}>"
 
 
 def _name(info: QueueInfo) -> str:

@@ -20,15 +20,15 @@ from veilmq.model.commands import (
 from veilmq.model.errors import SubscriptionMissing
 from veilmq.model.instant import seconds
 from veilmq.model.outcomes import Outcome, Subscribed, SubscriptionDescribed, SubscriptionsListed
-from veilmq.model.topic import ContentFormat, RetryStrategy, SubscriptionInfo
+from veilmq.model.topic import ContentFormat, RetryStrategy, SubscriptionInfo, SubscriptionSettings
 from veilmq.protocols.http import Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.addresses import arn, read_endpoint
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
 from veilmq.protocols.mns.content import members_of, word
 from veilmq.protocols.mns.errors import ENDPOINT_INVALID, Refusal, bad
-from veilmq.protocols.mns.operations.pages import marker_of, read_page
-from veilmq.protocols.mns.operations.queues import dead_letter_queue, located, refuse_rate_limit
+from veilmq.protocols.mns.operations.pages import Page, marker_of, read_page
+from veilmq.protocols.mns.operations.queues import RATE_POLICY, dead_letter_queue, located, rate_policy, read_rate
 from veilmq.protocols.mns.writing import document, elements
 from veilmq.protocols.xml import Element
 
@@ -54,7 +54,8 @@ def _read_change(asked: Asked, fields: dict[str, Element]) -> dict[str, Any]:
         change["filter_tag"] = word(fields["FilterTag"], limits.TAG_CHARACTERS_MAX)
     if "DlqPolicy" in fields:
         change["dead_letter_queue"] = dead_letter_queue(asked, fields["DlqPolicy"])[1]
-    refuse_rate_limit(fields)
+    if RATE_POLICY in fields:
+        change["pushes_per_second_max"] = read_rate(fields[RATE_POLICY])
     return change
 
 
@@ -101,10 +102,11 @@ def plan_describe(asked: Asked) -> Plan:
 def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> Response:
     """200 with all attributes."""
     described: SubscriptionDescribed = sole(call, outcomes)
-    return document("Subscription", _attributes(described.info))
+    info = described.info
+    return document("Subscription", elements(_attributes(info)) + _policies(info.settings))
 
 
-def _attributes(info: SubscriptionInfo) -> str:
+def _attributes(info: SubscriptionInfo) -> dict[str, str]:
     settings = info.settings
     fields = {
         "TopicOwner": info.topic.account,
@@ -119,7 +121,11 @@ def _attributes(info: SubscriptionInfo) -> str:
     }
     if settings.filter_tag is not None:
         fields["FilterTag"] = settings.filter_tag
-    text = elements(fields)
+    return fields
+
+
+def _policies(settings: SubscriptionSettings) -> str:
+    text = rate_policy(settings.pushes_per_second_max)
     if settings.dead_letter_queue is not None:
         policy = {"Enabled": "True", "DeadLetterTargetQueue": arn(settings.dead_letter_queue)}
         # As of a queue's: the line break is for the Python SDK.
@@ -140,7 +146,7 @@ def answer_unsubscribe(call: Call, outcomes: Sequence[Outcome]) -> Response:
 
 
 def plan_list(asked: Asked) -> Plan:
-    """ListSubscriptionByTopic."""
+    """ListSubscriptionByTopic. The memo: the page."""
     page = read_page(asked)
     command = ListSubscriptions(
         topic=asked.topic(),
@@ -149,16 +155,19 @@ def plan_list(asked: Asked) -> Plan:
         after=page.after,
         count_max=page.count_max,
     )
-    return (command,), None
+    return (command,), page
 
 
 def answer_list(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """200 with URLs and names."""
+    """200 with URLs and names, and the attributes if they were asked for (the Go SDK does)."""
     listed: SubscriptionsListed = sole(call, outcomes)
+    page: Page = call.memo
     start = call.asked.url(f"/topics/{call.asked.place.name}/subscriptions/")
     names = [info.name for info in listed.subscriptions]
-    entries = [
-        f"<Subscription>{elements({'SubscriptionURL': start + name, 'SubscriptionName': name})}</Subscription>"
-        for name in names
-    ]
+    entries = []
+    for info in listed.subscriptions:
+        fields = {"SubscriptionURL": start + info.name, "SubscriptionName": info.name}
+        entries.append(
+            f"<Subscription>{elements(fields | _attributes(info) if page.with_meta else fields)}</Subscription>"
+        )
     return document("Subscriptions", "".join(entries) + marker_of(names, listed.more))

@@ -18,9 +18,8 @@ from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.queue import QueueInfo, QueueKey
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.addresses import Endpoint, arn
-from veilmq.protocols.sqs.attributes import LABEL_PREFIX
 from veilmq.protocols.sqs.call import Asked, Call, Operation
-from veilmq.protocols.sqs.errors import KMS_FAULTS, Fault, Refusal, fault_of
+from veilmq.protocols.sqs.errors import KMS_FAULTS, LABEL_PREFIX, Fault, Refusal, fault_of
 from veilmq.protocols.sqs.inputs import AnyInput
 from veilmq.protocols.sqs.policy import Asking, Judgement, PolicyInvalid, judge, may_deny, read_policy
 

@@ -11,9 +11,8 @@ import msgspec
 from veilmq.model.queue import QueueInfo, SettingsChange
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import arn
-from veilmq.protocols.sqs.attributes import LABEL_PREFIX
 from veilmq.protocols.sqs.call import Asked, Plan
-from veilmq.protocols.sqs.errors import Refusal, invalid_value, missing
+from veilmq.protocols.sqs.errors import LABEL_PREFIX, Refusal, invalid_value, missing
 from veilmq.protocols.sqs.inputs import AddPermissionInput, RemovePermissionInput
 from veilmq.protocols.sqs.operations.editing import plan_edit
 from veilmq.protocols.sqs.operations.judging import ACROSS_ACCOUNTS

@@ -174,8 +174,9 @@ def plan_purge(asked: Asked, given: QueueInput) -> Plan:
 
 def plan_get_attributes(asked: Asked, given: GetQueueAttributesInput) -> Plan:
     """GetQueueAttributes; without names it only says that the queue exists."""
-    names = checked_names(given.attribute_names or ())
-    return (DescribeQueue(queue=asked.queue(given.queue_url), origin=asked.caller.origin),), names
+    queue = asked.queue(given.queue_url)
+    names = checked_names(given.attribute_names or (), queue)
+    return (DescribeQueue(queue=queue, origin=asked.caller.origin),), names
 
 
 def answer_get_attributes(call: Call, outcomes: Sequence[Outcome]) -> results.GetQueueAttributesResult:

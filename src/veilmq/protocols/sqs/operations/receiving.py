@@ -108,7 +108,9 @@ def _show_more(message: results.Message, delivery: Delivery, wanted: _Wanted) ->
 
 
 def _first_received(delivery: Delivery) -> str | None:
-    return None if delivery.first_received is None else str(milliseconds(delivery.first_received))
+    # A dead letter keeps that of the queue it comes from, as on AWS (softwaremill/elasticmq #386).
+    first = delivery.extras.dead_first_received or delivery.first_received
+    return None if first is None else str(milliseconds(first))
 
 
 def _source(delivery: Delivery) -> str | None:

@@ -41,6 +41,9 @@ def plan_send_batch(asked: Asked, given: SendMessageBatchInput) -> Plan:
     fifo, origin, trace = is_fifo(queue.name), asked.caller.origin, asked.request.headers.get(_TRACE)
     commands, entries = plan_entries(given.entries, _ENTRY, lambda entry: _send(entry, queue, fifo, origin, trace))
     total_bytes = sum(command.size_bytes for command in commands if isinstance(command, Send))
+    if len(commands) < len(entries):  # what an entry is refused for does not make the batch shorter
+        lengths = {entry.id: _length_bytes(entry) for entry in given.entries or ()}
+        total_bytes += sum(lengths[entry.id] for entry in entries if entry.refusal is not None)
     if total_bytes > limits.MESSAGE_BYTES_MAX:
         text = f"Batch requests cannot be longer than {limits.MESSAGE_BYTES_MAX} bytes."
         raise Refusal(errors.BATCH_REQUEST_TOO_LONG, f"{text} You have sent {total_bytes} bytes.")
@@ -123,6 +126,15 @@ def _send(given: MessageInput, queue: QueueKey, fifo: bool, origin: Origin, trac
         delay_us=delay_us,
         extras=extras,
     )
+
+
+def _length_bytes(given: MessageInput) -> int:
+    """Of an entry that may be wrong in any way: body, and names, types and values of its attributes."""
+    size_bytes = len((given.message_body or "").encode())
+    for name, value in (given.message_attributes or {}).items():
+        texts = (name, value.data_type or "", value.string_value or "")
+        size_bytes += sum(len(text.encode()) for text in texts) + len(value.binary_value or b"")
+    return size_bytes
 
 
 def _delay_us(delay_s: int, fifo: bool) -> int | None:

@@ -5,6 +5,7 @@ in the SQS Developer Guide; TagQueue in the SQS API Reference.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from veilmq.model.commands import DescribeQueue
 from veilmq.model.outcomes import Outcome, QueueDescribed
@@ -16,6 +17,9 @@ from veilmq.protocols.sqs.inputs import QueueInput, TagQueueInput, UntagQueueInp
 from veilmq.protocols.sqs.message_attributes import check_text
 from veilmq.protocols.sqs.operations.editing import plan_edit
 
+_KEY_LENGTH: Final = f"Tag keys must be between 1 and {limits.TAG_KEY_CHARACTERS_MAX} characters in length."
+_VALUE_LENGTH: Final = f"Tag values must be between 0 and {limits.TAG_VALUE_CHARACTERS_MAX} characters in length."
+
 
 def check_tags(tags: dict[str, str], queue: str) -> dict[str, str]:
     """The tags, if a queue of that name may have them. Raises Refusal."""
@@ -24,14 +28,14 @@ def check_tags(tags: dict[str, str], queue: str) -> dict[str, str]:
     for key, value in tags.items():
         _check_key(key)
         if len(value) > limits.TAG_VALUE_CHARACTERS_MAX:
-            raise invalid_value("TagValue", value, f"Must be at most {limits.TAG_VALUE_CHARACTERS_MAX} characters.")
+            raise Refusal(INVALID_PARAMETER_VALUE, _VALUE_LENGTH)
         check_text(value, "The tag value")
     return tags
 
 
 def _check_key(key: str) -> None:
     if not 1 <= len(key) <= limits.TAG_KEY_CHARACTERS_MAX:
-        raise invalid_value("TagKey", key, f"Must be from 1 to {limits.TAG_KEY_CHARACTERS_MAX} characters long.")
+        raise Refusal(INVALID_PARAMETER_VALUE, _KEY_LENGTH)
     if key.lower().startswith(limits.TAG_RESERVED):
         raise invalid_value("TagKey", key, f"Must not begin with {limits.TAG_RESERVED}")
     check_text(key, "The tag key")
@@ -60,8 +64,10 @@ def plan_tag(asked: Asked, given: TagQueueInput) -> Plan:
 
 def plan_untag(asked: Asked, given: UntagQueueInput) -> Plan:
     """UntagQueue; a key that the queue has not is no error."""
-    if not given.tag_keys:
+    if given.tag_keys is None:
         raise missing("TagKeys")
+    if not given.tag_keys or not all(given.tag_keys):  # AWS's answer to an empty list: getmoto/moto #1686
+        raise Refusal(INVALID_PARAMETER_VALUE, _KEY_LENGTH)
     if len(given.tag_keys) > limits.TAGS_MAX:
         reason = f"A queue has at most {limits.TAGS_MAX} tags."
         raise invalid_value("TagKeys", len(given.tag_keys), reason)

@@ -1,4 +1,4 @@
-"""A dictionary that forgets: the caches of this room.
+"""A dictionary that forgets: the caches of the codecs.
 
 Strategy: emptied when it is full. What fills it is cheap to compute again, a lookup costs what a dictionary's does,
 and no client can make it grow.

@@ -1,0 +1,259 @@
+"""What AWS answers where its reference is silent or says otherwise, each with where it was seen.
+
+Strategy: real clients of both forms on a real store; only the clock is the test's.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+ARN = "arn:aws:sqs:us-east-1:111122223333:"
+COUNTS = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible", "ApproximateNumberOfMessagesDelayed")
+
+
+@pytest.fixture(params=["json", "query"])
+def client(served: Any, request: pytest.FixtureRequest) -> Any:
+    return served.connect(request.param)
+
+
+@pytest.fixture
+def url(client: Any) -> str:
+    return str(client.create_queue(QueueName="jobs")["QueueUrl"])
+
+
+def counts(client: Any, url: str) -> tuple[int, int, int]:
+    """Visible, in flight, delayed."""
+    shown = client.get_queue_attributes(QueueUrl=url, AttributeNames=list(COUNTS))["Attributes"]
+    visible, in_flight, delayed = (int(shown[name]) for name in COUNTS)
+    return visible, in_flight, delayed
+
+
+class TestTheNameOfAQueueInPlaceOfItsUrl:
+    """aws-sdk-js-v3 #6150: programs in production name queues so, and its documentation tells how to go on with it."""
+
+    def test_it_is_the_callers_own(self, served: Any, client: Any, url: str) -> None:
+        client.send_message(QueueUrl="jobs", MessageBody="x")
+        (message,) = client.receive_message(QueueUrl="jobs")["Messages"]
+        client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        assert counts(client, url) == (0, 0, 0)
+        other = served.connect(key=served.other)
+        assert served.refused(other.send_message, QueueUrl="jobs", MessageBody="x") == (
+            "AWS.SimpleQueueService.NonExistentQueue",
+            "The specified queue does not exist.",
+        )
+
+    def test_a_fifo_queue_too(self, client: Any) -> None:
+        client.create_queue(QueueName="jobs.fifo", Attributes={"FifoQueue": "true"})
+        sent = client.send_message(
+            QueueUrl="jobs.fifo", MessageBody="x", MessageGroupId="g", MessageDeduplicationId="d"
+        )
+        assert "SequenceNumber" in sent
+
+    def test_a_slash_at_the_end_of_a_url_changes_nothing(self, client: Any, url: str) -> None:
+        """So the API Reference writes it in the examples of the Query form."""
+        client.send_message(QueueUrl=url + "/", MessageBody="x")
+        assert counts(client, url) == (1, 0, 0)
+
+
+class TestTheApproximateCounters:
+    """They are exact here, whether a sweep has come or not: what the next receive would get is visible."""
+
+    def test_a_receive_that_holds_nothing(self, client: Any, url: str) -> None:
+        client.send_message(QueueUrl=url, MessageBody="x")
+        assert client.receive_message(QueueUrl=url, VisibilityTimeout=0)["Messages"]
+        assert counts(client, url) == (1, 0, 0)
+
+    @pytest.mark.parametrize(("seconds", "expected"), [(29, (0, 1, 1)), (30, (1, 0, 1)), (60, (2, 0, 0))])
+    def test_leases_and_delays_that_end(
+        self, served: Any, client: Any, url: str, seconds: int, expected: tuple[int, int, int]
+    ) -> None:
+        client.send_message(QueueUrl=url, MessageBody="held")
+        client.send_message(QueueUrl=url, MessageBody="delayed", DelaySeconds=60)
+        assert client.receive_message(QueueUrl=url)["Messages"]
+        served.clock.advance(seconds * 1_000_000)
+        assert counts(client, url) == expected
+
+    def test_a_move_task_counts_what_is_visible_again(self, client: Any, url: str) -> None:
+        client.create_queue(
+            QueueName="source",
+            Attributes={"RedrivePolicy": json.dumps({"deadLetterTargetArn": ARN + "jobs", "maxReceiveCount": 1})},
+        )
+        client.send_message(QueueUrl=url, MessageBody="x")
+        assert client.receive_message(QueueUrl=url, VisibilityTimeout=0)["Messages"]
+        client.start_message_move_task(SourceArn=ARN + "jobs", DestinationArn=ARN + "source")
+        (task,) = client.list_message_move_tasks(SourceArn=ARN + "jobs")["Results"]
+        assert task["ApproximateNumberOfMessagesToMove"] == 1
+
+
+class TestCreateQueueThatMeetsAQueue:
+    """ "A queue already exists with the same name and a different value for attribute ..." names what differs."""
+
+    @pytest.mark.parametrize(
+        "attributes",
+        [
+            {"SqsManagedSseEnabled": "true"},
+            {"VisibilityTimeout": "30", "MaximumMessageSize": "1048576", "MessageRetentionPeriod": "345600"},
+            {"Policy": "", "RedrivePolicy": "", "KmsMasterKeyId": ""},
+        ],
+    )
+    def test_defaults_that_are_spelled_out_are_no_difference(
+        self, client: Any, url: str, attributes: dict[str, str]
+    ) -> None:
+        assert client.create_queue(QueueName="jobs", Attributes=attributes)["QueueUrl"] == url
+        client.set_queue_attributes(QueueUrl=url, Attributes={"SqsManagedSseEnabled": "true"})
+        assert client.create_queue(QueueName="jobs", Attributes=attributes)["QueueUrl"] == url
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("SqsManagedSseEnabled", "false"),
+            ("KmsMasterKeyId", "alias/mine"),
+            ("Policy", '{"Statement":[]}'),
+            ("DelaySeconds", "1"),
+        ],
+    )
+    def test_the_attribute_that_differs_is_named(
+        self, served: Any, client: Any, url: str, name: str, text: str
+    ) -> None:
+        words = f"A queue already exists with the same name and a different value for attribute {name}"
+        found = served.refused(client.create_queue, QueueName="jobs", Attributes={name: text})
+        assert found == ("QueueAlreadyExists", words)
+        client.set_queue_attributes(QueueUrl=url, Attributes={name: text})
+        assert client.create_queue(QueueName="jobs", Attributes={name: text})["QueueUrl"] == url
+
+    def test_encryption_that_was_ended(self, served: Any, client: Any, url: str) -> None:
+        client.set_queue_attributes(QueueUrl=url, Attributes={"SqsManagedSseEnabled": "false"})
+        found = served.refused(client.create_queue, QueueName="jobs", Attributes={"SqsManagedSseEnabled": "true"})
+        assert found[1].endswith("attribute SqsManagedSseEnabled")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("FifoQueue", "false"),
+        ("ContentBasedDeduplication", "false"),
+        ("DeduplicationScope", "queue"),
+        ("FifoThroughputLimit", "perQueue"),
+    ],
+)
+def test_a_standard_queue_does_not_know_what_only_fifo_queues_have(
+    served: Any, client: Any, url: str, name: str, text: str
+) -> None:
+    """aws/aws-sdk-ruby #1350: refused, where one would expect `false`."""
+    for call, given in (
+        (client.get_queue_attributes, {"QueueUrl": url, "AttributeNames": ["QueueArn", name]}),
+        (client.set_queue_attributes, {"QueueUrl": url, "Attributes": {name: text}}),
+        (client.create_queue, {"QueueName": "jobs", "Attributes": {name: text}}),
+    ):
+        assert served.refused(call, **given) == ("InvalidAttributeName", f"Unknown Attribute {name}.")
+    assert name not in client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    fifo = client.create_queue(QueueName="jobs.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    assert set(client.get_queue_attributes(QueueUrl=fifo, AttributeNames=[name])["Attributes"]) == {name}
+
+
+def test_a_redrive_policy_needs_its_count(served: Any, client: Any, url: str) -> None:
+    """rubyonjets/jets #101, against the reference's "Default: 10"."""
+    policy = json.dumps({"deadLetterTargetArn": ARN + "dead"})
+    words = "Reason: Redrive policy does not contain mandatory attribute: maxReceiveCount."
+    found = served.refused(client.set_queue_attributes, QueueUrl=url, Attributes={"RedrivePolicy": policy})
+    assert found == ("InvalidParameterValue", f"Value {policy} for parameter RedrivePolicy is invalid. {words}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        # softwaremill/elasticmq #373
+        (
+            "piyo",
+            {"DataType": "String", "StringValue": ""},
+            "Message (user) attribute 'piyo' must contain a non-empty value of type 'String'.",
+        ),
+        # grafana/k6-jslib-aws #65
+        (
+            "my-attribute",
+            {"DataType": "my-attribute-value", "StringValue": "x"},
+            "The type of message (user) attribute 'my-attribute' is invalid. You must use only the following supported "
+            "type prefixes: Binary, Number, String.",
+        ),
+        # aws/aws-sdk-java #1692
+        (
+            "HTTPStatus",
+            {"DataType": "", "StringValue": "200"},
+            "The message attribute 'HTTPStatus' must contain non-empty message attribute type.",
+        ),
+        # aws/aws-sdk-php #694
+        ("", {"DataType": "String", "StringValue": "x"}, "The request must contain non-empty message attribute name."),
+        (
+            "n",
+            {"DataType": "Number.int", "StringValue": "one"},
+            "Can't cast the value of message (user) attribute 'n' to a number.",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_message_attribute(
+    served: Any, client: Any, url: str, name: str, value: dict[str, str], words: str
+) -> None:
+    given = {"QueueUrl": url, "MessageBody": "x", "MessageAttributes": {name: value}}
+    assert served.refused(client.send_message, **given) == ("InvalidParameterValue", words)
+    assert counts(client, url) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"DataType": "String", "StringValue": "v", "BinaryValue": b""}, {"DataType": "String", "StringValue": "v"}),
+        ({"DataType": "Binary", "BinaryValue": b"v", "StringValue": ""}, {"DataType": "Binary", "BinaryValue": b"v"}),
+    ],
+)
+def test_an_empty_value_of_the_other_kind_is_none(
+    client: Any, url: str, value: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    """aws/aws-sdk-go #178: some clients send it along."""
+    client.send_message(QueueUrl=url, MessageBody="x", MessageAttributes={"a": value})
+    (message,) = client.receive_message(QueueUrl=url, MessageAttributeNames=["All"])["Messages"]
+    assert message["MessageAttributes"] == {"a": shown}
+
+
+@pytest.mark.parametrize(("length", "code"), [(524_288, None), (524_289, "AWS.SimpleQueueService.BatchRequestTooLong")])
+def test_an_entry_that_is_refused_counts_for_the_length_of_its_batch(
+    served: Any, client: Any, url: str, length: int, code: str | None
+) -> None:
+    """BatchRequestTooLong: "The length of all the messages put together is more than the limit." """
+    attribute = {"DataType": "String", "StringValue": "v" * 90}
+    entries = [
+        {"Id": "right", "MessageBody": "x" * length},
+        {"Id": "wrong", "MessageBody": "x" * (524_288 - 100), "MessageAttributes": {"AWS.": attribute}},
+    ]
+    if code is None:
+        answer = client.send_message_batch(QueueUrl=url, Entries=entries)
+        assert [each["Id"] for each in answer["Successful"]] == ["right"]
+        assert [each["Id"] for each in answer["Failed"]] == ["wrong"]
+    else:
+        words = "Batch requests cannot be longer than 1048576 bytes. You have sent 1048577 bytes."
+        found = served.refused(client.send_message_batch, QueueUrl=url, Entries=entries)
+        assert found == (code, words)
+        assert counts(client, url) == (0, 0, 0)
+
+
+def test_a_dead_letter_keeps_its_times(served: Any, client: Any, url: str) -> None:
+    """softwaremill/elasticmq #386: SentTimestamp and ApproximateFirstReceiveTimestamp are those of the source."""
+    redrive = json.dumps({"deadLetterTargetArn": ARN + "jobs", "maxReceiveCount": 1})
+    source = client.create_queue(QueueName="source", Attributes={"RedrivePolicy": redrive})["QueueUrl"]
+    client.send_message(QueueUrl=source, MessageBody="x")
+    served.later(1)
+    asked = {"AttributeNames": ["All"], "VisibilityTimeout": 0}
+    (first,) = client.receive_message(QueueUrl=source, **asked)["Messages"]
+    served.later(5)
+    assert "Messages" not in client.receive_message(QueueUrl=source, **asked)
+    for _ in range(2):
+        served.later(1)
+        (dead,) = client.receive_message(QueueUrl=url, **asked)["Messages"]
+        for name in ("SentTimestamp", "ApproximateFirstReceiveTimestamp"):
+            assert dead["Attributes"][name] == first["Attributes"][name]
+    client.start_message_move_task(SourceArn=ARN + "jobs")
+    served.later(5)
+    (again,) = client.receive_message(QueueUrl=source, **asked)["Messages"]
+    times = [int(again["Attributes"][name]) for name in ("SentTimestamp", "ApproximateFirstReceiveTimestamp")]
+    assert times == sorted(times)
+    assert times[0] > int(first["Attributes"]["ApproximateFirstReceiveTimestamp"])
