@@ -9,7 +9,7 @@ import pytest
 from admin_under_test import TOKEN, Keys
 
 from veilmq.admin.access import Access
-from veilmq.model.access import EVERYTHING, AccessKey, Action, Grant
+from veilmq.model.access import EVERYTHING, OF_ALL_ACCOUNTS, AccessKey, Action, Grant
 from veilmq.server.credentials import DevelopmentKeyring
 from veilmq.server.settings import Settings
 
@@ -24,6 +24,7 @@ KEYS = Keys(
     AccessKey("other", "secret of other", "222222222222", grants=EVERYTHING),
     AccessKey("sender", "secret of sender", "111111111111", grants=(Grant(frozenset({Action.SEND}), ("orders*",)),)),
     AccessKey("reader", "secret of reader", "111111111111", grants=(Grant(frozenset({Action.EVENTS}), ("orders",)),)),
+    AccessKey("operator", "secret of operator", "111111111111", grants=(Grant(OF_ALL_ACCOUNTS),)),
     AccessKey("temporary", "secret", "111111111111", grants=EVERYTHING, session_token="session"),
 )
 
@@ -160,12 +161,27 @@ def test_a_message_of_another_account_has_no_trace(checked: str) -> None:
     assert HTTP.get(checked + path, headers=basic("reader")).json()["events"] == []
 
 
+def test_what_is_of_no_queue_needs_its_own_grant(checked: str) -> None:
+    assert HTTP.get(checked + "/api/v1/events", headers=basic("sender")).status_code == 403
+    assert HTTP.get(checked + "/api/v1/events", headers=basic("all")).status_code == 200
+
+
 @pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/api/v1/backup"), ("GET", "/api/v1/settings"), ("GET", "/api/v1/events")]
+    ("method", "path"),
+    [
+        ("POST", "/api/v1/backup"),
+        ("POST", "/api/v1/check"),
+        ("GET", "/api/v1/settings"),
+        ("GET", "/api/v1/clock"),
+        ("GET", "/metrics"),
+    ],
 )
-def test_what_is_of_no_queue_needs_its_own_grant(checked: str, method: str, path: str) -> None:
-    assert HTTP.request(method, checked + path, headers=basic("sender")).status_code == 403
-    assert HTTP.request(method, checked + path, headers=basic("all")).status_code == 200
+def test_what_shows_every_account_needs_a_grant_that_names_it(checked: str, method: str, path: str) -> None:
+    proxied = {"Forwarded": "for=192.0.2.1"}  # on loopback the metrics are everybody's
+    for key in ("sender", "all"):
+        refused = HTTP.request(method, checked + path, headers=basic(key) | proxied)
+        assert (refused.status_code, refused.json()["error"]) == (403, "not_granted")
+    assert HTTP.request(method, checked + path, headers=basic("operator") | proxied).status_code == 200
 
 
 @pytest.mark.parametrize(

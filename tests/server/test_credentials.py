@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.model.access import DEVELOPMENT_ACCOUNT, Action
+from veilmq.model.access import DEVELOPMENT_ACCOUNT, OF_ALL_ACCOUNTS, Action
 from veilmq.server.credentials import DEVELOPMENT_KEYS_MAX, Credentials, DevelopmentKeyring
 from veilmq.server.toml_file import FileInvalid
 
@@ -88,15 +88,24 @@ def test_accounts_keys_and_grants(file: Path) -> None:
     assert two is not None
     assert three is not None
     assert (one.secret, one.account, one.home_region) == ("hush-one", "111111111111", "eu-west-1")
-    assert all(one.allows(action, "any") for action in Action)
+    assert {action for action in Action if not one.allows(action, "any")} == OF_ALL_ACCOUNTS
     assert two.session_token == "hush-token"
     assert two.allows(Action.SEND, "orders-1")
     assert not two.allows(Action.SEND, "other")
     assert not two.allows(Action.RECEIVE, "orders-1")
     assert two.allows(Action.PURGE, "mine")
+    assert not two.allows(Action.BACKUP, "mine"), "a backup holds every account: * does not mean it"
     assert not any(three.allows(action, None) for action in Action)
     assert credentials.find("AK4") is None
     assert credentials.sole_account is None
+
+
+def test_a_backup_is_granted_by_its_name(tmp_path: Path) -> None:
+    text = GOOD.replace('actions = ["*"]', 'actions = ["*", "backup"]')
+    key = Credentials(write(tmp_path / "keys.toml", text)).find("AK2")
+    assert key is not None
+    assert key.allows(Action.BACKUP, None)
+    assert key.allows(Action.PURGE, "mine")
 
 
 def test_nothing_shows_a_secret(file: Path) -> None:
@@ -167,7 +176,7 @@ def test_in_development_any_key_stands_for_an_account() -> None:
     assert keyring.find("123456789012").account == "123456789012"
     assert keyring.find("1234567890123").account == DEVELOPMENT_ACCOUNT
     assert keyring.find("anything") is keyring.find("anything")
-    assert all(keyring.find("anything").allows(action, "q") for action in Action)
+    assert all(keyring.find("anything").allows(action, "q") for action in set(Action) - OF_ALL_ACCOUNTS)
 
 
 def test_in_development_the_memory_is_bounded() -> None:

@@ -37,7 +37,7 @@ def echo(request: Request, exchange: Exchange) -> None:
     exchange.respond(Response(200, b"text/plain", request.body))
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=anything, ends=st.booleans())
 def test_any_bytes_are_answered_or_end_the_connection(serve, data, ends):
     async def scenario() -> None:

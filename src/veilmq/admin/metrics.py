@@ -19,7 +19,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from veilmq.admin.answers import caller_of
 from veilmq.admin.service import Service
+from veilmq.model.access import Action
 from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US
 from veilmq.model.moves import MoveStatus
@@ -117,7 +119,8 @@ class Metrics:
         self._outcomes = Outcomes(service.store)
 
     async def endpoint(self, request: Request) -> Response:
-        """All metrics in Prometheus' text format."""
+        """All metrics in Prometheus' text format. They name the queues of every account."""
+        caller_of(request).check(Action.SETTINGS)
         queues = sorted(
             self._service.store.queues.by_key.values(),
             key=lambda queue: (-(queue.visible + queue.delayed + queue.in_flight), queue.key),

@@ -47,8 +47,10 @@ class Answers:
             prefix = self._prefix(status, response.content_type)
         fields = _CONNECTION[form & 3]
         if response.headers:
-            fields = b"".join([b"\r\n%b: %b" % pair for pair in response.headers]) + fields
-            lines = len(response.headers) + (form & 3 != 0)
+            own = response.headers
+            lines = len(own) + (form & 3 != 0)
+            one = len(own) == 1
+            fields = (b"\r\n%b: %b" % own[0] if one else b"".join([b"\r\n%b: %b" % pair for pair in own])) + fields
             if fields.count(b"\n") != lines or fields.count(b"\r") != lines:
                 raise ValueError(f"line break in a header of an answer: {response.headers!r}")
         if status in _BODYLESS:

@@ -35,6 +35,7 @@ from veilmq.model.access import (
     DEVELOPMENT_ACCOUNT,
     EVERYTHING,
     HOME_REGION_DEFAULT,
+    OF_ALL_ACCOUNTS,
     AccessKey,
     Action,
     Grant,
@@ -242,13 +243,16 @@ class _Reader:
     def _grants(self, read: list[_GrantTable] | None, who: str, where: tuple[Any, ...]) -> tuple[Grant, ...]:
         if read is None:
             return EVERYTHING
-        return tuple(self._grant(grant, who, (*where, "grants")) for grant in read)
+        grants = tuple(self._grant(grant, who, (*where, "grants")) for grant in read)
+        return EVERYTHING if grants == EVERYTHING else grants
 
     def _grant(self, read: _GrantTable, who: str, where: tuple[Any, ...]) -> Grant:
         known = {action.value for action in Action}
         if not read.actions or not set(read.actions) <= known | {"*"}:
             raise self._error(f"{who}: field grants: actions are * or some of {', '.join(sorted(known))}", where)
-        actions = frozenset(Action) if "*" in read.actions else frozenset(map(Action, read.actions))
+        actions = frozenset(Action(action) for action in read.actions if action != "*")
+        if "*" in read.actions:
+            actions |= frozenset(Action) - OF_ALL_ACCOUNTS
         return Grant(actions, tuple(read.queues))
 
     def _azure_key(self, text: str, who: str, where: tuple[Any, ...]) -> bytes:

@@ -76,8 +76,6 @@ class Listener:
     __slots__ = (
         "_empty",
         "_failure",
-        "_ids",
-        "_ids_prefix",
         "_refuse",
         "_server",
         "_timer",
@@ -94,6 +92,7 @@ class Listener:
         "limits",
         "loop",
         "name",
+        "next_request_id",
         "now",
         "refusals",
         "requests",
@@ -131,8 +130,8 @@ class Listener:
         self._empty: asyncio.Future[None] | None = None
         # Unique by a random half, cheap by a counting one.
         seed = os.urandom(14).hex()
-        self._ids_prefix = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-"
-        self._ids = count(int(seed[18:], 16))
+        form = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-%012x"
+        self.next_request_id = map(form.__mod__, count(int(seed[18:], 16))).__next__
 
     async def open(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
         limits = self.limits
@@ -193,9 +192,6 @@ class Listener:
     def due(self, after_s: float) -> float:
         """When something that begins now and may last so long is over, on the loop's clock."""
         return self.now + after_s + self.limits.tick_s
-
-    def next_request_id(self) -> str:
-        return f"{self._ids_prefix}{next(self._ids) & 0xFFFFFFFFFFFF:012x}"
 
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
