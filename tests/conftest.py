@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# The machine may be busy with the other worker: how long an example takes says nothing.
-settings.register_profile("veilmq", deadline=None, print_blob=True)
+# The machine may be busy with the other worker: how long an example takes, or is drawn, says nothing.
+settings.register_profile("veilmq", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("veilmq")
 
 pytest.register_assert_rewrite("veilmq.testing")

@@ -267,6 +267,17 @@ class TestSignals:
         assert "stopped 1" in out
         assert bodies(queue, wait=5) == ["a"]
 
+    def test_one_that_comes_while_it_is_frozen_stops_it(self, directory: Path, account: Account, started: Any) -> None:
+        """Then the kernel gives the signal to whichever thread wakes first, and the main thread sleeps on."""
+        account.queue("work").send("a")
+        url = (directory / "url").read_text()
+        process = started("work", "handlers:handle", "--queue", url, "--concurrency", "20")
+        wait_for(lambda: lines(directory / "seen") == ["a"])
+        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
+            process.send_signal(number)
+        out, _ = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, out) == (0, "received 1, done 1\n")
+
     @pytest.mark.parametrize("kind", ["threads", "processes"])
     def test_after_a_kill_the_message_comes_back_and_goes_on(
         self, directory: Path, account: Account, started: Any, veilmq: Command, kind: str

@@ -12,8 +12,8 @@ import veilmq
 from veilmq.client.timeouts import AdaptiveTimeout
 from veilmq.client.worker import Job, Worker
 
-SHORTEST_SECONDS = 2.0
-LONGEST_SECONDS = 6.0
+SHORTEST_SECONDS = 4.0
+LONGEST_SECONDS = 12.0
 HANDLERS = 8
 
 

@@ -1,6 +1,6 @@
-"""AdaptiveTimeout at work: a real server, worker processes that are killed at random, work of a second or so.
+"""AdaptiveTimeout at work: a real server, worker processes that are killed at random, work of two seconds or so.
 
-The work is the simulation's lognormal one, twenty times as fast (median 1 s). What a worker process knew of processing
+The work is the simulation's lognormal one, ten times as fast (median 2 s). What a worker process knew of processing
 times dies with it, as it would anywhere.
 """
 
@@ -22,21 +22,21 @@ from veilmq.testing.server import ServerProcess
 MESSAGES = 500
 WORKERS = 4
 KILLS = 10
-PAUSE_SECONDS = (1.0, 3.0)
+PAUSE_SECONDS = (2.0, 6.0)
 """Between two kills."""
-DEADLINE_SECONDS = 240
-CLOCKS_SECONDS = 0.05
-"""How far the server's clock may be from this process's."""
+DEADLINE_SECONDS = 600
+ON_THE_WAY_SECONDS = 1.0
+"""How long after its sender's death an extension may reach the server, by clocks that differ a little."""
 PROGRAM = Path(__file__).with_name("adaptive_worker.py")
 
 
 class Crew:
-    """The worker processes. `killed` tells when each that was killed died, by its pid."""
+    """The worker processes. `killed` tells between what times each that was killed died, by its pid."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self.command = [sys.executable, str(PROGRAM), url, str(directory)]
         self.log = directory / "workers.log"
-        self.killed: dict[int, float] = {}
+        self.killed: dict[int, tuple[float, float]] = {}
         self.living = [self.start() for _ in range(WORKERS)]
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -45,9 +45,10 @@ class Crew:
 
     def kill(self, place: int) -> None:
         worker = self.living[place]
-        self.killed[worker.pid] = time.time()
+        before = time.time()
         worker.kill()
         worker.wait()
+        self.killed[worker.pid] = before, time.time()
         self.living[place] = self.start()
 
     def end(self) -> None:
@@ -82,7 +83,7 @@ def test_killed_workers_cost_little_and_living_ones_are_left_alone(tmp_path: Pat
     server = ServerProcess(tmp_path).start()
     url = f"veil://{server.sqs.partition('//')[2]}/jobs"
     with veilmq.connect(url + "?create=1") as queue:
-        queue.send_batch([str(min(random.lognormvariate(0, 1), 12.0)) for _ in range(MESSAGES)])
+        queue.send_batch([str(min(2 * random.lognormvariate(0, 1), 24.0)) for _ in range(MESSAGES)])
         crew = Crew(url, tmp_path)
         end = time.monotonic() + DEADLINE_SECONDS
         for _ in range(KILLS):
@@ -102,7 +103,7 @@ def test_killed_workers_cost_little_and_living_ones_are_left_alone(tmp_path: Pat
     for attempts in started.values():
         turns = [attempts[count] for count in sorted(attempts)]
         for (_, process), (when, _) in itertools.pairwise(turns):
-            crashed = crew.killed.get(process, when) < when
+            crashed = process in crew.killed and crew.killed[process][0] < when
             crashes, duplicates = crashes + crashed, duplicates + (not crashed)
     assert crashes >= KILLS, "the kills hit workers that worked"
     assert duplicates <= MESSAGES / 100
@@ -113,8 +114,8 @@ def test_killed_workers_cost_little_and_living_ones_are_left_alone(tmp_path: Pat
         if event["kind"] == "lease_expired":
             _, process = started[event["message"]].get(event["attempt"], (0.0, 0))
             if process in crew.killed:
-                waits.append(event["at"] / 1e6 - crew.killed[process])
+                waits.append(event["at"] / 1e6 - crew.killed[process][1])
     assert len(waits) >= KILLS
-    assert max(waits) <= LONGEST_SECONDS + CLOCKS_SECONDS
+    assert max(waits) <= LONGEST_SECONDS + ON_THE_WAY_SECONDS
     lengths = {event["lease_us"] / 1e6 for event in told if event["kind"] == "extended"}
     assert SHORTEST_SECONDS <= min(lengths) <= max(lengths) <= LONGEST_SECONDS, "the plan's, and no others"

@@ -20,6 +20,7 @@ class SqsClient:
     """An account on the server, with its clock."""
 
     _numbers = count()
+    brief = 60
 
     def __init__(self, server: LocalServer) -> None:
         self._server = server

@@ -17,6 +17,7 @@ class VeilClient:
     """An account on the server, with its clock."""
 
     _numbers = count()
+    brief = 60
 
     def __init__(self, server: LocalServer) -> None:
         self._server = server

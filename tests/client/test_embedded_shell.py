@@ -182,7 +182,7 @@ def test_what_an_interrupted_receive_had_got_is_released(embedded: EmbeddedClien
 def test_extends_are_fenced_and_in_the_history(embedded: EmbeddedClient) -> None:
     queue = made(embedded)
     queue.send_batch([Message(f"m{number}", type="t") for number in range(1_000)])
-    held = queue.receive(1_000, lease=10)
+    held = queue.receive(1_000, lease=120)
     lost = held[500]
     queue.release(lost.handle)
     (taken,) = queue.receive(lease=600)
@@ -197,7 +197,7 @@ def test_extends_are_fenced_and_in_the_history(embedded: EmbeddedClient) -> None
     assert (refused.attempt, refused.detail) == (1, {"reason": "stale"})
     assert {(event.protocol, event.principal, event.type) for event in told} == {("embedded", "000000000000", "t")}
     assert {event.lease_us for event in told} == {600_000_000, None}
-    embedded.pass_time(30)
+    embedded.pass_time(130)
     assert queue.receive(10) == []
 
 

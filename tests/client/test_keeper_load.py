@@ -53,9 +53,9 @@ def test_two_thousand_messages_over_a_slow_line(tmp_path: Path) -> None:
     with EmbeddedAccount(tmp_path / "data") as account:
         account.create("jobs")
         queue = account.queue("jobs")
-        with LeaseKeeper(Distant(queue), visibility_timeout=16, interval=5, minimal_life=4) as keeper:
-            all_of(queue, 2_000, 16, keeper.register)
-            for _ in range(20):
+        with LeaseKeeper(Distant(queue), visibility_timeout=40, interval=12, minimal_life=10) as keeper:
+            all_of(queue, 2_000, 40, keeper.register)
+            for _ in range(45):
                 assert queue.receive(1, wait=1) == [], "a message was seen twice"
             stats = keeper.stats
             assert stats.losses == {}

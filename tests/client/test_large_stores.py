@@ -276,8 +276,8 @@ with EmbeddedAccount(directory) as account:
     store = Store(url)
     queue = LargeMessageQueue(Inner(account.queue("orders")), store, unreadable=keep)
     queue.send("L" * 100_000)
-    (message,) = queue.receive(lease=1)
-    handle = queue.extend(message.handle, 1, body="M" * 100_000)
+    (message,) = queue.receive(lease=20)
+    handle = queue.extend(message.handle, 20, body="M" * 100_000)
     die("after extend")
     queue.delete(handle)
 """
@@ -310,7 +310,7 @@ def test_a_kill_leaves_no_dangling_pointer_and_orphans_are_swept(tmp_path: Path,
     )
     assert done.returncode == (0 if moment == "never" else -signal.SIGKILL), done.stderr
     clock = MovableClock()
-    clock.advance(10)
+    clock.advance(30)
     with EmbeddedAccount(directory, clock=clock) as account:
         queue = LargeMessageQueue(account.queue("orders"), url, unreadable=refused, clock=clock)
         came = queue.receive(10)

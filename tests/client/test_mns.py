@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -241,9 +242,10 @@ class TestLeases:
     def test_what_a_closed_poll_brings_is_released(self, account: MnsAccount) -> None:
         queue = made(account, visibility_timeout=600)
         with ThreadPoolExecutor(1) as pool:
+            before = set(threading.enumerate())
             waited = pool.submit(queue.receive, 16, wait=20)
-            while not [thread for thread in threading.enumerate() if thread.name == f"veilmq-poll-{queue.name}"]:
-                pass
+            while f"veilmq-poll-{queue.name}" not in {each.name for each in set(threading.enumerate()) - before}:
+                time.sleep(0.001)
             queue.close()
             assert waited.result(10) == []
         other = account.queue(queue.name)

@@ -27,6 +27,7 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
         if token.type != "fence":
             continue
         text = token.content.replace("file:///tmp/", f"file://{tmp_path}/")
+        text = text.replace("veil:///veilmq-data", f"veil://{tmp_path}/data")
         if token.info == "bash":
             printed += run(["bash", "-ec", text.replace("veilmq ", f"{VEILMQ} ", 1)], tmp_path)
         elif token.info == "python":
@@ -36,7 +37,7 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
 
 
 def run(command: list[str], directory: Path) -> str:
-    environment = {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}", "TMPDIR": str(directory)}
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 
 KEY, OTHER, SECRET = "AKIDREVOKED000000001", "AKIDREVOKED000000002", "a secret of the test"
 ACCOUNT = "111111111111"
-SHORT: dict[str, Any] = {"visibility_timeout": 2, "interval": 0.5, "minimal_life": 0.5}
+LEASE_SECONDS = 6
+SHORT: dict[str, Any] = {"visibility_timeout": LEASE_SECONDS, "interval": 2, "minimal_life": 1}
 
 
 class Place:
@@ -83,14 +84,14 @@ def queue(request: pytest.FixtureRequest, place: Place) -> Iterator[Queue]:
 def test_a_keeper_tells_its_handlers_and_lives(place: Place, queue: Queue) -> None:
     queue.send("work")
     with LeaseKeeper(queue, **SHORT) as keeper:
-        lease = keeper.register(queue.receive(lease=2)[0])
+        lease = keeper.register(queue.receive(lease=LEASE_SECONDS)[0])
         eventually(lambda: keeper.stats.extensions)
         place.revoke(queue)
         eventually(lambda: lease.lost)
         assert lease.lost.reason is Reason.EXPIRED
         assert isinstance(lease.lost.error, ServiceError)
         place.give_back(queue)
-        (message,) = queue.receive(lease=2, wait=5)
+        (message,) = queue.receive(lease=LEASE_SECONDS, wait=20)
         assert message.receive_count == 2
         before = keeper.stats.extensions
         lease = keeper.register(message)
@@ -114,7 +115,7 @@ def test_a_worker_tells_its_handler_and_works_on(place: Place, queue: Queue) -> 
     queue.send("work")
     soon = Backoff(first=0.1, longest=0.1)
     # A place is free, so that it goes on receiving.
-    with Worker(queue, handler, lease=2, prefetch=1, wait=1, retry=soon, on_error=errors.append, drain=5):
+    with Worker(queue, handler, lease=LEASE_SECONDS, prefetch=1, wait=1, retry=soon, on_error=errors.append, drain=5):
         assert began.wait(30)
         place.revoke(queue)
         eventually(lambda: causes and errors)

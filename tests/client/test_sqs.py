@@ -325,10 +325,12 @@ def test_closing_lets_the_caller_go_and_gives_back_what_the_poll_brings(
 
 
 def test_polls_reuse_their_threads(queue: SqsQueue) -> None:
+    before = set(threading.enumerate())
     for number in range(3):
         queue.send(str(number))
         queue.receive(wait=20)
-    names = [thread.name for thread in threading.enumerate() if thread.name == f"veilmq-poll-{queue.name}"]
+    started = set(threading.enumerate()) - before
+    names = [thread.name for thread in started if thread.name == f"veilmq-poll-{queue.name}"]
     assert len(names) == 1
     queue.close()
 

@@ -273,7 +273,7 @@ class TestCoroutines:
                 finally:
                     causes.append(job.cancelled.cause)
 
-        counts = stage.work(handler, receives=2, kind="async", lease=1.5, wait=20, keeper=False)
+        counts = stage.work(handler, receives=2, kind="async", lease=3.0, wait=20, keeper=False)
         assert causes == [Cause.LOST]
         assert counts.outcomes == {"lost": 1, "done": 1}
 
@@ -310,11 +310,11 @@ class TestCoroutines:
 
         async def handler(job: Any) -> None:
             stage.note(job)
-            end = time.monotonic() + 1.5
+            end = time.monotonic() + 4.5
             while time.monotonic() < end:
                 pass
 
-        counts = stage.work(handler, kind="async", concurrency=2, lease=0.8)
+        counts = stage.work(handler, kind="async", concurrency=2, lease=3.0)
         assert counts.outcomes == {"done": 2}
         assert sorted(stage.seen) == ["a", "b"]
 

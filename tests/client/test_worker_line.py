@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.client.clock import SYSTEM
 from veilmq.client.worker import Cancelled, Cause
 from veilmq.client.worker.alarm import Alarm
 from veilmq.client.worker.cancellation import Cancellation
 from veilmq.client.worker.ready import Ready
+from veilmq.testing.client_contract.clock import MovableClock
 
 WAIT_S = 30.0
 
@@ -144,19 +144,22 @@ class TestCancellation:
 
 class TestAlarm:
     def test_calls_come_in_order_and_none_breaks_it(self, caplog: pytest.LogCaptureFixture) -> None:
-        alarm = Alarm(SYSTEM, "test alarm")
         order: list[str] = []
         done = threading.Event()
-        now = SYSTEM.monotonic()
+        clock = MovableClock()
+        alarm = Alarm(clock, "test alarm")
+        now = clock.monotonic()
 
         def broken() -> None:
             order.append("broken")
             raise RuntimeError("broken call")
 
-        alarm.at(now + 0.10, done.set)
-        alarm.at(now + 0.06, lambda: order.append("second"))
-        alarm.at(now + 0.03, broken)
+        alarm.at(now + 300, done.set)
+        alarm.at(now + 200, lambda: order.append("second"))
+        alarm.at(now + 100, broken)
         alarm.at(now + 3_000, lambda: order.append("never"))
+        assert order == [], "none before its time"
+        clock.advance(301)
         assert done.wait(WAIT_S)
         assert order == ["broken", "second"]
         alarm.close()

@@ -17,7 +17,7 @@ from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Account, Queue
 from veilmq.client.worker import Backoff, FileCheckpoints, Worker
 from veilmq.model.errors import QueueMissing
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.server import ServerProcess, port_kept
 
 pytestmark = pytest.mark.slow
 
@@ -180,10 +180,11 @@ def test_a_server_that_goes_and_comes_back(server: ServerProcess) -> None:
     worker.start()
     wait_for(lambda: seen == ["before"])
     server.kill()
-    wait_for(lambda: len(errors) > 2)
     again = ServerProcess(server.data.parent, "--sqs", address)
     try:
-        again.start()
+        with port_kept(int(address.rpartition(":")[2])):
+            wait_for(lambda: len(errors) > 2)
+            again.start()
         queue.send("after")
         wait_for(lambda: seen == ["before", "after"])
         worker.stop()

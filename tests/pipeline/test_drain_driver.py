@@ -159,12 +159,12 @@ def test_messages_that_come_again_are_not_emitted_again(stage: Stage, scheme: st
 
 @pytest.mark.slow
 def test_leases_are_held_while_a_batch_runs(stage: Stage, scheme: str) -> None:
-    """A batch of 3 s on leases of 1 s."""
+    """A batch of 9 s on leases of 3 s."""
     with stage.make() as queue:
         send(queue, bodies(30))
-        play = Play(stage, scheme, lease=1)
+        play = Play(stage, scheme, lease=3)
         end = play.driver.latest(START, 100)
-        assert queue.receive(10, lease=1, wait=3) == []
+        assert queue.receive(10, lease=1, wait=9) == []
         play.run(START, end)
         assert play.driver.latest(end, 100) == end
         assert left(queue) == 0

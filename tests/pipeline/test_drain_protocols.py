@@ -14,8 +14,8 @@ from veilmq.pipeline.drain import drain
 from veilmq.testing.server import ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-LEASE_SECONDS = 4
-BATCH_SECONDS = 10
+LEASE_SECONDS = 6
+BATCH_SECONDS = 15
 
 
 def bodies(count: int) -> list[str]:
@@ -40,7 +40,7 @@ def closing() -> Iterator[ExitStack]:
         yield stack
 
 
-def test_batches_of_ten_seconds_on_leases_of_four(
+def test_batches_of_fifteen_seconds_on_leases_of_six(
     spark: Any, drain_server: ServerProcess, tmp_path: Path, closing: ExitStack
 ) -> None:
     """One query a protocol, all at the same time; the history tells whether anything was delivered again."""

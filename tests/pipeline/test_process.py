@@ -42,11 +42,11 @@ def test_a_lease_is_kept_while_its_handler_works(spark: Any, stage: Stage) -> No
     def handler(job: Any) -> None:
         import time
 
-        time.sleep(4)
+        time.sleep(8)
 
-    with stage.make(timeout=2) as queue:
+    with stage.make(timeout=4) as queue:
         send(queue, ["long"])
-        done = process(spark, stage.url(), handler, workers=2, lease=2, wait=3)
+        done = process(spark, stage.url(), handler, workers=2, lease=4, wait=3)
         assert (done.received, done.outcomes) == (1, {"done": 1})
         assert left(queue) == 0
 

@@ -4,17 +4,20 @@ Strategy: free ports, found in the directory's lock file, where the server itsel
 log goes to a file beside the data; ended by pid.
 """
 
+import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from veilmq.store.sqlite.directory import read_holder
 
-START_SECONDS: Final = 20
-STOP_SECONDS: Final = 20
+START_SECONDS: Final = 60
+STOP_SECONDS: Final = 60
 PORTS: Final = ("sqs", "azure", "mns", "admin")
 _LOOK_SECONDS: Final = 0.01
 _COMMAND: Final = (sys.executable, "-c", "from veilmq.cli import main; main()", "serve")
@@ -62,3 +65,12 @@ class ServerProcess:
     def _ended(self) -> int:
         self.sqs = self.azure = self.mns = self.admin = ""
         return self.process.wait(STOP_SECONDS)
+
+
+@contextlib.contextmanager
+def port_kept(port: int) -> Iterator[None]:
+    """While no server is on its port: connections are refused, nobody else gets it, and the next server may take it."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", port))
+        yield

@@ -35,6 +35,9 @@ from veilmq.model.errors import ParameterInvalid, VeilError
 GRACE: Final = 1.0
 """Seconds for handlers that were told to stop."""
 _POLL_SLACK: Final = 5.0
+_TURN_SECONDS: Final = 1.0
+"""How long the thread that runs this sleeps at a time. A signal that the kernel gives to another thread (to a frozen
+process, for example) is handled when this one wakes next."""
 
 log = logging.getLogger("veilmq.worker")
 
@@ -117,7 +120,7 @@ class Run:
             self.runners.start()
             log.info("queue %s: working", self._name)
             self._intake.start()
-            said = self._inbox.get()
+            said = self._hear()
         except BaseException:
             self._drain(0)
             raise
@@ -125,6 +128,13 @@ class Run:
         log.info("queue %s: %s: %s", self._name, "stopped at once" if hurried else "stopped", self.counts.outcomes)
         if isinstance(said, VeilError):
             raise said
+
+    def _hear(self) -> Said | VeilError:
+        while True:
+            try:
+                return self._inbox.get(timeout=_TURN_SECONDS)
+            except Empty:
+                continue
 
     def _drain(self, seconds: float) -> bool:
         """Everything in hand is settled or given back when this returns; True if it was told to hurry."""
@@ -164,10 +174,10 @@ class Run:
         """Until nothing is in hand or `end` is there; True if told to hurry."""
         while self.ready.in_hand and (left := end - self._clock.monotonic()) > 0:
             try:
-                if self._inbox.get(timeout=left) is Said.STOP:
+                if self._inbox.get(timeout=min(left, _TURN_SECONDS)) is Said.STOP:
                     return True
             except Empty:
-                return False
+                continue
         return False
 
     def _give_back(self, hands: list[Hand]) -> None:

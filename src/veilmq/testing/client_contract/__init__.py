@@ -10,7 +10,8 @@ I/O. An adapter's tests bring a fixture `client_account` (`ClientAccount`) and i
     for cases in client_contract.SUITE:
         globals()[cases.__name__] = cases
 
-Against a server without a clock to move, `pass_time` sleeps; the suite asks for about twenty seconds of it in all.
+where an account has no FIFO queues, of `client_contract.SUITE_WITHOUT_FIFO`. Against a server without a clock to move,
+`pass_time` sleeps; the suite asks for about a minute of it in all.
 """
 
 from veilmq.testing.client_contract.accounts import TestAccounts
@@ -18,7 +19,7 @@ from veilmq.testing.client_contract.batches import TestBatches
 from veilmq.testing.client_contract.bodies import TestBodies
 from veilmq.testing.client_contract.capabilities import TestCapabilities
 from veilmq.testing.client_contract.closing import TestClosing
-from veilmq.testing.client_contract.fifo import TestFifo
+from veilmq.testing.client_contract.fifo import TestFifo, TestNoFifo
 from veilmq.testing.client_contract.leases import TestLeases
 from veilmq.testing.client_contract.options import TestOptions
 from veilmq.testing.client_contract.receives import TestReceives
@@ -39,5 +40,6 @@ SUITE = (
     TestThreads,
     TestWaiting,
 )
+SUITE_WITHOUT_FIFO = tuple(TestNoFifo if cases is TestFifo else cases for cases in SUITE)
 
-__all__ = ["SUITE", "ClientAccount", "Stage", "stage"]
+__all__ = ["SUITE", "SUITE_WITHOUT_FIFO", "ClientAccount", "Stage", "stage"]

@@ -12,6 +12,8 @@ from veilmq.testing.sqlite import SMALL
 class EmbeddedClient:
     """See `veilmq.testing.client_contract.ClientAccount`."""
 
+    brief = 60
+
     def __init__(self, directory: Path, options: Options = SMALL) -> None:
         self.clock = MovableClock()
         self.account = EmbeddedAccount(directory, clock=self.clock, options=options)

@@ -1,4 +1,4 @@
-"""FIFO queues, where an adapter has them: order in a group, one lease at a time, deduplication."""
+"""FIFO queues, where an adapter has them: order in a group, one lease at a time, deduplication. Else a refusal."""
 
 from typing import Any
 
@@ -11,12 +11,9 @@ from veilmq.testing.client_contract.stage import LONG, SECOND, Stage
 
 
 def fifo(stage: Stage, **settings: Any) -> Queue:
-    """A FIFO queue; skips the case where there are none."""
+    """A new FIFO queue."""
     name = f"{stage.name('q')}.fifo"
-    try:
-        stage.account.create(name, Template(fifo=True, **{"visibility_timeout": LONG, **settings}))
-    except CapabilityMissing:
-        pytest.skip("no FIFO queues here")
+    stage.account.create(name, Template(fifo=True, **{"visibility_timeout": LONG, **settings}))
     queue = stage.account.queue(name)
     assert queue.capabilities.native_fifo
     return queue
@@ -106,3 +103,16 @@ class TestFifo:
         with pytest.raises(ParameterInvalid) as refused:
             stage.account.create(stage.name("q"), Template(fifo=True))
         assert refused.value.parameter == "name"
+
+
+class TestNoFifo:
+    """An account without FIFO queues."""
+
+    @pytest.mark.parametrize("template", [Template(fifo=True), Template(content_deduplication=True)])
+    @pytest.mark.parametrize("ending", ["", ".fifo"])
+    def test_it_says_so_and_makes_nothing(self, stage: Stage, template: Template, ending: str) -> None:
+        name = stage.name("q") + ending
+        with pytest.raises(CapabilityMissing) as refused:
+            stage.account.create(name, template)
+        assert refused.value.capability == "native_fifo"
+        assert name not in stage.account.names()

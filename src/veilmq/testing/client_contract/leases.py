@@ -12,9 +12,9 @@ class TestLeases:
 
     def test_an_extension_counts_from_now(self, stage: Stage) -> None:
         queue = stage.create()
-        message = stage.held(queue, lease=2 * SECOND)
+        message = stage.held(queue, lease=stage.brief)
         handle = queue.extend(message.handle, LONG)
-        stage.pass_time(3 * SECOND)
+        stage.pass_time(stage.brief + SECOND)
         assert queue.receive() == []
         queue.delete(handle)
 
@@ -63,16 +63,16 @@ class TestLeases:
     def test_a_message_is_released_for_later(self, stage: Stage) -> None:
         queue = stage.create()
         message = stage.held(queue)
-        queue.release(message.handle, 2 * SECOND)
+        queue.release(message.handle, stage.brief)
         assert queue.receive() == []
-        stage.pass_time(3 * SECOND)
+        stage.pass_time(stage.brief + SECOND)
         assert stage.take(queue).id == message.id
 
     def test_a_deleted_message_is_gone_for_good(self, stage: Stage) -> None:
         queue = stage.create()
-        message = stage.held(queue, lease=SECOND)
+        message = stage.held(queue, lease=stage.brief)
         queue.delete(message.handle)
-        stage.pass_time(2 * SECOND)
+        stage.pass_time(stage.brief + SECOND)
         assert queue.receive() == []
         with pytest.raises(VeilError):
             queue.extend(message.handle, LONG)

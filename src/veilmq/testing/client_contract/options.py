@@ -13,18 +13,18 @@ class TestOptions:
 
     def test_a_message_is_delayed(self, stage: Stage) -> None:
         queue = stage.create()
-        queue.send(Message("later", delay=2 * SECOND))
+        queue.send(Message("later", delay=stage.brief))
         queue.send("now")
         assert [message.body for message in stage.empty(queue)] == ["now"]
-        stage.pass_time(3 * SECOND)
+        stage.pass_time(stage.brief + SECOND)
         assert [message.body for message in stage.empty(queue)] == ["later"]
 
     def test_a_queue_delays_what_names_no_delay(self, stage: Stage) -> None:
-        queue = stage.create(Template(delay=2 * SECOND))
+        queue = stage.create(Template(delay=stage.brief))
         queue.send("later")
         queue.send(Message("now", delay=0))
         assert [message.body for message in stage.empty(queue)] == ["now"]
-        stage.pass_time(3 * SECOND)
+        stage.pass_time(stage.brief + SECOND)
         assert [message.body for message in stage.empty(queue)] == ["later"]
 
     def test_a_delay_that_is_too_long_is_refused(self, stage: Stage) -> None:
@@ -111,20 +111,20 @@ class TestOptions:
         queue = stage.create()
         if queue.capabilities.handle_on_send is HandleOnSend.NEVER:
             return
-        sent = queue.send(Message("half", delay=SECOND))
+        sent = queue.send(Message("half", delay=stage.brief))
         assert sent.handle is not None
         queue.delete(sent.handle)
-        stage.pass_time(2 * SECOND)
+        stage.pass_time(stage.brief + SECOND)
         assert queue.receive() == []
 
     def test_a_delayed_message_is_rescheduled_by_the_handle_of_its_send(self, stage: Stage) -> None:
         queue = stage.create()
         if queue.capabilities.handle_on_send is HandleOnSend.NEVER:
             return
-        sent = queue.send(Message("half", delay=SECOND))
+        sent = queue.send(Message("half", delay=stage.brief))
         assert sent.handle is not None
         queue.extend(sent.handle, LONG)
-        stage.pass_time(2 * SECOND)
+        stage.pass_time(stage.brief + SECOND)
         assert queue.receive() == []
 
     def test_a_dead_letter_goes_where_the_template_says(self, stage: Stage) -> None:

@@ -47,9 +47,9 @@ class TestReceives:
 
     def test_a_lease_is_as_long_as_the_receive_says(self, stage: Stage) -> None:
         queue = stage.create()
-        message = stage.held(queue, lease=SECOND)
+        message = stage.held(queue, lease=stage.brief)
         assert queue.receive() == []
-        stage.pass_time(2 * SECOND)
+        stage.pass_time(stage.brief + SECOND)
         again = stage.take(queue)
         assert (again.id, again.receive_count) == (message.id, 2)
 

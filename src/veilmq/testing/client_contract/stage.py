@@ -1,7 +1,8 @@
 """What the cases of the client contract stand on: an account, its clock, and short ways to make and empty queues.
 
-Strategy: durations are whole seconds, because some protocols know no others; `SECOND` is the shortest of them, and
-cases that need time to pass ask for as little as they can.
+Strategy: durations are whole seconds, because some protocols know no others; `SECOND` is the shortest of them, for
+cases that do not mind when it ends. Where something must not have ended yet, it lasts for `Stage.brief`: a clock runs
+while it can be moved, and a machine may stall for a second between two calls.
 """
 
 import threading
@@ -21,7 +22,7 @@ LONG: Final = 600
 """A lease or delay that ends in no case."""
 WAIT: Final = 20
 """A wait that no case sits through; the shorter of it and the adapter's longest is asked for."""
-PATIENCE_SECONDS: Final = 8
+PATIENCE_SECONDS: Final = 15
 """By then a thread that does not wait for the queue has come back, on the slowest machine."""
 
 
@@ -31,6 +32,9 @@ class ClientAccount(Protocol):
     account: Account
     clock: Clock
     """The clock on which `lease_end` is measured."""
+    brief: int
+    """Seconds that no case takes by itself, on the slowest machine: a minute where time is moved, less where it is
+    slept through."""
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass for the queues and for `clock`; what is due by then has happened."""
@@ -47,6 +51,7 @@ class Stage:
     def __init__(self, brought: ClientAccount) -> None:
         self.account = brought.account
         self.clock = brought.clock
+        self.brief = brought.brief
         self.pass_time = brought.pass_time
         self.name = brought.name
 

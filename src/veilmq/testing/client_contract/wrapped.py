@@ -16,6 +16,7 @@ class WrappedClient:
     def __init__(self, brought: ClientAccount, wrap: Callable[[Queue], Queue]) -> None:
         self.account = WrappedAccount(brought.account, wrap)
         self.clock = brought.clock
+        self.brief = brought.brief
         self.pass_time = brought.pass_time
         self.name = brought.name
 
