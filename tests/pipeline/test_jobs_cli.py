@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.pipeline import cluster_stage
 
 from veilmq.client.connect import connect
 from veilmq.testing.histories import Workload, history, lognormal, write
@@ -82,6 +84,8 @@ def test_events_are_printed_and_exported(server: ServerProcess, tmp_path: Path) 
         (["pipeline", "timeouts", "--server", "http://h", "--path", "x"], 1, "exclude each other"),
         (["pipeline", "loop", "--path", "x"], 2, "a loop needs a place"),
         (["pipeline", "report", "--path", "x"], 2, "a report needs a place"),
+        (["pipeline", "health", "--path", "x", "--window", "5 minutes"], 2, "--window: expected a time such as"),
+        (["pipeline", "health", "--path", "x", "--window", "0"], 2, "--window: must be above 0"),
         (["pipeline", "audit", "--path", "x", "--token-file", "none", "--server", "h"], 1, "exclude each other"),
         (["events", "export", "x", "--server", "h:1", "--token-file", "none"], 2, "none is not there"),
     ],
@@ -154,7 +158,10 @@ def test_tables_that_grow_are_tidied(exported: Path, tmp_path: Path) -> None:
 
 COMMANDS = {
     "report": ["report", "--out", "found", "--format", "delta"],
+    "attempts": ["attempts", "--json"],
     "survival": ["survival", "--json"],
+    "split": ["split", "--json"],
+    "health": ["health", "--window", "5m", "--json"],
     "audit": ["audit"],
     "loop": ["loop", "--out", "kept", "--json", "--publish"],
     "loop again": ["loop", "--out", "kept", "--json", "--publish"],
@@ -162,18 +169,29 @@ COMMANDS = {
 }
 
 
+@pytest.fixture(scope="module", params=["--master", "--remote"])
+def spark_at(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Where the commands find their Spark: in a JVM of their own, or over Spark Connect."""
+    if request.param == "--master":
+        yield ["--master", "local[2]"]
+        return
+    server, url = cluster_stage.connect_server(tmp_path_factory.mktemp("connect"), "jobs")
+    try:
+        yield ["--remote", url]
+    finally:
+        server.kill()
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(spark_at: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the commands run."""
     return tmp_path_factory.mktemp("commands")
 
 
 @pytest.fixture(scope="module")
-def ran(place: Path, exported: Path) -> dict[str, Ran]:
+def ran(place: Path, exported: Path, spark_at: list[str]) -> dict[str, Ran]:
     """All commands, beside a server that has the queue."""
-    commands = {
-        name: ["pipeline", *own, "--path", str(exported), "--master", "local[2]"] for name, own in COMMANDS.items()
-    }
+    commands = {name: ["pipeline", *own, "--path", str(exported), *spark_at] for name, own in COMMANDS.items()}
     server = ServerProcess(place).start()
     try:
         with connect(f"veil://{server.sqs.removeprefix('http://')}/media?create=1"):
@@ -188,14 +206,19 @@ def ran(place: Path, exported: Path) -> dict[str, Ran]:
     finally:
         server.stop()
     assert (place / "ran.json").exists(), (place / "log").read_text()[-3_000:]
-    return {name: Ran(*each) for name, each in json.loads((place / "ran.json").read_text()).items()}
+    said = json.loads((place / "ran.json").read_text())
+    assert list(said) == list(commands), (place / "log").read_text()[-3_000:]
+    return {name: Ran(*each) for name, each in said.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("pipeline-cli")
 class TestJobs:
-    """The commands over exported Parquet, each with a session of its own in one process: a JVM takes long to start."""
+    """The commands over exported Parquet, each with a session of its own in one process: a JVM takes long to start.
+
+    Each on a Spark of its own, and over Spark Connect.
+    """
 
     def test_a_report_leaves_tables_and_a_page(self, ran: dict[str, Ran], place: Path) -> None:
         done = ran["report"]
@@ -216,6 +239,20 @@ class TestJobs:
         rows = [json.loads(line) for line in done.out.splitlines()]
         assert [row["type"] for row in rows] == ["icon", "video"]
         assert rows[0]["p50_s"] == pytest.approx(3, rel=0.15)
+
+    def test_every_lease_is_an_attempt(self, ran: dict[str, Ran]) -> None:
+        done = ran["attempts"]
+        assert done.code == 0, done.err
+        rows = [json.loads(line) for line in done.out.splitlines()]
+        assert len({(row["sequence"], row["attempt"]) for row in rows}) == len(rows) >= 800
+        assert {row["type"] for row in rows} == {"icon", "video"}
+
+    def test_what_should_part_and_how_it_goes_are_told(self, ran: dict[str, Ran]) -> None:
+        for job in ("split", "health"):
+            done = ran[job]
+            assert done.code == 0, done.err
+            assert all(row["queue"] == "media" for row in map(json.loads, done.out.splitlines()))
+            assert done.out
 
     def test_an_audit_ends_with_its_verdict(self, ran: dict[str, Ran]) -> None:
         assert ran["audit"][:2] == (0, "nothing is wrong\n")

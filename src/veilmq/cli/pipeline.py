@@ -145,7 +145,7 @@ def _split(asked: Asked) -> None:
 
 def _health(
     asked: Asked,
-    window: Annotated[str, typer.Option("--window", metavar="TIME", help="Of the rows, say 5 minutes.")] = "5 minutes",
+    window: Annotated[str, typer.Option("--window", metavar="TIME", help="That a row tells about.")] = "5m",
     failures: Annotated[
         int, typer.Option("--failures", metavar="N", help="Stale deletes in a window that raise the timeout.")
     ] = 5,

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.pipeline import Asked
 from veilmq.cli.progress import bar
@@ -98,13 +99,16 @@ def health(asked: Asked, environment: Mapping[str, str], window: str, failures: 
     """See `veilmq.pipeline.jobs.health`. Raises Failure."""
     from veilmq.pipeline.jobs import health as job
 
+    window_ms = round(seconds("--window", window) * 1_000)
+    if not window_ms:
+        raise Failure(Exit.USAGE, "--window: must be above 0")
     if follow and asked.out is None:
         raise Failure(Exit.USAGE, "--follow writes a table", "Name its place with --out DIR.")
     with _session(asked, environment) as (spark, events):
         if follow:
-            _follow(asked, environment, spark, window, failures)
+            _follow(asked, environment, spark, f"{window_ms} milliseconds", failures)
             return
-        found = job.health(events, window=window, failures=failures).orderBy("from", "queue")
+        found = job.health(events, window=f"{window_ms} milliseconds", failures=failures).orderBy("from", "queue")
         if asked.out is not None:
             _write(asked, found, "health")
         _show(asked, _records(found.toPandas()), _SHOWN["health"])

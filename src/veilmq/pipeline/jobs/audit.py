@@ -149,7 +149,9 @@ def _of_offsets(events: "DataFrame") -> "DataFrame":
         F.count("*").alias("number"), F.countDistinct("offset").alias("distinct"),
         F.min("offset").alias("low"), F.max("offset").alias("high"),
     )  # fmt: skip
-    beside = sums.withColumn("follows", F.lead("low").over(Window.orderBy("piece")))
+    # Said to be one partition, because Spark Connect warns of a window without: there is a row for 10,000 events.
+    whole = Window.partitionBy(F.lit(0)).orderBy("piece")
+    beside = sums.withColumn("follows", F.lead("low").over(whole))
     wrong = (
         (F.col("number") != F.col("distinct"))
         | (F.col("distinct") != F.col("high") - F.col("low") + 1)
