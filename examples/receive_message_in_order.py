@@ -8,6 +8,8 @@ import sys
 import veilmq
 from veilmq.client.documents import LocalDiskStorage, OrderedQueueWrapper
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 url, file = sys.argv[1], (sys.argv[2:] or ["/tmp/mns_receive_message_seq_id"])[0]
 with veilmq.connect(url) as myQueue:
     seqIdPS = LocalDiskStorage({"localFileName": file})

@@ -84,13 +84,13 @@ def test_others_learn_who_holds_the_directory(serve: Serve) -> None:
     assert first.sqs().list_queues()["ResponseMetadata"]["HTTPStatusCode"] == 200
 
 
-@pytest.mark.parametrize("name", ["sqs", "azure", "admin"])
+@pytest.mark.parametrize("name", ["sqs", "azure", "mns", "admin"])
 def test_a_port_in_use(serve: Serve, name: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = serve(f"--{name}", f"127.0.0.1:{taken.getsockname()[1]}")
         assert server.ended() == 4
         assert "in use" in server.told()
-        assert "Choose others with --sqs, --azure or --admin HOST:PORT" in server.told()
+        assert "Choose others with --sqs, --azure, --mns or --admin HOST:PORT" in server.told()
         assert str(taken.getsockname()[1]) in server.told()
 
 

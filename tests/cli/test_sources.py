@@ -79,7 +79,16 @@ def test_the_nearest_source_wins(tmp_path: Path, name: str) -> None:
 
 
 def test_nothing_given_is_the_defaults() -> None:
-    assert resolve(dict.fromkeys((*FIELDS, "config")), {"VEILMQ_SQS": ""}) == (Settings(), frozenset())
+    assert resolve(dict.fromkeys((*FIELDS, "config")), {"VEILMQ_SQS": ""}) == (Settings(), frozenset(), {})
+
+
+def test_a_variable_that_is_nearly_a_setting_is_told_and_others_are_left_alone() -> None:
+    environment = {
+        "VEILMQ_IDEL_S": "7", "VEILMQ_IDLE_S": "8", "VEILMQ_QUEUE": "q", "VEILMQ_PORT_9324_TCP_ADDR": "10.0.0.1",
+    }  # fmt: skip
+    resolved = resolve({}, environment)
+    assert resolved.misspelt == {"VEILMQ_IDEL_S": "VEILMQ_IDLE_S"}
+    assert resolved.settings.idle_s == 8
 
 
 @pytest.mark.parametrize(

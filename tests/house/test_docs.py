@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 
 
 def anchors(page: Path) -> set[str]:
@@ -72,3 +72,16 @@ def test_broken_finds_what_is_missing(tmp_path: Path) -> None:
 
 def test_the_pages_that_must_be_there_are_checked() -> None:
     assert {ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"} <= set(PAGES)
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    start = ROOT / "README.md"
+    seen, left = {start}, [start]
+    while left:
+        page = left.pop()
+        for link in links(page):
+            target = (page.parent / unquote(urlsplit(link).path)).resolve()
+            if target.suffix == ".md" and target.is_file() and target not in seen:
+                seen.add(target)
+                left.append(target)
+    assert set(PAGES) <= seen

@@ -4,14 +4,14 @@ Strategy: the README shows what a reader types, so a block runs as it stands but
 literally. Each of those has one replacement, here and nowhere else:
 
 - `make run` serves: it becomes the command that the Makefile runs, in the background, on free ports and with its data
-  in the temporary directory; the next line waits until its SQS port takes connections. It is ended by pid, with
-  SIGTERM, and must then exit 0.
+  in the temporary directory; the next line waits until it announces its ports. It is ended by pid, with SIGTERM, and
+  must then exit 0.
 - another `make TARGET` must be a target of the Makefile (`make --dry-run`), but is not run: it may be what runs this
   test.
 - `pip install NAME ...`, by whatever path, must name packages that are installed here already, because the tests' lock
   has them.
 - `.venv/bin/veilmq` is the one of the environment that runs the test: the directory gets a `.venv` that points to it.
-- the ports 9324 and 9325 stand for the free ports that the server got, in every block.
+- the ports 9324 and 9325 stand for the free ports that the server got, in every block from then on.
 
 A `text` block right after a block is what that block prints. Blocks in other languages are for the eye.
 """
@@ -20,7 +20,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,14 +27,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
 
+from veilmq.store.sqlite.directory import read_holder
+from veilmq.testing.server import PORTS
+
 ROOT = Path(__file__).parents[2]
 BLOCK_SECONDS = 60
-START_SECONDS = 10
-STOP_SECONDS = 10
+START_SECONDS = 60
+STOP_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -66,17 +69,12 @@ def blocks(markdown: str) -> list[Block]:
     return found
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @dataclass
 class Reader:
     """Someone who follows the README in `directory`: the ports that stand for the README's, the servers started."""
 
     directory: Path
-    ports: dict[str, int] = field(default_factory=lambda: {"9324": free_port(), "9325": free_port()})
+    ports: dict[str, str] = field(default_factory=dict)
     servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -84,11 +82,13 @@ class Reader:
 
     def run(self, block: Block) -> str:
         """Run one block and return what it printed to stdout. A failure names the README's line."""
-        text = re.sub(r"\b(9324|9325)\b", lambda port: str(self.ports[port[0]]), block.text)
         if block.language == "python":
-            return self._finish([sys.executable, "-W", "error", "-c", text], block)
-        script = "".join(self._command(line) for line in text.splitlines(keepends=True))
-        return self._finish(["bash", "-euo", "pipefail", "-c", script], block)
+            return self._finish([sys.executable, "-W", "error", "-c", self._on_its_ports(block.text)], block)
+        script = "".join(self._command(line) for line in block.text.splitlines(keepends=True))
+        return self._finish(["bash", "-euo", "pipefail", "-c", self._on_its_ports(script)], block)
+
+    def _on_its_ports(self, text: str) -> str:
+        return re.sub(r"\b(9324|9325)\b", lambda port: self.ports.get(port[0], port[0]), text)
 
     def _command(self, line: str) -> str:
         # Only such a line is taken apart: any other may be the middle of a quoted text.
@@ -105,29 +105,27 @@ class Reader:
         return line
 
     def _environment(self) -> dict[str, str]:
-        admin = f"127.0.0.1:{self.ports['9325']}"
+        admin = f"127.0.0.1:{self.ports.get('9325', '9325')}"
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return {"PATH": path, "HOME": str(self.directory), "LANG": "C.UTF-8", "VEILMQ_ADMIN": admin}
 
     def _serve(self, assignments: list[str]) -> None:
         arguments = [word for one in assignments for word in shlex.split(one.removeprefix("ARGS="))]
-        sqs = self.ports["9324"]
-        command = [
-            f"{Path(sys.executable).parent}/veilmq", "serve", "--data", "veilmq-data", "--sqs", f"127.0.0.1:{sqs}",
-            "--admin", f"127.0.0.1:{self.ports['9325']}", "--azure", f"127.0.0.1:{free_port()}",
-            "--mns", f"127.0.0.1:{free_port()}", *arguments,
-        ]  # fmt: skip
+        free = [word for name in PORTS for word in (f"--{name}", "127.0.0.1:0")]
+        command = [f"{Path(sys.executable).parent}/veilmq", "serve", "--data", "veilmq-data", *free, *arguments]
         server = subprocess.Popen(command, cwd=self.directory, env=self._environment(), stdin=subprocess.DEVNULL)
         self.servers.append(server)
         deadline = time.monotonic() + START_SECONDS
         while True:
             assert server.poll() is None, f"the server exited with {server.returncode} instead of serving"
-            try:
-                socket.create_connection(("127.0.0.1", sqs), timeout=1).close()
+            holder = read_holder(self.directory / "veilmq-data")
+            # The admin port is announced last.
+            if holder is not None and holder.pid == server.pid and "admin" in holder.listeners:
+                urls = {"9324": holder.listeners["sqs"], "9325": holder.listeners["admin"]}
+                self.ports = {port: str(urlsplit(url).port) for port, url in urls.items()}
                 return
-            except ConnectionRefusedError:
-                assert time.monotonic() < deadline, f"no listener on port {sqs} after {START_SECONDS} s"
-                time.sleep(0.02)
+            assert time.monotonic() < deadline, f"no port was announced after {START_SECONDS} s"
+            time.sleep(0.02)
 
     def _finish(self, command: list[str], block: Block) -> str:
         done = subprocess.run(
@@ -196,6 +194,13 @@ def test_a_block_that_fails_is_told(reader: Reader, block: Block) -> None:
 def test_a_package_that_is_not_installed_is_told(reader: Reader) -> None:
     with pytest.raises(metadata.PackageNotFoundError):
         reader.run(Block("bash", 1, "pip install no-such-package-of-anyone\n"))
-    assert reader.run(Block("bash", 1, "pip install boto3 # the AWS SDK\necho 9324\n")).strip() == str(
-        reader.ports["9324"]
-    )
+    assert reader.run(Block("bash", 1, "pip install boto3 # the AWS SDK\necho installed\n")) == "installed\n"
+
+
+def test_a_port_stands_for_the_servers(reader: Reader) -> None:
+    told = Block("bash", 1, "echo 9324 9325 93245\n")
+    assert reader.run(told) == "9324 9325 93245\n", "there is no server yet"
+    assert reader.run(Block("bash", 1, "make run\n")) == ""
+    sqs, admin = reader.ports["9324"], reader.ports["9325"]
+    assert {sqs, admin}.isdisjoint({"9324", "9325", "0"})
+    assert reader.run(told) == f"{sqs} {admin} 93245\n"

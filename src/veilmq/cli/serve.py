@@ -42,6 +42,8 @@ def serve(resolved: Resolved) -> Exit:
     set_up(settings.log_format, settings.log_level)
     log.info("VeilMQ %s, pid %d, data in %s", veilmq.__version__, os.getpid(), settings.data.absolute())
     log.info("settings that differ from the defaults: %s", json.dumps(settings.shown()))
+    for name, meant in resolved.misspelt.items():
+        log.warning("%s is no setting: did you mean %s?", name, meant)
     _check_tls(settings)
     keys = _keys(settings)
     _raise_open_files(settings)
@@ -162,7 +164,7 @@ def _in_the_way(error: OSError, settings: Settings) -> Failure:
         return Failure(
             Exit.ADDRESS,
             f"a port is in use: {error.strerror}",
-            "Choose others with --sqs, --azure or --admin HOST:PORT; port 0 takes a free one.",
+            "Choose others with --sqs, --azure, --mns or --admin HOST:PORT; port 0 takes a free one.",
         )
     if isinstance(error, socket.gaierror) or error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
         return Failure(

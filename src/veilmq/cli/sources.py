@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -18,6 +19,10 @@ from veilmq.server.toml_file import FileInvalid, read_toml
 
 PREFIX: Final = "VEILMQ_"
 CONFIG: Final = "config"
+_OF_CLIENTS: Final = (f"{PREFIX}QUEUE", f"{PREFIX}TOKEN_FILE")
+"""Read by other commands than `serve`."""
+_ALIKE: Final = 0.85
+"""Of `difflib`: one or two letters of a name."""
 
 
 class Resolved(NamedTuple):
@@ -25,6 +30,8 @@ class Resolved(NamedTuple):
 
     settings: Settings
     given: frozenset[str]
+    misspelt: Mapping[str, str] = MappingProxyType({})
+    """Variables that are no settings but nearly, and the ones that were probably meant."""
 
 
 class _Given(NamedTuple):
@@ -51,10 +58,17 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Resolve
         except SettingInvalid as error:
             raise Failure(Exit.USAGE, f"{source}: {error.allowed}") from None
     try:
-        return Resolved(Settings(**values), frozenset(given))
+        return Resolved(Settings(**values), frozenset(given), _misspelt(environment))
     except SettingInvalid as error:
         source = given[error.name].source if error.name in given else flag(error.name)
         raise Failure(Exit.USAGE, f"{source}: {error.allowed}") from None
+
+
+def _misspelt(environment: Mapping[str, str]) -> dict[str, str]:
+    """Not every unknown variable: Kubernetes sets VEILMQ_SERVICE_HOST and more for a service of that name."""
+    known = [variable(name) for name in (*FIELDS, CONFIG)]
+    others = [name for name in environment if name.startswith(PREFIX) and name not in (*known, *_OF_CLIENTS)]
+    return {name: near[0] for name in others if (near := get_close_matches(name, known, 1, _ALIKE))}
 
 
 def _from_file(path: str | Path | None) -> dict[str, _Given]:

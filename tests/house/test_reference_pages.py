@@ -1,0 +1,122 @@
+"""What the code offers by name is on a page: options, kinds of events, metrics, routes, actions, tables, variables.
+
+Strategy: the names are read off the code, and looked for where a reader would look. A name in the docs that the code
+does not know is found the other way round, where names can be told from words (`VEILMQ_...`).
+"""
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from tests.house.test_cli_page import leaves
+
+from veilmq.admin.operations import OPERATIONS
+from veilmq.cli import application
+from veilmq.cli.sources import variable
+from veilmq.model.access import Action
+from veilmq.model.events import EventRecord, Kind
+from veilmq.server.settings import FIELDS
+from veilmq.store.sqlite.schema import MIGRATIONS
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "veilmq"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = "\n".join(page.read_text() for page in PAGES)
+ADMIN = (ROOT / "docs" / "admin-api.md").read_text()
+CLIENTS = {"VEILMQ_TOKEN_FILE", "VEILMQ_QUEUE"}
+"""Variables of commands other than `serve`."""
+
+
+def quoted(page: str) -> set[str]:
+    """Every word that stands in a code span or block of a page."""
+    blocks = re.findall(r"^```.*?^```", page, re.M | re.S)
+    spans = blocks + re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S))
+    return {word for span in spans for word in re.findall(r"[A-Za-z0-9_./-]+", span)}
+
+
+def routes() -> set[str]:
+    """The admin port's paths, with {} for what varies."""
+    found = {
+        path
+        for module in (SOURCE / "admin").glob("*.py")
+        for path in re.findall(r'Route\(\s*"([^"]+)"', module.read_text())
+    }
+    found |= {f".../{operation.suffix.strip('/')}" for operation in OPERATIONS.values() if operation.suffix}
+    return found
+
+
+def metrics() -> set[str]:
+    source = (SOURCE / "admin" / "metrics.py").read_text()
+    counters = {f"{name}_total" for name in re.findall(r'_counters\(\s*"(veilmq_[a-z_]+)"', source)}
+    for kind, name in re.findall(r'(Counter|Gauge|Histogram)MetricFamily\(\s*"(veilmq_[a-z_]+)"', source):
+        counters.add(f"{name}_total" if kind == "Counter" else name)
+    return counters
+
+
+@pytest.mark.parametrize("words", leaves(typer.main.get_command(application())), ids=" ".join)
+def test_every_option_is_on_a_page(words: tuple[str, ...]) -> None:
+    command: Any = leaves(typer.main.get_command(application()))[words]
+    options = [next((name for name in each.opts if name.startswith("--")), None) for each in command.params]
+    known = set(re.findall(r"--[a-z][a-z-]*", DOCS))
+    assert {option for option in options if option} - known == set()
+
+
+def test_every_kind_of_event_is_on_the_page() -> None:
+    assert {kind.name.lower() for kind in Kind} - quoted(ADMIN) == set()
+
+
+def test_every_member_of_an_event_is_on_the_page() -> None:
+    assert set(EventRecord.__struct_fields__) - quoted(ADMIN) == set()
+
+
+def test_every_metric_is_on_the_page() -> None:
+    assert len(metrics()) > 15
+    assert metrics() - quoted(ADMIN) == set()
+
+
+def test_every_route_is_on_the_page() -> None:
+    assert len(routes()) > 15
+    page = re.sub(r"\b[A-Z_]{4,}\b", "{}", ADMIN)
+    paths = {re.sub(r"\{[a-z]+\}", "{}", route) for route in routes()}
+    assert {path for path in paths if path not in page} == set()
+
+
+def test_every_action_is_on_the_page() -> None:
+    assert {action.value for action in Action} - quoted((ROOT / "docs" / "operations.md").read_text()) == set()
+
+
+def test_every_table_is_on_the_page() -> None:
+    tables = set(re.findall(r"CREATE TABLE ([a-z_]+)", "".join(MIGRATIONS)))
+    assert len(tables) > 10
+    assert tables - quoted((ROOT / "docs" / "how-it-works.md").read_text()) == set()
+
+
+def test_every_variable_on_a_page_exists() -> None:
+    named = set(re.findall(r"VEILMQ_[A-Z_]*[A-Z]", DOCS))
+    assert named > CLIENTS
+    assert named - {variable(name) for name in FIELDS} - CLIENTS == set()
+
+
+def resolves(dotted: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        missing = object()
+        for part in parts[length:]:
+            found = getattr(found, part, missing)
+        return found is not missing
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_module_on_a_page_exists(page: Path) -> None:
+    rooms = "|".join(sorted(path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"))
+    named = set(re.findall(rf"\bveilmq\.(?:{rooms})(?:\.[A-Za-z_]+)*", page.read_text()))
+    assert {name for name in named if not resolves(name)} == set()
