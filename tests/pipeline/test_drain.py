@@ -12,7 +12,8 @@ from veilmq.client.encrypted import EncryptedQueue, KeyFile, add_key, new_key
 from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Message
 from veilmq.client.unreadable import keep
-from veilmq.pipeline.drain import Drained, DrainUnfinished, drain, quarantined
+from veilmq.pipeline.drain import Drained, DrainUnfinished, checkpoint, drain, quarantined
+from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.errors import OptionInvalid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -41,6 +42,37 @@ def test_a_queue_becomes_a_table(spark: Any, stage: Stage, kind: str, scheme: st
         send(queue, ["more"])
         drain(spark, stage.url(scheme), sink, stage.directory / "d", max_rows=200)
         assert len(table(spark, sink)) == 501
+
+
+def test_a_kill_amid_the_first_entry_of_spark_s_log_is_no_end(spark: Any, stage: Stage) -> None:
+    """What such a kill leaves there: Spark names it `.0.<UUID>.tmp`, and its checksum `..0.<UUID>.tmp.crc`."""
+    offsets = stage.directory / "d" / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    for name in (".0.a6d49589-7020-428b-a278-7dd71dcebd41.tmp", "..0.a6d49589-7020-428b-a278-7dd71dcebd41.tmp.crc"):
+        (offsets / name).write_text("v1")
+    with stage.make() as queue:
+        send(queue, bodies(10))
+        done = drain(spark, stage.url(), f"delta:{stage.directory}/table", stage.directory / "d")
+        assert (done.messages, left(queue)) == (10, 0)
+
+
+def test_unfinished_entries_of_a_query_at_work_or_with_batches_stay(stage: Stage) -> None:
+    offsets = stage.directory / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    entry = offsets / ".0.x.tmp"
+    entry.touch()
+    held = Directory(stage.directory / "manifests", "q")
+    try:
+        checkpoint.clear(stage.directory / "checkpoint", stage.directory / "manifests")
+        assert entry.exists()
+    finally:
+        held.close()
+    (offsets / "0").touch()
+    checkpoint.clear(stage.directory / "checkpoint", stage.directory / "manifests")
+    assert entry.exists()
+    (offsets / "0").unlink()
+    checkpoint.clear(stage.directory / "checkpoint", stage.directory / "manifests")
+    assert not entry.exists()
 
 
 def test_columns(spark: Any, stage: Stage) -> None:

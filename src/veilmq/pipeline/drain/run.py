@@ -17,6 +17,7 @@ from veilmq.client.clock import SYSTEM
 from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline import register
+from veilmq.pipeline.drain import checkpoint
 from veilmq.pipeline.drain.errors import DrainUnfinished
 from veilmq.pipeline.drain.quarantine import quarantined
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
@@ -69,6 +70,7 @@ def drain(
     directory = Path(directory)
     given = {_camel(name): _text(value) for name, value in options.items()}
     given |= {"url": url, "directory": str(directory / "manifests")}
+    checkpoint.clear(directory / "checkpoint", directory / "manifests")
     messages = batches = runs = 0
     while True:
         reader = spark.readStream.format("veilmq").options(**given)

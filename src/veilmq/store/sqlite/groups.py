@@ -84,8 +84,10 @@ class Joining:
             number = self._known[queue.generation, name] = LINES_MAX + sequence
             groups_of(self._writer, queue)
             self._new.append((number, queue.generation, name, None if hidden else sequence))
-            if queue.settings.fifo and not hidden:
-                queue.woken += 1
+            if queue.settings.fifo:
+                queue.woken += not hidden
+            elif hidden:
+                groups_of(self._writer, queue).note(number)  # one that is visible may follow in the same batch
         return number
 
     def flush(self) -> None:

@@ -103,6 +103,18 @@ class TestFair:
         stage.later(SECOND_US)
         assert bodies(stage.receive(queue, 10)) == ["a1", "a3"]
 
+    @pytest.mark.parametrize("number", [1, 3])
+    def test_a_tenant_whose_first_message_is_delayed_is_known_in_the_same_batch(
+        self, stage: Stage, number: int
+    ) -> None:
+        queue = stage.create()
+        extras = Extras(group="a")
+        later = [sending(queue, f"later {each}", delay_us=SECOND_US, extras=extras) for each in range(number)]
+        stage.batch([*later, sending(queue, "now", extras=extras)])
+        assert bodies(stage.receive(queue, 10)) == ["now"]
+        stage.later(SECOND_US)
+        assert bodies(stage.receive(queue, 10)) == [f"later {each}" for each in range(number)]
+
     def test_a_message_that_is_put_off_before_anybody_had_it_comes_later(self, stage: Stage) -> None:
         queue = stage.create()
         sent = stage.send(queue, "a1", extras=Extras(group="a"), wants_handle=True)
