@@ -59,6 +59,7 @@ class Publishers:
         self._moments_s = moments_s
         self._up = asyncio.Event()
         self._restarts: set[asyncio.Task[None]] = set()
+        self._killing = asyncio.Lock()
 
     async def run(self, count: int) -> None:
         """Publish so many messages, whatever happens to the server."""
@@ -113,12 +114,13 @@ class Publishers:
         line[1].close()
 
     async def _kill(self) -> None:
-        await asyncio.sleep(next(self._moments_s))
-        self._up.clear()
-        self.killed += 1
-        await asyncio.to_thread(self.server.kill)
-        await asyncio.to_thread(self.server.start)
-        self._up.set()
+        async with self._killing:  # the next one may be due before the server is up again
+            await asyncio.sleep(next(self._moments_s))
+            self._up.clear()
+            self.killed += 1
+            await asyncio.to_thread(self.server.kill)
+            await asyncio.to_thread(self.server.start)
+            self._up.set()
 
 
 async def ask(
