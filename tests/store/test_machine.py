@@ -7,7 +7,6 @@ give the state that the store says it has.
 """
 
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,16 +32,17 @@ from veilmq.model.commands import (
     Undeliver,
 )
 from veilmq.model.errors import StoreFailed
-from veilmq.model.events import EventRecord, HistoryTrimmed, Part
+from veilmq.model.events import Part
 from veilmq.model.instant import FOREVER, HOUR_US, MINUTE_US, SECOND_US, Instant
 from veilmq.model.message import NO_EXTRAS, Extras
-from veilmq.model.outcomes import Applied, MovesListed
+from veilmq.model.outcomes import MovesListed
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.states import State
 from veilmq.store.sqlite import rows
 from veilmq.store.sqlite.integrity import check
 from veilmq.testing.conservation import ledgers
-from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, impossible, sending
+from veilmq.testing.contract.snapshots import Recording
+from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, impossible, sending
 from veilmq.testing.reference import Reference
 from veilmq.testing.replaying import NotReplayable, Replaying, replay
 from veilmq.testing.sqlite import SMALL, SqliteFactory
@@ -378,26 +378,6 @@ class SnapshotMachine(StoreMachine):
             with suppress(NotReplayable):
                 assert each.state().at(instant) == state.at(instant)
         assert replay(self.stage.left()).at(instant) == state.at(instant)
-
-
-class Recording(Stage):
-    """A stage that keeps the events of each batch before any can be trimmed."""
-
-    def __init__(self, factory: SqliteFactory) -> None:
-        super().__init__(factory)
-        self.recorded: list[EventRecord] = []
-
-    def batch(self, commands: Sequence[AnyCommand]) -> Applied:
-        applied = super().batch(commands)
-        self.recorded += self.events(len(self.recorded))
-        return applied
-
-    def left(self) -> list[EventRecord]:
-        """What the store still has of the history."""
-        try:
-            return self.events()
-        except HistoryTrimmed as trimmed:
-            return self.events(trimmed.first_offset)
 
 
 def _play(machine: type[StoreMachine], examples: int, steps: int) -> None:

@@ -9,7 +9,7 @@ client's download.
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from veilmq.admin.service import Service
 from veilmq.model.access import Action
 from veilmq.model.errors import DiskLow
 from veilmq.store.sqlite.backup import backup
+from veilmq.store.sqlite.rows import Connection
 
 ROWS_A_PIECE: Final = 8_192
 _PIECE_BYTES: Final = 256 * 1024
@@ -36,6 +37,9 @@ _FOLLOW_LOOK_S: Final = 1.0
 FIRST_HEADER: Final = "veilmq-first-offset"
 START_HEADER: Final = "veilmq-start-offset"
 NEXT_HEADER: Final = "veilmq-next-offset"
+
+_Written = Callable[[Connection, int, int, Scope], bytes]
+"""The events of [start, stop) that a caller may see, in the answer's form."""
 
 
 class Feed:
@@ -98,22 +102,21 @@ class Feed:
         return found.first, found.following
 
     def _lines(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
-        while start < stop:
-            with self._service.store.readers.lend() as connection:
-                end = piece_end(connection, start, min(stop, start + ROWS_A_PIECE))
-                piece = event_lines(connection, start, end, scope)
-            yield piece
-            start = end
+        return self._pieces(event_lines, start, stop, scope)
 
     def _arrow(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
         written = columns.ArrowStream()
+        yield from self._pieces(written.batch, start, stop, scope)
+        yield written.end()
+
+    def _pieces(self, written: _Written, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
+        """[start, stop) a piece at a time; between two of them no connection is held."""
         while start < stop:
             with self._service.store.readers.lend() as connection:
                 end = piece_end(connection, start, min(stop, start + ROWS_A_PIECE))
-                piece = written.batch(connection, start, end, scope)
+                piece = written(connection, start, end, scope)
             yield piece
             start = end
-        yield written.end()
 
     async def trace(self, request: Request) -> Response:
         """All events of one message."""

@@ -25,12 +25,11 @@ QUEUE_STEPS: Final = 4
 """Steps of the sweeper that a queue costs."""
 
 
-class Telling(Stage):
-    """A stage whose history is cut short, that keeps every event."""
+class Recording(Stage):
+    """A stage that keeps the events of each batch before any can be trimmed."""
 
     def __init__(self, factory: StoreFactory) -> None:
         super().__init__(factory)
-        self.reopen(history_bytes_max=SMALL_BYTES)
         self.recorded: list[EventRecord] = []
 
     def batch(self, commands: Sequence[AnyCommand]) -> Applied:
@@ -44,6 +43,14 @@ class Telling(Stage):
             return self.events()
         except HistoryTrimmed as trimmed:
             return self.events(trimmed.first_offset)
+
+
+class Telling(Recording):
+    """One whose history is cut short."""
+
+    def __init__(self, factory: StoreFactory) -> None:
+        super().__init__(factory)
+        self.reopen(history_bytes_max=SMALL_BYTES)
 
     def parts(self, kind: str) -> list[EventRecord]:
         """Events of all snapshots so far."""
