@@ -21,7 +21,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("veilmq", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("veilmq")
 
-pytest.register_assert_rewrite("veilmq.testing")
+# By name: the package itself is imported already, with the pytest plugin.
+_CHECKS = ("acknowledged", "client_contract", "conservation", "contract", "crashing", "histories", "replaying")
+pytest.register_assert_rewrite(*(f"veilmq.testing.{name}" for name in _CHECKS))
 
 _LOCKS = pytest.StashKey[str]()
 

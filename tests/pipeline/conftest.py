@@ -1,7 +1,6 @@
 """One Spark session and one server for all tests of a run: a session takes ten seconds to start.
 
-Tests that use the session are marked to stay on one worker; pytest-xdist 3.8 does not heed that under pytest 9.2 (its
-issue 1386), and each worker then has a session of its own.
+Tests that use the session stay on one worker (tests/house/test_one_worker.py).
 """
 
 from collections.abc import Iterator
