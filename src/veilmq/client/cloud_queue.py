@@ -6,11 +6,11 @@ waits (threads parked in an SDK's poll, or a paced one) is handed in, and ends w
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import Clock
+from veilmq.client.closing import Closing
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Recommended
 from veilmq.model.errors import ParameterInvalid
@@ -56,7 +56,7 @@ class Waits(Protocol):
         ...
 
 
-class CloudQueue:
+class CloudQueue(Closing):
     """The part of a `Queue` that does not depend on the cloud."""
 
     def __init__(self, name: str, capabilities: Capabilities, waiting: Waits) -> None:
@@ -87,14 +87,6 @@ class CloudQueue:
         """A waiting receive ends; what it still brings is released. The client's connections are the account's."""
         self._closed = True
         self._waits.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,13 +10,13 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.closing import Closing
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.parked import Parked
 from veilmq.client.prepared import as_message
@@ -49,7 +49,7 @@ class Route(msgspec.Struct, frozen=True):
     """Seconds, for receives that name none; None: the queue's visibility timeout."""
 
 
-class RoutedQueue:
+class RoutedQueue(Closing):
     """A `Queue` of several, one a type. Any thread."""
 
     def __init__(
@@ -262,14 +262,6 @@ class RoutedQueue:
         self._parked.close()
         for route in self._routes:
             route.queue.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _look(self, count_max: int, lease: float | None) -> list[Received]:
         """What is there now: a share from each queue, and the rest from those that had more.

@@ -4,16 +4,15 @@ Strategy: a pattern inherits this and overrides what it changes. `inner` is publ
 """
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from veilmq.client.capabilities import Capabilities
+from veilmq.client.closing import Closing
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import VeilError
 
 
-class Wrapping:
+class Wrapping(Closing):
     """A `Queue` that does what `inner` does."""
 
     def __init__(self, inner: Queue) -> None:
@@ -69,11 +68,3 @@ class Wrapping:
 
     def close(self) -> None:
         self.inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

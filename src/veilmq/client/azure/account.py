@@ -8,13 +8,13 @@ Queue", "List Queues".
 import re
 import threading
 import weakref
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from veilmq.client.azure.calls import call
 from veilmq.client.azure.queue import AzureQueue
 from veilmq.client.azure.settings import differing, metadata_of, with_incarnation
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.closing import Closing
 from veilmq.client.messages import Template
 from veilmq.client.singly import Singly
 from veilmq.client.unreadable import Policy, keep
@@ -24,7 +24,7 @@ _NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])+\Z")
 _NAME_CHARACTERS: Final = range(3, 64)
 
 
-class AzureAccount:
+class AzureAccount(Closing):
     """An `Account` over azure-storage-queue's QueueServiceClient, whose retries and timeouts stay its own."""
 
     def __init__(
@@ -85,14 +85,6 @@ class AzureAccount:
         self.singly.close()
         if self._owns_client:
             self.client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _checked(name: str) -> str:

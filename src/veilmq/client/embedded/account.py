@@ -7,11 +7,11 @@ account and region that a server in development mode shows to every client, so t
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 from weakref import WeakSet
 
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.closing import Closing
 from veilmq.client.embedded import directories
 from veilmq.client.embedded.queue import EmbeddedQueue, failed
 from veilmq.client.embedded.shell import Call
@@ -30,7 +30,7 @@ _PAGE: Final = 1_000
 _NO_TEMPLATE: Final = Template()
 
 
-class EmbeddedAccount:
+class EmbeddedAccount(Closing):
     """A data directory in this process; see `veilmq.client.queue.Account`. Any thread."""
 
     def __init__(
@@ -126,14 +126,6 @@ class EmbeddedAccount:
         for queue in queues:
             queue.close()
         directories.give_back(self._shell)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"EmbeddedAccount({str(self.directory)!r})"

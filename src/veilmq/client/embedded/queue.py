@@ -6,10 +6,10 @@ long one several. An entry that cannot be a command never leaves: its error take
 
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from veilmq.client.capabilities import Capabilities
+from veilmq.client.closing import Closing
 from veilmq.client.embedded import limits, translation
 from veilmq.client.embedded.shell import Call, Shell
 from veilmq.client.errors import TransportError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class EmbeddedQueue:
+class EmbeddedQueue(Closing):
     """A queue of a data directory; see `veilmq.client.queue.Queue`. Any thread. `EmbeddedAccount.queue` makes it."""
 
     def __init__(self, account: "EmbeddedAccount", shell: Shell, origin: Origin, info: QueueInfo) -> None:
@@ -164,14 +164,6 @@ class EmbeddedQueue:
         with self._lock:
             self._closed = True
         self.interrupt()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"EmbeddedQueue({self.name!r} in {str(self._account.directory)!r})"

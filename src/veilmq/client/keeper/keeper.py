@@ -14,10 +14,10 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
+from veilmq.client.closing import Closing
 from veilmq.client.keeper.lease import Lease
 from veilmq.client.keeper.parameters import (
     INTERVAL,
@@ -50,7 +50,7 @@ _JITTERS: Final = 1 << 30
 log = logging.getLogger("veilmq.keeper")
 
 
-class LeaseKeeper:
+class LeaseKeeper(Closing):
     """Extends the leases of registered messages until they are deleted, released, lost, or held too long.
 
     Durations are seconds. A lease is extended to `visibility_timeout` when no more than `interval + minimal_life` of it
@@ -255,14 +255,6 @@ class LeaseKeeper:
         if self._thread is not None:
             self._thread.join(1.0)
         self._pool.join(1.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def watch(self, lease: Lease, callback: Callable[[Lease], object]) -> None:
         """Call `callback(lease)` once the lease is lost."""

@@ -8,8 +8,7 @@ only what the template names, so a queue that is there is looked at. Source: the
 import re
 import threading
 import weakref
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from mns.mns_request import (  # type: ignore[import-untyped]
     CreateQueueRequest,
@@ -23,6 +22,7 @@ from mns.mns_request import (  # type: ignore[import-untyped]
 )
 
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.closing import Closing
 from veilmq.client.messages import Template
 from veilmq.client.mns.line import Lines
 from veilmq.client.mns.queue import MnsQueue
@@ -45,7 +45,7 @@ _SETTINGS: Final = {
 """Field of a template -> of the SDK's requests and answers."""
 
 
-class MnsAccount:
+class MnsAccount(Closing):
     """An `Account` over aliyun-mns-sdk's `mns.account.Account`."""
 
     def __init__(self, account: Any, *, base64: bool = True, unreadable: Policy = keep, clock: Clock = SYSTEM) -> None:
@@ -131,14 +131,6 @@ class MnsAccount:
             queue.close()
         self.singly.close()
         self.lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _checked(name: str) -> str:

@@ -10,12 +10,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
+from veilmq.client.closing import Closing
 from veilmq.client.errors import GapFound, Unordered
 from veilmq.client.keeper import Lease, LeaseKeeper
 from veilmq.client.messages import Received
@@ -50,7 +50,7 @@ _REST_SECONDS_MIN: Final = 0.01
 log = logging.getLogger("veilmq.ordered")
 
 
-class OrderedReceiver:
+class OrderedReceiver(Closing):
     """Hands out messages in order. One process holds the storage; its threads may receive.
 
     With `in_hand_max` 1 nothing is handed out before the one before it is acknowledged. A message stays handed out
@@ -271,14 +271,6 @@ class OrderedReceiver:
                 give_back(entry.lease)
         with self._acks:
             self._storage.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self, reset: bool, incarnation: str | None) -> ReceiverState:
         data = self._storage.load()

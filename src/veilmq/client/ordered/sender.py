@@ -9,13 +9,13 @@ OrderedQueueWrapper.
 
 import threading
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.closing import Closing
 from veilmq.client.errors import TransportError, may_have_happened
 from veilmq.client.messages import Message, Sent
 from veilmq.client.ordered.holding import locked
@@ -33,7 +33,7 @@ GROUP: Final = "veilmq.ordered"
 _VOID: Final = Message("void")
 
 
-class OrderedSender:
+class OrderedSender(Closing):
     """Numbers messages. One process holds the storage; its threads may send, and order is the order of their calls.
 
     A call that raises with `may_have_happened` leaves its message open (`pending`): sending an equal message again is
@@ -116,14 +116,6 @@ class OrderedSender:
         """Let the storage go; the queue stays open. Twice is once."""
         with self._lock:
             self._storage.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self, reset: bool) -> None:
         data = self._storage.load()

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.closing import Closing
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.client.receiver.exchange import Limits, Wish
@@ -81,7 +82,7 @@ class _Door:
         return now + timeout if timeout else None
 
 
-class Receiver(_Door):
+class Receiver(_Door, Closing):
     """One receiver of a queue for any number of threads. Seconds.
 
     At most `polls` requests are parked at the queue, each for up to `wait` (None: 20, or the protocol's longest), for
@@ -116,14 +117,6 @@ class Receiver(_Door):
         whoever else waits at this queue object; what they still bring is released. `deadline`: seconds to wait here
         for requests under way."""
         self._polling.close(deadline)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class AsyncReceiver(_Door):

@@ -6,10 +6,10 @@ whether CreateQueue created, so `create` asks before: of two who create at the s
 
 import threading
 import weakref
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.closing import Closing
 from veilmq.client.messages import Template
 from veilmq.client.queue_attributes import creation_attributes
 from veilmq.client.sqs.calls import Calls, member
@@ -19,7 +19,7 @@ from veilmq.model.errors import QueueMissing
 _PAGE_MAX: Final = 1_000
 
 
-class SqsAccount:
+class SqsAccount(Closing):
     """An `Account` over a boto3 SQS client (`boto3.client("sqs", ...)`), whose retries and timeouts stay its own."""
 
     def __init__(
@@ -89,14 +89,6 @@ class SqsAccount:
         self._calls.close()
         if self._owns_client:
             self.client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _url(self, name: str) -> str:
         given: dict[str, Any] = {} if self._owner is None else {"QueueOwnerAWSAccountId": self._owner}

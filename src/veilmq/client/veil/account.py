@@ -7,10 +7,10 @@ Strategy: one pool of connections and one signer; a queue gets a line of its own
 import ssl
 import threading
 import weakref
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.closing import Closing
 from veilmq.client.messages import Template
 from veilmq.client.queue_attributes import creation_attributes
 from veilmq.client.veil.connections import Pool
@@ -35,7 +35,7 @@ _DELETE: Final = operation("VeilMQ.DeleteQueue", shapes.PurgeQueueResult, repeat
 _LIST: Final = operation("AmazonSQS.ListQueues", ListQueuesResult, repeatable=True)
 
 
-class VeilAccount:
+class VeilAccount(Closing):
     """An `Account` on our server. Safe for threads; after a fork the child opens connections of its own."""
 
     def __init__(
@@ -128,11 +128,3 @@ class VeilAccount:
         self._line.close()
         for queue in queues:
             queue.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -6,11 +6,11 @@ done its work. `lease_end` counts from the grant: from when the request left, an
 """
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import Clock
+from veilmq.client.closing import Closing
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.queue_attributes import FIFO_SUFFIX
@@ -61,7 +61,7 @@ def capabilities_of(name: str) -> Capabilities:
     )
 
 
-class VeilQueue:
+class VeilQueue(Closing):
     """A `Queue` on our server; made by `VeilAccount.queue`."""
 
     def __init__(self, account: "VeilAccount", line: Line, name: str, path: str, clock: Clock) -> None:
@@ -213,14 +213,6 @@ class VeilQueue:
     def close(self) -> None:
         """A parked receive ends. Idle connections are the account's."""
         self._line.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _failures(self, kind: Operation, given: shapes.ExtendInput | shapes.DeleteInput) -> dict[int, VeilError]:
         """What was not done, by place in the request."""
