@@ -6,6 +6,7 @@ crash leaves is finished by making the topic again or by deleting it. An existin
 Source: the seed documents' createPullTopic(topicMeta, queueNameList, needCreateQueue, queueMetaTemplate).
 """
 
+import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -69,33 +70,82 @@ def create_pull_topic(
         if there.state is State.READY:
             return PullTopic(account, where, there, bodies=bodies)
         wanted = msgspec.structs.replace(wanted, created=there.created)
-    made: list[str] = []
-    new_topic = False
+    making = _Making(account, where, wanted, there, bodies)
     try:
-        for each in wanted.subscriptions:
-            if create_queues and account.create(each.queue, template):
-                made.append(each.queue)
-                wanted = msgspec.structs.replace(wanted, created=(*wanted.created, each.queue))
-                where.write(wanted)
-        native = chosen is not Form.FAN_OUT and native_topics_of(account, wanted, bodies)
-        if native:
-            wanted = msgspec.structs.replace(wanted, form=Form.NATIVE)
-            where.write(wanted)  # before the service has it: a crash from here on leaves nothing unknown
-            new_topic = native.create(topic, [each.queue for each in wanted.subscriptions])
-            _subscribe(native, wanted)
-        elif chosen is Form.NATIVE:
-            raise CapabilityMissing(capability="native_topics")
-        elif there is not None:
-            delete_native(account, there)  # begun in the other form
-        ready = msgspec.structs.replace(wanted, state=State.READY)
-        result = PullTopic(account, where, ready, bodies=bodies)
-        where.write(ready)
+        if create_queues:
+            making.make_queues(template)
+        making.make_native(chosen)
+        return making.end()
     except VeilError:
-        if new_topic:
-            _forget_topic(account, wanted)
-        _take_back(account, where, there, topic, made)
+        making.take_back()
         raise
-    return result
+
+
+class _Making:
+    """A topic on the way, and what of it this call made: what an error takes back."""
+
+    def __init__(
+        self, account: Account, where: Definitions, wanted: Definition, there: Definition | None, bodies: Bodies | None
+    ) -> None:
+        self._account = account
+        self._where = where
+        self._wanted = wanted
+        self._there = there
+        self._bodies = bodies
+        self._queues: list[str] = []
+        self._native = False
+
+    def make_queues(self, template: Template | None) -> None:
+        """Those that are missing, each noted as it is made."""
+        for each in self._wanted.subscriptions:
+            if self._account.create(each.queue, template):
+                self._queues.append(each.queue)
+                self._note(created=(*self._wanted.created, each.queue))
+
+    def make_native(self, form: Form | None) -> None:
+        """The service's own topic with its subscriptions, if it can have it and `form` does not forbid it.
+
+        Raises CapabilityMissing, TopicExists, SubscriptionExists.
+        """
+        native = form is not Form.FAN_OUT and native_topics_of(self._account, self._wanted, self._bodies)
+        if native:
+            self._note(form=Form.NATIVE)  # before the service has it: a crash from here on leaves nothing unknown
+            self._native = native.create(self._wanted.topic, [each.queue for each in self._wanted.subscriptions])
+            _subscribe(native, self._wanted)
+        elif form is Form.NATIVE:
+            raise CapabilityMissing(capability="native_topics")
+        elif self._there is not None:
+            delete_native(self._account, self._there)  # begun in the other form
+
+    def end(self) -> PullTopic:
+        """The definition says that all is there."""
+        ready = msgspec.structs.replace(self._wanted, state=State.READY)
+        topic = PullTopic(self._account, self._where, ready, bodies=self._bodies)
+        self._where.write(ready)
+        return topic
+
+    def take_back(self) -> None:
+        """Undo what this call did; what cannot be undone is logged, and the definition says what is left."""
+        topic = self._wanted.topic
+        if self._native:
+            try:
+                delete_native(self._account, self._wanted)
+            except VeilError as error:
+                log.error("topic %s of the service is half made, delete it: %s", topic, error)
+        try:
+            for queue in self._queues:
+                with contextlib.suppress(QueueMissing):
+                    self._account.delete(queue)
+            if self._there is None:
+                self._where.remove(topic)
+            else:
+                self._where.write(self._there)
+        except VeilError as error:
+            log.error("topic %s is half made, delete it: %s", topic, error)
+
+    def _note(self, **changed: Any) -> None:
+        self._wanted = msgspec.structs.replace(self._wanted, **changed)
+        self._where.write(self._wanted)
 
 
 def _checked_form(form: Any) -> Form:
@@ -116,13 +166,6 @@ def _subscribe(native: NativeTopics, wanted: Definition) -> None:
             raise SubscriptionExists(topic=wanted.topic, subscription=there.name, setting=setting)
     for each in ours.values():
         native.subscribe(wanted.topic, each)
-
-
-def _forget_topic(account: Account, definition: Definition) -> None:
-    try:
-        delete_native(account, definition)
-    except VeilError as error:
-        log.error("topic %s of the service is half made, delete it: %s", definition.topic, error)
 
 
 def open_pull_topic(
@@ -190,19 +233,3 @@ def _check_same(there: Definition, wanted: Definition) -> None:
                 raise SubscriptionExists(topic=topic, subscription=mine.name, setting=setting)
     if theirs:
         raise TopicExists(topic=topic, reason=f"it has the subscription {min(theirs)}, too")
-
-
-def _take_back(account: Account, where: Definitions, there: Definition | None, topic: str, made: Sequence[str]) -> None:
-    """Undo what this call did; what cannot be undone is logged, and the definition says what is left."""
-    try:
-        for queue in made:
-            try:
-                account.delete(queue)
-            except QueueMissing:
-                continue
-        if there is None:
-            where.remove(topic)
-        else:
-            where.write(there)
-    except VeilError as error:
-        log.error("topic %s is half made, delete it: %s", topic, error)
