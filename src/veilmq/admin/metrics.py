@@ -51,6 +51,7 @@ _LEASE_KINDS: Final = {
 _MOVED: Final = "moved"
 _COUNTED: Final = _LEASE_KINDS | {int(Kind.MOVED): _MOVED}
 _TASKS_MAX: Final = 10_000
+_PUSH_RESULTS: Final = ("delivered", "failed", "exhausted")
 _QUEUE_LABELS: Final = ("account", "region", "queue")
 
 
@@ -156,7 +157,8 @@ class Metrics:
         yield from self._shell_families()
         yield from self._store_families()
         yield from self._port_families()
-        pushes = self._service.pushes
+        # There from the start, or the first that is given up would be no increase, and no alarm.
+        pushes = dict.fromkeys(_PUSH_RESULTS, 0) | dict(self._service.pushes)
         yield _counters("veilmq_pushes", "Attempts to push, by what became of them.", ("result",), pushes.items())
         room = self._service.push_room
         slowed = 0 if room is None else len(room.unavailable())

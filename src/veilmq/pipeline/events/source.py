@@ -4,7 +4,7 @@
     spark.readStream.format("veilmq-events").option("path", "exported").option("maxRows", 1_000_000).load()
 
 Options: `server` (with `token`, `certificate`) or `path`; `from` (an offset, `first`, `next`; `first` unless told) and
-`until` (an offset); `partitionRows` (262,144); for a stream `maxRows` a micro-batch. The offset of a stream is
+`until` (an offset); `partitionRows` (524,288); for a stream `maxRows` a micro-batch. The offset of a stream is
 `{"seq": n}`: the next event. Replay is identical by construction: an offset names the same event for ever.
 
 Strategy: the readers hold options and nothing else, because Spark pickles them and makes a second one for `read`.

@@ -1,0 +1,108 @@
+"""The alarms of docs/operations.md name series that /metrics shows: of a server that has just begun to work.
+
+Strategy: an alarm on a name, label or value that no series has never fires and says nothing. A counter must be there
+at 0 too, before anything happened: one that begins at 1 did not increase, and its alarm misses the first time.
+"""
+
+import re
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+import veilmq
+from veilmq.testing.server import ServerProcess
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+_SELECTOR = re.compile(r"\b(veilmq_\w+|up)\b(?:\{(.*?)\})?")
+_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*?)"')
+OWN = {"job", "instance"}
+"""Labels that Prometheus adds."""
+
+
+class Series(NamedTuple):
+    """One line of /metrics."""
+
+    name: str
+    labels: dict[str, str]
+
+
+def alarms() -> list[dict[str, Any]]:
+    """The rules, as the page's YAML has them."""
+    text = PAGE.read_text().partition("<!-- alarms -->")[2].partition("<!-- end of alarms -->")[0]
+    (group,) = yaml.safe_load(text.strip().removeprefix("```yaml").removesuffix("```"))["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def is_matched(series: Series, name: str, matchers: str) -> bool:
+    """Whether a selector of PromQL takes it. A label that a series lacks is not taken for an empty one here."""
+    if series.name != name:
+        return False
+    for label, sign, value in _MATCHER.findall(matchers):
+        if label not in series.labels:
+            return False
+        is_same = re.fullmatch(value, series.labels[label]) if "~" in sign else series.labels[label] == value
+        if bool(is_same) == sign.startswith("!"):
+            return False
+    return True
+
+
+def unseen(rule: dict[str, Any], shown: list[Series]) -> list[str]:
+    """The selectors and labels of a rule that no series has."""
+    found, labels = [], set(OWN)
+    for selector in _SELECTOR.finditer(rule["expr"]):
+        taken = [series for series in shown if is_matched(series, selector[1], selector[2] or "")]
+        labels |= {label for series in taken for label in series.labels}
+        found += [] if taken else [selector[0]]
+    wanted = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
+    wanted |= {name for names in re.findall(r"(?:ignoring|on|by)\s*\((.*?)\)", rule["expr"]) for name in names.split()}
+    return found + sorted(wanted - labels)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> list[Series]:
+    """What a new server with one queue shows, and what Prometheus adds."""
+    server = ServerProcess(tmp_path_factory.mktemp("alarms")).start()
+    try:
+        with veilmq.connect(f"veil://{server.sqs.removeprefix('http://')}/orders?create=1") as queue:
+            queue.send("order 1")
+        with urllib.request.urlopen(f"{server.admin}/metrics", timeout=30) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+    finally:
+        server.stop()
+    return [Series(sample.name, sample.labels) for family in families for sample in family.samples] + [
+        Series("up", {"job": "veilmq", "instance": "127.0.0.1:9325"})
+    ]
+
+
+@pytest.mark.parametrize("rule", alarms(), ids=lambda rule: str(rule["alert"]))
+def test_an_alarm_looks_at_what_is_shown(rule: dict[str, Any], shown: list[Series]) -> None:
+    assert _SELECTOR.search(rule["expr"])
+    assert unseen(rule, shown) == []
+
+
+def test_every_alarm_has_a_name_of_its_own_and_says_what_is_wrong() -> None:
+    rules = alarms()
+    assert len({rule["alert"] for rule in rules}) == len(rules) > 10
+    for rule in rules:
+        assert rule.keys() <= {"alert", "expr", "for", "annotations"}
+        assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
+        assert rule["annotations"]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("expr", "said"),
+    [
+        ('veilmq_lease_outcomes_total{outcome="died"} > 0', 'veilmq_lease_outcomes_total{outcome="died"}'),
+        ("veilmq_deep > 1", "veilmq_deep"),
+        ('veilmq_queues{queue!="a"} > 1', 'veilmq_queues{queue!="a"}'),
+        ("veilmq_disk_low > on(queue) veilmq_queues", "queue"),
+    ],
+)
+def test_what_no_series_has_is_found(expr: str, said: str, shown: list[Series]) -> None:
+    rule = {"expr": expr, "annotations": {"summary": "{{ $labels.instance }}"}}
+    assert unseen(rule, shown) == [said]
