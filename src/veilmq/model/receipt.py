@@ -19,6 +19,7 @@ _MAC_BYTES: Final = 12
 _VERSION: Final = 1
 _FIELDS: Final = struct.Struct(">BIQII")
 HANDLE_CHARACTERS: Final = 2 * (_FIELDS.size + _MAC_BYTES)
+_FIELDS_CHARACTERS: Final = 2 * _FIELDS.size
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -40,26 +41,24 @@ class ReceiptKey:
     def __init__(self, secret: bytes) -> None:
         self._keyed = blake2s(key=secret, digest_size=_MAC_BYTES)
 
-    def _mac(self, fields: bytes) -> bytes:
+    def _sealed(self, fields: bytes) -> str:
         keyed = self._keyed.copy()
         keyed.update(fields)
-        return keyed.digest()
+        return (fields + keyed.digest()).hex()
 
     def seal(self, queue: int, sequence: int, attempt: int, rotation: int) -> str:
         """The handle of one lease: `HANDLE_CHARACTERS` of `0-9 a-f`."""
-        fields = _FIELDS.pack(_VERSION, queue, sequence, attempt, rotation)
-        return (fields + self._mac(fields)).hex()
+        return self._sealed(_FIELDS.pack(_VERSION, queue, sequence, attempt, rotation))
 
     def unseal(self, handle: str) -> Receipt | None:
         """What the handle says, or None for anything that `seal` did not make with this key."""
-        if len(handle) != HANDLE_CHARACTERS:
+        if len(handle) != HANDLE_CHARACTERS or not handle.isascii():
             return None
         try:
-            raw = bytes.fromhex(handle)
+            fields = bytes.fromhex(handle[:_FIELDS_CHARACTERS])
         except ValueError:
             return None
-        fields = raw[: _FIELDS.size]
-        if raw.hex() != handle or not compare_digest(raw[_FIELDS.size :], self._mac(fields)):
+        if not compare_digest(self._sealed(fields), handle):
             return None
         version, queue, sequence, attempt, rotation = _FIELDS.unpack(fields)
         return Receipt(queue, sequence, attempt, rotation) if version == _VERSION else None

@@ -17,7 +17,16 @@ from veilmq.model.instant import Instant
 from veilmq.model.message import NO_EXTRAS, Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.store.sqlite.disorder import disordered
-from veilmq.store.sqlite.endings import EXTRAS_DECODER, Place, dead_letter, expire, quarantine, return_due
+from veilmq.store.sqlite.endings import (
+    EXTRAS_DECODER,
+    MANY,
+    Place,
+    dead_letter,
+    expire,
+    numbers,
+    quarantine,
+    return_due,
+)
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.sends import INSERT_LEASE
 from veilmq.store.sqlite.writer import Row, Writer
@@ -32,16 +41,16 @@ _FROM_RECEIVE: Final = int(LeaseSource.RECEIVE)
 _FROM_PLAN: Final = int(LeaseSource.PLAN)
 
 _READY: Final = (
-    "SELECT sequence, id, sent, expires, line, priority, group_id, type, length(body), 0, 0, 0, 0, NULL,"
-    " sender, extras, md5, body"
+    "SELECT sequence, id, sent, expires, line, priority, group_id, type, sender, extras, md5, body"
     " FROM message WHERE generation = ? AND line = ? AND sequence > ? ORDER BY sequence LIMIT ?"
 )
 _RETURNED: Final = (
-    "SELECT m.sequence, m.id, m.sent, m.expires, l.line, m.priority, m.group_id, m.type, length(m.body),"
-    " l.attempt, l.rotation, 1, l.due, l.first, m.sender, m.extras, m.md5, m.body"
+    "SELECT m.sequence, m.id, m.sent, m.expires, l.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5,"
+    " m.body, l.attempt, l.rotation, 1, l.due, l.first"
     " FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND l.hidden = 0 ORDER BY l.priority, l.sequence LIMIT ?"
 )
+_LEASE_MANY: Final = "INSERT INTO lease SELECT value, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11 FROM carray(?1)"
 _GRANT_AGAIN: Final = (
     "UPDATE lease SET hidden = 1, due = ?, attempt = ?, granted = ?, first = ?, origin = ? WHERE sequence = ?"
 )
@@ -58,16 +67,15 @@ class Candidate(msgspec.Struct, gc=False):
     priority: int
     group: str | None
     type: str | None
-    body_bytes: int
-    attempt: int
-    rotation: int
-    returned: int
-    due: int
-    first: Instant | None
     sender: str
     extras: bytes | None
     md5: bytes
     body: bytes
+    attempt: int = 0
+    rotation: int = 0
+    returned: int = 0
+    due: Instant = Instant(0)
+    first: Instant | None = None
 
     def place(self, generation: int) -> Place:
         """The same message, as the endings see it."""
@@ -81,7 +89,7 @@ class Candidate(msgspec.Struct, gc=False):
             self.priority,
             self.group,
             self.type,
-            self.body_bytes,
+            len(self.body),
             self.attempt,
             self.rotation,
             leased=bool(self.returned),
@@ -104,26 +112,18 @@ def receive(writer: Writer, command: Receive) -> Outcome:
     wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
     if not queue.visible:
         return Received([], wait_us)
-    writer.touch(queue)
-    origin = writer.origin(command.origin)
-    granted: list[Delivery] = []
-    leases: list[Row] = []
-    detours = 0
-    while len(granted) < wanted and queue.visible and detours < DETOURS_MAX:
+    granting = Granting(writer, queue, command)
+    granted = granting.granted
+    while len(granted) < wanted and queue.visible and granting.detours < DETOURS_MAX:
         candidates = _candidates(writer, queue, wanted - len(granted) + writer.disorder)
         if writer.disorder:
             candidates = disordered(writer, queue, candidates, wanted - len(granted), writer.disorder)
         for candidate in candidates:
-            extras = stays(writer, queue, candidate)
-            if extras is None:
-                detours += 1
-            else:
-                granted.append(grant(writer, queue, command, candidate, extras, origin, leases))
+            granting.take(candidate)
         if not candidates:
             break
-    if leases:
-        writer.write_many(INSERT_LEASE, leases)
-    if detours >= DETOURS_MAX and queue.visible:
+    granting.write()
+    if granting.detours >= DETOURS_MAX and queue.visible:
         queue.woken += 1
     return Received(granted, wait_us, queue.settings.xml_body)
 
@@ -144,7 +144,7 @@ def _candidates(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]
     return found
 
 
-def stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | None:
+def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | None:
     """The candidate's extras if it goes to the receiver; None if it goes elsewhere: then it has gone."""
     settings = queue.settings
     own_expiry = candidate.own_expiry
@@ -168,77 +168,123 @@ def stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | No
     return extras
 
 
-def grant(
-    writer: Writer, queue: LiveQueue, command: Receive, candidate: Candidate, extras: Extras, origin: int,
-    leases: list[Row],
-) -> Delivery:  # fmt: skip
-    """Lease the candidate to the receiver."""
-    now = writer.now
-    sequence = candidate.sequence
-    attempt = candidate.attempt + 1
-    if command.lease_us is not None:
-        lease_us, source = command.lease_us, _FROM_RECEIVE
-    elif extras.lease_hint_us is not None:
-        lease_us, source = extras.lease_hint_us, _FROM_PLAN
-    else:
-        lease_us, source = queue.settings.visibility_timeout_us, _FROM_QUEUE
-        if queue.plan.applied is not None:
-            planned_us = queue.plan.applied.lease_of(candidate.type)
-            if planned_us is not None:
-                lease_us, source = planned_us, _FROM_PLAN
-    due = Instant(now + lease_us)
-    if candidate.returned:
-        first = now if candidate.first is None else candidate.first
-        visible_since = candidate.due
-        writer.write(_GRANT_AGAIN, (due, attempt, now, first, origin, sequence))
-        queue.returned -= 1
-    else:
-        assert candidate.line is not None
-        first, visible_since = now, candidate.sent
-        line = candidate.line
-        order = candidate.priority if line <= LINES_MAX else line
-        leases.append((sequence, queue.generation, order, line, 1, due, 1, 0, now, now, origin))
-        if line <= LINES_MAX:
-            queue.cursors[line] = sequence
-            queue.ready[line] -= 1
-    queue.visible -= 1
-    queue.in_flight += 1
-    if due < queue.next_due:
-        writer.queues.lower_due(queue, due)
-    writer.events.append(
-        Event(
-            _RECEIVED,
-            now,
-            queue.incarnation,
-            origin,
-            candidate.id,
-            sequence,
-            attempt,
-            candidate.rotation,
-            lease_us,
-            source,
-            candidate.sent,
-            Instant(visible_since),
-            None,
-            candidate.body_bytes,
-            candidate.group,
-            candidate.type,
+class Granting:
+    """The leases of one receive: what they have in common is asked once."""
+
+    __slots__ = ("_lease", "_leases", "_named", "_origin", "_plan", "_queue", "_writer", "detours", "granted")
+
+    def __init__(self, writer: Writer, queue: LiveQueue, command: Receive) -> None:
+        writer.touch(queue)
+        self.granted: list[Delivery] = []
+        self.detours = 0
+        """Candidates that went elsewhere."""
+        self._writer = writer
+        self._queue = queue
+        self._origin = writer.origin(command.origin)
+        self._named = command.lease_us is not None
+        if command.lease_us is not None:
+            self._lease = self._until(command.lease_us, _FROM_RECEIVE)
+        else:
+            self._lease = self._until(queue.settings.visibility_timeout_us, _FROM_QUEUE)
+        self._plan = queue.plan.applied
+        self._leases: dict[tuple[int, int, Instant], list[int]] = {}
+        """First leases that differ in nothing but the message: sequences by order, line and due."""
+
+    def _until(self, lease_us: int, source: int) -> tuple[int, int, Instant]:
+        return lease_us, source, Instant(self._writer.now + lease_us)
+
+    def take(self, candidate: Candidate) -> bool:
+        """Lease the candidate to the receiver, unless it goes elsewhere: then it has gone."""
+        extras = _stays(self._writer, self._queue, candidate)
+        if extras is None:
+            self.detours += 1
+            return False
+        self._grant(candidate, extras)
+        return True
+
+    def _grant(self, candidate: Candidate, extras: Extras) -> None:
+        writer, queue = self._writer, self._queue
+        now = writer.now
+        sequence, sent, rotation = candidate.sequence, candidate.sent, candidate.rotation
+        attempt = candidate.attempt + 1
+        lease_us, source, due = self._lease
+        if not self._named and (extras.lease_hint_us is not None or self._plan is not None):
+            lease_us, source, due = self._planned(candidate, extras)
+        if candidate.returned:
+            first = now if candidate.first is None else candidate.first
+            visible_since = candidate.due
+            writer.write(_GRANT_AGAIN, (due, attempt, now, first, self._origin, sequence))
+            queue.returned -= 1
+        else:
+            line = candidate.line
+            assert line is not None
+            first, visible_since = now, sent
+            order = candidate.priority if line <= LINES_MAX else line
+            self._leases.setdefault((order, line, due), []).append(sequence)
+            if line <= LINES_MAX:
+                queue.cursors[line] = sequence
+                queue.ready[line] -= 1
+        queue.visible -= 1
+        queue.in_flight += 1
+        if due < queue.next_due:
+            writer.queues.lower_due(queue, due)
+        writer.events.append(
+            Event(
+                _RECEIVED,
+                now,
+                queue.incarnation,
+                self._origin,
+                candidate.id,
+                sequence,
+                attempt,
+                rotation,
+                lease_us,
+                source,
+                sent,
+                visible_since,
+                None,
+                len(candidate.body),
+                candidate.group,
+                candidate.type,
+            )
         )
-    )
-    expires = candidate.sent + queue.settings.retention_us if candidate.own_expiry is None else candidate.own_expiry
-    return Delivery(
-        candidate.id,
-        sequence,
-        candidate.body.decode(),
-        candidate.md5,
-        extras,
-        candidate.sender,
-        candidate.priority,
-        candidate.sent,
-        Instant(expires),
-        attempt,
-        first,
-        writer.receipts.seal(queue.incarnation, sequence, attempt, candidate.rotation),
-        due,
-        lease_us,
-    )
+        expires = sent + queue.settings.retention_us if candidate.own_expiry is None else candidate.own_expiry
+        self.granted.append(
+            Delivery(
+                candidate.id,
+                sequence,
+                candidate.body.decode(),
+                candidate.md5,
+                extras,
+                candidate.sender,
+                candidate.priority,
+                sent,
+                Instant(expires),
+                attempt,
+                first,
+                writer.receipts.seal(queue.incarnation, sequence, attempt, rotation),
+                due,
+                lease_us,
+            )
+        )
+
+    def _planned(self, candidate: Candidate, extras: Extras) -> tuple[int, int, Instant]:
+        """The first lease of a message for which its sender or the queue's plan may want another than is usual."""
+        if extras.lease_hint_us is not None:
+            return self._until(extras.lease_hint_us, _FROM_PLAN)
+        planned_us = None if self._plan is None else self._plan.lease_of(candidate.type)
+        return self._lease if planned_us is None else self._until(planned_us, _FROM_PLAN)
+
+    def write(self) -> None:
+        """The rows of the first leases; those that differ in nothing but the message in one statement."""
+        leases, self._leases = self._leases, {}
+        now = self._writer.now
+        few: list[Row] = []
+        for (order, line, due), sequences in leases.items():
+            alike = (self._queue.generation, order, line, 1, due, 1, 0, now, now, self._origin)
+            if len(sequences) < MANY:
+                few += [(sequence, *alike) for sequence in sequences]
+            else:
+                self._writer.write(_LEASE_MANY, (numbers(sequences), *alike))
+        if few:
+            self._writer.write_many(INSERT_LEASE, few)

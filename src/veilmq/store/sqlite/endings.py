@@ -87,8 +87,8 @@ class Place(msgspec.Struct, array_like=True, gc=False):
     sequence: int
     id: Any
     """16 bytes."""
-    sent: int
-    own_expiry: int | None
+    sent: Instant
+    own_expiry: Instant | None
     line: int | None
     priority: int
     group: str | None
@@ -99,7 +99,7 @@ class Place(msgspec.Struct, array_like=True, gc=False):
     leased: int = False
     """Has a row in `lease`."""
     hidden: int = False
-    due: int = 0
+    due: Instant = Instant(0)
     granted: int = 0
     origin: int | None = None
 
@@ -157,7 +157,7 @@ def end_lease(writer: Writer, queue: LiveQueue, place: Place) -> None:
     writer.write("UPDATE lease SET hidden = 0 WHERE sequence = ?", (place.sequence,))
     uncount(queue, place)
     event = event_of(Kind.LEASE_EXPIRED, place.due, queue, place.origin or writer.origin(SERVER), place)
-    event.visible_since = Instant(place.due)
+    event.visible_since = place.due
     writer.events.append(event)
     place.hidden = False
     queue.returned += 1
@@ -200,12 +200,12 @@ def uncount(queue: LiveQueue, place: Place) -> None:
 
 
 def event_of(
-    kind: int, at: int, queue: LiveQueue, origin: int, place: Place, detail: dict[str, object] | None = None
+    kind: int, at: Instant, queue: LiveQueue, origin: int, place: Place, detail: dict[str, object] | None = None
 ) -> Event:
     """An event about a message as it stands."""
     return Event(
         kind,
-        Instant(at),
+        at,
         queue.incarnation,
         origin,
         place.id,
@@ -214,7 +214,7 @@ def event_of(
         place.rotation,
         None,
         None,
-        Instant(place.sent),
+        place.sent,
         None,
         at - place.granted if place.attempt and place.hidden else None,
         place.body_bytes,
@@ -236,7 +236,7 @@ def expire(writer: Writer, queue: LiveQueue, place: Place) -> None:
             dead_letter(writer, queue, place, target, expired=True)
             return
     remove(writer, queue, place)
-    at = place.expires(queue.settings.retention_us)
+    at = Instant(place.expires(queue.settings.retention_us))
     writer.events.append(event_of(Kind.EXPIRED, at, queue, writer.origin(SERVER), place))
 
 

@@ -10,14 +10,12 @@ from typing import Final
 
 from veilmq.model.commands import Receive
 from veilmq.model.errors import InFlightFull
-from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import PRIORITY_DEFAULT
-from veilmq.store.sqlite.claims import DETOURS_MAX, Candidate, grant, stays
+from veilmq.store.sqlite.claims import DETOURS_MAX, Candidate, Granting
 from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.sends import INSERT_LEASE
-from veilmq.store.sqlite.writer import Row, Writer
+from veilmq.store.sqlite.writer import Writer
 
 _FIRST: Final = (
     "SELECT held, free FROM message_group INDEXED BY message_group_free"
@@ -32,9 +30,9 @@ _RETURNED: Final = (
     " WHERE generation = ? AND hidden = 0 AND priority <= ? ORDER BY priority, sequence LIMIT 1"
 )
 _MESSAGE: Final = (
-    "SELECT m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, length(m.body),"
-    " coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0), l.first,"
-    " m.sender, m.extras, m.md5, m.body FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
+    "SELECT m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5,"
+    " m.body, coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0), l.first"
+    " FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
     " WHERE m.sequence = ?"
 )
 
@@ -49,14 +47,11 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
     wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
     if not queue.visible:
         return Received([], wait_us)
-    writer.touch(queue)
     assert queue.groups is not None
-    origin = writer.origin(command.origin)
-    granted: list[Delivery] = []
-    detours = 0
+    granting = Granting(writer, queue, command)
     alone: Candidate | None = None
     looked = False
-    while len(granted) < wanted and queue.visible and detours < DETOURS_MAX:
+    while len(granting.granted) < wanted and queue.visible and granting.detours < DETOURS_MAX:
         if not looked:
             alone, looked = _alone(writer, queue), True
         candidate = _next(writer, queue, alone)
@@ -64,19 +59,13 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
             break
         if candidate is alone:
             looked = False
-        leases: list[Row] = []
-        extras = stays(writer, queue, candidate)
-        if extras is None:
-            detours += 1
-        else:
-            granted.append(grant(writer, queue, command, candidate, extras, origin, leases))
+        if granting.take(candidate):
             queue.groups.holds(candidate.line, 0 if candidate.returned else candidate.sequence)
-            if leases:
-                writer.write_many(INSERT_LEASE, leases)
+            granting.write()
         settle(writer, queue)
-    if detours >= DETOURS_MAX and queue.visible:
+    if granting.detours >= DETOURS_MAX and queue.visible:
         queue.woken += 1
-    return Received(granted, wait_us, queue.settings.xml_body)
+    return Received(granting.granted, wait_us, queue.settings.xml_body)
 
 
 def _alone(writer: Writer, queue: LiveQueue) -> Candidate | None:

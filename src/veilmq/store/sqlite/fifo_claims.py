@@ -9,18 +9,16 @@ next of its group takes its place. Source: "FIFO queue delivery logic" in the SQ
 from typing import Any, Final
 
 from veilmq.model.commands import Receive
-from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Received
 from veilmq.store.sqlite import attempts
-from veilmq.store.sqlite.claims import DETOURS_MAX, Candidate, grant, stays
+from veilmq.store.sqlite.claims import DETOURS_MAX, Candidate, Granting
 from veilmq.store.sqlite.queues import LiveQueue
-from veilmq.store.sqlite.sends import INSERT_LEASE
-from veilmq.store.sqlite.writer import Row, Writer
+from veilmq.store.sqlite.writer import Writer
 
 _COLUMNS: Final = (
-    "m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, length(m.body),"
+    "m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5, m.body,"
     " coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0), l.first,"
-    " m.sender, m.extras, m.md5, m.body, coalesce(l.hidden, 0)"
+    " coalesce(l.hidden, 0)"
 )
 _FREE: Final = (
     f"SELECT {_COLUMNS}, g.free"
@@ -62,18 +60,14 @@ class _Claim:
     """One receive on its way through the groups."""
 
     def __init__(self, writer: Writer, queue: LiveQueue, command: Receive, wanted: int) -> None:
-        writer.touch(queue)
-        self.granted: list[Delivery] = []
+        self._granting = Granting(writer, queue, command)
+        self.granted = self._granting.granted
         self._writer = writer
         self._queue = queue
-        self._command = command
         self._wanted = wanted
-        self._origin = writer.origin(command.origin)
-        self._leases: list[Row] = []
         self._taken: dict[int, int] = {}
         self._ended: int | None = None
         """The group of which no more can be taken."""
-        self._detours = 0
 
     def walk(self) -> None:
         """Take what there is, group by group."""
@@ -86,11 +80,11 @@ class _Claim:
                 return
             after = rows[-1][-1]
             self._finish(rows[-1][4], rows[-1][0])
-        if self._detours >= DETOURS_MAX and self._queue.visible:
+        if self._granting.detours >= DETOURS_MAX and self._queue.visible:
             self._queue.woken += 1
 
     def _room(self) -> int:
-        return self._wanted - len(self.granted) if self._detours < DETOURS_MAX else 0
+        return self._wanted - len(self.granted) if self._granting.detours < DETOURS_MAX else 0
 
     def _finish(self, number: int, sequence: int) -> None:
         """The rows were cut amid a group, and some of them went elsewhere: take what follows in it."""
@@ -104,28 +98,20 @@ class _Claim:
 
     def _look(self, row: tuple[Any, ...]) -> None:
         """Take the message, unless it goes elsewhere; one that is delayed ends its group."""
-        number, hidden = row[4], row[18]
+        number, hidden = row[4], row[17]
         if number == self._ended:
             return
         if hidden:
             self._ended = number
             return
-        candidate = Candidate(*row[:18])
-        extras = stays(self._writer, self._queue, candidate)
-        if extras is None:
-            self._detours += 1
-            return
-        self.granted.append(
-            grant(self._writer, self._queue, self._command, candidate, extras, self._origin, self._leases)
-        )
-        self._taken[number] = self._taken.get(number, 0) + 1
+        if self._granting.take(Candidate(*row[:17])):
+            self._taken[number] = self._taken.get(number, 0) + 1
 
     def lock(self) -> None:
         """Write the leases, and lock the groups that gave messages."""
         if not self.granted:
             return
         writer, queue = self._writer, self._queue
-        if self._leases:
-            writer.write_many(INSERT_LEASE, self._leases)
+        self._granting.write()
         writer.write_many(_LOCK, [(count, writer.now, number) for number, count in self._taken.items()])
         queue.grouped += len(self.granted)

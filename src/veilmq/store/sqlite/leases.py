@@ -82,12 +82,12 @@ class Places:
             return MessageGone(sequence=receipt.sequence, attempt=receipt.attempt)
         if place.attempt != receipt.attempt or place.rotation != receipt.rotation:
             return LeaseTaken(sequence=receipt.sequence, attempt=receipt.attempt)
-        late = place.attempt and command.arrived > place.due and (not place.hidden or place.due <= writer.now)
-        # On FIFO a later message may have been received since: nobody acts on a lease that has ended.
-        if late and (command.after_expiry is AfterExpiry.REFUSE or queue.settings.fifo):
-            return LeaseExpired(sequence=receipt.sequence, attempt=receipt.attempt)
-        if late and place.hidden:
-            end_lease(writer, queue, place)
+        if place.attempt and command.arrived > place.due and (not place.hidden or place.due <= writer.now):
+            # On FIFO a later message may have been received since: nobody acts on a lease that has ended.
+            if command.after_expiry is AfterExpiry.REFUSE or queue.settings.fifo:
+                return LeaseExpired(sequence=receipt.sequence, attempt=receipt.attempt)
+            if place.hidden:
+                end_lease(writer, queue, place)
         return queue, place
 
     def gone(self, place: Place) -> None:

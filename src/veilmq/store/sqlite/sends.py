@@ -5,15 +5,15 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from veilmq.model.commands import Extend, Send
+from veilmq.model.commands import Extend, Origin, Send
 from veilmq.model.errors import DiskLow, MessageTooLarge, ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, Kind
-from veilmq.model.instant import FOREVER, Instant
+from veilmq.model.instant import Instant, after
 from veilmq.model.message import NO_EXTRAS
 from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.queue import PRIORITY_DEFAULT, XmlBody
 from veilmq.model.xml_bodies import decode_xml_body
-from veilmq.store.sqlite.fifo_sends import Append, send_fifo
+from veilmq.store.sqlite.fifo_sends import send_fifo
 from veilmq.store.sqlite.groups import Joining, is_grouped
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.writer import Row, Writer
@@ -27,9 +27,8 @@ _EXTRAS: Final = msgspec.msgpack.Encoder()
 def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
     """Append messages, in the order of the commands."""
     outcomes: list[Any] = []
-    messages: list[Row] = []
-    hidden: list[Row] = []
-    joining: Joining | None = None
+    appending = _Appending(writer)
+    append = appending.append
     fifo: list[tuple[LiveQueue, Send]] = []
     for command in commands:
         queue = writer.queue(command.queue)
@@ -42,29 +41,20 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
                 outcomes.append(stored)
                 continue
             command = stored
-        if command.size_bytes > queue.settings.message_bytes_max:
-            limit_bytes = queue.settings.message_bytes_max
-            outcomes.append(MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=limit_bytes))
+        settings = queue.settings
+        if command.size_bytes > settings.message_bytes_max:
+            outcomes.append(MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=settings.message_bytes_max))
         elif writer.disk_low is not None:
             outcomes.append(DiskLow(free_bytes=writer.disk_low))
-        elif queue.settings.fifo:
+        elif settings.fifo:
             fifo.append((queue, command))
             outcomes.append(None)
         else:
-            if joining is None and command.extras.group is not None:
-                joining = Joining(writer)
-            outcomes.append(_append(writer, queue, command, messages, hidden, joining))
+            outcomes.append(append(queue, command))
     if fifo:
-        groups = joining = joining or Joining(writer)
-        append: Append = lambda queue, command: _append(writer, queue, command, messages, hidden, groups)  # noqa: E731
-        taken = iter(send_fifo(writer, fifo, groups, append))
+        taken = iter(send_fifo(writer, fifo, appending.joining, append))
         outcomes = [next(taken) if outcome is None else outcome for outcome in outcomes]
-    if joining is not None:
-        joining.flush()
-    if messages:
-        writer.write_many(INSERT_MESSAGE, messages)
-    if hidden:
-        writer.write_many(INSERT_LEASE, hidden)
+    appending.flush()
     return outcomes
 
 
@@ -82,83 +72,109 @@ def as_stored(queue: LiveQueue, command: WithBody) -> WithBody | ParameterInvali
     return msgspec.structs.replace(command, body=decoded.body, md5=decoded.md5, size_bytes=size_bytes)
 
 
-def _append(
-    writer: Writer, queue: LiveQueue, command: Send, messages: list[Row], hidden: list[Row], joining: Joining | None
-) -> Sent:
-    """The rows of one message, at the end of its line or hidden until its delay ends; of a group: with `joining`."""
-    writer.touch(queue)
-    settings = queue.settings
-    now = writer.now
-    extras = command.extras
-    group = extras.group
-    kind = extras.type
-    priority = command.priority
-    delay_us = settings.delay_us if command.delay_us is None else command.delay_us
-    own_expiry = None if command.ttl_us is None else min(now + command.ttl_us, FOREVER)
-    expires = now + settings.retention_us if own_expiry is None else own_expiry
-    sequence = writer.next_sequence()
-    message = writer.next_id()
-    body = command.body.encode()
-    visible = Instant(now + delay_us)
-    sender = command.origin
-    origin = writer.origin(sender)
-    line, leased_line, order = None if delay_us else priority, None, priority
-    if group is not None and is_grouped(queue, priority):
-        assert joining is not None
-        order = joining.join(queue, group, sequence, hidden=delay_us > 0)
-        line = leased_line = -order if delay_us and not settings.fifo else order
-    messages.append(
-        (
-            sequence,
-            queue.generation,
-            line,
-            priority,
-            message,
-            now,
-            own_expiry,
-            sender.principal,
-            group,
-            kind,
-            None if extras is NO_EXTRAS else _EXTRAS.encode(extras),
-            command.md5,
-            body,
+class _Appending:
+    """Messages that go to the end of their lines, or hide until their delay ends; `flush` writes their rows."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.joining = Joining(writer)
+        self._writer = writer
+        self._messages: list[Row] = []
+        self._hidden: list[Row] = []
+        self._queue: LiveQueue | None = None
+        self._sender: Origin | None = None
+
+    def _meet(self, queue: LiveQueue, sender: Origin) -> None:
+        """Ask once what the messages of a wire batch have in common."""
+        writer, settings = self._writer, queue.settings
+        writer.touch(queue)
+        self._queue, self._sender = queue, sender
+        self._origin = writer.origin(sender)
+        self._delay_us = settings.delay_us
+        self._expires = Instant(writer.now + settings.retention_us)
+
+    def append(self, queue: LiveQueue, command: Send) -> Sent:
+        """One message that nothing speaks against."""
+        sender = command.origin
+        if queue is not self._queue or sender is not self._sender:
+            self._meet(queue, sender)
+        writer, origin = self._writer, self._origin
+        now = writer.now
+        extras = command.extras
+        group = extras.group
+        kind = extras.type
+        priority = command.priority
+        delay_us = self._delay_us if command.delay_us is None else command.delay_us
+        own_expiry = None if command.ttl_us is None else after(now, command.ttl_us)
+        expires = self._expires if own_expiry is None else own_expiry
+        sequence = writer.next_sequence()
+        message = writer.next_id()
+        body = command.body.encode()
+        line, leased_line, order = None if delay_us else priority, None, priority
+        if group is not None and is_grouped(queue, priority):
+            order = self.joining.join(queue, group, sequence, hidden=delay_us > 0)
+            line = leased_line = -order if delay_us and not queue.settings.fifo else order
+        self._messages.append(
+            (
+                sequence,
+                queue.generation,
+                line,
+                priority,
+                message,
+                now,
+                own_expiry,
+                sender.principal,
+                group,
+                kind,
+                None if extras is NO_EXTRAS else _EXTRAS.encode(extras),
+                command.md5,
+                body,
+            )
         )
-    )
-    if delay_us:
-        hidden.append((sequence, queue.generation, order, leased_line, 1, visible, 0, 0, now, None, origin))
-        queue.delayed += 1
-        writer.queues.lower_due(queue, visible)
-    else:
-        if order <= LINES_MAX:
-            queue.ready[priority] = queue.ready.get(priority, 0) + 1
-        queue.visible += 1
-        queue.woken += not settings.fifo
-    if expires < queue.next_expiry:
-        writer.queues.lower_expiry(queue, expires)
-    detail = detail_of(priority, own_expiry)
-    writer.events.append(
-        Event(
-            _SENT,
-            now,
-            queue.incarnation,
-            origin,
-            message,
-            sequence,
-            0,
-            0,
-            None,
-            None,
-            now,
-            visible,
-            None,
-            len(body),
-            group,
-            kind,
-            detail,
+        visible = now
+        if delay_us:
+            visible = Instant(now + delay_us)
+            self._hidden.append((sequence, queue.generation, order, leased_line, 1, visible, 0, 0, now, None, origin))
+            queue.delayed += 1
+            writer.queues.lower_due(queue, visible)
+        else:
+            if order <= LINES_MAX:
+                queue.ready[priority] = queue.ready.get(priority, 0) + 1
+            queue.visible += 1
+            queue.woken += not queue.settings.fifo
+        if expires < queue.next_expiry:
+            writer.queues.lower_expiry(queue, expires)
+        detail = detail_of(priority, own_expiry)
+        writer.events.append(
+            Event(
+                _SENT,
+                now,
+                queue.incarnation,
+                origin,
+                message,
+                sequence,
+                0,
+                0,
+                None,
+                None,
+                now,
+                visible,
+                None,
+                len(body),
+                group,
+                kind,
+                detail,
+            )
         )
-    )
-    handle = writer.receipts.seal(queue.incarnation, sequence, 0, 0) if command.wants_handle else ""
-    return Sent(message, sequence, now, visible, Instant(expires), handle)
+        handle = writer.receipts.seal(queue.incarnation, sequence, 0, 0) if command.wants_handle else ""
+        return Sent(message, sequence, now, visible, expires, handle)
+
+    def flush(self) -> None:
+        """Write the rows, those of new groups first."""
+        self.joining.flush()
+        if self._messages:
+            self._writer.write_many(INSERT_MESSAGE, self._messages)
+        if self._hidden:
+            self._writer.write_many(INSERT_LEASE, self._hidden)
 
 
 def detail_of(priority: int, own_expiry: int | None) -> dict[str, int] | None:

@@ -7,6 +7,7 @@ one, so that one that cannot succeed takes none down with it.
 
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -220,9 +221,9 @@ class SqliteStore:
         """Apply the commands kind by kind, and put the outcomes back into their order."""
         if len(commands) == 1:
             return self._handlers[type(commands[0])](self._writer, [commands[0]])
-        by_kind: dict[type, list[int]] = {}
+        by_kind: defaultdict[type, list[int]] = defaultdict(list)
         for place, command in enumerate(commands):
-            by_kind.setdefault(type(command), []).append(place)
+            by_kind[type(command)].append(place)
         unknown = by_kind.keys() - self._handlers.keys()
         assert not unknown, f"no store knows {unknown}"
         outcomes: list[Any] = [None] * len(commands)

@@ -6,6 +6,7 @@ mark. It never commits by itself: the store does, in whatever thread the shell c
 """
 
 import os
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from veilmq.store.sqlite.topics import Topics
 
 ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new ones are recorded without their user agent."""
-_ID_POOL_BYTES: Final = 4096
+_IDS: Final = struct.Struct("16s" * 256)
 
 Row = tuple[Any, ...]
 
@@ -72,8 +73,7 @@ class Writer:
                 "SELECT id, protocol, principal, client FROM origin"
             )
         }
-        self._ids = b""
-        self._ids_at = 0
+        self._ids: list[bytes] = []
         self._last_key: QueueKey | None = None
         self._last_queue: LiveQueue | None = None
         self._last_origin: Origin | None = None
@@ -172,12 +172,9 @@ class Writer:
 
     def next_id(self) -> bytes:
         """16 random bytes, taken from a pool."""
-        at = self._ids_at
-        if at >= len(self._ids):
-            self._ids = os.urandom(_ID_POOL_BYTES)
-            at = 0
-        self._ids_at = at + 16
-        return self._ids[at : at + 16]
+        if not self._ids:
+            self._ids = list(_IDS.unpack(os.urandom(_IDS.size)))
+        return self._ids.pop()
 
     def queue(self, key: QueueKey) -> LiveQueue | None:
         """The queue of that name. A wire batch names one queue many times: the last one found is at hand."""

@@ -5,9 +5,10 @@ import pytest
 from veilmq.model.commands import Receive
 from veilmq.model.errors import InFlightFull, QueueMissing
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message import Extras
+from veilmq.model.message import NO_EXTRAS, Extras
+from veilmq.model.outcomes import Deleted
 from veilmq.model.queue import QueueKey
-from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, refused, sending
+from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, refused, sending
 
 
 class TestClaims:
@@ -51,6 +52,28 @@ class TestClaims:
         ]  # fmt: skip
         sources = [event.source for event in stage.events() if event.kind == "received"]
         assert sources == ["plan", "queue", "receive"]
+
+    @pytest.mark.parametrize("size", [2, 9, 60])
+    def test_each_of_many_leases_of_one_receive_is_its_own(self, stage: Stage, size: int) -> None:
+        queue = stage.create(visibility_timeout_us=7 * SECOND_US)
+        hints = [Extras(lease_hint_us=3 * SECOND_US) if number % 3 == 1 else NO_EXTRAS for number in range(size)]
+        stage.batch([sending(queue, priority=8 - number % 5 // 4, extras=hint) for number, hint in enumerate(hints)])
+        granted = stage.now
+        held = stage.receive(queue, size)
+        stage.reopen(kill=True)
+        assert stage.counts(queue) == (0, 0, size)
+        hinted = [message for message in held if message.lease_us == 3 * SECOND_US]
+        stage.later(3 * SECOND_US)
+        start = stage.following()
+        back = stage.receive(queue, 1) + stage.receive(queue, size)
+        assert [(message.id, message.priority) for message in back] == [(each.id, each.priority) for each in hinted]
+        assert {(message.receive_count, message.first_received) for message in back} == {(2, granted)}
+        ended = [event for event in stage.events(start) if event.kind == "lease_expired"]
+        assert {(event.held_us, event.principal) for event in ended} == {(3 * SECOND_US, TESTER.principal)}
+        for message in held:
+            if message.lease_us == 7 * SECOND_US:
+                expect(stage.delete(queue, message.handle), Deleted)
+        assert stage.counts(queue) == (0, 0, len(hinted))
 
     def test_a_message_comes_back_exactly_when_its_lease_ends(self, stage: Stage) -> None:
         queue = stage.create()
