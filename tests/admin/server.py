@@ -94,6 +94,7 @@ class Running:
 
     def stop(self) -> None:
         self._server.should_exit = True
+        self.loop.call_soon_threadsafe(self.shell.stats.dismiss_followers)
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
         self.socket.close()

@@ -130,6 +130,28 @@ def test_a_follower_gets_what_comes(lively: httpx.Client, server: Any, monkeypat
     assert not server.shell.stats.followers
 
 
+def test_a_follower_is_answered_when_the_port_closes(
+    lively: httpx.Client, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "_FOLLOW_LOOK_S", 3_600.0)
+    answers: list[httpx.Response] = []
+
+    def follow() -> None:
+        with httpx.Client(base_url=server.url, headers=lively.headers, timeout=60) as other:
+            answers.append(other.get("/api/v1/events", params={"from": "next", "follow": 30}))
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    while not server.shell.stats.followers:
+        follower.join(0.01)
+        assert follower.is_alive()
+    server.loop.call_soon_threadsafe(server.shell.stats.dismiss_followers)
+    follower.join(20)
+    assert [(answer.status_code, answer.text) for answer in answers] == [(200, "")]
+    late = lively.get("/api/v1/events", params={"from": "next", "follow": 30})
+    assert (late.status_code, late.text) == (200, "")
+
+
 def test_follow_ends_empty_when_its_time_is_over(lively: httpx.Client, server: Any) -> None:
     answer = lively.get("/api/v1/events", params={"from": "next", "follow": 0.1})
     assert (answer.status_code, answer.text) == (200, "")

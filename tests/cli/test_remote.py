@@ -252,7 +252,10 @@ def test_follow_prints_what_comes_until_it_is_interrupted(run: Run, tmp_path: Pa
     with admin.running(tmp_path / "data") as server:
         where = ("--admin", f"127.0.0.1:{server.port}", "--token-file", str(token))
         assert run("queues", "create", "orders", *where).code == 0
-        command = [sys.executable, "-c", "from veilmq.cli import main; main()", "events", "--follow", "--json", *where]
+        # Whoever was started in the background by a shell ignores SIGINT, and so do its children.
+        heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        program = f"{heeding}; from veilmq.cli import main; main()"
+        command = [sys.executable, "-c", program, "events", "--follow", "--json", *where]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
             assert follower.stdout is not None
             watchdog = threading.Timer(30, follower.kill)

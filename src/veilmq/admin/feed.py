@@ -86,12 +86,18 @@ class Feed:
         """Wait until there is an event at `start`, or the time is over: (first offset, next offset)."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + follow_s
-        followers = self._service.shell.stats.followers
+        shell = self._service.shell
+        followers = shell.stats.followers
         committed = asyncio.Event()
         followers.add(committed)
         try:
             found = await run_in_threadpool(self._find, "next")
-            while found.following <= start and loop.time() < deadline and self._service.shell.broken is None:
+            while (
+                found.following <= start
+                and loop.time() < deadline
+                and shell.broken is None
+                and not shell.stats.dismissed
+            ):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(_FOLLOW_LOOK_S, deadline - loop.time())):
                         await committed.wait()

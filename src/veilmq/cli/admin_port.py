@@ -72,6 +72,7 @@ class AdminPort:
         if config.ssl is not None:
             service.contexts.append(config.ssl)
         self._server = _Server(config)
+        self._service = service
         self._socket = _open(settings.admin)
         host, port = self._socket.getsockname()[:2]
         self.url = f"{'https' if settings.tls_cert else 'http'}://{Address(host, port)}"
@@ -83,6 +84,7 @@ class AdminPort:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.should_exit = True
+        self._service.shell.stats.dismiss_followers()
         await self._serving
         self._socket.close()
 

@@ -61,6 +61,14 @@ class Stats:
         self.commit_us_total = 0
         self.followers: set[asyncio.Event] = set()
         """Set at each commit, for whoever waits for something new."""
+        self.dismissed = False
+        """Nobody shall wait for something new any longer."""
+
+    def dismiss_followers(self) -> None:
+        """The port where they ask closes: who waits for something new is answered now."""
+        self.dismissed = True
+        for follower in self.followers:
+            follower.set()
 
     def committed(self, elapsed_us: int) -> None:
         """A commit took that long."""
