@@ -40,15 +40,18 @@ def test_alone(number):
 """
 
 
+def run(directory: Path, *options: str) -> str:
+    """What pytest says of the test set there on two workers, as of nobody's run but its own; all of it passes."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", *options]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def test_no_test_runs_beside_one_that_is_alone(tmp_path: Path) -> None:
     (tmp_path / "running").mkdir()
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     (tmp_path / "test_set.py").write_text(SET)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone: alone\n")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "."],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "26 passed" in done.stdout
+    assert "26 passed" in run(tmp_path, "-q", ".")

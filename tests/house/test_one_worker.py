@@ -3,10 +3,9 @@
 A small test set of its own is run on two workers, as `make test` runs ours.
 """
 
-import os
 import re
-import subprocess
-import sys
+
+from tests.house.test_alone import run
 
 SET = """
 import pytest
@@ -24,11 +23,8 @@ def test_on_any(number):
 
 def test_a_group_has_one_worker(tmp_path):
     (tmp_path / "test_set.py").write_text(SET)
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-v", "-p", "no:cacheprovider"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    ran = re.findall(r"\[(gw\d)\].* PASSED test_set\.py::(\w+)", done.stdout)
+    said = run(tmp_path, "--dist", "loadgroup", "-v")
+    ran = re.findall(r"\[(gw\d)\].* PASSED test_set\.py::(\w+)", said)
     assert {worker for worker, _ in ran} == {"gw0", "gw1"}
     assert len({worker for worker, name in ran if name == "test_on_one_worker"}) == 1
     assert len(ran) == 24

@@ -5,10 +5,10 @@ that file at the next start and takes the checkpoint for another query's (STATE_
 Nothing was logged then, so the file is nothing; but only if no query is at work there, which its manifests' lock tells.
 """
 
-import fcntl
-import os
 from pathlib import Path
 from typing import Final
+
+from veilmq.pipeline.drain.manifests import is_taken
 
 _LOGS: Final = ("offsets", "commits")
 _UNFINISHED: Final = (".tmp", ".tmp.crc")
@@ -17,23 +17,9 @@ _UNFINISHED: Final = (".tmp", ".tmp.crc")
 def clear(checkpoint: Path, manifests: Path) -> None:
     """Take away the unfinished entries of a first batch that was never logged."""
     logged = checkpoint / "offsets"
-    if not logged.is_dir() or any(each.name.isdigit() for each in logged.iterdir()) or _is_locked(manifests / "lock"):
+    if not logged.is_dir() or any(each.name.isdigit() for each in logged.iterdir()) or is_taken(manifests):
         return
     for name in _LOGS:
         for each in (checkpoint / name).glob(".*"):
             if each.name.endswith(_UNFINISHED):
                 each.unlink(missing_ok=True)
-
-
-def _is_locked(lock: Path) -> bool:
-    try:
-        file = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
-    return False

@@ -29,6 +29,7 @@ from veilmq.pipeline.drain.errors import DirectoryForeign, DirectoryTaken, Manif
 
 ROWS_PER_BATCH: Final = 1_000
 LOCK_SECONDS: Final = 15.0
+_LOCK: Final = "lock"
 """The process of a query that was killed needs a moment to notice."""
 _LOOK_SECONDS: Final = 0.05
 _NAME: Final = re.compile(r"(\d{20})-[0-9a-f]{16}\.(arrow|ids)\Z")
@@ -184,8 +185,23 @@ def open_manifest(path: Path) -> Any:
         raise ManifestDamaged(f"{path} cannot be read: {error}.", _MEND) from None
 
 
+def is_taken(path: Path) -> bool:
+    """Whether a query is at work on the manifests there."""
+    try:
+        file = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 def _locked(path: Path, seconds: float, clock: Clock) -> int:
-    file = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     end = clock.monotonic() + seconds
     while True:
         try:

@@ -82,12 +82,12 @@ class Joining:
             number = self._known.get((queue.generation, name))
         if number is None:
             number = self._known[queue.generation, name] = LINES_MAX + sequence
-            groups_of(self._writer, queue)
+            groups = groups_of(self._writer, queue)
             self._new.append((number, queue.generation, name, None if hidden else sequence))
             if queue.settings.fifo:
                 queue.woken += not hidden
             elif hidden:
-                groups_of(self._writer, queue).note(number)  # one that is visible may follow in the same batch
+                groups.note(number)  # one that is visible may follow in the same batch
         return number
 
     def flush(self) -> None:
