@@ -1,5 +1,6 @@
 """Shared access signatures: exactly what they say, when, from where and by which key."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -44,8 +45,9 @@ ACCOUNT = {
 
 QUEUE = {
     "Get Queue Metadata": "r", "Put Message": "a", "Get Messages": "p", "Peek Messages": "r", "Delete Message": "p",
-    "Clear Messages": "p", "Update Message": "u",
+    "Update Message": "u",
 }  # fmt: skip
+"""Permission, by "Create a service SAS", which says too that no such SAS clears a queue."""
 
 
 def _held(wire: Any) -> str:
@@ -101,6 +103,14 @@ def test_a_queue_sas_reaches_exactly_what_is_documented(wire: Any, name: str) ->
     assert answer.code is None, answer.response.body
 
 
+@pytest.mark.parametrize("sp", ["pu", "ar", "rr", "raupp", "rd", "R"])
+def test_the_letters_of_a_queue_sas_have_an_order(wire: Any, sp: str) -> None:
+    _prepare(wire)
+    refused = _with(wire, PEEK, wire.queue_sas("/orders", sp=sp))
+    assert (refused.status, refused.code) == (403, "AuthenticationFailed")
+    assert "raup" in refused.text("AuthenticationErrorDetail")
+
+
 PEEK: Ask = ("GET", "/orders/messages?peekonly=true", "")
 
 
@@ -142,6 +152,35 @@ def test_when_and_whence(wire: Any, kind: str, fields: dict[str, Any], how: dict
     answer = _with(wire, PEEK, sas, **how)
     assert answer.code == code
     assert answer.status == (200 if code is None else 403)
+
+
+@pytest.mark.parametrize(
+    ("ending", "ahead_s"),
+    [("Z", 0), ("", 0), (".0000000Z", 0), ("-05:00", -18_000), (".5+05:30", 19_800), ("+23:59", 86_340),
+     ("-23:59", -86_340)],
+)  # fmt: skip
+def test_times_in_every_accepted_form(wire: Any, ending: str, ahead_s: int) -> None:
+    """ "Formatting DateTime values": Z, nothing, or an offset from -23:59 to +23:59."""
+    _prepare(wire)
+    for shift_s, code in ((60, None), (-60, "AuthenticationFailed")):
+        moment = time.gmtime(wire.wall // SECOND_US + shift_s + ahead_s)
+        text = time.strftime("%Y-%m-%dT%H:%M:%S", moment) + ending
+        assert _with(wire, PEEK, wire.account_sas(se=text)).code == code
+        assert _with(wire, PEEK, wire.queue_sas("/orders", se=text)).code == code
+        policy = ACL.format(POLICY.format("p", f"<Expiry>{text}</Expiry>"))
+        assert wire.ask("PUT", "/orders?comp=acl", policy).status == 204
+        assert text in wire.ask("GET", "/orders?comp=acl").response.body.decode()
+        assert _with(wire, PEEK, wire.queue_sas("/orders", se="", si="p")).code == code
+
+
+@pytest.mark.parametrize("text", ["+24:00", "-05:60", "+5:00", "+0500", "Z+00:00", " -05:00"])
+def test_offsets_that_are_none(wire: Any, text: str) -> None:
+    _prepare(wire)
+    refused = _with(wire, PEEK, wire.account_sas(se=f"2999-01-01T00:00:00{text}"))
+    assert refused.code == "AuthenticationFailed"
+    assert "ISO 8601" in refused.text("AuthenticationErrorDetail")
+    early = _with(wire, PEEK, wire.account_sas(st="0001-01-01T00:00:00+23:59"))
+    assert early.code == "AuthenticationFailed", "there is no year 0"
 
 
 @pytest.mark.parametrize(
@@ -355,6 +394,9 @@ class TestUserDelegation:
         assert self.key(wire, expiry=7 * 86_400).status == 200
         assert self.key(wire, expiry=7 * 86_400 + 1).code == "InvalidXmlNodeValue"
         assert self.key(wire, start=8 * 86_400, expiry=9 * 86_400).code == "InvalidXmlNodeValue"
+        assert self.key(wire, start=6 * 86_400, expiry=7 * 86_400).status == 200
+        late = self.key(wire, start=6 * 86_400, expiry=7 * 86_400 + 1)
+        assert late.code == "InvalidXmlNodeValue", "it must be within seven days of the current time"
 
     def test_nobody_else_gets_a_key(self, wire: Any) -> None:
         body = f"<KeyInfo><Expiry>{wire.iso(60)}</Expiry></KeyInfo>"

@@ -69,6 +69,69 @@ def test_headers_may_be_signed_in_the_services_own_order(wire: Any) -> None:
     assert wire.send(request).code == "AuthenticationFailed"
 
 
+@pytest.mark.parametrize("auth", ["SharedKey", "SharedKeyLite"])
+@pytest.mark.parametrize(
+    ("value", "signed"),
+    [("a   b\t c", "a b c"), ("a\tb", "a b"), ('say  "a   b"  twice', 'say "a   b" twice'), ('"  ', '" ')],
+)
+def test_blanks_in_a_header_are_signed_as_they_are_or_as_one_space(
+    wire: Any, auth: str, value: str, signed: str
+) -> None:
+    headers = {"x-ms-client-request-id": value}
+    assert wire.ask("PUT", "/orders", headers=headers, auth=auth).status == 201
+    request = wire.request("PUT", "/orders", headers=headers, auth=auth)
+    text = wire.text(auth, "PUT", request.target.decode(), _texts(request.headers) | {next(iter(headers)): signed})
+    request.headers[b"authorization"] = f"{auth} examplename:{_sign(text)}".encode()
+    assert wire.send(request).status == 204
+    text = text.replace(signed, signed.replace(" ", ""))
+    request.headers[b"authorization"] = f"{auth} examplename:{_sign(text)}".encode()
+    assert wire.send(request).code == "AuthenticationFailed"
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("content-type", "InvalidHeaderValue"),
+        ("if-match", "InvalidHeaderValue"),
+        ("content-language", "InvalidHeaderValue"),
+        ("x-ms-client-request-id", "InvalidHeaderValue"),
+        ("x-ms-meta-a", "InvalidMetadata"),
+        ("accept", None),
+    ],
+)
+def test_a_signed_header_is_given_once(wire: Any, name: str, code: str | None) -> None:
+    request = wire.request("PUT", "/orders", headers={name: "one, two"})
+    request.duplicates = frozenset({name.encode()})
+    assert wire.send(request).code == code
+    request.headers[b"authorization"] = f"SharedKey examplename:{_sign('something else')}".encode()
+    assert wire.send(request).code == (code or "AuthenticationFailed"), "400 also where the signature cannot fit"
+
+
+@pytest.mark.parametrize(("version", "status"), [("2015-12-11", 201), ("2016-05-31", 403)])
+def test_empty_headers_are_left_out_before_their_version(wire: Any, version: str, status: int) -> None:
+    request = wire.request("PUT", "/orders", headers={"x-ms-meta-a": "", "x-ms-meta-b": "1"}, version=version)
+    said = _texts(request.headers)
+    del said["x-ms-meta-a"]
+    text = wire.text("SharedKey", "PUT", request.target.decode(), said)
+    request.headers[b"authorization"] = f"SharedKey examplename:{_sign(text)}".encode()
+    assert wire.send(request).status == status
+    assert wire.ask("PUT", "/two", headers={"x-ms-meta-a": ""}, version="2016-05-31").status == 201
+
+
+@pytest.mark.parametrize("auth", ["SharedKey", "SharedKeyLite"])
+def test_the_secondary_is_signed_with_or_without_its_suffix(wire: Any, auth: str) -> None:
+    target = "/examplename-secondary/?comp=list"
+    assert wire.ask("GET", target, auth=auth).status == 200, "as it is sent"
+    request = wire.request("GET", target, auth=auth)
+    text = wire.text(auth, "GET", "/examplename/?comp=list", _texts(request.headers))
+    request.headers[b"authorization"] = f"{auth} examplename:{_sign(text)}".encode()
+    assert wire.send(request).status == 200, "as the primary, which the documentation has"
+    request = wire.request("GET", "/examplename/?comp=list", auth=auth)
+    text = wire.text(auth, "GET", target, _texts(request.headers))
+    request.headers[b"authorization"] = f"{auth} examplename:{_sign(text)}".encode()
+    assert wire.send(request).code == "AuthenticationFailed", "not the other way round"
+
+
 def test_an_empty_body_is_signed_by_version(wire: Any) -> None:
     assert wire.ask("PUT", "/one", headers={"content-length": "0"}, version="2014-02-14").status == 201
     request = wire.request("PUT", "/two", headers={"content-length": "0"})

@@ -382,7 +382,9 @@ def prop(name: str, value: str, kind: str, element: str = "PropertyValue") -> st
         (prop("a", "x", "BOOLEAN"), "InvalidArgument"),
         (prop("a", "x", "BINARY"), "InvalidArgument"),
         (prop("a", "x", "STRING") * 2, "InvalidArgument"),
-        ("".join(prop(f"a{number}", "x", "STRING") for number in range(65)), "InvalidArgument"),
+        ("".join(prop(f"a{number}", "x", "STRING") for number in range(51)), "InvalidArgument"),
+        (prop("a", "x" * 4_097, "STRING"), "InvalidArgument"),
+        (prop("a", "AAAA" * 1_025, "BINARY"), "InvalidArgument"),
         ("<PropertyValue><Name>a</Name></PropertyValue>", "MalformedXML"),
         (prop("<b/>", "x", "STRING"), "MalformedXML"),
     ],
@@ -390,6 +392,34 @@ def prop(name: str, value: str, kind: str, element: str = "PropertyValue") -> st
 def test_properties_that_are_refused(wire: Any, properties: str, code: str) -> None:
     body = f"<Message><MessageBody>x</MessageBody><UserProperties>{properties}</UserProperties></Message>"
     assert wire.ask("POST", MESSAGES, body).code == code
+
+
+def test_properties_at_their_limits(wire: Any) -> None:
+    """ "Message attributes": 50 of them, values of 4,096 characters, BINARY counted in base64."""
+    fifty = "".join(prop(f"{'n' * 254}{number:02}", "\u00e9", "STRING") for number in range(50))
+    traced = prop("baggage", "b" * 5_000, "STRING", "SystemPropertyValue")
+    wide = prop("a", "\u00e9" * 4_096, "STRING") + prop("b", "AAAA" * 1_024, "BINARY")
+    for user, count, system in ((fifty, 50, traced), (wide, 2, "")):
+        inside = f"<UserProperties>{user}</UserProperties><SystemProperties>{system}</SystemProperties>"
+        body = f"<Message><MessageBody>x</MessageBody>{inside}</Message>"
+        assert wire.ask("POST", MESSAGES, body).status == 201
+        got = wire.get()
+        assert len(got.texts("UserProperties/PropertyValue/Name")) == count
+        assert wire.ask("DELETE", f"{MESSAGES}?ReceiptHandle={got.text('ReceiptHandle')}").status == 204
+
+
+@pytest.mark.parametrize("value", ["inf", "-Infinity", "nan", "1" * 40, "1_000", " 7 ", "1e9999"])
+def test_numbers_that_only_python_reads_come_back(wire: Any, value: str) -> None:
+    """The service checks no NUMBER; what the official SDK sends as one, it must read as one."""
+    properties = f"<UserProperties>{prop('a', value, 'NUMBER')}</UserProperties>"
+    assert wire.ask("POST", MESSAGES, f"<Message><MessageBody>x</MessageBody>{properties}</Message>").status == 201
+    (attribute,) = wire.stage.receive(KEY)[0].extras.attributes
+    assert attribute == Attribute("a", "String.Number", value), "SQS's Number has 38 digits and no inf"
+    wire.stage.later(60 * SECOND_US)
+    got = wire.get()
+    assert (got.text("UserProperties/PropertyValue/Type"), got.text("UserProperties/PropertyValue/Value")) == (
+        "NUMBER", value,
+    )  # fmt: skip
 
 
 def test_system_properties_are_a_closed_set(wire: Any) -> None:

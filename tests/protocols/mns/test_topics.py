@@ -4,8 +4,10 @@ import json
 from hashlib import md5
 from typing import Any
 
+import msgspec
 import pytest
 
+from veilmq.model.access import Action, Grant
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import Attribute
 from veilmq.model.queue import QueueKey
@@ -317,3 +319,22 @@ def test_a_topic_has_its_own_limit(wire: Any) -> None:
     wire.ask("PUT", TOPIC, "<Topic><MaximumMessageSize>1024</MaximumMessageSize></Topic>")
     assert publish(wire, "x" * 1024).status == 201
     assert publish(wire, "x" * 1025).code == "InvalidArgument"
+
+
+def test_a_key_lets_a_topic_lead_only_where_it_may_send_or_to_its_own(topic: Any) -> None:
+    own = Grant(frozenset({Action.MANAGE_TOPICS}), ("news*",))
+    send = Grant(frozenset({Action.SEND}), ("jobs",))
+    for name, grants in (("OWNER", (own,)), ("SENDER", (own, send))):
+        topic.ring.keys[name] = msgspec.structs.replace(topic.ring.keys["AKIDTESTS"], id=name, grants=grants)
+    topic.queue("news-dead")
+    dead = "<DlqPolicy><Enabled>True</Enabled><DeadLetterTargetQueue>{}</DeadLetterTargetQueue></DlqPolicy>"
+    where = f"{TOPIC}/subscriptions/s"
+    to_url = "<Subscription><Endpoint>http://a.example</Endpoint>{}</Subscription>"
+    for body in (subscription(), to_url.format(dead.format("jobs"))):
+        refused = topic.ask("PUT", where, body, key="OWNER")
+        assert (refused.code, refused.status) == ("AccessDenied", 403)
+    assert topic.ask("PUT", where, to_url.format(dead.format("news-dead")), key="OWNER").status == 201
+    change = f"<Subscription>{dead.format('jobs')}</Subscription>"
+    assert topic.ask("PUT", f"{where}?metaoverride=true", change, key="OWNER").code == "AccessDenied"
+    assert topic.ask("PUT", f"{where}?metaoverride=true", change, key="SENDER").status == 204
+    assert topic.ask("PUT", f"{TOPIC}/subscriptions/t", subscription(), key="SENDER").status == 201

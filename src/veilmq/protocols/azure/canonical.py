@@ -2,12 +2,20 @@
 
 Strategy: headers as they came, in the two orders in which clients sort them: by bytes, and as the service itself does,
 where a hyphen or apostrophe only decides between names that are otherwise equal and punctuation comes before digits
-before letters. Source: "Authorize with Shared Key" on learn.microsoft.com.
+before letters. Where the documentation has the text differ from what was sent (blanks folded to one, empty headers left
+out before 2016-05-31, the secondary's path without its suffix), that text is good too: SDKs do the one or the other.
+Source: "Authorize with Shared Key" on learn.microsoft.com.
 """
 
+import re
+from collections.abc import Iterator
+from itertools import product
 from typing import Final
 
 from veilmq.protocols.azure import limits
+from veilmq.protocols.azure.addresses import SECONDARY
+from veilmq.protocols.azure.errors import INVALID_METADATA, Refusal, bad_header
+from veilmq.protocols.azure.metadata import PREFIX as METADATA_PREFIX
 from veilmq.protocols.http import Request
 
 _SIGNED: Final = (
@@ -20,6 +28,8 @@ _SIGNED: Final = (
     b"if-unmodified-since",
     b"range",
 )
+_FIRST: Final = (b"content-encoding", b"content-language", b"content-length")
+_BLANKS: Final = re.compile(rb'"[^"]*"|[ \t]{2,}|\t')
 _CHARACTERS: Final = "!#$%&*.^_`|~+0123456789abcdefghijklmnopqrstuvwxyz"
 _ORDER: Final = {character: place for place, character in enumerate(_CHARACTERS)}
 
@@ -31,21 +41,48 @@ def _service_order(name: bytes) -> tuple[list[int], int, bytes]:
     return weights, -hyphens[0] if hyphens else -len(text), name
 
 
-def header_orders(headers: dict[bytes, bytes]) -> list[list[bytes]]:
-    """The names of the `x-ms-` headers in each order that a client may have signed them in."""
+def readings(request: Request, version: str, secondary: bool) -> Iterator[tuple[bytes, bytes]]:
+    """What a client may have signed as CanonicalizedHeaders, and as the path; first as most clients do."""
+    headers, path = request.headers, request.path
     by_bytes = sorted(name for name in headers if name.startswith(b"x-ms-"))
-    by_service = sorted(by_bytes, key=_service_order)
-    return [by_bytes] if by_service == by_bytes else [by_bytes, by_service]
+    yield _lines(headers, by_bytes), path
+    paths = [path, path.replace(SECONDARY.encode(), b"", 1)] if secondary and SECONDARY.encode() in path else [path]
+    sets = [headers]
+    if any(_BLANKS.search(headers[name]) for name in by_bytes):
+        sets.append({name: _folded(headers[name]) for name in by_bytes})
+    orders = [by_bytes, sorted(by_bytes, key=_service_order)]
+    if version < limits.VERSION_PUT_RESULT:
+        orders += [[name for name in order if headers[name]] for order in orders]
+    seen = {(_lines(headers, by_bytes), path)}
+    for values, names, each in product(sets, orders, paths):
+        reading = (_lines(values, names), each)
+        if reading not in seen:
+            seen.add(reading)
+            yield reading
 
 
-def _canonical_headers(headers: dict[bytes, bytes], names: list[bytes]) -> bytes:
+def _lines(headers: dict[bytes, bytes], names: list[bytes]) -> bytes:
     return b"".join([b"%b:%b\n" % (name, headers[name]) for name in names])
 
 
+def _folded(value: bytes) -> bytes:
+    """Every run of blanks outside quotes is one space."""
+    return _BLANKS.sub(lambda found: found[0] if found[0].startswith(b'"') else b" ", value)
+
+
+def check_single(request: Request) -> None:
+    """Raises Refusal if a header that is signed is there more than once: nobody could tell what was signed."""
+    for name in sorted(request.duplicates):
+        if name.startswith(METADATA_PREFIX):
+            raise Refusal(INVALID_METADATA, {"HeaderName": name.decode("latin-1")})
+        if name.startswith(b"x-ms-") or name in _FIRST or name in _SIGNED:
+            raise bad_header(name.decode("latin-1"), request.headers[name].decode("latin-1"))
+
+
 def shared_key_text(
-    request: Request, account: str, parameters: dict[str, str], version: str, names: list[bytes]
+    request: Request, account: str, parameters: dict[str, str], version: str, lines: bytes, path: bytes
 ) -> bytes:
-    """What SharedKey signs; `names`: the `x-ms-` headers, in order."""
+    """What SharedKey signs; `lines` and `path` are a reading of the request."""
     headers = request.headers
     length = headers.get(b"content-length", b"")
     if length == b"0" and version >= limits.VERSION_EMPTY_LENGTH:
@@ -53,24 +90,22 @@ def shared_key_text(
     values = [headers.get(name, b"") for name in _SIGNED]
     if b"x-ms-date" in headers:
         values[2] = b""
-    first = b"%b\n%b\n%b\n%b\n" % (
-        request.method.encode(),
-        headers.get(b"content-encoding", b""),
-        headers.get(b"content-language", b""),
-        length,
-    )
+    encoding, language = (headers.get(name, b"") for name in _FIRST[:2])
+    first = b"%b\n%b\n%b\n%b\n" % (request.method.encode(), encoding, language, length)
     query = "".join([f"\n{name}:{parameters[name]}" for name in sorted(parameters)])
     return b"%b%b\n%b/%b%b%b" % (
         first,
         b"\n".join(values),
-        _canonical_headers(headers, names),
+        lines,
         account.encode(),
-        request.path,
+        path,
         query.encode(),
     )
 
 
-def shared_key_lite_text(request: Request, account: str, parameters: dict[str, str], names: list[bytes]) -> bytes:
+def shared_key_lite_text(
+    request: Request, account: str, parameters: dict[str, str], lines: bytes, path: bytes
+) -> bytes:
     """What SharedKeyLite signs."""
     headers = request.headers
     date = b"" if b"x-ms-date" in headers else headers.get(b"date", b"")
@@ -80,8 +115,8 @@ def shared_key_lite_text(request: Request, account: str, parameters: dict[str, s
         headers.get(b"content-md5", b""),
         headers.get(b"content-type", b""),
         date,
-        _canonical_headers(headers, names),
+        lines,
         account.encode(),
-        request.path,
+        path,
         b"" if comp is None else b"?comp=" + comp.encode(),
     )

@@ -15,9 +15,11 @@ from veilmq.model.instant import SECOND_US, Instant
 
 NEVER: Final = "Fri, 31 Dec 9999 23:59:59 GMT"
 """What stands for a time to live without end."""
+_SECONDS_MIN: Final = -62_135_596_800
 _SECONDS_MAX: Final = 253_402_300_799
 _ISO: Final = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2})(?:T([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,7}))?)?(?:Z|\+00:00)?)?\Z"
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})(?:T([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,7}))?)?"
+    r"(?:Z|([+-])([01][0-9]|2[0-3]):([0-5][0-9]))?)?\Z"
 )
 
 
@@ -43,7 +45,7 @@ def read_rfc1123(text: bytes) -> Instant | None:
 
 @lru_cache(1_024)
 def read_iso(text: str) -> Instant | None:
-    """The instant of a date, or of a date and time in UTC (ISO 8601 as SAS and policies write it), or None."""
+    """The instant of a date, or of a date and time in UTC or with an offset ("Formatting DateTime values"), or None."""
     found = _ISO.match(text)
     if found is None:
         return None
@@ -53,7 +55,10 @@ def read_iso(text: str) -> Instant | None:
     if year < 1 or hour > 23 or minute > 59 or second > 59:
         return None
     fraction_us = int((found[7] or "").ljust(6, "0")[:6])
-    return Instant(calendar.timegm((year, month, day, hour, minute, second)) * SECOND_US + fraction_us)
+    offset_s = (int(found[9] or 0) * 60 + int(found[10] or 0)) * 60
+    ahead_s = -offset_s if found[8] == "-" else offset_s
+    seconds = calendar.timegm((year, month, day, hour, minute, second)) - ahead_s
+    return Instant(seconds * SECOND_US + fraction_us) if seconds >= _SECONDS_MIN else None
 
 
 def print_iso(instant: Instant) -> str:

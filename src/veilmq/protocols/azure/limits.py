@@ -23,7 +23,7 @@ VERSION_EMPTY_LENGTH: Final = "2015-02-21"
 VERSION_SAS_ADDRESSES: Final = "2015-04-05"
 """`sip` and `spr` in a SAS, and account SAS."""
 VERSION_PUT_RESULT: Final = "2016-05-31"
-"""Put Message answers with the message's id, times and pop receipt."""
+"""Put Message answers with the message's id, times and pop receipt. Empty headers are signed from here on."""
 VERSION_LONG_TTL: Final = "2017-07-29"
 """A time to live may be longer than 7 days, or -1: never."""
 VERSION_BEARER: Final = "2017-11-09"
@@ -63,6 +63,7 @@ RETENTION_DAYS_MAX: Final = 365
 CORS_RULES_MAX: Final = 5
 CORS_BYTES_MAX: Final = 2_048
 CORS_NAME_CHARACTERS_MAX: Final = 256
+CORS_ORIGINS_MAX: Final = 64
 CORS_HEADERS_MAX: Final = 64
 CORS_PREFIXES_MAX: Final = 2
 

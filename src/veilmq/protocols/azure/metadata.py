@@ -15,7 +15,7 @@ from veilmq.protocols.http import Request
 
 LABEL: Final = "azure.metadata"
 _SPELLING: Final = "azure.spelling"
-_PREFIX: Final = b"x-ms-meta-"
+PREFIX: Final = b"x-ms-meta-"
 _DECODER: Final = msgspec.json.Decoder(dict[str, str])
 
 
@@ -33,9 +33,9 @@ def read_metadata(request: Request) -> Metadata:
     metadata: dict[str, str] = {}
     total_bytes = 0
     for name, value in request.headers.items():
-        if not name.startswith(_PREFIX):
+        if not name.startswith(PREFIX):
             continue
-        key = name[len(_PREFIX) :].decode("latin-1")
+        key = name[len(PREFIX) :].decode("latin-1")
         if not key:
             raise Refusal(EMPTY_METADATA_KEY)
         text = value.decode("latin-1")
@@ -45,8 +45,8 @@ def read_metadata(request: Request) -> Metadata:
         metadata[key] = text
     if total_bytes > limits.METADATA_BYTES_MAX:
         raise Refusal(METADATA_TOO_LARGE, {"MaxLimit": str(limits.METADATA_BYTES_MAX)})
-    sent = ((name, (request.spelled or {}).get(_PREFIX + name.encode(), b"").decode()) for name in metadata)
-    spelling = {name: text[len(_PREFIX) :] for name, text in sent if text[len(_PREFIX) :] not in {"", name}}
+    sent = ((name, (request.spelled or {}).get(PREFIX + name.encode(), b"").decode()) for name in metadata)
+    spelling = {name: text[len(PREFIX) :] for name, text in sent if text[len(PREFIX) :] not in {"", name}}
     return Metadata(metadata, spelling)
 
 
@@ -78,4 +78,4 @@ def metadata_of(labels: dict[str, str]) -> dict[str, str]:
 
 def as_headers(metadata: dict[str, str]) -> tuple[tuple[bytes, bytes], ...]:
     """The headers that show it."""
-    return tuple((_PREFIX + name.encode(), value.encode()) for name, value in metadata.items())
+    return tuple((PREFIX + name.encode(), value.encode()) for name, value in metadata.items())

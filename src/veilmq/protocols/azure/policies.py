@@ -15,7 +15,8 @@ from veilmq.protocols.azure.xml_reading import Node, read_document
 from veilmq.protocols.azure.xml_writing import DECLARATION, escape
 
 LABEL: Final = "azure.policies"
-_PERMISSIONS: Final = "raup"
+PERMISSIONS: Final = "raup"
+"""What a queue's SAS and its policies can permit: read, add, update, process."""
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,8 +70,8 @@ def _policy(node: Node) -> Policy:
         if fields.get(name) and read_iso(fields[name]) is None:
             raise bad_node(name, fields[name], "Not a time in the form of ISO 8601.")
     permission = fields.get("Permission") or None
-    if permission is not None and any(permission.count(letter) > (letter in _PERMISSIONS) for letter in permission):
-        raise bad_node("Permission", permission, f"Permissions are some of {_PERMISSIONS}.")
+    if permission is not None and any(permission.count(letter) > (letter in PERMISSIONS) for letter in permission):
+        raise bad_node("Permission", permission, f"Permissions are some of {PERMISSIONS}.")
     return Policy(identifier.text, fields.get("Start") or None, fields.get("Expiry") or None, permission)
 
 

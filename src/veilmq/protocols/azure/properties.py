@@ -19,6 +19,9 @@ LABEL_PREFIX: Final = "azure.service."
 _BOOLEANS: Final = {"true": True, "false": False}
 _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "MERGE", "PATCH", "POST", "OPTIONS", "PUT"})
 _SECONDS_MAX: Final = 2_147_483_647
+_METRICS_VERSIONS: Final = ("1.0",)
+_LOGGING_VERSIONS: Final = ("1.0", "2.0")
+"""2.0 logs who bore a token ("Storage Analytics log format")."""
 
 
 class Retention(msgspec.Struct, frozen=True):
@@ -119,10 +122,10 @@ def _number(node: Node, minimum: int, maximum: int) -> int:
     return int(text)
 
 
-def _version(members: dict[str, Node]) -> str:
+def _version(members: dict[str, Node], allowed: tuple[str, ...]) -> str:
     node = _need(members, "Version")
-    if node.text != "1.0":
-        raise bad_node("Version", node.text, "The version is 1.0.")
+    if node.text not in allowed:
+        raise bad_node("Version", node.text, f"The version is {' or '.join(allowed)}.")
     return node.text
 
 
@@ -136,7 +139,7 @@ def _retention(members: dict[str, Node]) -> Retention:
 def _logging(node: Node) -> Logging:
     members = node.members(("Version", "Delete", "Read", "Write", "RetentionPolicy"))
     delete, read, write = (_boolean(_need(members, name)) for name in ("Delete", "Read", "Write"))
-    return Logging(delete, read, write, _retention(members), _version(members))
+    return Logging(delete, read, write, _retention(members), _version(members, _LOGGING_VERSIONS))
 
 
 def _metrics(node: Node) -> Metrics:
@@ -147,7 +150,7 @@ def _metrics(node: Node) -> Metrics:
         include = _boolean(_need(members, "IncludeAPIs"))
     elif "IncludeAPIs" in members and members["IncludeAPIs"].text:
         raise bad_node("IncludeAPIs", members["IncludeAPIs"].text, "Only with Enabled true.")
-    return Metrics(enabled, include, _retention(members), _version(members))
+    return Metrics(enabled, include, _retention(members), _version(members, _METRICS_VERSIONS))
 
 
 def _cors(node: Node) -> tuple[CorsRule, ...]:
@@ -172,6 +175,8 @@ def _rule(node: Node) -> CorsRule:
     for name, values in zip(names[:2], (origins, methods), strict=True):
         if not values:
             raise bad_node(name, "", "At least one must be given.")
+    if len(origins) > limits.CORS_ORIGINS_MAX:
+        raise bad_node("AllowedOrigins", ",".join(origins), f"At most {limits.CORS_ORIGINS_MAX} origins.")
     for method in methods:
         if method not in _METHODS:
             raise bad_node("AllowedMethods", method, "Not a method that a rule can allow.")

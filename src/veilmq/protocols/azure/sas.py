@@ -33,7 +33,7 @@ from veilmq.protocols.azure.errors import (
 )
 from veilmq.protocols.azure.instants import print_rfc1123, read_iso
 from veilmq.protocols.azure.mac import matches, read_signature
-from veilmq.protocols.azure.policies import Policy
+from veilmq.protocols.azure.policies import PERMISSIONS, Policy
 from veilmq.protocols.http import Request
 
 _KNOWN_MAX: Final = 1_024
@@ -197,6 +197,7 @@ def _queue_sas(parameters: dict[str, str], place: Place, account: NamedAccount |
         for name in ("sp", "se"):
             if not parameters.get(name):
                 raise unauthenticated(f"{name} is mandatory. Cannot be empty.")
+    _check_order(parameters)
     name = "" if account is None else account.name
     resource = f"/{name}/{place.queue}"
     if version >= limits.VERSION_EMPTY_LENGTH:
@@ -226,6 +227,7 @@ def _delegation_sas(parameters: dict[str, str], place: Place, account: NamedAcco
     for name in ("sp", "se", "skoid", "sktid", "skt", "ske", "sks", "skv"):
         if not parameters.get(name):
             raise unauthenticated(f"{name} is mandatory. Cannot be empty.")
+    _check_order(parameters)
     get = parameters.get
     name = "" if account is None else account.name
     fields = tuple(get(each, "") for each in ("skoid", "sktid", "skt", "ske", "sks", "skv", "skdutid"))
@@ -256,6 +258,13 @@ def _delegation_sas(parameters: dict[str, str], place: Place, account: NamedAcco
         delegated_to=get("sduoid") or None,
         delegated_tenant=get("skdutid") or None,
     )
+
+
+def _check_order(parameters: dict[str, str]) -> None:
+    """The letters of a queue's SAS come in their order, each at most once."""
+    letters = parameters.get("sp", "")
+    if "".join(letter for letter in PERMISSIONS if letter in letters) != letters:
+        raise unauthenticated(f"sp has letters of {PERMISSIONS}, in this order and each once: '{show(letters)}'.")
 
 
 def _check_letters(name: str, text: str, allowed: str) -> None:

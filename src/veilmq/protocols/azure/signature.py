@@ -13,7 +13,7 @@ from veilmq.protocols.azure import limits
 from veilmq.protocols.azure.addresses import Endpoint, Place, is_secure
 from veilmq.protocols.azure.bearer import Tokens, challenge, identify
 from veilmq.protocols.azure.caller import Caller, Identity, Way, origin_of
-from veilmq.protocols.azure.canonical import header_orders, shared_key_lite_text, shared_key_text
+from veilmq.protocols.azure.canonical import check_single, readings, shared_key_lite_text, shared_key_text
 from veilmq.protocols.azure.errors import (
     INVALID_AUTHENTICATION_INFO,
     NO_AUTHENTICATION_INFORMATION,
@@ -54,7 +54,8 @@ class Verifier:
         scheme = scheme.lower()
         if scheme in {_SHARED_KEY, _SHARED_KEY_LITE}:
             lite = scheme == _SHARED_KEY_LITE
-            return self._by_key(request, parameters, version, account, credentials.strip(), wall, lite)
+            secondary = place.secondary and place.path_style
+            return self._by_key(request, parameters, version, account, credentials.strip(), wall, lite, secondary)
         if scheme == _BEARER:
             identity = self._by_token(request, account, credentials.strip(), version, wall)
             if "sig" in parameters:
@@ -73,6 +74,7 @@ class Verifier:
         credentials: bytes,
         wall: Instant,
         lite: bool,
+        secondary: bool,
     ) -> Caller:
         name, colon, signature = credentials.partition(b":")
         if not colon or not name:
@@ -80,16 +82,19 @@ class Verifier:
         if account is not None and name.decode("latin-1") != account.name:
             account = None
         _check_fresh(request, wall)
+        if request.duplicates:
+            check_single(request)
         given = read_signature(signature)
         claimed = name.decode("latin-1")
         headers = request.headers
         text = b""
-        for names in header_orders(headers):
+        for lines, path in readings(request, version, secondary):
             if lite:
-                text = shared_key_lite_text(request, claimed, parameters, names)
+                read = shared_key_lite_text(request, claimed, parameters, lines, path)
             else:
-                text = shared_key_text(request, claimed, parameters, version, names)
-            if matches(_NO_SECRET if account is None else account.secrets, text, given) and account is not None:
+                read = shared_key_text(request, claimed, parameters, version, lines, path)
+            text = text or read
+            if matches(_NO_SECRET if account is None else account.secrets, read, given) and account is not None:
                 origin = origin_of(account.name, headers.get(b"user-agent", b""))
                 return Caller(account, account.key, Way.SHARED_KEY, origin)
         shown = text.decode("utf-8", "replace").replace("\n", "\\n")

@@ -21,6 +21,8 @@ class Node(msgspec.Struct, gc=False):
     raw: str = ""
     """All character data, untouched."""
     children: list["Node"] = []
+    bare: str = ""
+    """The same and that of the children, in the order of the document: what is left when the markup is removed."""
 
     @property
     def text(self) -> str:
@@ -69,10 +71,12 @@ def read_document(body: bytes, root: str, limit_bytes: int) -> Node:
         open_nodes.append(node)
 
     def end(name: str) -> None:
-        del open_nodes[-1]
+        node = open_nodes.pop()
+        open_nodes[-1].bare += node.bare
 
     def data(text: str) -> None:
         open_nodes[-1].raw += text
+        open_nodes[-1].bare += text
 
     def doctype(*ignored: object) -> None:
         raise bad_xml("A document type is not allowed.", *_at(parser))

@@ -48,7 +48,10 @@ LOGGING_BUCKET_CHARACTERS_MAX: Final = 256
 HANDLE_CHARACTERS_MAX: Final = 1_024
 KEY_ID_CHARACTERS_MAX: Final = 128
 
-PROPERTIES_MAX: Final = 64
+PROPERTIES_MAX: Final = 50
+"""User properties of a message ("Message attributes"); those of the system are a closed set."""
+PROPERTY_VALUE_CHARACTERS_MAX: Final = 4_096
+"""As it is transmitted: of BINARY in base64."""
 PROPERTY_NAME: Final = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.-]{1,256}(?<!\.)\Z")
 """What SQS allows too, so that its clients can read the property."""
 PROPERTY_NAME_RESERVED: Final = ("aws.", "amazon.")

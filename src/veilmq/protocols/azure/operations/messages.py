@@ -79,11 +79,10 @@ def _read_text(document: bytes) -> str:
     node = root.members(("MessageText",)).get("MessageText")
     if node is None:
         raise missing_node("MessageText")
-    if node.children:
-        raise bad_node("MessageText", "", "The text holds elements: escape or encode it.")
-    if first_forbidden_character(node.raw) is not None:
+    # "Any XML markup in the message that isn't escaped or encoded is removed" (Put Message).
+    if first_forbidden_character(node.bare) is not None:
         raise bad_node("MessageText", "", "The text has a character that XML 1.0 cannot carry.")
-    return node.raw
+    return node.bare
 
 
 def _ttl_seconds(asked: Asked) -> int | None:

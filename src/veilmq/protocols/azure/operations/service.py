@@ -101,8 +101,8 @@ def plan_delegation_key(asked: Asked) -> Plan:
             raise bad_node(name, members[name], "Not a time in the form of ISO 8601.")
         times[name] = read
     start, expiry, longest_us = times["Start"], times["Expiry"], limits.DELEGATION_SECONDS_MAX * SECOND_US
-    if expiry <= max(start, asked.wall) or expiry - start > longest_us or start > asked.wall + longest_us:
-        reason = "Expiry is after now and Start, and at most 7 days after Start, which is at most 7 days from now."
+    if expiry <= max(start, asked.wall) or expiry > min(start, asked.wall) + longest_us:
+        reason = "Expiry is after now and Start, and at most 7 days after either."
         raise bad_node("Expiry", members["Expiry"], reason)
     tenant = members.get("DelegatedUserTid", "")
     if len(tenant) > limits.POLICY_ID_CHARACTERS_MAX or not tenant.isprintable():

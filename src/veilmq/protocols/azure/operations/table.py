@@ -97,7 +97,8 @@ TABLE: Final[dict[tuple[Kind, str, str], dict[str, Operation]]] = {
     (Kind.MESSAGES, "", ""): {
         "POST": _PUT,
         "GET": _GET,
-        "DELETE": Operation("Clear Messages", messages.plan_clear, messages.answer_nothing, "o", "d", "p"),
+        # "A service SAS can't grant access to certain operations": queues can't be cleared.
+        "DELETE": Operation("Clear Messages", messages.plan_clear, messages.answer_nothing, "o", "d"),
     },
     (Kind.MESSAGE, "", ""): {
         "DELETE": Operation("Delete Message", messages.plan_delete, messages.answer_nothing, "o", "p", "p"),

@@ -4,7 +4,7 @@ Strategy: a marker is the last name of its page in base64, so that nothing is ke
 not allow are left out: a page may be short, or empty, and lead on.
 """
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from typing import NamedTuple
 
 from veilmq.protocols.mns import limits
@@ -41,9 +41,12 @@ def _read_marker(text: str) -> str:
     if not text:
         return ""
     try:
-        return urlsafe_b64decode(text.encode("ascii")).decode()
+        name = b64decode(text.encode("ascii"), b"-_", validate=True).decode()
     except ValueError:
-        raise bad("x-mns-marker", "it is not one that a list gave.") from None
+        name = ""
+    if not name:
+        raise bad("x-mns-marker", "it is not one that a list gave.")
+    return name
 
 
 def marker_of(names: list[str], more: bool) -> str:

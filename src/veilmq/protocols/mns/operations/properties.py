@@ -20,6 +20,8 @@ from veilmq.protocols.xml import Element, escape
 
 _TYPES: Final = {"STRING": "String", "NUMBER": "Number", "BOOLEAN": "String.Boolean", "BINARY": "Binary"}
 _BOOLEAN: Final = _TYPES["BOOLEAN"]
+_WIDE_NUMBER: Final = "String.Number"
+"""A NUMBER that SQS would refuse as one: inf, nan, more than 38 digits."""
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]{1,38}(?:\.[0-9]{0,38})?|\.[0-9]{1,38})(?:[eE][+-]?[0-9]{1,3})?\Z")
 _SOURCE: Final = "DLQSourceArn"
 _ORIGIN: Final = "DLQOriginMessageId"
@@ -33,7 +35,7 @@ def read_properties(user: Element | None, system: Element | None) -> tuple[tuple
         for child in group.children if group is not None else ():
             if child.name == name:
                 attributes.append(_read(child, group is system))
-    if len(attributes) > limits.PROPERTIES_MAX:
+    if sum(attribute.name not in SYSTEM_NAMES for attribute in attributes) > limits.PROPERTIES_MAX:
         raise bad("UserProperties", f"a message has at most {limits.PROPERTIES_MAX} properties.")
     if len({attribute.name for attribute in attributes}) < len(attributes):
         raise bad("UserProperties", "two properties have one name.")
@@ -56,9 +58,13 @@ def _read(element: Element, system: bool) -> Attribute:
             raise bad("SystemProperties", f"{show(name)} is not a system property of type STRING.")
     else:
         _check_name(name)
+        if len(value) > limits.PROPERTY_VALUE_CHARACTERS_MAX:
+            raise bad(name, f"a value has at most {limits.PROPERTY_VALUE_CHARACTERS_MAX} characters.")
     if not value or first_forbidden_character(value) is not None:
         raise bad(name, "the value of a property is not empty.")
-    return Attribute(name, _TYPES.get(kind, ""), _value(name, kind, value))
+    checked = _value(name, kind, value)
+    wide = kind == "NUMBER" and not _NUMBER.match(value)
+    return Attribute(name, _WIDE_NUMBER if wide else _TYPES.get(kind, ""), checked)
 
 
 def _check_name(name: str) -> None:
@@ -79,11 +85,20 @@ def _value(name: str, kind: str, value: str) -> Any:
         return raw
     if kind not in _TYPES:
         raise bad(name, f"{show(kind)} is not a type: STRING, NUMBER, BOOLEAN or BINARY.")
-    if kind == "NUMBER" and not _NUMBER.match(value):
+    if kind == "NUMBER" and not _is_number(value):
         raise bad(name, f"{show(value)} is not a number.")
     if kind == "BOOLEAN" and boolean(value) is None:
         raise bad(name, f"{show(value)} is neither true nor false.")
     return value
+
+
+def _is_number(value: str) -> bool:
+    """The service checks nothing; but the Python SDK cannot read a message whose NUMBER is no `float`."""
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def write_properties(message: Delivery) -> str:
@@ -111,6 +126,8 @@ def _typed(attribute: Attribute) -> tuple[str, str]:
         return b64encode(value).decode(), "BINARY"
     if attribute.type == _BOOLEAN:
         return value, "BOOLEAN"
+    if attribute.type == _WIDE_NUMBER:
+        return value, "NUMBER" if _is_number(value) else "STRING"
     return value, "NUMBER" if attribute.type.startswith("Number") and _NUMBER.match(value) else "STRING"
 
 
