@@ -46,3 +46,5 @@ class TestFifo(client_contract.TestFifo):
     )
     def test_what_a_message_must_have(self, stage: Stage, message: Message) -> None:  # noqa: F811
         super().test_what_a_message_must_have(stage, message)
+
+    test_of_a_batch_each_message_is_judged_for_itself = None

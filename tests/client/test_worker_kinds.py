@@ -213,6 +213,26 @@ if __name__ == "__main__":
             stage.worker(handlers.pid, kind="processes").run()
         assert stage.visible() == ["a"]
 
+    def test_a_method_is_refused_unless_its_class_is_all_it_needs(self, stage: Stage) -> None:
+        with pytest.raises(ParameterInvalid, match="no name that a child process can import"):
+            stage.worker(Methods().of_an_object, kind="processes")
+        stage.worker(Methods.of_the_class, kind="processes")
+        stage.worker(Methods.of_nobody, kind="processes")
+
+
+class Unusual(BaseException):
+    """As gevent's Timeout and pytest's Failed: no Exception."""
+
+
+class Methods:
+    def of_an_object(self, job: Any) -> None: ...
+
+    @classmethod
+    def of_the_class(cls, job: Any) -> None: ...
+
+    @staticmethod
+    def of_nobody(job: Any) -> None: ...
+
 
 class TestCoroutines:
     def test_many_run_at_the_same_time(self, stage: Stage) -> None:
@@ -237,6 +257,7 @@ class TestCoroutines:
         errors: dict[str, BaseException] = {
             "raise": RuntimeError(), "exit": SystemExit(), "interrupt": KeyboardInterrupt(),
             "cancel": asyncio.CancelledError(), "retry": Retry(0.0), "reject": Reject(""),
+            "generator": GeneratorExit(), "unusual": Unusual(),
         }  # fmt: skip
 
         async def handler(job: Any) -> None:
@@ -246,7 +267,7 @@ class TestCoroutines:
 
         stage.send(*errors, "a", "b")
         counts = stage.work(handler, kind="async", concurrency=3, dead_letter_queue="dead")
-        assert counts.outcomes == {"done": 7, "failed": 4, "retry": 1, "dead_lettered": 1}
+        assert counts.outcomes == {"done": 9, "failed": 6, "retry": 1, "dead_lettered": 1}
 
     def test_checkpoints_are_awaited(self, stage: Stage) -> None:
         stage.send("work")

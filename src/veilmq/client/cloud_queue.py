@@ -1,7 +1,7 @@
-"""What the queues of the clouds' SDKs have in common: a name, abilities, an end, and settings believed for a minute.
+"""What the queues behind a network have in common: a name, abilities, an end, and settings believed for a minute.
 
 Strategy: whatever a protocol has of its own is in its adapter; here is only what would be the same words in each. What
-waits (threads parked in an SDK's poll, or a paced one) is handed in, and ends when the queue does.
+waits (threads parked in an SDK's poll, a paced one, or our own connections) is handed in, and ends when the queue does.
 """
 
 import threading
@@ -57,7 +57,7 @@ class Waits(Protocol):
 
 
 class CloudQueue(Closing):
-    """The part of a `Queue` that does not depend on the cloud."""
+    """The part of a `Queue` that does not depend on the protocol."""
 
     def __init__(self, name: str, capabilities: Capabilities, waiting: Waits) -> None:
         self._name = name

@@ -221,7 +221,7 @@ class Relay:
                 self.run_once()
             except Exception:  # drivers raise what they like; the next look has a connection of its own
                 log.exception("the outbox was not sent to its end")
-            self._wake.wait(self._check_every)
+            self._wake.wait(min(self._check_every, threading.TIMEOUT_MAX))
             self._wake.clear()
 
     def _take(self) -> list[_Row]:

@@ -28,7 +28,7 @@ Lease = float | None
 class _Arrived(msgspec.Struct):
     lease: Lease
     messages: list[Received]
-    error: VeilError | None = None
+    error: Exception | None = None
 
 
 class Parked:
@@ -120,7 +120,7 @@ class Parked:
         came = _Arrived(lease, [])
         try:
             came.messages = self._poll(name, lease, wait)
-        except VeilError as error:
+        except Exception as error:  # noqa: BLE001 raised by who waits: a policy of the user's may fail in any way
             came.error = error
         now = self._clock.monotonic()
         with self._changed:

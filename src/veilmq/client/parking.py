@@ -2,11 +2,13 @@
 
 Strategy: an SDK cannot be interrupted in a long poll, so one that waits runs on a thread of its own while its caller
 waits for either the answer or the end. Whoever gives it up (close, or an exception in the caller's thread) leaves the
-answer to `late`, which releases what it still brings. Threads are reused, end after a minute without work, and are
-daemons: an open poll never holds up the interpreter's exit.
+answer to `late`, which releases what it still brings. Threads are reused, end after a minute without work or with the
+queue, and are daemons: an open poll never holds up the interpreter's exit. A forked child has none of them.
 """
 
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -52,12 +54,32 @@ class _Job(Generic[Answer]):
 _Inbox = SimpleQueue["_Job[Any] | None"]
 
 
+class _Idle:
+    """Threads of one queue without work, by their inboxes."""
+
+    def __init__(self) -> None:
+        self.inboxes: deque[_Inbox] = deque()
+        self.over = False
+
+    def end(self) -> None:
+        """No further work comes."""
+        self.over = True
+        while self.inboxes:
+            try:
+                self.inboxes.pop().put(None)
+            except IndexError:
+                break
+
+
 class Parking:
     """The waiting calls of one queue."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._idle: deque[_Inbox] = deque()
+        self._idle = _Idle()
+        self._pid = os.getpid()
+        # The threads do not hold their queue: one that nobody closes lets them go, too.
+        weakref.finalize(self, self._idle.end).atexit = False
         self._jobs: set[_Job[Any]] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -94,34 +116,35 @@ class Parking:
         with self._lock:
             self._closed = True
         self.interrupt()
-        while self._idle:
-            try:
-                self._idle.pop().put(None)
-            except IndexError:
-                break
+        self._idle.end()
 
     def _start(self, job: _Job[Any]) -> None:
+        if self._pid != os.getpid():
+            self._idle.inboxes.clear()
+            self._pid = os.getpid()
         try:
-            inbox = self._idle.pop()
+            inbox = self._idle.inboxes.pop()
         except IndexError:
             inbox = SimpleQueue()
-            threading.Thread(target=self._serve, args=(inbox,), name=f"veilmq-poll-{self._name}", daemon=True).start()
+            name = f"veilmq-poll-{self._name}"
+            threading.Thread(target=_serve, args=(inbox, self._idle), name=name, daemon=True).start()
         inbox.put(job)
 
-    def _serve(self, inbox: _Inbox) -> None:
-        while True:
+
+def _serve(inbox: _Inbox, idle: _Idle) -> None:
+    while True:
+        try:
+            job = inbox.get(timeout=_IDLE_SECONDS)
+        except Empty:
             try:
-                job = inbox.get(timeout=_IDLE_SECONDS)
-            except Empty:
-                try:
-                    self._idle.remove(inbox)
-                except ValueError:
-                    continue  # a job is on its way
-                return
-            if job is None:
-                return
-            job.run()
-            del job
-            self._idle.append(inbox)
-            if self._closed:
-                return
+                idle.inboxes.remove(inbox)
+            except ValueError:
+                continue  # a job is on its way
+            return
+        if job is None:
+            return
+        job.run()
+        del job
+        idle.inboxes.append(inbox)
+        if idle.over:
+            return

@@ -36,5 +36,5 @@ class Stop:
         end = self._clock.monotonic() + seconds
         with self._changed:
             while not self._set and (left := end - self._clock.monotonic()) > 0:
-                self._changed.wait(left)
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
             return self._set

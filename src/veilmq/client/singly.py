@@ -5,11 +5,13 @@ raised before anything was done; the others go through a small pool of threads, 
 broken the rest is not tried: each such entry says so.
 """
 
+import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final, TypeVar
 
+from veilmq.client.daemons import DaemonPool
 from veilmq.client.errors import ServiceError, TransportError, may_have_happened
 from veilmq.client.requests import NOT_TRIED
 from veilmq.model.errors import QueueMissing, VeilError
@@ -26,7 +28,12 @@ class Singly:
     """The threads of one account; they start when a batch needs them. Any thread."""
 
     def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=f"veilmq-{name}")
+        self._name = name
+        self._new_pool()
+
+    def _new_pool(self) -> None:
+        self._pool = DaemonPool(THREADS, f"veilmq-{self._name}")
+        self._pid = os.getpid()
 
     def run(self, entries: Sequence[Entry], call: Callable[[Entry], Result]) -> list[Result | VeilError]:
         """One result or error an entry, in order. Raises what the first call raised if it is wrong with all of them and
@@ -45,6 +52,8 @@ class Singly:
                     broken.set()
                 return error
 
+        if self._pid != os.getpid():  # a forked child has none of its parent's threads
+            self._new_pool()
         first = one(entries[0])
         if isinstance(first, _OF_ALL) and not may_have_happened(first):
             raise first
@@ -53,7 +62,7 @@ class Singly:
 
     def close(self) -> None:
         """No further batch starts; what is under way ends by itself."""
-        self._pool.shutdown(wait=False)
+        self._pool.shutdown()
 
     def _started(
         self, one: Callable[[Entry], Result | VeilError], entry: Entry

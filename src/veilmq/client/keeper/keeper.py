@@ -10,6 +10,7 @@ Source: the documents' manager (seeds 000, 001 and 002, "processing time, self-a
 
 import logging
 import math
+import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -57,7 +58,7 @@ class LeaseKeeper(Closing):
     is left, until it was held for `max_hold`. `plan` decides the lengths instead, if there is one. `senders` is the
     most calls at once; None: 4 where the queue extends in batches, else 32, each started when it is needed.
     `on_lost(lease)` is called for every lost lease, in a thread of its own. Raises ParameterInvalid for what cannot
-    work. Use it from any thread, and close it.
+    work. Use it from any thread, and close it. A forked child may not use its parent's: ParameterInvalid.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class LeaseKeeper(Closing):
         """Batches that the senders have not finished."""
         self._closing = False
         self._stopped = False
+        self._pid = os.getpid()
 
     @classmethod
     def steady(cls, queue: Queue, extend: float = 120, every: float = 60, *, clock: Clock = SYSTEM) -> Self:
@@ -149,6 +151,7 @@ class LeaseKeeper(Closing):
         less than minimal_life left is extended before this returns: LeaseExpired if the queue refuses, other errors as
         `Queue.extend` raises them. ParameterInvalid for what cannot work, and once the keeper is closed.
         """
+        self._check_process()
         if lease is not None:
             check_lease("lease", lease, self._capabilities)
         if max_hold is not None:
@@ -181,6 +184,7 @@ class LeaseKeeper(Closing):
 
     def extend(self, message: Lease | Received, seconds: float, body: str | None = None) -> None:
         """The lease ends `seconds` from now. Raises as `Lease.extend`, and ParameterInvalid for what is not held."""
+        self._check_process()
         check_lease("seconds", seconds, self._capabilities)
         lease = self._held(message)
         with self._lock:
@@ -232,13 +236,15 @@ class LeaseKeeper(Closing):
         """Take no more, wait up to `deadline` seconds for the held ones, let the rest go.
 
         They are extended while they are waited for. Then the handlers of the rest are told (Reason.CLOSED) and, with
-        `release`, the messages given back at once. Twice is once.
+        `release`, the messages given back at once. Twice is once, and nothing happens in a forked child.
         """
+        if self._pid != os.getpid():
+            return
         with self._lock:
             self._closing = True
             end = self.clock.monotonic() + deadline
             while self._table.holds and not self._stopped and (left := end - self.clock.monotonic()) > 0:
-                self._turn.wait(left)
+                self._turn.wait(min(left, threading.TIMEOUT_MAX))
             if self._stopped:
                 return
             self._stopped = True
@@ -301,7 +307,14 @@ class LeaseKeeper(Closing):
         while lease.busy:
             self._turn.wait()
 
+    def _check_process(self) -> None:
+        """The parent's threads are not here, and what they had locked stays locked."""
+        if self._pid != os.getpid():
+            reason = "was made before this process was forked: make another one here"
+            raise ParameterInvalid(parameter="keeper", reason=reason)
+
     def _end(self, lease: Lease, call: Callable[[], None]) -> None:
+        self._check_process()
         with self._lock:
             self._take_turn(lease)
             if lease.status is State.DONE:

@@ -43,6 +43,8 @@ class Loss:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds (None: for ever) for the loss; whether it came."""
+        if timeout is not None:
+            timeout = min(timeout, threading.TIMEOUT_MAX)
         return self.is_set() or self._lease.keeper.event_of(self._lease).wait(timeout)
 
     @property

@@ -1,12 +1,14 @@
 """aliyun-mns-sdk's client, one a thread, with the house's errors.
 
 Strategy: the SDK's objects are not thread-safe, so every thread has a client and a connection of its own; a connection
-that another thread is using is closed by that thread. The SDK tells a connection that was refused from one that broke
-by nothing but a text: our connections note whether a request went out. It also writes a carriage return into its XML
-as it is, where every XML reader makes a line feed of it: our client puts the character reference there before it is
-signed. Source: aliyun-mns-sdk 1.3.0, mns_client.py and mns_http.py; XML 1.0, section 2.11.
+that another thread is using is closed by that thread, and a forked child leaves its parent's alone. The SDK tells a
+connection that was refused from one that broke by nothing but a text: our connections note whether a request went out.
+It also writes a carriage return into its XML as it is, where every XML reader makes a line feed of it: our client puts
+the character reference there before it is signed. Source: aliyun-mns-sdk 1.3.0, mns_client.py and mns_http.py; XML
+1.0, section 2.11.
 """
 
+import os
 import threading
 import weakref
 from typing import Any, Final
@@ -70,6 +72,7 @@ class _Line:
         self.connection.timeout = TIMEOUT_SECONDS
         self.client.http.conn = self.connection
         self.lock = threading.Lock()
+        self.pid = os.getpid()
         self.closing = False
         weakref.finalize(self, self.connection.close)
 
@@ -127,7 +130,7 @@ class Lines:
 
     def _line(self) -> _Line:
         line: _Line | None = getattr(self._mine, "line", None)
-        if line is None:
+        if line is None or line.pid != os.getpid():
             line = self._mine.line = _Line(self._url, self._credentials)
             with self._lock:
                 self._all.add(line)

@@ -118,7 +118,7 @@ class Watch:
         self._thread = None
 
     def _run(self, renew: Callable[[], None]) -> None:
-        while not self._stop.wait(self._seconds / _RENEWALS):
+        while not self._stop.wait(min(self._seconds / _RENEWALS, threading.TIMEOUT_MAX)):
             try:
                 renew()
             except StorageLost as error:

@@ -7,6 +7,7 @@ beside itself, synced and renamed, and locked with flock, which the kernel lets 
 
 import fcntl
 import os
+import weakref
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +54,7 @@ class LocalFile:
         self.path = Path(path)
         self._lock: int | None = None
         self._pid = 0
+        _files.add(self)
 
     def __str__(self) -> str:
         return str(self.path)
@@ -72,6 +74,13 @@ class LocalFile:
 
     def release(self) -> None:
         """See `LockedStorage.release`."""
+        if self._lock is not None and self._pid == os.getpid():
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that is being forked may have it open still
+        self._pid = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: let the parent's lock be the parent's alone."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -85,7 +94,7 @@ class LocalFile:
 
     def save(self, state: bytes) -> None:
         """See `Storage.save`. Raises StorageHeld in a forked child: the lock is its parent's."""
-        if self._lock is not None and os.getpid() != self._pid:
+        if self._pid not in (0, os.getpid()):
             raise StorageHeld(storage=str(self), holder=f"pid {self._pid}")
         written = self._beside(".new")
         file = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -104,3 +113,15 @@ class LocalFile:
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)
+
+
+_files: "weakref.WeakSet[LocalFile]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """A child that outlives its parent must not hold the parent's locks."""
+    for file in list(_files):
+        file.forget()
+
+
+os.register_at_fork(after_in_child=_forked)

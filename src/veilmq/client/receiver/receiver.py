@@ -106,7 +106,7 @@ class Receiver(_Door, Closing):
         wish = _ThreadWish(_count(count_max), now, self._until(timeout, now))
         self._polling.ask(wish)
         try:
-            wish.woken.wait(timeout or None)
+            wish.woken.wait(min(timeout, threading.TIMEOUT_MAX) if timeout else None)
         except BaseException:
             self._polling.abandon(wish)
             raise

@@ -2,10 +2,12 @@
 
 Strategy: one door. What botocore raises becomes a TransportError, a ServiceError or an error of the model here.
 botocore retries by itself, so the exception that comes out tells of the last attempt only: a listener on its
-`needs-retry` event sees every attempt, and remembers whether one of them may have reached the service. Source:
+`needs-retry` event sees every attempt, and remembers whether one of them may have reached the service. A forked child
+closes its copies of its parent's connections before its first call: either would read the other's answers. Source:
 botocore's exceptions.py and endpoint.py.
 """
 
+import os
 import threading
 from typing import Any
 
@@ -41,6 +43,7 @@ class Calls:
 
     def __init__(self, client: Any) -> None:
         self.client = client
+        self._pid = os.getpid()
         self._attempts = _Attempts()
         self._id = f"veilmq-attempts-{id(self)}"
         client.meta.events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
@@ -62,6 +65,9 @@ class Calls:
         Raises QueueMissing, TransportError, ServiceError and what `service_errors` has.
         """
         self._attempts.reached = False
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self.client.close()  # which opens new ones when it needs them
         try:
             answer: dict[str, Any] = getattr(self.client, method)(**given)
         except ClientError as error:

@@ -109,7 +109,16 @@ class SqsQueue(CloudQueue):
 
     def _send_piece(self, entries: Sequence[Entry]) -> list[Sent | VeilError]:
         sizes = [entry.size_bytes for entry in entries]
-        return self._batch("send_message_batch", [entry.given for entry in entries], _sent, sizes)
+        try:
+            return self._batch("send_message_batch", [entry.given for entry in entries], _sent, sizes)
+        except ParameterInvalid as refused:
+            # SQS refuses a FIFO batch as a whole for a message that has no deduplication id and gets none: nothing was
+            # sent, and each is sent for itself.
+            if not self._capabilities.native_fifo:
+                raise
+            if len(entries) == 1:
+                return [refused]
+            return list(in_requests([[entry] for entry in entries], self._send_piece))
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """ReceiveMessage, with all attributes. An empty list also if the queue is closed meanwhile."""

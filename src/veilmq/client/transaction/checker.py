@@ -139,6 +139,8 @@ class Checker:
                 self.run_once()
             except VeilError as error:
                 log.warning("the log cannot be read: %s", error)
+            except Exception:  # a pattern around the log runs the user's code: the next look may succeed
+                log.exception("the log cannot be read")
 
     def _work_off(self, message: Received, now: float) -> bool:
         """One entry; whether it is out of the log."""

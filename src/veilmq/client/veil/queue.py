@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import Clock
-from veilmq.client.closing import Closing
+from veilmq.client.cloud_queue import CloudQueue
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.queue_attributes import FIFO_SUFFIX
@@ -61,27 +61,16 @@ def capabilities_of(name: str) -> Capabilities:
     )
 
 
-class VeilQueue(Closing):
+class VeilQueue(CloudQueue):
     """A `Queue` on our server; made by `VeilAccount.queue`."""
 
     def __init__(self, account: "VeilAccount", line: Line, name: str, path: str, clock: Clock) -> None:
         """`path`: how the server is told which queue: `name` or `account/name`."""
+        super().__init__(name, capabilities_of(name), line)
         self._account = account
         self._line = line
-        self._name = name
         self._path = path
         self._clock = clock
-        self._capabilities = capabilities_of(name)
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return self._name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do."""
-        return self._capabilities
 
     @property
     def account(self) -> "VeilAccount":
@@ -206,14 +195,6 @@ class VeilQueue(Closing):
         plan = described.plan
         return None if plan is None else Recommended(plan.lease, plan.by_type, plan.why, plan.applied)
 
-    def interrupt(self) -> None:
-        """The server is told that nobody listens; what it has sent by then still comes."""
-        self._line.interrupt()
-
-    def close(self) -> None:
-        """A parked receive ends. Idle connections are the account's."""
-        self._line.close()
-
     def _failures(self, kind: Operation, given: shapes.ExtendInput | shapes.DeleteInput) -> dict[int, VeilError]:
         """What was not done, by place in the request."""
         answer, again = self._line.call(kind, given)
@@ -228,12 +209,6 @@ class VeilQueue(Closing):
     def _raise_first(failures: dict[int, VeilError]) -> None:
         if failures:
             raise failures[0]
-
-    @staticmethod
-    def _check_count(count_max: int) -> None:
-        if not 1 <= count_max <= shapes.RECEIVE_COUNT_MAX:
-            reason = f"must be from 1 to {shapes.RECEIVE_COUNT_MAX}, not {count_max}"
-            raise ParameterInvalid(parameter="count_max", reason=reason)
 
 
 def _fitting(message: str | Message, able: Capabilities) -> shapes.MessageIn:

@@ -52,7 +52,7 @@ class Alarm:
                     pause = self._heap[0][0] - self._clock.monotonic() if self._heap else None
                     if pause is not None and pause <= 0:
                         break
-                    self._changed.wait(pause)
+                    self._changed.wait(None if pause is None else min(pause, threading.TIMEOUT_MAX))
                 if self._closed:
                     return
                 call = heapq.heappop(self._heap)[2]

@@ -9,9 +9,9 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from veilmq.client.daemons import DaemonPool
 from veilmq.client.worker.flow import Flow
 from veilmq.client.worker.hand import Hand
 from veilmq.client.worker.job import AsyncJob
@@ -30,7 +30,7 @@ class AsyncRunners:
         self._handler = handler
         self._loop = asyncio.new_event_loop()
         self._free = threading.Semaphore(flow.parameters.concurrency)
-        self._pool = ThreadPoolExecutor(min(_BLOCKING_MAX, flow.parameters.concurrency), "veilmq worker settling")
+        self._pool = DaemonPool(min(_BLOCKING_MAX, flow.parameters.concurrency), "veilmq worker settling")
         self._tasks: set[asyncio.Task[None]] = set()
         self._killed = False
 
@@ -47,7 +47,7 @@ class AsyncRunners:
     def close(self) -> None:
         """Nothing is left to run."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._pool.shutdown(wait=False)
+        self._pool.shutdown()
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -115,6 +115,18 @@ class AsyncRunners:
 async def _coroutine(awaitable: Awaitable[Any]) -> Any:
     try:
         return await awaitable
-    except (SystemExit, KeyboardInterrupt) as error:
-        # Either would end the loop, and with it all others.
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        # Two of these would end the loop, and with it all others; no edge further up is meant for the rest.
+        if not _runs():
+            raise  # not the handler's doing: the loop has ended, and this coroutine is thrown away
         raise RuntimeError(f"the handler raised {error!r}") from error
+
+
+def _runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -66,7 +66,7 @@ class Cancellation:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds (None: for ever); whether it is set. A sleep that ends when work must end."""
-        return self._event.wait(timeout)
+        return self._event.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
     def check(self) -> None:
         """Raise Cancelled if it is set."""

@@ -6,6 +6,7 @@ is. Ctrl-C and SIGTERM are the parent's to handle: a terminal or a service manag
 """
 
 import importlib
+import inspect
 import os
 import pickle
 import signal
@@ -41,7 +42,8 @@ class Item(msgspec.Struct, frozen=True):
 def reference(handler: Callable[..., Any]) -> str:
     """`module:name` under which a child process finds the handler. Raises ParameterInvalid if there is none."""
     module, name = getattr(handler, "__module__", None), getattr(handler, "__qualname__", "")
-    if not module or not name or "<" in name:
+    of_object = inspect.ismethod(handler) and not isinstance(handler.__self__, type)
+    if of_object or not module or not name or "<" in name:
         raise ParameterInvalid(
             parameter="handler",
             reason=f"{handler!r} has no name that a child process can import: define it in a module",

@@ -39,4 +39,6 @@ def locked(path: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
     finally:
+        # To close it is not enough: a child that was forked meanwhile has it open, too.
+        fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)

@@ -9,11 +9,11 @@ that message one receive, and never a runner.
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
 from veilmq.client.clock import Clock
+from veilmq.client.daemons import DaemonPool
 from veilmq.client.worker.alarm import Alarm
 from veilmq.client.worker.backoff import chance
 from veilmq.client.worker.cancellation import Cause
@@ -53,9 +53,9 @@ class Flow:
         self._running: set[Hand] = set()
         self._plain = parameters.keeper is False
         self._stop_before = parameters.stop_before_expiry or 0.0
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonPool | None = None
         if (parameters.batch or 1) > 1:
-            self._pool = ThreadPoolExecutor(_SETTLERS, "veilmq worker settler")
+            self._pool = DaemonPool(_SETTLERS, "veilmq worker settler")
 
     def take(self) -> list[Hand]:
         """The next messages for one call of the handler; empty when the worker stops."""
@@ -131,7 +131,7 @@ class Flow:
         """Nothing more is taken, watched or settled."""
         self.alarm.close()
         if self._pool is not None:
-            self._pool.shutdown(wait=False)
+            self._pool.shutdown()
 
     def rescue(self, hands: Sequence[Hand]) -> None:
         """Give back whatever of these is still held."""

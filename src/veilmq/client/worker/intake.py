@@ -9,6 +9,7 @@ Source: seed 002, "LongPolling" (the request storm); patterns.md, "Receiver".
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -52,7 +53,7 @@ class Intake:
         keeper: LeaseKeeper | None,
         clock: Clock,
         *,
-        fatal: Callable[[VeilError], None],
+        fatal: Callable[[Exception], None],
         idle: Callable[[], None],
         until_empty: bool,
     ) -> None:
@@ -105,7 +106,7 @@ class Intake:
             before = self._clock.monotonic()
             try:
                 came = self._poll.receive(places, lease=self._parameters.first_lease, wait=self._wait)
-            except VeilError as error:
+            except Exception as error:  # noqa: BLE001 a policy of the user's, too, may fail in any way
                 self._ready.give_back(places)
                 failing_since = before if failing_since is None else failing_since
                 if not self._go_on(error, before - failing_since):
@@ -129,7 +130,7 @@ class Intake:
             self._ready.wait_until_free(None)
             self._idle()
 
-    def _go_on(self, error: VeilError, failing: float) -> bool:
+    def _go_on(self, error: Exception, failing: float) -> bool:
         """Whether a failed receive is to be repeated."""
         if self._stop.is_set():
             return False
@@ -171,7 +172,7 @@ class Intake:
         except LeaseError:
             self._counts.ended("expired")
             return None
-        except VeilError as error:
+        except Exception as error:  # noqa: BLE001 as may a plan
             self._settling.report("extend", error)
             self._counts.ended("unsettled")
             return None
@@ -193,7 +194,10 @@ class Intake:
         if not callable(wanted):
             return None
         try:
-            return min(max(float(wanted(message)), self._able.lease_min), self._able.lease_max)
+            seconds = float(wanted(message))
+            if math.isnan(seconds):
+                raise ValueError("it gave no number")
+            return min(max(seconds, self._able.lease_min), self._able.lease_max)
         except Exception:
             log.exception("the lease function failed on message %s: it gets the default", message.id)
             return None

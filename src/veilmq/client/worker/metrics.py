@@ -1,11 +1,14 @@
 """What a worker counts.
 
-Strategy: `Counts` is always there, one lock and plain numbers; a `Meter` hears the same, one call an event. The one for
-Prometheus needs prometheus-client and is made by the user, so that several workers share it.
+Strategy: `Counts` is always there, one lock and plain numbers; a `Meter` hears the same, one call an event; what it
+raises is logged and stops nothing. The one for Prometheus needs prometheus-client and is made by the user, so that
+several workers share it.
 """
 
+import logging
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from veilmq.model.errors import CapabilityMissing
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 
 SECONDS: Final = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1_800.0, 7_200.0)
 """Upper bounds of the processing time's buckets."""
+
+log = logging.getLogger("veilmq.worker")
 
 
 class Meter(Protocol):
@@ -77,19 +82,25 @@ class Counts:
         with self._lock:
             self._outcomes[outcome] += 1
         if self._meter is not None:
-            self._meter.ended(self._queue, outcome, seconds)
+            self._tell(self._meter.ended, outcome, seconds)
 
     def failed(self, call: str, error: BaseException) -> None:
         """A call to the queue failed."""
         with self._lock:
             self._failed[call] += 1
         if self._meter is not None:
-            self._meter.failed(self._queue, call, type(error).__name__)
+            self._tell(self._meter.failed, call, type(error).__name__)
 
     def in_hand(self, messages: int) -> None:
         """So many are received and not through."""
         if self._meter is not None:
-            self._meter.in_hand(self._queue, messages)
+            self._tell(self._meter.in_hand, messages)
+
+    def _tell(self, hear: Callable[..., None], *values: Any) -> None:
+        try:
+            hear(self._queue, *values)
+        except Exception:
+            log.exception("queue %s: the meter failed", self._queue)
 
 
 class PrometheusMeter:

@@ -30,7 +30,7 @@ from veilmq.client.worker.ready import Ready
 from veilmq.client.worker.settling import Settling
 from veilmq.client.worker.spans import Spans
 from veilmq.client.worker.threads import ThreadRunners
-from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.errors import ParameterInvalid
 
 GRACE: Final = 1.0
 """Seconds for handlers that were told to stop."""
@@ -43,7 +43,7 @@ log = logging.getLogger("veilmq.worker")
 
 
 class Said(Enum):
-    """What a run hears; a VeilError is the fourth: nothing can be received any more."""
+    """What a run hears; an exception is the fourth: nothing can be received any more."""
 
     STOP = "stop"
     """Drain. The second time: drain no longer."""
@@ -79,7 +79,7 @@ class Run:
         handler: Callable[[Any], Any],
         parameters: Parameters,
         clock: Clock,
-        inbox: "SimpleQueue[Said | VeilError]",
+        inbox: "SimpleQueue[Said | Exception]",
         *,
         until_empty: bool,
         messages_max: int | None = None,
@@ -126,10 +126,10 @@ class Run:
             raise
         hurried = self._drain(self._parameters.drain)
         log.info("queue %s: %s: %s", self._name, "stopped at once" if hurried else "stopped", self.counts.outcomes)
-        if isinstance(said, VeilError):
+        if isinstance(said, Exception):
             raise said
 
-    def _hear(self) -> Said | VeilError:
+    def _hear(self) -> Said | Exception:
         while True:
             try:
                 return self._inbox.get(timeout=_TURN_SECONDS)
@@ -160,7 +160,7 @@ class Run:
             self._settling.give_up()
             self.runners.kill()
             self._flow.abandon_running()
-        threads[0].join(max(GRACE, end - self._clock.monotonic()))
+        threads[0].join(min(max(GRACE, end - self._clock.monotonic()), threading.TIMEOUT_MAX))
         self._settling.give_up()
         if not self._intake.join(GRACE if self._own_poll or hurried else self._intake.wait + _POLL_SLACK):
             log.warning("queue %s: a poll is still open; what it brings comes back by itself", self._name)

@@ -45,9 +45,12 @@ class Settling:
         """Shutdown: from now on a deed is tried once."""
         self._over.set()
 
-    def report(self, call: str, error: VeilError) -> None:
-        """A call to the queue failed: count it, log it, tell the user."""
+    def report(self, call: str, error: Exception) -> None:
+        """A call to the queue failed: count it, log it, tell the user. What is no VeilError is logged with a trace."""
         self._counts.failed(call, error)
+        if not isinstance(error, VeilError):
+            log.error("queue %s: %s failed", self._queue.name, call, exc_info=error)
+            return
         log.warning("queue %s: %s failed: %s", self._queue.name, call, error)
         if self._parameters.on_error is not None:
             self.tell(self._parameters.on_error, error)

@@ -109,7 +109,7 @@ class Worker:
         _check_handler(handler, self.parameters.kind)
         if not isinstance(queue, str):
             self.parameters.check(queue.capabilities)
-        self._inbox: SimpleQueue[Said | VeilError] = SimpleQueue()
+        self._inbox: SimpleQueue[Said | Exception] = SimpleQueue()
         self._run: Run | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from veilmq.client.messages import Message, Template
+from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 from veilmq.testing.client_contract.stage import LONG, SECOND, Stage
@@ -96,7 +96,18 @@ class TestFifo:
             queue.send(message)
         (result,) = queue.send_batch([message])
         assert isinstance(result, ParameterInvalid)
+        results = queue.send_batch([message, message])
+        assert [type(each) for each in results] == [ParameterInvalid] * 2
         assert queue.receive() == []
+
+    def test_of_a_batch_each_message_is_judged_for_itself(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        right = Message("right", group="g", deduplication_id="d")
+        for wrong in (Message("x", group="g"), Message("x", deduplication_id="e")):
+            results = queue.send_batch([wrong, right, wrong])
+            assert [type(each) for each in results] == [ParameterInvalid, Sent, ParameterInvalid]
+        (message,) = queue.receive(10)
+        assert message.body == "right"
 
     def test_the_name_of_a_fifo_queue(self, stage: Stage) -> None:
         fifo(stage)

@@ -1,0 +1,216 @@
+"""What a forked child may go on with: its parent's queue, over connections and threads of its own; and never with its
+parent's locks and leases.
+
+A child does its part and ends by `os._exit`; one that hangs is ended by its alarm, and its status tells.
+"""
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import veilmq
+from veilmq.client.errors import StorageHeld
+from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.ordered import LocalFile
+from veilmq.client.queue import Queue
+from veilmq.client.worker.files import locked
+from veilmq.model.errors import ParameterInvalid
+from veilmq.testing.local import LocalServer
+
+ALARM_SECONDS = 20
+
+
+def in_child(work: Callable[[], bool]) -> int:
+    """The pid of a child whose exit code is 0 if `work` returned True, 1 if False, 2 if it raised."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 2
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(ALARM_SECONDS)
+        code = 0 if work() else 1
+    finally:
+        os._exit(code)
+
+
+def code_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@contextmanager
+def while_a_child_lives() -> Iterator[None]:
+    """A child that does nothing."""
+    reader, writer = os.pipe()
+    ready, tell = os.pipe()
+
+    def idle() -> bool:
+        os.close(writer)
+        os.write(tell, b".")
+        return os.read(reader, 1) == b""
+
+    pid = in_child(idle)
+    os.close(reader)
+    os.close(tell)
+    with open(ready, "rb") as told:
+        told.read(1)
+    try:
+        yield
+    finally:
+        os.close(writer)
+        assert code_of(pid) == 0
+
+
+def sockets() -> set[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:
+            continue
+        if target.startswith("socket:"):
+            found.add(target)
+    return found
+
+
+URLS: dict[str, Callable[[LocalServer], str]] = {
+    "veil": lambda server: f"veil://{server.sqs_url.partition('//')[2]}/forked?create=1",
+    "sqs": lambda server: f"sqs://any:any@{server.sqs_url.partition('//')[2]}/forked?tls=0&region=us-east-1&create=1",
+    "azure": lambda server: f"azure://{server.azure_url.partition('//')[2]}/devstoreaccount1/forked?tls=0&create=1",
+    "mns": lambda server: f"mns://any:any@{server.mns_url.partition('//')[2]}/forked?tls=0&create=1",
+}
+
+
+@pytest.fixture(params=list(URLS))
+def url(request: pytest.FixtureRequest, veilmq_server: LocalServer) -> str:
+    return URLS[request.param](veilmq_server)
+
+
+@pytest.mark.slow
+def test_a_child_uses_its_parents_queue(url: str) -> None:
+    with veilmq.connect(url) as queue:
+        # Threads for waits and for batches have been started, and idle here.
+        assert queue.receive(wait=1) == []
+        queue.send_batch(["a", "b"])
+        for message in queue.receive(2, lease=30):
+            queue.delete(message.handle)
+
+        def work() -> bool:
+            if queue.receive(wait=1) != []:
+                return False
+            queue.send_batch(["c", "d"])
+            came = [message for _ in range(2) for message in queue.receive(1, lease=30, wait=5)]
+            return [message.body for message in came] == ["c", "d"] and queue.delete_batch(
+                [message.handle for message in came]
+            ) == [None, None]
+
+        assert code_of(in_child(work)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["veil", "sqs", "mns"])
+def test_neither_reads_the_answers_of_the_other(kind: str, veilmq_server: LocalServer) -> None:
+    before = sockets()
+    with veilmq.connect(URLS[kind](veilmq_server)) as queue:
+        queue.send("a")
+        shared = sockets() - before
+        assert shared
+
+        def work() -> bool:
+            queue.send("b")
+            return not shared & sockets()
+
+        assert code_of(in_child(work)) == 0
+        queue.send("c")
+        assert shared <= sockets()  # the parent's connection is as open as before
+
+
+@pytest.mark.slow
+def test_a_keeper_is_its_own_process_s(veilmq_server: LocalServer) -> None:
+    with veilmq.connect(URLS["veil"](veilmq_server)) as queue:
+        queue.send("a")
+        with LeaseKeeper(queue) as keeper:
+            (message,) = queue.receive(lease=30)
+            lease = keeper.register(message)
+
+            def work() -> bool:
+                for call in (lambda: keeper.register(message), lease.delete, lambda: lease.extend(10)):
+                    try:
+                        call()
+                    except ParameterInvalid as error:
+                        if "forked" not in error.reason:
+                            return False
+                    else:
+                        return False
+                keeper.close()
+                return True
+
+            assert code_of(in_child(work)) == 0
+            assert _held(queue)
+            lease.delete()
+
+
+def _held(queue: Queue) -> bool:
+    stats = queue.stats()
+    return (stats.visible, stats.in_flight) == (0, 1)
+
+
+@pytest.mark.parametrize("end", ["released", "killed"])
+def test_a_child_that_lives_on_holds_no_file_of_its_parents(end: str, tmp_path: Path) -> None:
+    first, second = LocalFile(tmp_path / "state"), LocalFile(tmp_path / "state")
+    first.acquire()
+    with while_a_child_lives():
+        with pytest.raises(StorageHeld):
+            second.acquire()
+        if end == "killed":
+            assert first._lock is not None
+            os.close(first._lock)  # as the kernel does it
+            first._lock = None
+        first.release()
+        second.acquire()
+        second.release()
+
+
+def test_a_child_cannot_save_what_its_parent_holds(tmp_path: Path) -> None:
+    file = LocalFile(tmp_path / "state")
+    file.acquire()
+    file.save(b"parent's")
+
+    def work() -> bool:
+        try:
+            file.save(b"child's")
+        except StorageHeld as error:
+            return error.holder == f"pid {os.getppid()}"
+        return False
+
+    assert code_of(in_child(work)) == 0
+    assert file.load() == b"parent's"
+    file.release()
+
+
+def test_a_child_that_is_forked_amid_a_lock_does_not_keep_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    held = locked(path)
+    held.__enter__()
+    with while_a_child_lives():
+        held.__exit__(None, None, None)
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_queue_that_nobody_closed_lets_its_threads_go() -> None:
+    from veilmq.client.parking import Parking
+
+    parking = Parking("left")
+    assert parking.wait(lambda: 1, lambda late: None) == 1
+    threads = [thread for thread in threading.enumerate() if thread.name == "veilmq-poll-left"]
+    assert len(threads) == 1
+    del parking
+    threads[0].join(ALARM_SECONDS)
+    assert not threads[0].is_alive()
