@@ -208,13 +208,9 @@ class TestDeduplication:
         entries = [
             {"Id": "1", "MessageBody": "x", "MessageGroupId": "a"},
             {"Id": "2", "MessageBody": "y", "MessageGroupId": "a", "MessageDeduplicationId": "2"},
-            {"Id": "3", "MessageBody": "z", "MessageDeduplicationId": "3"},
         ]
         answer = sqs.send_message_batch(QueueUrl=url, Entries=entries)
-        assert [(one["Id"], one["Code"]) for one in answer["Failed"]] == [
-            ("1", "InvalidParameterValue"),
-            ("3", "MissingParameter"),
-        ]
+        assert [(one["Id"], one["Code"]) for one in answer["Failed"]] == [("1", "InvalidParameterValue")]
         assert bodies(take(sqs, url)) == ["y"]
 
     @pytest.mark.parametrize("name", ["MessageGroupId", "MessageDeduplicationId"])
@@ -290,7 +286,9 @@ class TestDeadLetters:
         assert bodies(moved) == ["a1", "a2"]
         shown = moved[0]["Attributes"]
         assert shown["MessageGroupId"] == "a"
-        assert shown["MessageDeduplicationId"] == old["Attributes"]["MessageDeduplicationId"]
+        # "The original message's deduplication ID will be replaced with the original message's ID" (Developer Guide).
+        assert old["Attributes"]["MessageDeduplicationId"] != old["MessageId"] == moved[0]["MessageId"]
+        assert shown["MessageDeduplicationId"] == old["MessageId"]
         assert shown["DeadLetterQueueSourceArn"].endswith(":jobs.fifo")
         assert int(shown["SentTimestamp"]) >= int(old["Attributes"]["SentTimestamp"]) + 60_000
         assert shown["SequenceNumber"] > old["Attributes"]["SequenceNumber"]

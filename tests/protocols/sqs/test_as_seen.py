@@ -257,3 +257,39 @@ def test_a_dead_letter_keeps_its_times(served: Any, client: Any, url: str) -> No
     times = [int(again["Attributes"][name]) for name in ("SentTimestamp", "ApproximateFirstReceiveTimestamp")]
     assert times == sorted(times)
     assert times[0] > int(first["Attributes"]["ApproximateFirstReceiveTimestamp"])
+
+
+@pytest.mark.parametrize("group", [None, ""])
+def test_a_fifo_batch_with_an_entry_that_names_no_group_is_refused_as_a_whole(
+    served: Any, client: Any, group: str | None
+) -> None:
+    """And with another code than a single message: aws/aws-sdk-java #1316, Jimdo/sqs-dead-letter-handling #10,
+    lumigo-io/lumigo-CLI #100, ruby-shoryuken/shoryuken #470."""
+    attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
+    url = client.create_queue(QueueName="jobs.fifo", Attributes=attributes)["QueueUrl"]
+    words = "The request must contain the parameter MessageGroupId."
+    wrong: dict[str, str] = {"MessageBody": "2"} if group is None else {"MessageBody": "2", "MessageGroupId": group}
+    entries = [{"Id": "1", "MessageBody": "1", "MessageGroupId": "a"}, {"Id": "2", **wrong}]
+    found = served.refused(client.send_message_batch, QueueUrl=url, Entries=entries)
+    assert found == ("InvalidParameterValue", words)
+    assert served.refused(client.send_message, QueueUrl=url, **wrong) == ("MissingParameter", words)
+    assert counts(client, url) == (0, 0, 0)
+    entries[1] = {"Id": "2", "MessageBody": "", "MessageGroupId": "a"}
+    answer = client.send_message_batch(QueueUrl=url, Entries=entries)
+    assert ([one["Id"] for one in answer["Successful"]], [one["Id"] for one in answer["Failed"]]) == (["1"], ["2"])
+
+
+def test_a_fifo_batch_without_any_deduplication_id_is_refused_as_a_whole(served: Any, client: Any) -> None:
+    """localstack/localstack #8596; of messages of which some have one, each is answered for itself."""
+    url = client.create_queue(QueueName="jobs.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    entries = [{"Id": each, "MessageBody": each, "MessageGroupId": "a"} for each in "123"]
+    code, text = served.refused(client.send_message_batch, QueueUrl=url, Entries=entries)
+    words = (
+        "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly"
+    )
+    assert (code, text) == ("InvalidParameterValue", words)
+    assert counts(client, url) == (0, 0, 0)
+    entries[1]["MessageDeduplicationId"] = "b"
+    answer = client.send_message_batch(QueueUrl=url, Entries=entries)
+    assert [one["Id"] for one in answer["Successful"]] == ["2"]
+    assert [(one["Id"], one["Message"]) for one in answer["Failed"]] == [("1", words), ("3", words)]

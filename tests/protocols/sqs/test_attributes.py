@@ -18,7 +18,8 @@ from veilmq.model.queue import (
     RedrivePermission,
     RedrivePolicy,
 )
-from veilmq.protocols.sqs.addresses import arn, queue_of_arn
+from veilmq.protocols.sqs.addresses import queue_of_arn
+from veilmq.protocols.sqs.arns import arn
 from veilmq.protocols.sqs.attributes import NAMES, attributes_of, settings_change
 from veilmq.protocols.sqs.errors import Refusal
 
@@ -206,8 +207,10 @@ def test_wrong_redrive_allow_policies(policy: dict[str, Any]) -> None:
         ({"FifoQueue": "yes"}, "InvalidAttributeValue"),
         ({"Policy": "no object"}, "InvalidAttributeValue"),
         ({"Policy": "[]"}, "InvalidAttributeValue"),
-        ({"Policy": "[" * 100_000}, "InvalidAttributeValue"),
-        ({"Policy": '"' + "x" * 65_536 + '"'}, "InvalidAttributeValue"),
+        ({"Policy": "[" * 8_192}, "InvalidAttributeValue"),
+        ({"Policy": "[" * 100_000}, "OverLimit"),
+        ({"Policy": '"' + "x" * 65_536 + '"'}, "OverLimit"),
+        ({"KmsMasterKeyId": "x" * 65_537}, "InvalidAttributeValue"),
         ({"KmsMasterKeyId": "\x00"}, "InvalidMessageContents"),
         ({"SqsManagedSseEnabled": "True"}, "InvalidAttributeValue"),
         ({"SqsManagedSseEnabled": "true", "KmsMasterKeyId": "k"}, "InvalidAttributeValue"),

@@ -154,6 +154,8 @@ def test_answers_to_pages_name_the_origin() -> None:
         (request(body=b"a=1&" * 5000), (400, "MalformedQueryString")),
         (request(body=b"Action=SendMessage&Attribute.1.Name=a&Attribute.1.Name=b"), (400, "MalformedQueryString")),
         (request(body=b"Action=CreateQueue&Attribute.1.Value=a"), (400, "InvalidParameterValue")),
+        (request(body=b"Action=CreateQueue&" + b"Attribute.1.Value." * 20_000 + b"=a"), (400, "MissingParameter")),
+        (request(body=b"Action=CreateQueue&" + b"SendMessageBatchRequestEntry.1." * 10_000), (400, "MissingParameter")),
         (request(body=b"Action=CreateQueue&Tag.1.Key=a&Tag.2.Key=a"), (400, "InvalidParameterValue")),
         (request(body=b"Action=CreateQueue&Attributes=x&Attribute.1.Name=a"), (400, "MalformedQueryString")),
         (request(x_amz_target="AmazonSQS.Nonsense"), (400, "InvalidAction")),

@@ -323,7 +323,7 @@ def test_batches_of_deletes_and_extensions(wire: Any) -> None:
 def test_a_queue_is_created_described_changed_purged_deleted(wire: Any) -> None:
     wire.answers(QueueCreated(info(), True))
     attributes = {"VisibilityTimeout": "45", "MaximumMessageSize": "2048"}
-    answer = wire.client.create_queue(QueueName="jobs", Attributes=attributes, tags={"team": "blue & green"})
+    answer = wire.client.create_queue(QueueName="jobs", Attributes=attributes, tags={"team": "blue + green"})
     origin = wire.commands[0].origin
     assert wire.commands == (
         CreateQueue(
@@ -333,7 +333,7 @@ def test_a_queue_is_created_described_changed_purged_deleted(wire: Any) -> None:
                 "visibility_timeout_us": 45 * SECOND_US,
                 "message_bytes_max": 2048,
             },
-            defaults={"tags": {"team": "blue & green"}},
+            defaults={"tags": {"team": "blue + green"}},
             cooldown_us=60 * SECOND_US,
         ),
     )

@@ -148,6 +148,40 @@ class TestRedriveAllowPolicy:
             assert (code, "maxReceiveCount" in text) == ("InvalidParameterValue", True)
 
 
+@pytest.mark.parametrize("suffix", ["", ".fifo"])
+def test_the_receive_count_goes_on_in_the_next_queue_until_the_message_is_moved_back(
+    served: Any, client: Any, suffix: str
+) -> None:
+    """API Reference, ReceiveMessage: "the number of times a message has been received across all queues". What each
+    queue's redrive policy counts are its own receives."""
+    more = {"MessageGroupId": "g", "MessageDeduplicationId": "d"} if suffix else {}
+    kind = {"FifoQueue": "true"} if suffix else {}
+
+    def make(name: str, target: str = "", receives: int = 0) -> str:
+        policy = {"deadLetterTargetArn": arn(target + suffix), "maxReceiveCount": receives}
+        redrive = {"RedrivePolicy": json.dumps(policy)} if target else {}
+        return str(client.create_queue(QueueName=name + suffix, Attributes=kind | redrive)["QueueUrl"])
+
+    def counts(url: str, times: int) -> list[str]:
+        found = []
+        for _ in range(times):
+            given = {"MessageSystemAttributeNames": ["ApproximateReceiveCount"], "VisibilityTimeout": 0}
+            for message in client.receive_message(QueueUrl=url, **given).get("Messages", []):
+                found.append(message["Attributes"]["ApproximateReceiveCount"])
+        return found
+
+    last = make("last")
+    dead = make("dead", "last", 2)
+    url = make("jobs", "dead", 3)
+    client.send_message(QueueUrl=url, MessageBody="x", **more)
+    assert counts(url, 4) == ["1", "2", "3"]
+    assert counts(dead, 3) == ["4", "5"]
+    assert counts(last, 1) == ["6"]
+    client.start_message_move_task(SourceArn=arn("last" + suffix), DestinationArn=arn("jobs" + suffix))
+    served.later(1)
+    assert counts(url, 1) == ["1"]
+
+
 class TestMoveTasks:
     """StartMessageMoveTask, CancelMessageMoveTask, ListMessageMoveTasks."""
 
@@ -311,3 +345,24 @@ class TestMoveTasks:
         handle = client.start_message_move_task(**given)["TaskHandle"]
         assert "AccessDenied" in served.refused(client.list_message_move_tasks, SourceArn=arn("dead"))[0]
         client.cancel_message_move_task(TaskHandle=handle)
+
+    def test_a_key_lets_dead_letters_go_only_where_it_may_send_or_to_its_own(self, served: Any, client: Any) -> None:
+        for name in ("mine-dead", "pay"):
+            create(client, name)
+        ring = served.codec._verifier._keyring
+        key = ring.keys["AKIDEXAMPLE"]
+        own = Grant(frozenset({Action.CREATE_QUEUE, Action.CHANGE_QUEUE}), ("mine*",))
+        ring.keys[key.id] = msgspec.structs.replace(key, grants=(own,))
+
+        def policy(target: str) -> dict[str, str]:
+            return {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn(target), "maxReceiveCount": 1})}
+
+        asked = {"QueueName": "mine", "Attributes": policy("pay")}
+        assert "AccessDenied" in served.refused(client.create_queue, **asked)[0]
+        url = client.create_queue(QueueName="mine")["QueueUrl"]
+        asked = {"QueueUrl": url, "Attributes": policy("pay")}
+        assert "AccessDenied" in served.refused(client.set_queue_attributes, **asked)[0]
+        client.set_queue_attributes(QueueUrl=url, Attributes=policy("mine-dead"))
+        client.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": ""})
+        ring.keys[key.id] = msgspec.structs.replace(key, grants=(own, Grant(frozenset({Action.SEND}), ("pay",))))
+        client.set_queue_attributes(QueueUrl=url, Attributes=policy("pay"))

@@ -55,6 +55,8 @@ def test_the_limit_is_met_exactly(served: Any) -> None:
         code, text = served.refused(served.connect(form).receive_message, QueueUrl=url)
         assert code == "OverLimit"
         assert "120000" in text
+        # "If you use long polling, Amazon SQS returns no error messages" (Developer Guide, standard queue quotas).
+        assert "Messages" not in served.connect(form).receive_message(QueueUrl=url, WaitTimeSeconds=1)
     assert in_flight(client, url) == limits.IN_FLIGHT_MAX, "what was refused changed nothing"
     client.delete_message(QueueUrl=url, ReceiptHandle=at["ReceiptHandle"])
     assert len(client.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]) == 1

@@ -1,6 +1,7 @@
 """Policies and permissions: what opens a queue to another account, and what does not."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -155,8 +156,9 @@ class TestPermissions:
         actions = sorted(set(ACROSS_ACCOUNTS.values()))[:7]
         for number in range(limits.POLICY_STATEMENTS_MAX):
             accounts = [f"{each:012}" for each in range(50 if number == 0 else 1)]
-            label = "l" * 78 + f"{number:02}"
-            owner.add_permission(QueueUrl=url, Label=label, AWSAccountIds=accounts, Actions=actions)
+            label = ("l" * 78 if number == 0 else "") + f"{number:02}"
+            named = actions if number == 0 else actions[:1]
+            owner.add_permission(QueueUrl=url, Label=label, AWSAccountIds=accounts, Actions=named)
         code, text = served.refused(
             owner.add_permission, QueueUrl=url, Label="more", AWSAccountIds=[FRIEND], Actions=["*"]
         )
@@ -164,6 +166,50 @@ class TestPermissions:
         assert len(policy_of(owner, url)["Statement"]) == 20
         code, text = served.refused(owner.remove_permission, QueueUrl=url, Label="more")
         assert (code, "can't find label" in text) == ("InvalidParameterValue", True)
+
+    def test_a_permission_that_makes_the_policy_too_long(self, served: Any, owner: Any, url: str) -> None:
+        given = {"AWSAccountIds": [f"{each:012}" for each in range(50)], "Actions": ["SendMessage"]}
+        for number in range(4):
+            owner.add_permission(QueueUrl=url, Label=str(number), **given)
+        found = served.refused(owner.add_permission, QueueUrl=url, Label="4", **given)
+        assert found == ("OverLimit", "Submitted policy is over max allowed size.")
+        assert len(policy_of(owner, url)["Statement"]) == 4
+
+    @pytest.mark.parametrize("form", ["json", "query"])
+    @pytest.mark.parametrize("size", [8_191, 8_192, 8_193, 70_000])
+    def test_the_bytes_of_a_policy(self, served: Any, url: str, form: str, size: int) -> None:
+        """Developer Guide, "Amazon SQS policy quotas"; the words are AWS's (aws/aws-sdk-net #378)."""
+        client = served.connect(form)
+        short = json.dumps({"Id": "\u00e9", "Statement": [_statement()]}, ensure_ascii=False)
+        text = short.replace("\u00e9", "\u00e9" + "x" * (size - len(short.encode())))
+        assert len(text.encode()) == size
+        if size <= 8_192:
+            client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
+            return
+        for call, given in (
+            (client.set_queue_attributes, {"QueueUrl": url}),
+            (client.create_queue, {"QueueName": "p"}),
+        ):
+            found = served.refused(call, Attributes={"Policy": text}, **given)
+            assert found == ("OverLimit", "Submitted policy is over max allowed size.")
+
+    @pytest.mark.parametrize(
+        ("statements", "words"),
+        [
+            ([{}] * 21, "21 statements were found in the submitted policy, max allowed is 20"),
+            (
+                [{"Action": ["sqs:SendMessage"] * 8}],
+                "8 actions were found in a statement from the submitted policy, max allowed is 7",
+            ),
+        ],
+    )
+    def test_what_a_policy_has_too_many_of(
+        self, served: Any, owner: Any, url: str, statements: list[dict[str, Any]], words: str
+    ) -> None:
+        """In AWS's words: dapr/components-contrib #1780, ministryofjustice/cloud-platform-environments #9082."""
+        text = json.dumps({"Statement": [_statement(**statement) for statement in statements]})
+        found = served.refused(owner.set_queue_attributes, QueueUrl=url, Attributes={"Policy": text})
+        assert found == ("OverLimit", words)
 
 
 def _asking(**changes: Any) -> Asking:
@@ -174,6 +220,8 @@ def _asking(**changes: Any) -> Asking:
         "queue": QUEUE,
         "context": {
             "aws:securetransport": "false",
+            "aws:currenttime": "1780315200.0",
+            "aws:epochtime": "1780315200.0",
             "aws:sourceip": "10.1.2.3",
             "aws:principalaccount": FRIEND,
             "aws:principalarn": f"arn:aws:iam::{FRIEND}:user/AKIDSOMEBODY",
@@ -247,11 +295,34 @@ class TestLanguage:
             ({"ArnEquals": {"aws:SourceArn": "arn:aws:sns:us-east-1:1:topic"}}, False, False),
             ({"ArnNotEquals": {"aws:SourceArn": "arn:aws:sns:us-east-1:1:topic"}}, True, True),
             ({"StringEqualsIfExists": {"aws:SourceAccount": OWNER}}, True, True),
+            ({"StringNotEquals": {"aws:SourceVpce": "vpce-1a2b3c4d"}}, True, True),
+            ({"StringEquals": {"aws:SourceVpce": "vpce-1a2b3c4d"}}, False, False),
+            ({"Bool": {"aws:MultiFactorAuthPresent": "false"}}, False, False),
+            ({"BoolIfExists": {"aws:MultiFactorAuthPresent": "false"}}, True, True),
+            ({"Null": {"aws:MultiFactorAuthAge": True}}, True, True),
             ({"Null": {"aws:SourceArn": "true"}}, True, True),
             ({"Null": {"aws:SourceArn": "false"}}, False, False),
             # Not understood: it lets nobody in, and keeps everybody out.
             ({"StringEquals": {"aws:RequestTag/colour": "blue"}}, False, True),
-            ({"DateGreaterThan": {"aws:CurrentTime": "2020-01-01T00:00:00Z"}}, False, True),
+            ({"DateGreaterThan": {"aws:CurrentTime": "2026-06-01T12:00Z"}}, False, False),
+            ({"DateGreaterThanEquals": {"aws:CurrentTime": "2026-06-01T12:00Z"}}, True, True),
+            ({"DateGreaterThan": {"aws:CurrentTime": "2026-06-01T11:59:59.999Z"}}, True, True),
+            ({"DateLessThan": {"aws:CurrentTime": "2026-06-01T14:00:01+02:00"}}, True, True),
+            ({"DateLessThan": {"aws:CurrentTime": "2026-06-01T14:00:00+02:00"}}, False, False),
+            ({"DateLessThanEquals": {"aws:CurrentTime": "2026-06-01"}}, False, False),
+            ({"DateEquals": {"aws:CurrentTime": ["2026-01-01", "2026-06-01T12:00:00"]}}, True, True),
+            ({"DateNotEquals": {"aws:CurrentTime": ["2026-01-01", "2026-06-01T12:00:00Z"]}}, False, False),
+            ({"DateLessThanIfExists": {"aws:EpochTime": "1780315201"}}, True, True),
+            ({"NumericLessThan": {"aws:EpochTime": 1780315200}}, False, False),
+            ({"NumericLessThanEquals": {"aws:EpochTime": 1780315200}}, True, True),
+            ({"Null": {"aws:CurrentTime": "true"}}, False, False),
+            ({"DateGreaterThan": {"aws:CurrentTime": "yesterday"}}, False, True),
+            ({"DateGreaterThan": {"aws:CurrentTime": ["2020-01-01", "yesterday"]}}, False, True),
+            ({"NumericLessThan": {"aws:CurrentTime": "2030-01-01"}}, False, True),
+            ({"DateSoonAfter": {"aws:CurrentTime": "2020-01-01"}}, False, True),
+            ({"GreaterThan": {"aws:CurrentTime": "2020-01-01"}}, False, True),
+            ({"StringLike": {"aws:CurrentTime": "2*"}}, False, True),
+            ({"DateGreaterThan": {"aws:TokenIssueTime": "2020-01-01T00:00:00Z"}}, False, True),
             ({"NumericLessThan": {"aws:PrincipalAccount": 5}}, False, True),
             ({"Bool": {"aws:SecureTransport": "false"}, "StringEquals": {"aws:PrincipalAccount": OWNER}}, False, False),
         ],
@@ -349,6 +420,22 @@ class TestAcrossAccounts:
             assert served.refused(call, **given)[0].startswith("AccessDenied")
         friend.list_dead_letter_source_queues(QueueUrl=url)
         friend.purge_queue(QueueUrl=url)
+
+    def test_a_permission_that_is_limited_in_time(self, served: Any, owner: Any, friend: Any, url: str) -> None:
+        """Developer Guide, "Basic examples of Amazon SQS policies": between two instants of one day."""
+        start = datetime.fromtimestamp(served.clock.now / 1e6 + 60, UTC)
+        hours = {
+            "DateGreaterThan": {"aws:CurrentTime": start.isoformat()},
+            "DateLessThan": {"aws:CurrentTime": (start + timedelta(hours=3)).isoformat()},
+        }
+        policy = {"Version": "2012-10-17", "Statement": [_statement(Action="sqs:ReceiveMessage", Condition=hours)]}
+        owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps(policy)})
+        for minutes, allowed in ((0, False), (2, True), (178, True), (2, False)):
+            served.clock.advance(minutes * 60_000_000)
+            if allowed:
+                friend.receive_message(QueueUrl=url)
+            else:
+                assert served.refused(friend.receive_message, QueueUrl=url)[0] == "AccessDenied"
 
     def test_whether_a_queue_exists_is_not_told(self, served: Any, friend: Any, url: str) -> None:
         there = served.refused(friend.send_message, QueueUrl=url, MessageBody="x")

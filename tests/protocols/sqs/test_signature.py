@@ -488,6 +488,22 @@ def test_a_long_user_agent_is_cut(codec: Codec) -> None:
     assert call.commands[0].origin.client == "x" * 256
 
 
+def test_what_is_remembered_of_one_key_does_not_grow_with_its_ways_to_sign(codec: Codec) -> None:
+    for number in range(3):
+        url = f"http://{number}.example/111122223333/jobs".encode()
+        request = sign(headers={**JSON_HEADERS, f"X-Amz-{number}": ""}, body=BODY.replace(URL.encode(), url))
+        assert code_of(decode(codec, request)) == "ok"
+        assert code_of(decode(codec, with_header(request, b"x" * 3_000, b""))) == "ok"
+    schemes = list(codec._verifier._schemes.values())
+    assert [len(scheme.shapes) for scheme in schemes] == [1, 1, 1]
+    assert {id(scheme.queues) for scheme in schemes} == {id(schemes[0].queues)}
+    assert len(schemes[0].queues) == 3
+    for number in range(300):
+        assert code_of(decode(codec, sign(region=f"eu-west-{number}"))) == "ok"
+    rooms = {id(scheme.queues): scheme.queues._entries_max for scheme in codec._verifier._schemes.values()}
+    assert sum(rooms.values()) < 300_000
+
+
 def test_secrets_stay_out_of_reprs(codec: Codec) -> None:
     call = decode(codec, sign(TEMPORARY))
     assert isinstance(call, Call)

@@ -26,11 +26,11 @@ def tags(client: Any, url: str) -> dict[str, str]:
 
 def test_tags_are_added_replaced_removed_and_listed(client: Any, url: str) -> None:
     assert tags(client, url) == {"team": "shop"}
-    client.tag_queue(QueueUrl=url, Tags={"team": "mail", "colour": "blue & <red>", "empty": ""})
-    assert tags(client, url) == {"team": "mail", "colour": "blue & <red>", "empty": ""}
+    client.tag_queue(QueueUrl=url, Tags={"team": "mail", "colour": "a/b = c+d @ é", "empty": ""})
+    assert tags(client, url) == {"team": "mail", "colour": "a/b = c+d @ é", "empty": ""}
     client.tag_queue(QueueUrl=url, Tags={"Colour": "case counts"})
     client.untag_queue(QueueUrl=url, TagKeys=["team", "empty", "never there"])
-    assert tags(client, url) == {"colour": "blue & <red>", "Colour": "case counts"}
+    assert tags(client, url) == {"colour": "a/b = c+d @ é", "Colour": "case counts"}
     client.untag_queue(QueueUrl=url, TagKeys=["colour", "Colour"])
     assert tags(client, url) == {}
     assert "Tags" not in client.list_queue_tags(QueueUrl=url)
@@ -72,6 +72,12 @@ def test_one_tag_too_many_changes_nothing(served: Any, client: Any, url: str) ->
         ("AWS:made", "v", False),
         ("aws", "v", True),
         ("k\x01", "v", False),
+        ("k", "aws:made", False),
+        ("k", "Aws:made", False),
+        ("k", "aws", True),
+        ("Größe 数", "_.:/=+-@ ½\t", True),
+        *((f"k{each}", "v", False) for each in "&<>,;()'\"#%*\\|~^!?$\x1f\u200b\U0001f600"),
+        *(("k", f"v{each}", False) for each in "&<,"),
     ],
 )
 def test_the_limits_of_a_tag(served: Any, client: Any, url: str, key: str, value: str, taken: bool) -> None:

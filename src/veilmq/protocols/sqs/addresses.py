@@ -1,8 +1,8 @@
-"""Queue URLs and ARNs: from text to queue, and back.
+"""Queue URLs: from text to queue, and back; and the queue of an ARN.
 
 Strategy: a URL's last two path segments are account and queue, whatever host and prefix a client reaches us by; a bare
 name is a queue of the caller's (AWS takes it too, and programs rely on it: aws-sdk-js-v3, "Note on Queue names"); the
-region is that of the request's signature. ARNs are `arn:aws:sqs:region:account:name`.
+region is that of the request's signature. An ARN may name any of AWS's partitions: the region decides.
 """
 
 from typing import Final
@@ -70,11 +70,6 @@ def resolve(caller: Caller, url: str) -> QueueKey:
     if own and len(url) <= _URL_CHARACTERS_CACHED_MAX:
         caller.queues.keep(url, queue)
     return queue
-
-
-def arn(queue: QueueKey) -> str:
-    """Amazon Resource Name of a queue."""
-    return f"arn:aws:sqs:{queue.region}:{queue.account}:{queue.name}"
 
 
 def queue_of_arn(text: str) -> QueueKey | None:

@@ -22,7 +22,8 @@ from veilmq.model.queue import (
     SettingsChange,
 )
 from veilmq.protocols.sqs import limits
-from veilmq.protocols.sqs.addresses import arn, is_fifo, queue_of_arn
+from veilmq.protocols.sqs.addresses import is_fifo, queue_of_arn
+from veilmq.protocols.sqs.arns import arn
 from veilmq.protocols.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
@@ -32,6 +33,7 @@ from veilmq.protocols.sqs.errors import (
     THROUGHPUT,
     Refusal,
     invalid_value,
+    policy_too_long,
     redrive_text,
 )
 from veilmq.protocols.sqs.message_attributes import check_text
@@ -159,6 +161,8 @@ def _check_throughput(change: SettingsChange) -> None:
 
 
 def _label(name: str, text: str, creating: bool) -> str:
+    if name == "Policy" and len(text.encode()) > limits.POLICY_BYTES_MAX:
+        raise policy_too_long()
     if len(text.encode()) > limits.LABEL_BYTES_MAX:
         raise _bad_value(name)
     if text:
@@ -176,9 +180,11 @@ def _check_policy(text: str) -> None:
     try:
         read_policy(text)
     except PolicyTooLarge as wrong:
-        raise Refusal(OVER_LIMIT, f"The policy is over a limit: {wrong}.") from None
+        raise Refusal(OVER_LIMIT, str(wrong)) from None
     except PolicyInvalid as wrong:
-        raise Refusal(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter Policy: {wrong}.") from None
+        # The first sentence is AWS's own, and all that it says.
+        reason = f"Invalid value for the parameter Policy. Reason: {wrong}."
+        raise Refusal(INVALID_ATTRIBUTE_VALUE, reason) from None
 
 
 def _object(name: str, text: str) -> dict[str, Any]:

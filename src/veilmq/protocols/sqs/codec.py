@@ -15,6 +15,7 @@ from veilmq.model.outcomes import Outcome
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs import errors, json_form, query_form
 from veilmq.protocols.sqs.addresses import Endpoint
+from veilmq.protocols.sqs.arns import arn
 from veilmq.protocols.sqs.call import Asked, Call, Form
 from veilmq.protocols.sqs.errors import Fault, Refusal
 from veilmq.protocols.sqs.operations.judging import judged_first
@@ -106,7 +107,7 @@ class Codec:
         queue = getattr(call.commands[0], "queue", None)
         resource = f"arn:aws:sqs:*:{call.key.account}:*"
         if queue is not None:
-            resource = f"arn:aws:sqs:{queue.region}:{queue.account}:{queue.name}"
+            resource = arn(queue)
         text = (
             f"User: arn:aws:iam::{call.key.account}:user/{call.key.id} is not authorized to perform: "
             f"sqs:{call.operation.lower()} on resource: {resource} because no identity-based policy allows the "
@@ -161,7 +162,12 @@ def request_id_header(request_id: str) -> json_form.Headers:
 def form_of(request: Request) -> Form:
     """How the request is written, and so its answer."""
     headers = request.headers
-    if b"x-amz-target" in headers:
+    target = headers.get(b"x-amz-target")
+    # Amazon::SQS::Simple of Perl names a target of its own beside a Query body.
+    if target is not None and (
+        target.startswith(json_form.TARGETS)
+        or not headers.get(b"content-type", b"").startswith(query_form.CONTENT_TYPE)
+    ):
         return Form.JSON
     if headers.get(b"content-type", b"").startswith(json_form.CONTENT_TYPE):
         return Form.JSON

@@ -43,6 +43,7 @@ from veilmq.model.errors import (
 )
 from veilmq.model.queue import RedrivePolicy
 from veilmq.protocols.sqs import limits
+from veilmq.protocols.sqs.arns import arn
 
 _SQS: Final = "com.amazonaws.sqs#"
 _COMMON: Final = "com.amazon.coral.service#"
@@ -122,7 +123,8 @@ METHOD_NOT_SUPPORTED: Final = _common("UnknownOperationException", "UnsupportedH
 MISSING_ACTION: Final = _common("UnknownOperationException", "MissingAction", 400)
 MISSING_AUTHENTICATION_TOKEN: Final = _common("MissingAuthenticationTokenException", "MissingAuthenticationToken", 403)
 NO_SUCH_VERSION: Final = _common("UnknownOperationException", "NoSuchVersion", 400)
-REQUEST_EXPIRED: Final = _common("RequestExpiredException", "RequestExpired", 400)
+REQUEST_EXPIRED: Final = _common("RequestExpired", "RequestExpired", 400)
+"""Under this name, and not one that ends in Exception, npm's aws-sdk 2 knows it and corrects its clock."""
 UNKNOWN_OPERATION: Final = _common("UnknownOperationException", "UnknownOperationException", 404)
 """Of a request that asks for nothing at all: the one error that the Query form answers without the usual frame."""
 SIGNATURE_DOES_NOT_MATCH: Final = _common("InvalidSignatureException", "SignatureDoesNotMatch", 403)
@@ -189,6 +191,11 @@ def too_long(limit_bytes: int) -> Refusal:
     return Refusal(INVALID_PARAMETER_VALUE, reason)
 
 
+def policy_too_long() -> Refusal:
+    """A queue's policy of too many bytes, in AWS's wording (aws/aws-sdk-net #378)."""
+    return Refusal(OVER_LIMIT, "Submitted policy is over max allowed size.")
+
+
 _PARAMETERS: Final = {
     "body": "MessageBody",
     "delay_us": "DelaySeconds",
@@ -253,8 +260,8 @@ def _receipt_invalid(error: ReceiptInvalid, command: AnyCommand) -> Refusal:
 
 def redrive_text(policy: RedrivePolicy) -> str:
     """RedrivePolicy as SQS writes it."""
-    arn = f"arn:aws:sqs:{policy.target.region}:{policy.target.account}:{policy.target.name}"
-    return msgspec.json.encode({"deadLetterTargetArn": arn, "maxReceiveCount": policy.receive_count_max}).decode()
+    value = {"deadLetterTargetArn": arn(policy.target), "maxReceiveCount": policy.receive_count_max}
+    return msgspec.json.encode(value).decode()
 
 
 def _redrive_refused(error: RedriveRefused, command: AnyCommand) -> Refusal:

@@ -26,6 +26,7 @@ from veilmq.protocols.sqs.results import Result
 CONTENT_TYPE: Final = b"application/x-amz-json-1.0"
 TARGET_PREFIX: Final = "AmazonSQS."
 VEIL_TARGET_PREFIX: Final = "VeilMQ."
+TARGETS: Final = (TARGET_PREFIX.encode(), VEIL_TARGET_PREFIX.encode())
 
 Headers = tuple[tuple[bytes, bytes], ...]
 

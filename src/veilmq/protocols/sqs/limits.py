@@ -56,9 +56,10 @@ REDRIVE_RECEIVES_MIN: Final = 1
 REDRIVE_RECEIVES_MAX: Final = 1_000
 REDRIVE_SOURCES_MAX: Final = 10
 LABEL_BYTES_MAX: Final = 65_536
-"""Length of one queue attribute whose text is kept as it is (Policy, KmsMasterKeyId)."""
+"""Length of one queue attribute whose text is kept as it is (KmsMasterKeyId)."""
 
 LIST_QUEUES_MAX: Final = 1_000
+POLICY_BYTES_MAX: Final = 8_192
 POLICY_STATEMENTS_MAX: Final = 20
 POLICY_ACTIONS_MAX: Final = 7
 POLICY_PRINCIPALS_MAX: Final = 50
@@ -67,6 +68,8 @@ TAGS_MAX: Final = 50
 TAG_KEY_CHARACTERS_MAX: Final = 128
 TAG_VALUE_CHARACTERS_MAX: Final = 256
 TAG_RESERVED: Final = "aws:"
+TAG_SYMBOLS: Final = "_.:/=+-@"
+"""What tags may contain besides letters, digits and white space."""
 
 SKEW_SECONDS_MAX: Final = 900
 PRESIGNED_SECONDS_MAX: Final = 604_800

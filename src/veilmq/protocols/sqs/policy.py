@@ -9,17 +9,19 @@ reference" in the IAM User Guide.
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from enum import Enum
 from fnmatch import translate
 from functools import lru_cache
 from ipaddress import ip_address, ip_network
+from operator import eq, ge, gt, le, lt
 from typing import Any, Final
 
 import msgspec
 
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import limits
-from veilmq.protocols.sqs.addresses import arn
+from veilmq.protocols.sqs.arns import USUAL, arn, partition
 
 VERSIONS: Final = ("2008-10-17", "2012-10-17")
 _ELEMENTS: Final = frozenset(
@@ -70,7 +72,10 @@ def read_policy(text: str) -> dict[str, Any]:
         raise PolicyInvalid(f"Version must be {' or '.join(VERSIONS)}")
     statements = statements_of(policy)
     if len(statements) > limits.POLICY_STATEMENTS_MAX:
-        raise PolicyTooLarge(f"it has more than {limits.POLICY_STATEMENTS_MAX} statements")
+        raise PolicyTooLarge(
+            f"{len(statements)} statements were found in the submitted policy, max allowed is "
+            f"{limits.POLICY_STATEMENTS_MAX}"
+        )
     for statement in statements:
         _check_statement(statement)
     return policy
@@ -98,8 +103,12 @@ def _check_statement(statement: Any) -> None:
             _check_principal(given[0], statement[given[0]])
         elif not _texts(statement[given[0]]):
             raise PolicyInvalid(f"{given[0]} must be a text or a list of texts")
-    if len(_texts(statement.get("Action", []))) > limits.POLICY_ACTIONS_MAX:
-        raise PolicyTooLarge(f"a statement can name at most {limits.POLICY_ACTIONS_MAX} actions")
+    actions = len(_texts(statement.get("Action", [])))
+    if actions > limits.POLICY_ACTIONS_MAX:
+        raise PolicyTooLarge(
+            f"{actions} actions were found in a statement from the submitted policy, max allowed is "
+            f"{limits.POLICY_ACTIONS_MAX}"
+        )
     _check_condition(statement.get("Condition", {}))
 
 
@@ -117,8 +126,12 @@ def _check_principal(name: str, principal: Any) -> None:
         return
     if not isinstance(principal, dict) or not principal or not all(_texts(values) for values in principal.values()):
         raise PolicyInvalid(f'{name} must be "*" or an object of principals')
-    if sum(len(_texts(values)) for values in principal.values()) > limits.POLICY_PRINCIPALS_MAX:
-        raise PolicyTooLarge(f"a statement can name at most {limits.POLICY_PRINCIPALS_MAX} principals")
+    principals = sum(len(_texts(values)) for values in principal.values())
+    if principals > limits.POLICY_PRINCIPALS_MAX:
+        raise PolicyTooLarge(
+            f"{principals} principals were found in a statement from the submitted policy, max allowed is "
+            f"{limits.POLICY_PRINCIPALS_MAX}"
+        )
 
 
 def _listed(value: Any) -> list[Any]:
@@ -168,7 +181,12 @@ def _names(statement: dict[str, Any], asking: Asking) -> bool:
     if _like_any([pattern.lower() for pattern in named], action) is not ("Action" in statement):
         return False
     resources = _texts(statement.get("Resource", statement.get("NotResource")))
-    return _like_any(resources, arn(asking.queue)) is ("Resource" in statement)
+    queue = arn(asking.queue)
+    matches = _like_any(resources, queue)
+    if not matches and (elsewhere := partition(asking.queue.region)) != USUAL:
+        # Policies that were made before queues had their region's partition go on as they are.
+        matches = _like_any(resources, queue.replace(elsewhere, USUAL, 1))
+    return matches is ("Resource" in statement)
 
 
 def _is_principal(principal: Any, asking: Asking) -> bool:
@@ -221,7 +239,17 @@ _NEGATED: Final = {
     "arnnotlike": "arnlike",
     "notipaddress": "ipaddress",
 }
-KEYS: Final = frozenset(
+_TIMES: Final = frozenset({"aws:currenttime", "aws:epochtime"})
+"""Condition keys whose value is the instant of the request, in seconds since 1970."""
+_ORDERS: Final[dict[str, Callable[[float, float], bool]]] = {
+    "equals": eq,
+    "lessthan": lt,
+    "lessthanequals": le,
+    "greaterthan": gt,
+    "greaterthanequals": ge,
+}
+"""What follows `Date` in an operator, and `Numeric` if the key is aws:EpochTime."""
+KEYS: Final = _TIMES | frozenset(
     {
         "aws:securetransport",
         "aws:sourceip",
@@ -232,6 +260,13 @@ KEYS: Final = frozenset(
         "aws:sourcearn",
         "aws:sourceaccount",
         "aws:principalorgid",
+        "aws:principalorgpaths",
+        # Of calls through a VPC, and of keys that came with a second factor: the same.
+        "aws:sourcevpc",
+        "aws:sourcevpce",
+        "aws:vpcsourceip",
+        "aws:multifactorauthage",
+        "aws:multifactorauthpresent",
     }
 )
 """Condition keys that are understood."""
@@ -260,6 +295,8 @@ def _judge(operator: str, key: str, values: list[str], context: dict[str, str]) 
         return values == [str(given is None).lower()]
     optional = operator.endswith("ifexists")
     operator = operator.removesuffix("ifexists")
+    if key in _TIMES and given is not None:
+        return _judge_time(operator, key, values, float(given))
     negated = operator in _NEGATED
     compare = _OPERATORS.get(_NEGATED.get(operator, operator))
     if compare is None:
@@ -267,3 +304,26 @@ def _judge(operator: str, key: str, values: list[str], context: dict[str, str]) 
     if given is None:
         return optional or negated
     return any(compare(value, given) for value in values) is not negated
+
+
+def _judge_time(operator: str, key: str, values: list[str], given: float) -> bool | None:
+    """Whether the instant of the request is so; None if operator or values are not understood."""
+    kind = "numeric" if key == "aws:epochtime" and operator.startswith("numeric") else "date"
+    order = operator.removeprefix(kind) if operator.startswith(kind) else ""
+    negated = order == "notequals"
+    compare = _ORDERS.get("equals" if negated else order)
+    instants = [instant for value in values if (instant := _instant(value)) is not None]
+    if compare is None or len(instants) < len(values):
+        return None
+    return any(compare(given, instant) for instant in instants) is not negated
+
+
+def _instant(text: str) -> float | None:
+    """Seconds since 1970 of a date (ISO 8601, or that number); None if it is none."""
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

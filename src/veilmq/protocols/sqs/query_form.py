@@ -35,6 +35,8 @@ from veilmq.protocols.sqs.results import (
     Result,
 )
 
+CONTENT_TYPE: Final = b"application/x-www-form-urlencoded"
+
 Headers = tuple[tuple[bytes, bytes], ...]
 Tree = dict[Any, Any]
 _Place = tuple[int | None, tuple[Any, ...], Any]
@@ -84,6 +86,8 @@ _COLLECTIONS: Final = frozenset({"Entries", *_ENTRIES, *_MEMBER_OF_LIST, *_MAPS,
 
 _NAMES_MAX: Final = 4_096
 _NAME_BYTES_CACHED_MAX: Final = 128
+_NAME_CHARACTERS_MAX: Final = 256
+"""Twice the longest that means anything. Every dot of a name costs a step: a megabyte of them would stop the server."""
 _URLS_MAX: Final = 1_024
 _URL_BYTES_CACHED_MAX: Final = 512
 
@@ -186,7 +190,8 @@ def _text(raw: bytes) -> str:
 
 def _learnt(raw: bytes) -> _Place:
     """Where a parameter belongs, remembered: clients send the same few names."""
-    steps = _steps(_text(raw))
+    name = _text(raw)
+    steps = _steps(name) if len(name) <= _NAME_CHARACTERS_MAX else (name,)
     number = None
     if steps[0] == "Entries" and len(steps) > 2:
         number, steps = steps[1], steps[2:]

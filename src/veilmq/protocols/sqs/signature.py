@@ -44,7 +44,10 @@ _SCHEME_BYTES_MAX: Final = 1_024
 _SIGNING_KEYS_MAX: Final = 1_024
 _CALLERS_MAX: Final = 64
 _SHAPES_MAX: Final = 64
+_SHAPE_BYTES_MAX: Final = 2_048
 _QUEUES_MAX: Final = 4_096
+_QUEUES_FEW: Final = 64
+_PLACES_MAX: Final = 64
 _STAMPS_MAX: Final = 128
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
@@ -103,6 +106,7 @@ class Verifier:
         self._schemes: Bounded[bytes, _Scheme] = Bounded(_SCHEMES_MAX)
         self._signing_keys: Bounded[tuple[str, bytes, bytes], tuple[Any, Any]] = Bounded(_SIGNING_KEYS_MAX)
         self._stamps: Bounded[bytes, int] = Bounded(_STAMPS_MAX)
+        self._queues: dict[tuple[str, str], Bounded[str, QueueKey]] = {}
 
     def verify(self, request: Request, wall: Instant) -> Caller:
         """Who sent the request. Raises Refusal with AWS's code if that is not certain."""
@@ -153,9 +157,13 @@ class Verifier:
         prefix = authorization[:-_SIGNATURE_HEX]
         if len(prefix) <= _SCHEME_BYTES_MAX and prefix.endswith(b"Signature="):
             self._schemes.keep(prefix, scheme)
+            # One for all schemes of an account and region: each with its own, they would be gigabytes.
+            place = scheme.key.account, scheme.region
+            if len(self._queues) < _PLACES_MAX or place in self._queues:
+                scheme.queues = self._queues.setdefault(place, Bounded(_QUEUES_MAX))
 
     def _verify_query(self, request: Request, wall: Instant) -> Caller:
-        """Query-string authentication: everything in parameters, valid for X-Amz-Expires seconds."""
+        """Query-string authentication: everything in parameters, valid for X-Amz-Expires seconds, or for 15 minutes."""
         pairs = query_pairs(request.query)
         named: dict[bytes, bytes] = {}
         for name, value in pairs:
@@ -210,7 +218,7 @@ class Verifier:
             outer=outer,
             shapes=Bounded(_SHAPES_MAX),
             callers=Bounded(_CALLERS_MAX),
-            queues=Bounded(_QUEUES_MAX),
+            queues=Bounded(_QUEUES_FEW),
         )
 
     def _signing_key(self, secret: str, day: bytes, region: bytes) -> tuple[Any, Any]:
@@ -252,7 +260,8 @@ class Verifier:
         shape = tuple(headers)
         if shape not in scheme.shapes:
             _check_signed(scheme.names, headers)
-            scheme.shapes.keep(shape, True)
+            if sum(map(len, shape)) <= _SHAPE_BYTES_MAX:
+                scheme.shapes.keep(shape, True)
         if self._base_domain is not None:
             region = region_of_host(self._base_domain, headers[b"host"])
             if region is not None and region != scheme.region:
@@ -334,7 +343,7 @@ def _unsigned_scheme(key: AccessKey, region: str) -> _Scheme:
         outer=None,
         shapes=Bounded(0),
         callers=Bounded(_CALLERS_MAX),
-        queues=Bounded(_QUEUES_MAX),
+        queues=Bounded(_QUEUES_FEW),
     )
 
 
@@ -450,13 +459,14 @@ def _format(seconds: int) -> str:
 
 
 def _check_stamp(stamp: bytes, seconds: int, day: bytes, wall: Instant, lasts_s: int = limits.SKEW_SECONDS_MAX) -> None:
-    """Raises RequestExpired if the request is too old or too early; SignatureDoesNotMatch for another day's scope."""
+    """Raises RequestExpired if it is too old or too early; SignatureDoesNotMatch for another day's scope."""
     if day != stamp[:8]:
         text = f"Date in Credential scope does not match the request's: '{_show(day)}' != '{_show(stamp[:8])}'."
         raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH, text)
     if wall > (seconds + lasts_s) * SECOND_US:
         text = f"Signature expired: {_show(stamp)} is now earlier than {_format(wall // SECOND_US - lasts_s)}"
-        raise Refusal(errors.REQUEST_EXPIRED, f"{text} ({_format(wall // SECOND_US)} - {lasts_s} s.)")
+        span = f"{lasts_s} s." if lasts_s % 60 else f"{lasts_s // 60} min."
+        raise Refusal(errors.REQUEST_EXPIRED, f"{text} ({_format(wall // SECOND_US)} - {span})")
     if wall < seconds * SECOND_US - _SKEW_US:
         text = f"Signature not yet current: {_show(stamp)} is still later than"
         later = _format(wall // SECOND_US + limits.SKEW_SECONDS_MAX)
@@ -464,7 +474,10 @@ def _check_stamp(stamp: bytes, seconds: int, day: bytes, wall: Instant, lasts_s:
 
 
 def _expires(value: bytes | None) -> int:
-    if value is None or not value.isdigit() or len(value) > 9 or not 1 <= int(value) <= limits.PRESIGNED_SECONDS_MAX:
+    """SQS does not ask for it: npm's aws4 and aws4fetch leave it out, and are taken for as long as a header is."""
+    if value is None:
+        return limits.SKEW_SECONDS_MAX
+    if not value.isdigit() or len(value) > 9 or not 1 <= int(value) <= limits.PRESIGNED_SECONDS_MAX:
         text = f"X-Amz-Expires must be a number of seconds from 1 to {limits.PRESIGNED_SECONDS_MAX}."
         raise Refusal(errors.INCOMPLETE_SIGNATURE, text)
     return int(value)

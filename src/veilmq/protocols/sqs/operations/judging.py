@@ -14,10 +14,12 @@ import msgspec
 from veilmq.model.access import EVERYTHING
 from veilmq.model.commands import ChangeQueue, DescribeQueue
 from veilmq.model.errors import QueueMissing, VeilError
+from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.queue import QueueInfo, QueueKey
 from veilmq.protocols.sqs import errors
-from veilmq.protocols.sqs.addresses import Endpoint, arn
+from veilmq.protocols.sqs.addresses import Endpoint
+from veilmq.protocols.sqs.arns import arn, user_arn
 from veilmq.protocols.sqs.call import Asked, Call, Operation
 from veilmq.protocols.sqs.errors import KMS_FAULTS, LABEL_PREFIX, Fault, Refusal, fault_of
 from veilmq.protocols.sqs.inputs import AnyInput
@@ -129,11 +131,14 @@ def _judged(held: _Held, info: QueueInfo) -> Judgement:
     if policy is None or not held.asked.caller.verified:
         return Judgement.SILENT
     key, request = held.asked.caller.key, held.asked.request
+    now_s = str(held.asked.arrived / SECOND_US)
     context = {
+        "aws:currenttime": now_s,
+        "aws:epochtime": now_s,
         "aws:securetransport": "true" if request.secure else "false",
         "aws:sourceip": request.peer,
         "aws:principalaccount": key.account,
-        "aws:principalarn": f"arn:aws:iam::{key.account}:user/{key.id}",
+        "aws:principalarn": user_arn(held.queue.region, key.account, key.id),
     }
     if b"user-agent" in request.headers:
         context["aws:useragent"] = request.headers[b"user-agent"].decode("latin-1")
@@ -153,7 +158,7 @@ def _denied(call: Call, queue: QueueKey) -> Refusal:
 def _denied_own(call: Call, queue: QueueKey) -> Refusal:
     key, action = call.key, _action(call.operation).lower()
     text = (
-        f"User: arn:aws:iam::{key.account}:user/{key.id} is not authorized to perform: sqs:{action} on resource: "
+        f"User: {user_arn(queue.region, key.account, key.id)} is not authorized to perform: sqs:{action} on resource: "
         f"{arn(queue)} with an explicit deny in a resource-based policy"
     )
     return Refusal(errors.ACCESS_DENIED, text)

@@ -19,7 +19,8 @@ from veilmq.model.moves import MOVES_PER_SECOND_MAX, TASKS_KEPT, MoveFailure, Mo
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import errors, results
-from veilmq.protocols.sqs.addresses import arn, queue_of_arn
+from veilmq.protocols.sqs.addresses import queue_of_arn
+from veilmq.protocols.sqs.arns import arn
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
 from veilmq.protocols.sqs.errors import Refusal, invalid_value, missing
 from veilmq.protocols.sqs.inputs import (

@@ -10,9 +10,9 @@ import msgspec
 
 from veilmq.model.queue import QueueInfo, SettingsChange
 from veilmq.protocols.sqs import errors, limits
-from veilmq.protocols.sqs.addresses import arn
+from veilmq.protocols.sqs.arns import arn, partition
 from veilmq.protocols.sqs.call import Asked, Plan
-from veilmq.protocols.sqs.errors import LABEL_PREFIX, Refusal, invalid_value, missing
+from veilmq.protocols.sqs.errors import LABEL_PREFIX, Refusal, invalid_value, missing, policy_too_long
 from veilmq.protocols.sqs.inputs import AddPermissionInput, RemovePermissionInput
 from veilmq.protocols.sqs.operations.editing import plan_edit
 from veilmq.protocols.sqs.operations.judging import ACROSS_ACCOUNTS
@@ -42,7 +42,8 @@ def plan_add(asked: Asked, given: AddPermissionInput) -> Plan:
     for action in actions:
         if action != "*" and action not in _ACTIONS:
             raise invalid_value("ActionName", f"SQS:{action}", _OWNERS)
-    principals = [f"arn:aws:iam::{account}:root" for account in dict.fromkeys(accounts)]
+    where = partition(asked.caller.region)
+    principals = [f"arn:{where}:iam::{account}:root" for account in dict.fromkeys(accounts)]
     named = [f"SQS:{action}" for action in dict.fromkeys(actions)]
 
     def edit(info: QueueInfo) -> SettingsChange:
@@ -107,6 +108,6 @@ def _one(values: list[str]) -> str | list[str]:
 
 def _change(policy: dict[str, Any]) -> SettingsChange:
     text = msgspec.json.encode(policy).decode()
-    if len(text) > limits.LABEL_BYTES_MAX:
-        raise Refusal(errors.OVER_LIMIT, f"A policy can have at most {limits.LABEL_BYTES_MAX} bytes.")
+    if len(text.encode()) > limits.POLICY_BYTES_MAX:
+        raise policy_too_long()
     return {"labels": {_LABEL: text}}

@@ -13,7 +13,8 @@ from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import limits, results
-from veilmq.protocols.sqs.addresses import arn, is_fifo
+from veilmq.protocols.sqs.addresses import is_fifo
+from veilmq.protocols.sqs.arns import arn
 from veilmq.protocols.sqs.attributes import NAMES, unknown_name
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
 from veilmq.protocols.sqs.checksums import attributes_md5, id_text
@@ -121,7 +122,8 @@ def _source(delivery: Delivery) -> str | None:
 _SYSTEM: Final[dict[str, Callable[[Delivery], str | None]]] = {
     "SenderId": lambda delivery: delivery.sender,
     "SentTimestamp": lambda delivery: str(milliseconds(delivery.sent)),
-    "ApproximateReceiveCount": lambda delivery: str(delivery.receive_count),
+    # "The number of times a message has been received across all queues": a dead letter's goes on.
+    "ApproximateReceiveCount": lambda delivery: str(delivery.receive_count + delivery.extras.dead_receives),
     "ApproximateFirstReceiveTimestamp": _first_received,
     "SequenceNumber": lambda delivery: f"{delivery.sequence:020d}",
     "MessageDeduplicationId": lambda delivery: delivery.extras.deduplication_id,

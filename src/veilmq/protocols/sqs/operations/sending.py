@@ -7,7 +7,7 @@ group, no trace header, so no `Extras`.
 from collections.abc import Sequence
 
 from veilmq.model.commands import Origin, Send
-from veilmq.model.errors import VeilError
+from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import NO_EXTRAS, Attribute, Extras
 from veilmq.model.outcomes import Outcome, Sent
@@ -41,7 +41,12 @@ def plan_send_batch(asked: Asked, given: SendMessageBatchInput) -> Plan:
     fifo, origin, trace = is_fifo(queue.name), asked.caller.origin, asked.request.headers.get(_TRACE)
     commands, entries = plan_entries(given.entries, _ENTRY, lambda entry: _send(entry, queue, fifo, origin, trace))
     total_bytes = sum(command.size_bytes for command in commands if isinstance(command, Send))
-    if len(commands) < len(entries):  # what an entry is refused for does not make the batch shorter
+    if len(commands) < len(entries):
+        if fifo and not all(entry.message_group_id for entry in given.entries or ()):
+            # AWS refuses such a batch as a whole, and with another code than a single message (aws/aws-sdk-java #1316,
+            # ruby-shoryuken/shoryuken #470).
+            raise Refusal(errors.INVALID_PARAMETER_VALUE, missing("MessageGroupId").message)
+        # What an entry is refused for does not make the batch shorter.
         lengths = {entry.id: _length_bytes(entry) for entry in given.entries or ()}
         total_bytes += sum(lengths[entry.id] for entry in entries if entry.refusal is not None)
     if total_bytes > limits.MESSAGE_BYTES_MAX:
@@ -89,7 +94,17 @@ def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> results.BatchR
             if is_fifo(command.queue.name):
                 line.sequence_number = f"{outcome.sequence:020d}"
         successful.append(line)
+    if not successful:
+        _check_identities(call, outcomes)
     return results.BatchResult(successful, failures)
+
+
+def _check_identities(call: Call, outcomes: Sequence[Outcome]) -> None:
+    """Raises Refusal if all that is wrong is that no message has a deduplication id, and the queue makes none: AWS
+    refuses such a batch as a whole (localstack/localstack #8596)."""
+    if outcomes and all(type(each) is ParameterInvalid and each.parameter == "deduplication_id" for each in outcomes):
+        assert isinstance(outcomes[0], ParameterInvalid)
+        raise fault_of(outcomes[0], call.commands[0])
 
 
 def _send(given: MessageInput, queue: QueueKey, fifo: bool, origin: Origin, trace: bytes | None) -> Send:

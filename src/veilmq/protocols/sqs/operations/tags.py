@@ -19,6 +19,7 @@ from veilmq.protocols.sqs.operations.editing import plan_edit
 
 _KEY_LENGTH: Final = f"Tag keys must be between 1 and {limits.TAG_KEY_CHARACTERS_MAX} characters in length."
 _VALUE_LENGTH: Final = f"Tag values must be between 0 and {limits.TAG_VALUE_CHARACTERS_MAX} characters in length."
+_CHARACTERS: Final = "may only contain unicode letters, digits, white space, or one of these symbols: _ . : / = + - @"
 
 
 def check_tags(tags: dict[str, str], queue: str) -> dict[str, str]:
@@ -29,16 +30,23 @@ def check_tags(tags: dict[str, str], queue: str) -> dict[str, str]:
         _check_key(key)
         if len(value) > limits.TAG_VALUE_CHARACTERS_MAX:
             raise Refusal(INVALID_PARAMETER_VALUE, _VALUE_LENGTH)
-        check_text(value, "The tag value")
+        _check_characters("TagValue", "values", value)
     return tags
 
 
 def _check_key(key: str) -> None:
     if not 1 <= len(key) <= limits.TAG_KEY_CHARACTERS_MAX:
         raise Refusal(INVALID_PARAMETER_VALUE, _KEY_LENGTH)
-    if key.lower().startswith(limits.TAG_RESERVED):
-        raise invalid_value("TagKey", key, f"Must not begin with {limits.TAG_RESERVED}")
-    check_text(key, "The tag key")
+    _check_characters("TagKey", "keys", key)
+
+
+def _check_characters(parameter: str, what: str, text: str) -> None:
+    """Developer Guide, "Amazon SQS standard queue quotas" (queue tag)."""
+    if text.lower().startswith(limits.TAG_RESERVED):
+        raise invalid_value(parameter, text, f"Must not begin with {limits.TAG_RESERVED}")
+    if not all(each.isalnum() or each.isspace() or each in limits.TAG_SYMBOLS for each in text):
+        raise Refusal(INVALID_PARAMETER_VALUE, f"Tag {what} {_CHARACTERS}")
+    check_text(text, f"The tag of these {what}")
 
 
 def _too_many(queue: str) -> Refusal:
