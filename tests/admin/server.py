@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from veilmq.admin.app import create_app
+from veilmq.admin.connection import Connection
 from veilmq.engine import open_directory
 from veilmq.model.access import AccessKey
 from veilmq.protocols.http import Request, Response
@@ -74,6 +75,8 @@ class Running:
         self.listeners = {"sqs": listener}
         config = uvicorn.Config(
             create_app(self, self.settings, TOKEN),
+            http=Connection,
+            ws="none",
             log_config=None,
             lifespan="off",
             proxy_headers=False,

@@ -23,6 +23,15 @@ KEYS = Keys(
     AccessKey("all", "secret of all", "111111111111", grants=EVERYTHING),
     AccessKey("other", "secret of other", "222222222222", grants=EVERYTHING),
     AccessKey("sender", "secret of sender", "111111111111", grants=(Grant(frozenset({Action.SEND}), ("orders*",)),)),
+    AccessKey(
+        "owner",
+        "secret of owner",
+        "111111111111",
+        grants=(
+            Grant(frozenset({Action.CREATE_QUEUE, Action.CHANGE_QUEUE}), ("mine-*",)),
+            Grant(frozenset({Action.SEND}), ("orders-2",)),
+        ),
+    ),
     AccessKey("reader", "secret of reader", "111111111111", grants=(Grant(frozenset({Action.EVENTS}), ("orders",)),)),
     AccessKey("operator", "secret of operator", "111111111111", grants=(Grant(OF_ALL_ACCOUNTS),)),
     AccessKey("temporary", "secret", "111111111111", grants=EVERYTHING, session_token="session"),
@@ -89,6 +98,9 @@ def test_metrics_need_none_on_loopback_but_behind_a_proxy(checked: str) -> None:
     for header in ("X-Forwarded-For", "Forwarded"):
         assert HTTP.get(checked + "/metrics", headers={header: "192.0.2.1"}).status_code == 401
     assert HTTP.get(checked + "/metrics", headers=BEARER | {"Forwarded": "for=192.0.2.1"}).status_code == 200
+    rebound = {"Host": "evil.example:9325"}
+    assert HTTP.get(checked + "/metrics", headers=rebound).status_code == 401
+    assert HTTP.get(checked + "/metrics", headers=BEARER | rebound).status_code == 200
 
 
 def test_a_key_does_what_it_was_granted(checked: str) -> None:
@@ -159,6 +171,23 @@ def test_a_message_of_another_account_has_no_trace(checked: str) -> None:
     path = "/api/v1/trace/" + sent.json()["messages"][0]["id"]
     assert len(HTTP.get(checked + path, headers=BEARER).json()["events"]) == 1
     assert HTTP.get(checked + path, headers=basic("reader")).json()["events"] == []
+
+
+def test_dead_letters_go_where_a_key_may_send_or_to_its_own(checked: str) -> None:
+    mine, headers = ORDERS.removesuffix("orders") + "mine-1", basic("owner")
+    assert HTTP.put(checked + mine + "-dead", headers=headers).status_code == 201
+
+    def redrive(target: str) -> dict[str, object]:
+        return {"redrive": {"target": target, "receive_count_max": 1}}
+
+    refused = HTTP.put(checked + mine, headers=headers, json=redrive("orders"))
+    assert (refused.status_code, refused.json()["error"]) == (403, "not_granted")
+    assert HTTP.put(checked + mine, headers=headers).status_code == 201
+    assert HTTP.patch(checked + mine, headers=headers, json=redrive("orders")).status_code == 403
+    for target in ("orders-2", "mine-1-dead"):
+        assert HTTP.patch(checked + mine, headers=headers, json=redrive(target)).status_code == 200
+    for name in (mine, mine + "-dead"):
+        assert HTTP.delete(checked + name, headers=BEARER).status_code == 200
 
 
 def test_what_is_of_no_queue_needs_its_own_grant(checked: str) -> None:

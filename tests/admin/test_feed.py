@@ -59,6 +59,7 @@ def test_json_lines_are_the_stored_events(lively: httpx.Client, server: Any) -> 
     headers = answer.headers
     assert (headers["veilmq-first-offset"], headers["veilmq-start-offset"]) == ("0", "0")
     assert headers["veilmq-next-offset"] == str(len(found))
+    assert headers["veilmq-epoch"] == lines(lively.get("/api/v1/snapshot"))[0]["snapshot"]["epoch"]
 
 
 @pytest.mark.parametrize("rows_a_piece", [1, 3, 7, 8_192])

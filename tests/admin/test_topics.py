@@ -149,6 +149,26 @@ def test_a_key_sees_what_it_was_granted(running: Any, tmp_path: Any) -> None:
         assert http.get(TOPICS).status_code == 401
 
 
+def test_a_key_reaches_the_topics_of_its_grants_alone(running: Any, tmp_path: Any) -> None:
+    own = Grant(frozenset({Action.DESCRIBE_TOPICS, Action.MANAGE_TOPICS}), ("news*",))
+    key = AccessKey("owner", "s", ACCOUNT, grants=(own,))
+
+    class Ring:
+        checks = True
+
+        def find(self, key_id: str) -> AccessKey | None:
+            return key if key_id == key.id else None
+
+    with running(tmp_path / "data", Ring()) as server, httpx.Client(base_url=server.url, auth=("owner", "s")) as http:
+        for name in ("news", "pay"):
+            do(server, CreateTopic(topic=topic(name), origin=TESTER))
+        assert [each["name"] for each in http.get(TOPICS).json()["topics"]] == ["news"]
+        for method in ("GET", "DELETE"):
+            assert http.request(method, f"{TOPICS}/{ACCOUNT}/us-east-1/pay").status_code == 403
+        assert topic("pay") in server.store.topics
+        assert http.delete(f"{TOPICS}/{ACCOUNT}/us-east-1/news").status_code == 200
+
+
 @pytest.mark.parametrize("query", ["account=1", "limit=0", "limit=x", "odd=1"])
 def test_bad_members_are_named(http: httpx.Client, query: str) -> None:
     for path in (TOPICS, MOVES):

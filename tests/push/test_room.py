@@ -3,9 +3,11 @@
 import asyncio
 import base64
 import contextlib
+import gzip
 import itertools
 import json
 import threading
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ from veilmq.model.commands import DeleteQueue
 from veilmq.model.instant import SECOND_US
 from veilmq.model.topic import NOTIFICATION_NAMESPACE, ContentFormat, RetryStrategy
 from veilmq.push.health import IN_FLIGHT_MAX
+from veilmq.push.room import ERROR_CHARACTERS_MAX, TIMEOUT_S
 from veilmq.push.room import IN_FLIGHT_MAX as TOTAL_MAX
-from veilmq.push.room import TIMEOUT_S
 
+BOMB_BYTES = 1 << 26
 REFUSES = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -252,15 +255,38 @@ def test_hostile_answers_count_by_their_status_alone(play: Any, answer: bytes) -
     play(test)
 
 
+def test_an_answer_is_not_decompressed(play: Any) -> None:
+    bomb = gzip.compress(gzip.compress(bytes(BOMB_BYTES)))
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
+
+    async def test(stage: Stage) -> None:
+        async with Endpoint(head + bomb) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            tracemalloc.start()
+            try:
+                await stage.publish()
+                await until(lambda: len(stage.pushes()) == 1)
+                peak_bytes = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            assert stage.pushes()[0].detail["status"] == 200
+            assert peak_bytes < BOMB_BYTES / 2
+            await stage.publish()
+            await until(lambda: len(endpoint.got) == 2)
+
+    play(test)
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, "RemoteProtocolError"),
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "RemoteProtocolError"),
+        (b"\xff" * 60_000 + b"\r\n\r\n", "RemoteProtocolError"),
         (b"HTTP/1.1 200 OK\r\nContent-", "no answer within 1 s"),
         (b"HTTP/1.1 404 Gone\r\nContent-Length: 0\r\n\r\n", "status 404"),
     ],
-    ids=["an endless header", "another protocol", "half an answer", "an error"],
+    ids=["an endless header", "another protocol", "a long nonsense", "half an answer", "an error"],
 )
 def test_what_is_no_answer_has_failed(play: Any, answer: bytes, error: str) -> None:
     async def test(stage: Stage) -> None:
@@ -268,7 +294,9 @@ def test_what_is_no_answer_has_failed(play: Any, answer: bytes, error: str) -> N
             await stage.subscribe("s", endpoint.url)
             await stage.publish()
             await until(lambda: len(stage.pushes()) == 1)
-            assert error in stage.pushes()[0].detail["error"]
+            said = stage.pushes()[0].detail["error"]
+            assert error in said
+            assert len(said) <= ERROR_CHARACTERS_MAX
             assert await stage.waiting("s") == 1
 
     # Time passes for what waits for it alone: any other fails by what it says, however slow the machine is.
@@ -425,5 +453,32 @@ def test_a_room_that_died_in_mid_push_loses_nothing(play: Any) -> None:
             await stage.advance(31)
             await until(lambda: len(endpoint.got) == 1)
             assert b"survivor" in endpoint.got[0].body
+
+    play(test)
+
+
+def test_what_has_not_changed_is_not_gone_through_again(play: Any) -> None:
+    class Counted(dict[Any, Any]):
+        walks = looks = 0
+
+        def values(self) -> Any:
+            self.walks += 1
+            return super().values()
+
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            counted = Counted(stage.subscriptions())
+
+            def look() -> Counted:
+                counted.looks += 1
+                return counted
+
+            await stage.room.stop()
+            stage.subscriptions = look  # type: ignore[method-assign]
+            await stage.open()
+            await stage.publish("a")
+            await until(lambda: counted.looks > 5 and len(endpoint.got) == 1)
+            assert counted.walks == 1
 
     play(test)

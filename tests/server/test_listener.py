@@ -317,6 +317,7 @@ REFUSED = {
     "length with a sign": (POST + b"Content-Length: +1\r\n\r\na", 400),
     "list of lengths": (POST + b"Content-Length: 1, 1\r\n\r\na", 400),
     "endless length": (POST + b"Content-Length: 99999999999999999999999\r\n\r\n", 400),
+    "length of many zeros": (POST + b"Content-Length: " + b"0" * 5_000 + b"1\r\n\r\na", 400),
     "bad chunk size": (POST + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
     "signed chunk size": (POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n", 400),
     "endless chunk size": (POST + b"Transfer-Encoding: chunked\r\n\r\n11111111111111111\r\n", 400),

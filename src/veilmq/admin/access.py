@@ -2,8 +2,8 @@
 
 Strategy: pure ASGI, so that a streamed answer is not held up. A request gets a `Caller` in its scope: the bearer
 token is everything, an access key (Basic, KEY_ID:SECRET) what it was granted on the queues of its own account. Health
-needs neither, nor does /metrics on a loopback peer without a proxy's headers. No answer has CORS headers, and a
-request that bears a foreign Origin is refused, so that no web page drives a developer's queues.
+needs neither, nor does /metrics for a loopback peer and Host without a proxy's headers. No answer has CORS headers,
+and a request that bears a foreign Origin is refused, so that no web page drives a developer's queues.
 """
 
 import base64
@@ -114,13 +114,14 @@ class Access:
         if origin is not None and origin not in self._origins and origin.partition(b"://")[2] != given:
             raise Refused(403, "origin_refused", "pages of this Origin may not call this server")
 
-    @staticmethod
-    def _needs_nothing(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    def _needs_nothing(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         path = scope["path"]
         if path.startswith("/health/"):
             return True
-        proxied = any(each in headers for each in _FORWARDED)
-        return path == "/metrics" and not proxied and _is_loopback(scope.get("client"))
+        if path != "/metrics" or any(each in headers for each in _FORWARDED) or not _is_loopback(scope.get("client")):
+            return False
+        # A page whose name was pointed at loopback comes from a loopback peer, too.
+        return is_loopback_name(headers.get(b"host", b"").decode("latin-1"), self._suffixes)
 
 
 def _key_of(given: bytes, keyring: Keyring) -> AccessKey:

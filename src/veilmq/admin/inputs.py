@@ -21,14 +21,14 @@ WAIT_US_MAX: Final = 30 * SECOND_US
 RATE_MAX: Final = 1_000_000
 PAGE_MAX: Final = 1_000
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,256}(\.fifo)?$")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z")]
 """What any protocol can name: SQS up to 80 characters, Azure 63, MNS 120 (256 of old)."""
 Lease = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
 Delay = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
 Count = Annotated[int, Meta(ge=1, le=ENTRIES_MAX)]
 Handle = Annotated[str, Meta(min_length=1, max_length=2_048)]
-Account = Annotated[str, Meta(pattern=r"^[0-9]{12}$")]
-Region = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")]
+Account = Annotated[str, Meta(pattern=r"^[0-9]{12}\Z")]
+Region = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
 
 
 class _Input(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -93,7 +93,7 @@ class AttributeInput(_Input):
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     value: str
-    type: Annotated[str, Meta(pattern=r"^(String|Number|Binary)(\..{1,240})?$")] = "String"
+    type: Annotated[str, Meta(pattern=r"^(String|Number|Binary)(\..{1,240})?\Z")] = "String"
 
 
 class MessageInput(_Input):
@@ -163,7 +163,7 @@ class ListInput(_Input):
     A key as text is `account/region/name`.
     """
 
-    account: Annotated[str, Meta(pattern=r"^([0-9]{12}|\*)$")] | None = None
+    account: Annotated[str, Meta(pattern=r"^([0-9]{12}|\*)\Z")] | None = None
     region: Region | None = None
     prefix: Annotated[str, Meta(max_length=256)] = ""
     after: Annotated[str, Meta(max_length=320)] = ""
@@ -173,15 +173,15 @@ class ListInput(_Input):
 class PageInput(_Input):
     """A page of a queue's messages: those a receive could take, or those that are delayed or in flight."""
 
-    state: Annotated[str, Meta(pattern=r"^(visible|hidden)$")] = "visible"
-    after: Annotated[str, Meta(pattern=r"^([0-9]{1,19}(-[0-9]{1,19})?)?$")] = ""
+    state: Annotated[str, Meta(pattern=r"^(visible|hidden)\Z")] = "visible"
+    after: Annotated[str, Meta(pattern=r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z")] = ""
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
 
 
 class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
     """Events of `limit` offsets from `from` on (an offset, `first`, `snapshot` or `next`); wait up to `follow` s."""
 
-    start: Annotated[str, Meta(pattern=r"^([0-9]{1,18}|first|next|snapshot)$")] = "first"
+    start: Annotated[str, Meta(pattern=r"^([0-9]{1,18}|first|next|snapshot)\Z")] = "first"
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     follow: Annotated[float, Meta(ge=0, le=60)] = 0.0
 

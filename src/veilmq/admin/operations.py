@@ -91,6 +91,8 @@ def _change_of(queue: QueueKey, wanted: inputs.ChangeInput) -> SettingsChange:
     change: SettingsChange = {
         name: value for name in wanted.__struct_fields__ if (value := getattr(wanted, name)) is not UNSET
     }
+    for text in (text for tag in change.get("tags", {}).items() for text in tag):
+        _check_name("tags", text)
     redrive = change.get("redrive")
     if isinstance(redrive, inputs.RedriveInput):
         change["redrive"] = RedrivePolicy(_sibling(queue, redrive.target), redrive.receive_count_max)
@@ -132,6 +134,9 @@ def _send_of(asked: Asked, place: int, message: inputs.MessageInput) -> Send:
     if forbidden is not None:
         reason = f"character {forbidden} (U+{ord(message.body[forbidden]):04X}) is not allowed in a body"
         raise ParameterInvalid(parameter=f"messages[{place}].body", reason=reason)
+    names = {"group": message.group, "deduplication_id": message.deduplication_id, "type": message.type}
+    for field, name in names.items():
+        _check_name(f"messages[{place}].{field}", name)
     attributes = tuple(
         _attribute_of(f"messages[{place}].attributes[{number}]", each) for number, each in enumerate(message.attributes)
     )
@@ -152,7 +157,15 @@ def _send_of(asked: Asked, place: int, message: inputs.MessageInput) -> Send:
     )
 
 
+def _check_name(path: str, name: str | None) -> None:
+    """Every protocol must be able to carry it."""
+    if name is not None and first_forbidden_character(name) is not None:
+        raise ParameterInvalid(parameter=path, reason="a character of it is not allowed")
+
+
 def _attribute_of(path: str, given: inputs.AttributeInput) -> Attribute:
+    _check_name(f"{path}.name", given.name)
+    _check_name(f"{path}.type", given.type)
     if not given.type.startswith("Binary"):
         if first_forbidden_character(given.value) is not None:
             raise ParameterInvalid(parameter=f"{path}.value", reason="a character of it is not allowed")

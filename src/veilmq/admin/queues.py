@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from veilmq.admin import inputs, views
 from veilmq.admin.answers import answer, body_of, caller_of, members_of
+from veilmq.admin.errors import Refused
 from veilmq.admin.operations import OPERATIONS, Asked, Operation
 from veilmq.admin.reading import message_page
 from veilmq.admin.service import Service
@@ -19,6 +20,7 @@ from veilmq.model.commands import AnyCommand, ListQueues, Peek, Receive
 from veilmq.model.errors import VeilError
 from veilmq.model.outcomes import Outcome, QueuesListed, Received
 from veilmq.model.queue import QueueKey
+from veilmq.server.port import may_lead
 
 _PATH = "/api/v1/queues/{account}/{region}/{name}"
 
@@ -86,8 +88,12 @@ class Queues:
                 wanted = inputs.convert(members_of(request), operation.shape)
             else:
                 wanted = inputs.decode(await body_of(request), operation.shape)
-            asked = Asked(key, caller_of(request).origin, self._service.shell.arrived())
-            shown = operation.show(await self._run(request, list(operation.plan(asked, wanted))))
+            caller = caller_of(request)
+            asked = Asked(key, caller.origin, self._service.shell.arrived())
+            commands = list(operation.plan(asked, wanted))
+            if caller.key is not None and not may_lead(caller.key, operation.action, commands[0]):
+                raise Refused(403, "not_granted", f"the key was not granted {Action.SEND} on the dead-letter queue")
+            shown = operation.show(await self._run(request, commands))
             return answer(shown, 201 if shown.get("new") else 200)
 
         return endpoint

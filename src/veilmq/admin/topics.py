@@ -53,7 +53,12 @@ class Topics:
         wanted, account, region = self._wanted(request, Action.DESCRIBE_TOPICS)
         store = self._service.store
         after = _after(wanted.after, account, region)
-        found = [key for key in topics_of(store, account, region, wanted.prefix) if str(key) > after]
+        caller = caller_of(request)
+        found = [
+            key
+            for key in topics_of(store, account, region, wanted.prefix)
+            if str(key) > after and caller.may(Action.DESCRIBE_TOPICS, key.account, key.name)
+        ]
         page, more = found[: wanted.limit], len(found) > wanted.limit
         shown = [shown_topic(store, store.topics[key], self._service.push_room) for key in page]
         last = None if not more else str(page[-1]) if account == "*" else page[-1].name
@@ -102,7 +107,7 @@ class Topics:
         """The topic that the path names, if the caller may do that."""
         parts = request.path_params
         key = inputs.queue_key(parts["account"], parts["region"], parts["name"])
-        caller_of(request).check(action, key.account)
+        caller_of(request).check(action, key.account, key.name)
         return TopicKey(key.account, key.region, key.name)
 
 

@@ -17,6 +17,7 @@ from typing import Final
 import uvicorn
 
 from veilmq.admin.app import create_app
+from veilmq.admin.connection import Connection
 from veilmq.server.service import Service
 from veilmq.server.settings import Address, Settings
 from veilmq.store.sqlite.directory import DirectoryUnsafe
@@ -63,6 +64,8 @@ class AdminPort:
             access_log=False,
             lifespan="off",
             server_header=False,
+            http=Connection,
+            ws="none",
             proxy_headers=False,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_certfile=settings.tls_cert,

@@ -13,6 +13,7 @@ from veilmq.model.topic import SubscriptionSettings, TopicKey
 from veilmq.server.clock import wall
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
+from veilmq.store.sqlite.topics import LiveSubscription, Topics
 
 _LOOK_S: Final = 0.5
 
@@ -21,7 +22,8 @@ log = logging.getLogger("veilmq.push")
 
 async def serve_pushes(service: Service, settings: Settings) -> None:
     """Push what there is to push, until cancelled."""
-    while not _subscriptions(service):  # noqa: ASYNC110 the store sets no event
+    subscriptions = _Subscriptions(service.store.topics)
+    while not subscriptions():  # noqa: ASYNC110 the store sets no event
         await asyncio.sleep(_LOOK_S)
     from veilmq.push.addresses import networks
     from veilmq.push.room import PushRoom
@@ -38,7 +40,7 @@ async def serve_pushes(service: Service, settings: Settings) -> None:
     base = (settings.external_url or service.listeners["mns"].urls[0]).rstrip("/")
     room = PushRoom(
         service.shell,
-        lambda: _subscriptions(service),
+        subscriptions,
         signer,
         base + CERTIFICATE_PATH,
         allowed=networks(settings.push_allow),
@@ -54,10 +56,24 @@ async def serve_pushes(service: Service, settings: Settings) -> None:
         await room.stop()
 
 
-def _subscriptions(service: Service) -> dict[tuple[TopicKey, str], SubscriptionSettings]:
-    return {
-        (key, name): subscription.settings
-        for key, topic in service.store.topics.items()
-        for name, subscription in topic.subscriptions.items()
-        if subscription.settings.url is not None
-    }
+class _Subscriptions:
+    """The push subscriptions of all topics: the same object as long as none has changed, since there may be very many,
+    and they are looked at all the time. A change gives its topic another dictionary (store.sqlite.topics)."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._seen: dict[TopicKey, dict[str, LiveSubscription]] = {}
+        self._found: dict[tuple[TopicKey, str], SubscriptionSettings] = {}
+
+    def __call__(self) -> dict[tuple[TopicKey, str], SubscriptionSettings]:
+        now = {key: topic.subscriptions for key, topic in self._topics.items()}
+        seen = self._seen
+        if len(now) != len(seen) or any(each is not seen.get(key) for key, each in now.items()):
+            self._seen = now
+            self._found = {
+                (key, name): subscription.settings
+                for key, subscriptions in now.items()
+                for name, subscription in subscriptions.items()
+                if subscription.settings.url is not None
+            }
+        return self._found

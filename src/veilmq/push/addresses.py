@@ -78,4 +78,6 @@ def check(address: str, allowed: Sequence[Network]) -> None:
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    if isinstance(address, IPv6Address) and address.is_site_local:  # RFC 3879: routers may still know it as private
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved

@@ -78,7 +78,9 @@ class Courier:
             if answer.status_code == 204 or (length.isdigit() and int(length) <= ANSWER_BYTES_MAX):
                 with suppress(TimeoutError, httpx.HTTPError):
                     async with asyncio.timeout(_BODY_S):
-                        await answer.aread()
+                        # As it is on the wire: a few hundred bytes of gzip in gzip are gigabytes when decoded.
+                        async for _ in answer.aiter_raw():
+                            pass
         finally:
             await answer.aclose()
         return answer.status_code

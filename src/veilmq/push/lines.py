@@ -7,7 +7,7 @@ wants to call waits for a turn: at most `Health.in_flight_max` at a time, and no
 
 import asyncio
 import ssl
-from collections.abc import Iterable
+from collections.abc import Set
 from typing import Final
 
 import httpx
@@ -94,9 +94,9 @@ class Lines(dict[str, Line]):
     def __missing__(self, endpoint: str) -> Line:
         return self.setdefault(endpoint, Line(self._context))
 
-    async def keep(self, wanted: Iterable[str]) -> None:
+    async def keep(self, wanted: Set[str]) -> None:
         """Forget endpoints that nobody subscribes to any more, and that have nothing under way."""
-        gone = [name for name in self.keys() - set(wanted) if not self[name].leased]
+        gone = [name for name in self.keys() - wanted if not self[name].leased]
         for name in gone:
             await self.pop(name).close()
 

@@ -38,6 +38,8 @@ LEASE_US: Final = 30 * SECOND_US
 """Of one attempt: several times the longest that it can take. Kept up for one that waits for its turn."""
 KEEP_S: Final = 10.0
 WAIT_US: Final = 20 * SECOND_US
+ERROR_CHARACTERS_MAX: Final = 300
+"""Of what history and log keep of a failure, whose text may quote all that an endpoint said."""
 _ENDED_US: Final = SECOND_US
 LOOK_S: Final = 0.5
 _CHANCES: Final = 1 << 20
@@ -78,8 +80,9 @@ class PushRoom:
         resolve: Resolve = resolve,
         look_s: float = LOOK_S,
     ) -> None:
-        """subscriptions: the push subscriptions as they stand. allowed: networks beyond public ones that may be called.
+        """subscriptions: the push subscriptions as they stand; while none has changed, best the same object.
 
+        allowed: networks beyond public ones that may be called.
         documented_case: header names as the Java sample looks them up, not in lower case. verify: check TLS.
         resolve: addresses of a name; blocks, in a thread. look_s: how often the subscriptions are looked at.
         """
@@ -107,7 +110,7 @@ class PushRoom:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._lines.keep(())
+        await self._lines.keep(frozenset())
         self._courier.close()
 
     def unavailable(self) -> dict[str, str]:
@@ -129,13 +132,17 @@ class PushRoom:
 
     async def _watch(self) -> None:
         """A task for every push subscription there is."""
+        endpoints: frozenset[str] = frozenset()
         while True:
-            wanted = self._wanted = self._subscriptions()
-            for gone in self._tasks.keys() - wanted.keys():
-                self._tasks.pop(gone).cancel()
-            for each in wanted.keys() - self._tasks.keys():
-                self._tasks[each] = asyncio.create_task(self._serve(each))
-            await self._lines.keep({endpoint_of(each.url) for each in wanted.values() if each.url is not None})
+            wanted = self._subscriptions()
+            if wanted is not self._wanted:
+                self._wanted = wanted
+                for gone in self._tasks.keys() - wanted.keys():
+                    self._tasks.pop(gone).cancel()
+                for each in wanted.keys() - self._tasks.keys():
+                    self._tasks[each] = asyncio.create_task(self._serve(each))
+                endpoints = frozenset(endpoint_of(each.url) for each in wanted.values() if each.url is not None)
+            await self._lines.keep(endpoints)
             await asyncio.sleep(self._look_s)
 
     async def _serve(self, subscription: Subscription) -> None:
@@ -219,7 +226,7 @@ class PushRoom:
         except TimeoutError:
             return None, f"no answer within {self._timeout_s:g} s"
         except (httpx.HTTPError, OSError) as failure:
-            return None, f"{type(failure).__name__}: {failure}"
+            return None, f"{type(failure).__name__}: {failure}"[:ERROR_CHARACTERS_MAX]
         return status, None if 200 <= status < 400 else f"status {status}"
 
     def _judge(self, endpoint: str, line: Line, error: str | None) -> None:

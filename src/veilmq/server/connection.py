@@ -48,7 +48,7 @@ CLOSING: Final = 6
 _INT: Final = Struct("i")
 
 # Connections beyond the limit that may linger at the same time to read their 503; yet others are just dropped.
-_OVERFLOW_MAX: Final = 64
+OVERFLOW_MAX: Final = 64
 
 
 class Exchange:
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
         others = len(listener.connections)
         listener.connections.add(self)
         self._await_request()
-        if listener.closing or others >= listener.limits.connections_max + _OVERFLOW_MAX:
+        if listener.closing or others >= listener.limits.connections_max + OVERFLOW_MAX:
             self.drop()
         elif others >= listener.limits.connections_max:
             self._refuse(Refusal(503, "too many connections"))

@@ -207,7 +207,11 @@ class Intake:
         self._headers_taken = headers
         self.in_body = True
         if b"content-length" in headers:
-            if int(headers[b"content-length"]) > self._limits.body_bytes_max:
+            try:
+                too_long = int(headers[b"content-length"]) > self._limits.body_bytes_max
+            except ValueError:  # thousands of zeros before a number, which llhttp takes
+                raise Refusal(400, "the content-length has too many digits") from None
+            if too_long:
                 raise Refusal(413, f"body exceeds {self._limits.body_bytes_max} bytes")
         elif b"transfer-encoding" in headers:
             self._begin_chunked(headers[b"transfer-encoding"])

@@ -8,7 +8,7 @@ with it; messages whose answer nobody took are released at once.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from veilmq.model.access import EVERYTHING, AccessKey, Action, Keyring
@@ -43,6 +43,7 @@ from veilmq.model.commands import (
 from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
+from veilmq.model.queue import QueueKey
 from veilmq.protocols.http import Request, Response
 from veilmq.server.aliases import NO_ALIASES, Aliases, call_by_own_names
 from veilmq.server.clock import wall
@@ -218,7 +219,33 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
         destination = command.destination if type(command) is StartMove else None
         if destination is not None and not key.allows(Action.SEND, destination.name):
             return Action.SEND
+        if not may_lead(key, action, command):
+            return Action.SEND
     return None
+
+
+def may_lead(key: AccessKey, action: Action, command: AnyCommand) -> bool:
+    """Whether the key may let messages go where the command's settings point: by `send` there, or by the same action.
+
+    Else a key would send to any queue by making it the dead-letter queue or the endpoint of what is its own.
+    """
+    ends = _ENDS.get(type(command))
+    return ends is None or all(
+        end is None or key.allows(Action.SEND, end.name) or key.allows(action, end.name) for end in ends(command)
+    )
+
+
+def _redrive_ends(command: CreateQueue | ChangeQueue) -> tuple[QueueKey | None, ...]:
+    redrive = command.change.get("redrive")
+    return () if redrive is None else (redrive.target,)
+
+
+_ENDS: Final[dict[type, Callable[[Any], tuple[QueueKey | None, ...]]]] = {
+    CreateQueue: _redrive_ends,
+    ChangeQueue: _redrive_ends,
+    Subscribe: lambda command: (command.settings.queue, command.settings.dead_letter_queue),
+    ChangeSubscription: lambda command: (command.change.get("dead_letter_queue"),),
+}
 
 
 class Conversation:

@@ -193,6 +193,13 @@ def test_v4_takes_what_the_client_signed_before_it_encoded(wire: Any) -> None:
     assert v4(wire, "PUT", sent, signed=signed).code == "SignatureDoesNotMatch"
 
 
+@pytest.mark.parametrize("second", ["receipthandle%20=good", "%20ReceiptHandle=good", "receipthandle+=good"])
+def test_v4_signs_every_parameter(wire: Any, second: str) -> None:
+    signed = f"{MESSAGES}?ReceiptHandle=good"
+    assert v4(wire, "DELETE", signed).code == "ReceiptHandleError"
+    assert v4(wire, "DELETE", f"{MESSAGES}?ReceiptHandle=evil&{second}", signed=signed).code == "SignatureDoesNotMatch"
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [

@@ -48,9 +48,12 @@ def encoded(raw: bytes, safe: str = "") -> str:
 
 
 def query_v4(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    """Names in lower case, everything encoded, sorted by name."""
-    lines = {encoded(name.lower().strip()): encoded(value.strip()) for name, value in pairs}
-    return "&".join(f"{name}={lines[name]}" if lines[name] else name for name in sorted(lines)).encode()
+    """Names in lower case, everything encoded, sorted by name.
+
+    None covers another: `a=1&a%20=2` would be signed as one `a` and read as two parameters.
+    """
+    lines = sorted((encoded(name.lower().strip()), encoded(value.strip())) for name, value in pairs)
+    return "&".join(f"{name}={value}" if value else name for name, value in lines).encode()
 
 
 def queries(query: bytes) -> list[bytes]:

@@ -1,0 +1,67 @@
+"""uvicorn's connection, with bounds on what a stranger sends before anybody has looked at it.
+
+Strategy: uvicorn on httptools bounds neither the size of a request's head nor the time for it, and joins what comes in
+time that grows with its square: one endless header would stop the loop, which the data ports share. So what is fed to
+an unfinished head is counted, and whoever owes one has a deadline, from the connection on and from answer to answer.
+Bodies need neither: they are read behind access control, within `answers.BODY_BYTES_MAX`.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+"""Request line and headers, but for what came in one read with their beginning or end."""
+HEAD_S: Final = 10.0
+"""For the head of a request, and until the first one of a connection begins."""
+
+
+class Connection(HttpToolsProtocol):
+    """One client's. Closed without an answer when it breaks a bound."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._head_begun = False
+        self._head_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await_no_more()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        begun_before = self._head_begun
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if begun_before and self._head_begun:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self.transport.close()
+        cycle: Any = self.cycle  # None before the first request
+        if self._head_begun or cycle is None or cycle.response_complete:
+            self._await_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_begun = True
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._head_begun = False
+        self._await_no_more()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _await_no_more(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

@@ -1,0 +1,103 @@
+"""What a stranger may send to the admin port before anybody has looked at it."""
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from admin_under_test import TOKEN
+
+from veilmq.admin import connection
+from veilmq.admin.connection import HEAD_BYTES_MAX
+
+READ_BYTES_MAX = 256 * 1024
+"""What uvloop or asyncio hands over at once."""
+ALL_BYTES = 64 * 1024 * 1024
+OPEN = f"GET /api/v1/queues HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
+
+
+@pytest.fixture
+def port(running: Any, tmp_path: Any) -> Iterator[int]:
+    with running(tmp_path / "data") as server:
+        yield server.port
+
+
+def connected(port: int) -> socket.socket:
+    found = socket.create_connection(("127.0.0.1", port), timeout=60)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+    return found
+
+
+def taken(port: int, beginning: bytes, piece: bytes) -> int:
+    """How many bytes a connection takes before it is closed."""
+    sent = 0
+    with connected(port) as client:
+        try:
+            client.sendall(beginning)
+            while sent < ALL_BYTES:
+                sent += client.send(piece)
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("beginning", "piece"),
+    [
+        (b"GET /", b"a" * 65_536),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: ", b"a" * 65_536),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n", b"X: " + b"a" * 60_000 + b"\r\n"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n", b"X:\r\n" * 10_000),
+    ],
+    ids=["target", "value", "headers", "small headers"],
+)
+def test_a_head_without_end_is_cut_off(port: int, beginning: bytes, piece: bytes) -> None:
+    # The kernel's buffers at both ends take some too.
+    assert taken(port, beginning, piece) < ALL_BYTES
+
+
+def test_a_head_may_be_long_and_come_in_pieces(port: int) -> None:
+    line = b"X: " + b"a" * (HEAD_BYTES_MAX - 1_000 - len(OPEN)) + b"\r\n"
+    with connected(port) as client:
+        for _ in range(2):
+            for part in (OPEN, line[:30_000], line[30_000:], b"\r\n"):
+                client.sendall(part)
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+            while not client.recv(READ_BYTES_MAX).endswith(b"}"):
+                pass
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"",
+        b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n",
+        OPEN + b"\r\n" + b"GET /",
+    ],
+    ids=["nothing", "a line", "half a head", "a second one"],
+)
+def test_who_owes_a_head_has_a_deadline(port: int, monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.2)
+    with connected(port) as client:
+        client.sendall(beginning)
+        while client.recv(READ_BYTES_MAX):
+            pass
+
+
+def test_the_body_of_a_refused_request_keeps_no_connection_open(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.2)
+    with connected(port) as client:
+        client.sendall(b"POST /api/v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n{")
+        assert client.recv(READ_BYTES_MAX).startswith(b"HTTP/1.1 401 ")
+        client.sendall(b"{")  # uvicorn's own deadline ends with that
+        while client.recv(READ_BYTES_MAX):
+            pass
+
+
+def test_who_is_being_answered_has_none(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.2)
+    target = b"GET /api/v1/events?from=next&follow=0.6 HTTP/1.1"
+    with connected(port) as client:
+        client.sendall(OPEN.replace(b"GET /api/v1/queues HTTP/1.1", target) + b"\r\n")
+        assert client.recv(15) == b"HTTP/1.1 200 OK"
