@@ -14,20 +14,25 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from veilmq.model.instant import DAY_US, HOUR_US, Instant
+from veilmq.server.clock import wall
+from veilmq.server.tls import tell_end
 from veilmq.testing.server import ServerProcess
 
 WAIT_SECONDS = 20
 
 
-def make_pair(name: str) -> tuple[bytes, bytes]:
-    """A certificate of that name that signs itself, and its key; both PEM."""
+HOUR = datetime.timedelta(hours=1)
+
+
+def make_pair(name: str, left: datetime.timedelta = HOUR) -> tuple[bytes, bytes]:
+    """A certificate of that name that signs itself and ends when that is over, and its key; both PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
-    hour = datetime.timedelta(hours=1)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
     builder = (
-        builder.serial_number(x509.random_serial_number()).not_valid_before(now - hour).not_valid_after(now + hour)
+        builder.serial_number(x509.random_serial_number()).not_valid_before(now - HOUR).not_valid_after(now + left)
     )
     certificate = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     form = serialization.PrivateFormat.PKCS8
@@ -79,6 +84,39 @@ def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
         assert [presented(port) for port in ports] == ["first"] * 4
         key.write_bytes(second[1])
         reloaded(server, "new connections get that certificate")
+        assert "ends soon" in server.log.read_text()
         assert [presented(port) for port in ports] == ["second"] * 4
     finally:
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (-2 * HOUR_US, "WARNING the certificate in {} is not valid: only from"),
+        (0, "WARNING the certificate in {} ends soon: "),
+        (2 * HOUR_US, "WARNING the certificate in {} is not valid: only from"),
+        (-14 * DAY_US, "WARNING the certificate in {} is not valid: only from"),
+    ],
+)
+def test_the_log_tells_when_a_certificate_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int, said: str
+) -> None:
+    """It is good for an hour before and after now."""
+    path = tmp_path / "cert.pem"
+    path.write_bytes(b"some words before it\n" + make_pair("mine")[0])
+    tell_end(path, Instant(wall() + at))
+    (record,) = caplog.records
+    assert f"{record.levelname} {record.getMessage()}".startswith(said.format(path))
+
+
+def test_a_certificate_that_lasts_is_told_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "cert.pem"
+    path.write_bytes(make_pair("mine", datetime.timedelta(days=30))[0])
+    with caplog.at_level("INFO"):
+        tell_end(path, wall())
+    assert f"the certificate in {path} is valid until 20" in caplog.text
+    caplog.clear()
+    path.write_text("no certificate")
+    tell_end(path, wall())
+    assert caplog.text == ""

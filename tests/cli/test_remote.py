@@ -14,6 +14,7 @@ import pytest
 from veilmq.cli import main
 from veilmq.cli.remote import _duration_us
 from veilmq.cli.remote_tables import duration, instant, printable
+from veilmq.testing.server import ServerProcess
 
 _spec = importlib.util.spec_from_file_location(
     "admin_under_test_by_cli", Path(__file__).parents[1] / "admin" / "server.py"
@@ -266,6 +267,31 @@ def test_follow_prints_what_comes_until_it_is_interrupted(run: Run, tmp_path: Pa
             follower.send_signal(2)
             assert follower.wait() == 0
             watchdog.cancel()
+
+
+def test_what_comes_next_is_fixed_when_following_begins(run: Run, tmp_path: Path) -> None:
+    """`next` is an offset of the start, not of the moment when the server is there again."""
+    import subprocess
+
+    data, token = tmp_path / "data", tmp_path / "data" / "admin-token"
+    with admin.running(data) as server:
+        token.touch(mode=0o600)
+        token.write_text(admin.TOKEN)
+        where = ("--admin", f"127.0.0.1:{server.port}", "--token-file", str(token))
+        command = [sys.executable, "-c", "from veilmq.cli import main; main()", "events", "--follow", "--json", *where]
+        follower = subprocess.Popen([*command, "--from", "next"], stdout=subprocess.PIPE, text=True)
+        watchdog = threading.Timer(60, follower.kill)
+        watchdog.start()
+        while not server.shell.stats.followers and follower.poll() is None:
+            pass
+    assert run("queues", "create", "orders", "--data", str(data)).code == 0
+    again = ServerProcess(tmp_path, *where[:2]).start()
+    with follower:
+        assert follower.stdout is not None
+        assert json.loads(follower.stdout.readline())["kind"] == "queue_created"
+        follower.kill()
+    watchdog.cancel()
+    assert again.stop() == 0
 
 
 def test_a_receive_on_a_directory_waits_for_what_comes_back(run: Run, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """A data port with TLS."""
 
 import asyncio
+import gc
 import ssl
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from veilmq.protocols.http import Request, Response
 from veilmq.server.listener import Exchange
@@ -123,6 +125,55 @@ async def test_a_handshake_that_never_comes_is_dropped(serve, files):
     port = await serve(tell, ssl=server_context(*files), limits={"header_deadline_s": 0.05})
     client = await port.client()
     assert await client.rest() == b""
+
+
+async def none_left(context):
+    """Return when no session is counted; asyncio's own loop leaves some of them to the collector."""
+    async with asyncio.timeout(20):
+        while context.sessions:
+            await asyncio.sleep(0.005)
+            if not isinstance(asyncio.get_running_loop(), uvloop.Loop):
+                gc.collect()
+
+
+# asyncio's own loop closes what it drops so early by letting go of it.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+async def test_connections_in_their_handshake_are_counted(serve, files):
+    context = server_context(*files, sessions_max=3)
+    port = await serve(tell, ssl=context)
+    silent = [await port.client() for _ in range(3)]
+    assert await (await port.client()).rest() == b""
+    assert port.listener.connections == set()
+    for client in silent:
+        await client.send(GET)  # no handshake, so its session ends
+        assert b"HTTP" not in await client.rest()
+    await none_left(context)
+    _, writer = await secure_streams(port, ssl.TLSVersion.TLSv1_3)
+    writer.close()
+    await port.left()
+
+
+async def test_no_connection_stays_counted(serve, files):
+    context = server_context(*files, sessions_max=1_000)
+    port = await serve(tell, ssl=context, limits={"header_deadline_s": 0.05, "linger_s": 0.05})
+    gc.disable()
+    try:
+        for beginning in (b"", GET, GET + GET[:9], b"nonsense\r\n\r\n", GET[:9]):
+            for abrupt in (False, True):
+                reader, writer = await secure_streams(port, ssl.TLSVersion.TLSv1_3)
+                writer.write(beginning)
+                if beginning.startswith(GET):
+                    await reader.readuntil(b"secure")
+                if abrupt:
+                    writer.transport.abort()
+                writer.close()
+        for sent in (b"", GET, b"\x16\x03\x01\x02\x00\x01"):
+            client = await port.client()
+            await client.send(sent)
+            client.writer.close()
+        await none_left(context)
+    finally:
+        gc.enable()
 
 
 def test_bad_files_are_clear_errors(files, tmp_path):

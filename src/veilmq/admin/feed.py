@@ -28,7 +28,7 @@ from veilmq.admin.service import Service
 from veilmq.model.access import Action
 from veilmq.model.errors import DiskLow
 from veilmq.store.sqlite.backup import backup
-from veilmq.store.sqlite.rows import Connection
+from veilmq.store.sqlite.rows import Connection, head
 
 ROWS_A_PIECE: Final = 8_192
 _PIECE_BYTES: Final = 256 * 1024
@@ -37,6 +37,7 @@ _FOLLOW_LOOK_S: Final = 1.0
 FIRST_HEADER: Final = "veilmq-first-offset"
 START_HEADER: Final = "veilmq-start-offset"
 NEXT_HEADER: Final = "veilmq-next-offset"
+EPOCH_HEADER: Final = "veilmq-epoch"
 
 _Written = Callable[[Connection, int, int, Scope], bytes]
 """The events of [start, stop) that a caller may see, in the answer's form."""
@@ -47,6 +48,7 @@ class Feed:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._epoch = ""
 
     def routes(self) -> list[Route]:
         """All routes of this file."""
@@ -73,13 +75,20 @@ class Feed:
         if start >= following and wanted.follow:
             first, following = await self._wait(start, wanted.follow)
         stop = min(start + wanted.limit, following)
-        headers = {FIRST_HEADER: str(first), START_HEADER: str(start), NEXT_HEADER: str(stop)}
+        headers = {
+            FIRST_HEADER: str(first),
+            START_HEADER: str(start),
+            NEXT_HEADER: str(stop),
+            EPOCH_HEADER: self._epoch,
+        }
         if arrow:
             return stream(in_thread(self._arrow(start, stop, scope)), columns.MEDIA_TYPE, headers)
         return stream(in_thread(self._lines(start, stop, scope)), JSON_LINES, headers)
 
     def _find(self, wanted: str) -> Range:
         with self._service.store.readers.lend() as connection:
+            if not self._epoch:  # it stays while the file is open
+                _, _, self._epoch = head(connection)
             return find_start(connection, wanted)
 
     async def _wait(self, start: int, follow_s: float) -> tuple[int, int]:

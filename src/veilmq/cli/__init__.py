@@ -96,7 +96,7 @@ def _serve(flags: dict[str, Any]) -> None:
     from veilmq.cli.serve import serve
     from veilmq.cli.sources import resolve
 
-    raise typer.Exit(int(serve(resolve(flags, os.environ))))
+    raise typer.Exit(int(serve(resolve(flags, os.environ), os.environ.get("NOTIFY_SOCKET"))))
 
 
 def _new_key(

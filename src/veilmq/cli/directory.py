@@ -5,6 +5,7 @@ directory that nobody holds, one committed state is read through a connection th
 """
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from veilmq.store.sqlite.connections import SqliteTooOld
 from veilmq.store.sqlite.directory import DATABASE
 from veilmq.store.sqlite.integrity import Report
 from veilmq.store.sqlite.integrity import check as check_database
-from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
+from veilmq.store.sqlite.schema import NotOurs, SchemaNewer, SchemaOlder
 
 
 def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | None = None) -> None:
@@ -39,8 +40,9 @@ def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | Non
     except (NotOurs, SchemaNewer, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
+        advice = _closed(data) if door is None else ""
         raise Failure(
-            Exit.STORE, f"the copy failed and was removed: {error}", "Is there space at the destination?"
+            Exit.STORE, f"the copy failed and was removed: {error}", advice or "Is there space at the destination?"
         ) from None
     _say_copied(destination, size_bytes, as_json=as_json)
 
@@ -74,11 +76,19 @@ def check(data: Path, *, as_json: bool, door: HttpDoor | None = None) -> Exit:
     try:
         with bar() as advance:
             report = check_database(database, advance)
-    except (NotOurs, SchemaNewer, SqliteTooOld) as error:
+    except (NotOurs, SchemaNewer, SchemaOlder, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
-        raise Failure(Exit.STORE, f"{database} cannot be read: {error}", "Restore a backup, or ask for help.") from None
+        advice = _closed(data) or "Restore a backup, or ask for help."
+        raise Failure(Exit.STORE, f"{database} cannot be read: {error}", advice) from None
     return _say_checked(report, as_json=as_json)
+
+
+def _closed(data: Path) -> str:
+    """What to do if the directory cannot be written: SQLite needs to, even to read a write-ahead log."""
+    if os.access(data, os.W_OK):
+        return ""
+    return f"{data} cannot be written by this user, or is read-only: copy all of it elsewhere, and look there."
 
 
 def _say_checked(report: Report, *, as_json: bool) -> Exit:

@@ -30,6 +30,10 @@ class Failure(Exception):
         self.advice = advice
 
 
+class Unreachable(Failure):
+    """No answer came, or none that was whole: the server may be about to start again."""
+
+
 def end(failure: Failure) -> NoReturn:
     """Say on stderr what went wrong and what to do next, and exit."""
     print(f"veilmq: {failure}", file=sys.stderr)

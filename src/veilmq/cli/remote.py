@@ -8,9 +8,9 @@ runs.
 import inspect
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -20,18 +20,18 @@ import typer
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.pipeline import export_events
+from veilmq.cli.remote_events import print_events
 from veilmq.cli.remote_lists import list_moves, list_topics
 from veilmq.cli.remote_plan import plan
 
 if TYPE_CHECKING:
     from veilmq.cli.remote_door import Door
+    from veilmq.cli.remote_http import HttpDoor
     from veilmq.model.queue import QueueKey
 
 _ACCOUNT: Final = "000000000000"
 _REGION: Final = "us-east-1"
 _BATCH: Final = 100
-_FOLLOW_S: Final = 20.0
-_PIECE: Final = 10_000
 
 
 class Asked(NamedTuple):
@@ -41,6 +41,8 @@ class Asked(NamedTuple):
     account: str
     region: str
     as_json: bool
+    again: "Callable[[], HttpDoor | None]"
+    """A fresh door to the same server; None while nobody serves the directory. Raises Failure."""
 
     def queue(self, name: str) -> "QueueKey":
         """The queue of that name."""
@@ -102,7 +104,7 @@ def register(app: typer.Typer) -> None:
     for name, body in _COMMANDS.items():
         app.command(name)(_command(body))
     events = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-    events.callback()(_alone(_command(_events)))
+    events.callback()(_alone(_command(print_events)))
     events.command("export")(export_events)
     app.add_typer(events, name="events")
 
@@ -126,12 +128,13 @@ def _command(body: Callable[..., None]) -> Callable[..., None]:
     """A typer command of `body`'s own parameters and of the options that all have."""
 
     def command(**given: Any) -> None:
-        from veilmq.cli.remote_door import Target, open_door
+        from veilmq.cli.remote_door import Target, http_door, open_door
 
         taken = {name: given.pop(name) for name in _OPTIONS}
         target = Target(taken["admin"], taken["token_file"], taken["data"])
+        again = partial(http_door, target, os.environ)
         with open_door(target, os.environ) as door:
-            body(Asked(door, taken["account"], taken["region"], taken["as_json"]), **given)
+            body(Asked(door, taken["account"], taken["region"], taken["as_json"], again), **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
@@ -359,39 +362,6 @@ def _trace(
         print("its send is no longer in the history, or too far back", file=sys.stderr)
 
 
-def _events(
-    asked: Asked,
-    start: Annotated[
-        str, typer.Option("--from", metavar="OFFSET", help="An offset, `first`, `snapshot` or `next` (what comes).")
-    ] = "first",
-    last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="The last so many.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="At most so many offsets.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
-) -> None:
-    """Print the history, oldest first."""
-    if not re.fullmatch(r"\d{1,18}|first|next|snapshot", start):
-        raise Failure(Exit.USAGE, f"--from: expected an offset, first, next or snapshot, not {start!r}")
-    if last is not None and start != "first":
-        raise Failure(Exit.USAGE, "--from and --last: give one of them")
-    left = sys.maxsize if limit is None else limit
-    at = start if last is None else _before_end(asked, last)
-    try:
-        while left > 0:
-            piece = asked.door.events(at, min(left, _PIECE), _FOLLOW_S if follow else 0.0)
-            _print_events(asked, piece.lines)
-            left -= piece.following - piece.start
-            if piece.following == piece.start and not follow:
-                return
-            at = str(piece.following)
-    except KeyboardInterrupt:
-        return
-
-
-def _before_end(asked: Asked, count: int) -> str:
-    first, end = (asked.door.events(at, 1, 0.0).start for at in ("first", "next"))
-    return str(max(first, end - count))
-
-
 _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "send": _send,
     "receive": _receive,
@@ -405,18 +375,6 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
 
 def _print_json(value: object) -> None:
     print(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
-
-
-def _print_events(asked: Asked, lines: bytes) -> None:
-    if not lines:
-        return
-    if asked.as_json:
-        sys.stdout.write(lines.decode())
-    else:
-        from veilmq.cli.remote_tables import event_table
-
-        event_table([json.loads(line) for line in lines.splitlines()])
-    sys.stdout.flush()
 
 
 def _show_queue(asked: Asked, shown: dict[str, Any], said: str) -> None:

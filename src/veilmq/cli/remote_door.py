@@ -27,6 +27,8 @@ class Piece(NamedTuple):
     lines: bytes
     start: int
     following: int
+    epoch: str = ""
+    """Names the history that they are of; empty straight on a directory, and from a server that does not tell it."""
 
 
 class Door(Protocol):
@@ -68,25 +70,31 @@ class Target(NamedTuple):
 @contextmanager
 def open_door(target: Target, environment: Mapping[str, str]) -> Iterator[Door]:
     """The door that the target means. Raises Failure."""
-    named = environment.get("VEILMQ_DATA")
-    home = target.data or (Path(named) if named else DATA_DEFAULT)
-    admin = target.admin or (None if target.data else environment.get("VEILMQ_ADMIN"))
-    if admin is None and (target.data or named):
-        admin = _admin_of_holder(home)
-        if admin is None:
-            from veilmq.cli.remote_direct import open_direct
+    door = http_door(target, environment)
+    if door is None:
+        from veilmq.cli.remote_direct import open_direct
 
-            with open_direct(home) as direct:
-                yield direct
-            return
-    token_file = target.token_file or _path(environment.get("VEILMQ_TOKEN_FILE")) or home / TOKEN_FILE
-    from veilmq.cli.remote_http import HttpDoor
-
-    door = HttpDoor(admin or ADMIN_DEFAULT, _token(token_file))
+        with open_direct(_home(target, environment)) as direct:
+            yield direct
+        return
     try:
         yield door
     finally:
         door.close()
+
+
+def http_door(target: Target, environment: Mapping[str, str]) -> "HttpDoor | None":
+    """The admin port that the target means; None if it means a directory that nobody holds. Raises Failure."""
+    from veilmq.cli.remote_http import HttpDoor
+
+    home = _home(target, environment)
+    admin = target.admin or (None if target.data else environment.get("VEILMQ_ADMIN") or None)
+    if admin is None and (target.data or environment.get("VEILMQ_DATA")):
+        admin = _admin_of_holder(home)
+        if admin is None:
+            return None
+    token_file = target.token_file or _path(environment.get("VEILMQ_TOKEN_FILE")) or home / TOKEN_FILE
+    return HttpDoor(admin or ADMIN_DEFAULT, _token(token_file))
 
 
 @contextmanager
@@ -110,15 +118,17 @@ def holder_door(target: Target, environment: Mapping[str, str]) -> Iterator["Htt
         door.close()
 
 
+def _home(target: Target, environment: Mapping[str, str]) -> Path:
+    return target.data or _path(environment.get("VEILMQ_DATA")) or DATA_DEFAULT
+
+
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
 
 def _admin_of_holder(directory: Path) -> str | None:
     """The admin URL that the directory's owner announced, if it has one. Raises Failure if it is no data directory."""
-    import fcntl
-
-    from veilmq.store.sqlite.directory import DATABASE, read_holder
+    from veilmq.store.sqlite.directory import DATABASE, is_held, read_holder
 
     if not (directory / DATABASE).is_file():
         raise Failure(
@@ -128,13 +138,12 @@ def _admin_of_holder(directory: Path) -> str | None:
         )
     try:
         with (directory / "lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = read_holder(directory)
-        return holder.listeners.get("admin") if holder else None
+            if not is_held(lock.fileno()):
+                return None
     except OSError:
         return None
-    return None
+    holder = read_holder(directory)
+    return holder.listeners.get("admin") if holder else None
 
 
 def _token(path: Path) -> str | None:

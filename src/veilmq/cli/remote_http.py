@@ -14,13 +14,15 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import veilmq
 from veilmq.admin.operations import OPERATIONS
-from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.exits import Exit, Failure, Unreachable
 from veilmq.cli.remote_door import Piece
 from veilmq.model.queue import QueueKey
 
 _TIMEOUT_S: Final = 100.0
 """Longer than any wait that a command can ask for."""
 _PIECE_BYTES: Final = 256 * 1024
+_PASSING: Final = frozenset({502, 503, 504})
+"""What a proxy says while the server behind it is away."""
 _ADVICE: Final = "Start one with `veilmq serve`, or name the directory with --data DIR."
 
 
@@ -88,7 +90,9 @@ class HttpDoor:
         """See `Door.events`."""
         members = {"from": start, "limit": limit, "follow": follow_s}
         answer, body = self._ask("GET", "/api/v1/events", members)
-        return Piece(body, int(answer.headers["veilmq-start-offset"]), int(answer.headers["veilmq-next-offset"]))
+        read = answer.headers
+        epoch = read.get("veilmq-epoch", "")
+        return Piece(body, int(read["veilmq-start-offset"]), int(read["veilmq-next-offset"]), epoch)
 
     def download(self, path: str, file: IO[bytes], step: Callable[[int, int], None]) -> None:
         """Write what the server answers into the file. Raises Failure, also if less comes than was said."""
@@ -139,18 +143,22 @@ class HttpDoor:
         try:
             yield
         except ConnectionRefusedError:
-            raise Failure(Exit.ADDRESS, f"no server answers on {self._admin}", _ADVICE) from None
+            raise Unreachable(Exit.ADDRESS, f"no server answers on {self._admin}", _ADVICE) from None
+        except ssl.SSLEOFError as error:  # it ended amid a handshake
+            raise Unreachable(Exit.ADDRESS, f"{self._admin}: TLS: {error}") from None
         except ssl.SSLError as error:
-            raise Failure(Exit.ADDRESS, f"{self._admin}: TLS: {error}") from None
+            advice = "For a certificate of your own, name its issuer's in the variable SSL_CERT_FILE."
+            raise Failure(Exit.ADDRESS, f"{self._admin}: TLS: {error}", advice) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Failure(Exit.ADDRESS, f"{self._admin}: {type(error).__name__} {error}", _ADVICE) from None
+            raise Unreachable(Exit.ADDRESS, f"{self._admin}: {type(error).__name__} {error}", _ADVICE) from None
 
     def _failure(self, status: int, content: bytes) -> Failure:
         try:
             said = json.loads(content)
             message = f"{said['field']}: {said['message']}" if said.get("field") else str(said["message"])
         except (ValueError, KeyError, TypeError, AttributeError):
-            return Failure(Exit.ADDRESS, f"{self._admin} answers {status}, and not as a VeilMQ admin port", _ADVICE)
+            kind = Unreachable if status in _PASSING else Failure
+            return kind(Exit.ADDRESS, f"{self._admin} answers {status}, and not as a VeilMQ admin port", _ADVICE)
         return failure_of(str(said.get("error")), message, said)
 
 

@@ -48,7 +48,7 @@ def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
                 print(f"  {name}  {printable(message[name])}")
         for attribute in message.get("attributes", ()):
             name, value = printable(attribute["name"]), printable(attribute["value"])
-            print(f"  attribute  {name} = {value} ({attribute['type']})")
+            print(f"  attribute  {name} = {value} ({printable(attribute['type'])})")
         body = message["body"]
         print(f"  body    {printable(body[:_BODY_SHOWN])}{' ...' if len(body) > _BODY_SHOWN else ''}")
 

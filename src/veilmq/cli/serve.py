@@ -7,6 +7,7 @@ and ends the process at once, which loses nothing that was acknowledged.
 
 import asyncio
 import errno
+import gc
 import json
 import logging
 import os
@@ -20,14 +21,15 @@ from typing import Any
 
 import veilmq
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.notify import READY, STOPPING, notify
 from veilmq.cli.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
-from veilmq.server.clock import LeaseClock
+from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.credentials import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.logs import set_up
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
-from veilmq.server.tls import server_context
+from veilmq.server.tls import server_context, tell_end
 from veilmq.server.toml_file import FileInvalid
 from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
@@ -36,8 +38,11 @@ from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
 log = logging.getLogger("veilmq.serve")
 
 
-def serve(resolved: Resolved) -> Exit:
-    """Serve until a signal or a failed store ends it. Raises Failure if it cannot start."""
+def serve(resolved: Resolved, manager: str | None = None) -> Exit:
+    """Serve until a signal or a failed store ends it; the service `manager` (notify.py) is told of both.
+
+    Raises Failure if it cannot start.
+    """
     settings = resolved.settings
     set_up(settings.log_format, settings.log_level)
     log.info("VeilMQ %s, pid %d, data in %s", veilmq.__version__, os.getpid(), settings.data.absolute())
@@ -48,7 +53,7 @@ def serve(resolved: Resolved) -> Exit:
     keys = _keys(settings)
     _raise_open_files(settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(settings, keys))
+        return runner.run(_run(settings, keys, manager))
 
 
 def _keys(settings: Settings) -> Keys:
@@ -74,6 +79,7 @@ def _check_tls(settings: Settings) -> None:
     except ssl.SSLError as error:
         advice = "--tls-cert takes a PEM chain, the server's own certificate first; --tls-key its key, unencrypted."
         raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None
+    tell_end(settings.tls_cert, wall())
 
 
 def _raise_open_files(settings: Settings) -> None:
@@ -96,19 +102,27 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop
 
 
-async def _run(settings: Settings, keys: Keys) -> Exit:
+async def _run(settings: Settings, keys: Keys, manager: str | None) -> Exit:
     ended = asyncio.Event()
     service = Service(settings, keys, LeaseClock())
     _on_signals(ended, service)
-    await _start(service, settings)
+    gc.disable()
+    try:
+        await _start(service, settings)
+    finally:
+        gc.enable()
     try:
         async with _admin(service, settings):
+            # What is there from the start stays: the collector shall not go through 100,000 queues again and again.
+            gc.freeze()
             for name, listener in service.listeners.items():
                 log.info("%s listens on %s", name, " and ".join(listener.urls))
             pushing = asyncio.create_task(serve_pushes(service, settings))
+            notify(manager, READY)
             waiting = asyncio.ensure_future(ended.wait())
             either: list[asyncio.Future[Any]] = [waiting, service.failed]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            notify(manager, STOPPING)
             waiting.cancel()
             pushing.cancel()
             await asyncio.gather(pushing, return_exceptions=True)
@@ -175,6 +189,9 @@ def _in_the_way(error: OSError, settings: Settings) -> Failure:
     if error.filename is None and error.errno in {errno.EACCES, errno.EPERM}:
         return Failure(Exit.ADDRESS, f"a port is not allowed: {error.strerror}", "Ports below 1024 need privileges.")
     where = error.filename or settings.data
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        advice = f"The data directory and all in it must belong to the server's user (uid {os.geteuid()}): chown -R"
+        return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", f"{advice} {settings.data}")
     return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", "Choose another directory with --data DIR.")
 
 

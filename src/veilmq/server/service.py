@@ -18,7 +18,8 @@ from veilmq.protocols.sqs import codec as sqs_codec
 from veilmq.protocols.sqs.operations.judging import note
 from veilmq.server import queues_file
 from veilmq.server.aliases import NO_ALIASES
-from veilmq.server.clock import LeaseClock
+from veilmq.server.clock import LeaseClock, wall
+from veilmq.server.connection import OVERFLOW_MAX
 from veilmq.server.credentials import Keys
 from veilmq.server.hosts import Hosts
 from veilmq.server.intake import Intake
@@ -28,7 +29,7 @@ from veilmq.server.port import Port
 from veilmq.server.settings import Address, Settings
 from veilmq.server.shell import Shell
 from veilmq.server.spelling import SpellingIntake
-from veilmq.server.tls import renew, server_context
+from veilmq.server.tls import renew, server_context, tell_end
 from veilmq.server.tokens import tokens_of
 from veilmq.store.sqlite.store import SqliteStore
 
@@ -103,10 +104,7 @@ class Service:
         declared = None
         if settings.queues is not None:
             declared = queues_file.read(settings.queues, self.keyring.sole_account)
-        context = None
-        if settings.tls_cert is not None and settings.tls_key is not None:
-            context = server_context(settings.tls_cert, settings.tls_key)
-            self.contexts.append(context)
+        contexts = [self._context() for _ in range(3)]
         engine, self.store = open_directory(
             settings.data, settings.engine_limits(), settings.store_options(), self._at_point
         )
@@ -120,10 +118,19 @@ class Service:
         undo.callback(self.parking.stop)
         if declared is not None:
             await queues_file.declare(declared, self.shell.call)
-        await self._listen(undo, "sqs", settings.sqs, self._sqs(), context)
-        await self._listen(undo, "azure", settings.azure, self._azure(), context)
-        await self._listen(undo, "mns", settings.mns, self._mns(), context)
+        await self._listen(undo, "sqs", settings.sqs, self._sqs(), contexts[0])
+        await self._listen(undo, "azure", settings.azure, self._azure(), contexts[1])
+        await self._listen(undo, "mns", settings.mns, self._mns(), contexts[2])
         self.announce({})
+
+    def _context(self) -> ssl.SSLContext | None:
+        """TLS of one port, which counts its own connections. Raises OSError, ssl.SSLError."""
+        settings = self.settings
+        if settings.tls_cert is None or settings.tls_key is None:
+            return None
+        context = server_context(settings.tls_cert, settings.tls_key, settings.connections_max + OVERFLOW_MAX)
+        self.contexts.append(context)
+        return context
 
     def _sqs(self) -> tuple[AnyCodec, Hosts]:
         settings = self.settings
@@ -198,8 +205,10 @@ class Service:
     def renew_certificate(self) -> None:
         """Read certificate and key again, if there is TLS."""
         settings = self.settings
-        if self.contexts and settings.tls_cert is not None and settings.tls_key is not None:
-            renew(self.contexts, settings.tls_cert, settings.tls_key)
+        if not self.contexts or settings.tls_cert is None or settings.tls_key is None:
+            return
+        if renew(self.contexts, settings.tls_cert, settings.tls_key):
+            tell_end(settings.tls_cert, wall())
 
     def announce(self, urls: dict[str, str]) -> None:
         """Tell those who find the directory held where to reach us."""

@@ -16,6 +16,7 @@ import msgspec
 DATABASE: Final = "veilmq.db"
 _LOCK: Final = "lock"
 _RESERVE: Final = "reserve"
+_LOOKERS_MAX: Final = 10_000
 
 
 class Holder(msgspec.Struct, omit_defaults=True):
@@ -112,13 +113,29 @@ class DataDirectory:
 
 def _take_lock(path: Path) -> int:
     descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for _ in range(_LOOKERS_MAX):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if is_held(descriptor):
+                break
+    holder = read_holder(path)
+    os.close(descriptor)
+    raise DirectoryHeld(path, holder)
+
+
+def is_held(lock: int) -> bool:
+    """Whether another process owns the directory whose open `lock` this is.
+
+    An owner excludes all others. Whoever only looks takes the lock too, but shares it, and lets it go at once.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = read_holder(path)
-        os.close(descriptor)
-        raise DirectoryHeld(path, holder) from None
-    return descriptor
+        return True
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return False
 
 
 def read_holder(path: Path) -> Holder | None:

@@ -1,0 +1,146 @@
+"""`veilmq events`: prints the history, and follows it across restarts of the server.
+
+Strategy: an offset says all that a reader must remember, so whoever follows asks a fresh door for the same offset until
+one answers. A piece that did not come whole is not printed, and nothing is asked for twice once it was. Only the first
+answer must come at once; afterwards the server is waited for, unless what it says will not change by waiting.
+"""
+
+import json
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from veilmq.cli.exits import Exit, Failure, Unreachable
+
+if TYPE_CHECKING:
+    from veilmq.cli.remote import Asked
+    from veilmq.cli.remote_door import Door, Piece
+    from veilmq.cli.remote_http import HttpDoor
+
+_FOLLOW_S: Final = 20.0
+_PAUSE_S: Final = 0.5
+_PIECE: Final = 10_000
+
+
+def print_events(
+    asked: "Asked",
+    start: Annotated[
+        str, typer.Option("--from", metavar="OFFSET", help="An offset, `first`, `snapshot` or `next` (what comes).")
+    ] = "first",
+    last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="The last so many.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="At most so many offsets.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
+) -> None:
+    """Print the history, oldest first."""
+    if not re.fullmatch(r"\d{1,18}|first|next|snapshot", start):
+        raise Failure(Exit.USAGE, f"--from: expected an offset, first, next or snapshot, not {start!r}")
+    if last is not None and start != "first":
+        raise Failure(Exit.USAGE, "--from and --last: give one of them")
+    at = start if last is None else _before_end(asked.door, last)
+    left = sys.maxsize if limit is None else limit
+    try:
+        if follow:
+            _follow(asked, at, left)
+            return
+        while left > 0:
+            piece = asked.door.events(at, min(left, _PIECE), 0.0)
+            _print(asked, piece.lines)
+            if piece.following == piece.start:
+                return
+            left -= piece.following - piece.start
+            at = str(piece.following)
+    except KeyboardInterrupt:
+        return
+
+
+def _before_end(door: "Door", count: int) -> str:
+    first, end = (door.events(at, 1, 0.0).start for at in ("first", "next"))
+    return str(max(first, end - count))
+
+
+def _follow(asked: "Asked", start: str, left: int) -> None:
+    follower = _Follower(asked, start)
+    try:
+        while left > 0:
+            piece = follower.next(min(left, _PIECE))
+            _print(asked, piece.lines)
+            left -= piece.following - piece.start
+    finally:
+        follower.close()
+
+
+class _Follower:
+    """Where a reader is in the history, and the door that it asks."""
+
+    def __init__(self, asked: "Asked", start: str) -> None:
+        """Raises Failure, also if no server answers now."""
+        self._asked = asked
+        self._door: HttpDoor | None = None
+        # A word would mean another offset after a restart.
+        piece = self._ask(start, 1, 0.0)
+        self._offset, self._epoch = piece.start, piece.epoch
+
+    def next(self, limit: int) -> "Piece":
+        """What comes at the offset, up to `limit` offsets; perhaps nothing. Raises Failure that waiting cannot mend."""
+        try:
+            piece = self._ask(str(self._offset), limit, _FOLLOW_S)
+        except Unreachable:
+            piece = self._await(limit)
+        if piece.epoch != self._epoch:
+            raise Failure(
+                Exit.WRONG,
+                f"the server has another history now, of a restored backup; the old one was read up to {self._offset}",
+                "Begin again with --from first, or with --from next.",
+            )
+        self._offset = piece.following
+        return piece
+
+    def _await(self, limit: int) -> "Piece":
+        """Ask until somebody answers. The first try is not told of: perhaps only the connection had ended."""
+        told = False
+        while True:
+            self.close()
+            try:
+                piece = self._ask(str(self._offset), limit, 0.0)
+            except Unreachable as failure:
+                if not told:
+                    _tell(f"{failure}: waiting for it, to go on from offset {self._offset}")
+                told = True
+                time.sleep(_PAUSE_S)
+                continue
+            if told:
+                _tell(f"the server is there again: going on from offset {self._offset}")
+            return piece
+
+    def close(self) -> None:
+        """End the connection; the next question makes another one."""
+        if self._door is not None:
+            self._door.close()
+        self._door = None
+
+    def _ask(self, start: str, limit: int, follow_s: float) -> "Piece":
+        if self._door is None:
+            self._door = self._asked.again()
+        if self._door is None:
+            advice = "Start one with `veilmq serve`, or leave --follow out."
+            raise Unreachable(Exit.ADDRESS, "no server holds the directory", advice)
+        return self._door.events(start, limit, follow_s)
+
+
+def _tell(message: str) -> None:
+    print(f"veilmq: {message}", file=sys.stderr, flush=True)
+
+
+def _print(asked: "Asked", lines: bytes) -> None:
+    if not lines:
+        return
+    if asked.as_json:
+        sys.stdout.write(lines.decode())
+    else:
+        from veilmq.cli.remote_tables import event_table
+
+        event_table([json.loads(line) for line in lines.splitlines()])
+    sys.stdout.flush()
