@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from veilmq.model.commands import Delete, Extend, Receive, RecordPolls, Sweep
+from veilmq.model.commands import Delete, Extend, Receive, RecordPolls, Send, Sweep
 from veilmq.model.errors import LeaseTaken, Overloaded, StoreFailed
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Deleted, Received, Sent
@@ -156,3 +156,63 @@ class TestHousekeeping:
         assert outcome == Received([])
         assert not shell.engine.busy
         assert shell.engine.next_due(shell.clock.now) > shell.clock.now
+
+
+class TestPace:
+    """A batch whose statements took too long makes the next ones smaller."""
+
+    SLOW_US, FAST_US = 20_000, 1_000
+
+    def _sizes(self, shell: Shell, count: int, took_us: int) -> list[int]:
+        """Sends that wait, in the batches in which they are taken; each takes that long. Sweeps are not counted."""
+        for number in range(count):
+            shell.submit(sending(QUEUE, str(number)))
+        sizes = []
+        while (batch := shell.engine.take_batch(shell.clock.now)) is not None:
+            shell.engine.paced(took_us)
+            shell.give_back(batch)
+            sizes.append(sum(type(command) is not Sweep for command in batch.commands))
+        return [size for size in sizes if size]
+
+    def test_it_shrinks_down_to_one_message_and_grows_back(self, shell: Shell) -> None:
+        shell.limit(batch_messages_max=8)
+        shell.run()
+        assert self._sizes(shell, 20, self.SLOW_US) == [8, 4, 2, 1, 1, 1, 1, 1, 1]
+        assert self._sizes(shell, 30, self.FAST_US) == [1, 2, 4, 8, 8, 7]
+
+    def test_what_was_in_the_batch_counts_not_what_might_have_been(self, shell: Shell) -> None:
+        shell.run()
+        assert self._sizes(shell, 10, self.SLOW_US) == [10]
+        assert self._sizes(shell, 10, self.SLOW_US) == [5, 2, 1, 1, 1]
+
+    def test_neither_fast_nor_slow_changes_nothing(self, shell: Shell) -> None:
+        shell.limit(batch_messages_max=8)
+        shell.run()
+        self._sizes(shell, 8, self.SLOW_US)
+        assert self._sizes(shell, 9, 7_000) == [4, 4, 1]
+
+    def test_a_sweep_that_takes_long_is_nobodys_fault(self, shell: Shell) -> None:
+        shell.limit(batch_messages_max=8)
+        shell.run()
+        shell.clock.advance(SECOND_US)
+        sweep = shell.engine.take_batch(shell.clock.now)
+        assert [type(command) for command in sweep.commands] == [Sweep]
+        shell.engine.paced(self.SLOW_US)
+        shell.give_back(sweep)
+        assert self._sizes(shell, 8, self.SLOW_US) == [8]
+
+    def test_among_small_batches_a_sweep_goes_alone(self, shell: Shell) -> None:
+        shell.limit(batch_messages_max=8)
+        shell.run()
+        self._sizes(shell, 8, self.SLOW_US)
+        shell.clock.advance(SECOND_US)
+        shell.submit(sending(QUEUE, "before"))
+        kinds = []
+        while (batch := shell.engine.take_batch(shell.clock.now)) is not None:
+            if not kinds:
+                shell.submit(sending(QUEUE, "after"))
+            shell.engine.paced(self.SLOW_US)
+            kinds.append([type(command) for command in batch.commands])
+            shell.give_back(batch)
+        assert kinds == [[Send], [Sweep], [Send]]
+        assert self._sizes(shell, 3, self.FAST_US) == [1, 2]

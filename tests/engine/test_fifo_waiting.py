@@ -10,7 +10,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey
-from veilmq.testing.contract.stage import TESTER
+from veilmq.testing.contract.stage import TESTER, sending
 
 LINE = QueueKey("000000000000", "us-east-1", "line.fifo")
 WAIT_US = 20 * SECOND_US
@@ -127,3 +127,23 @@ def test_a_lost_answer_without_an_attempt_frees_the_group(line: Shell) -> None:
     line.give_back(batch)
     (again,) = take(line)
     assert (again.body, again.receive_count) == ("a1", 2)
+
+
+def test_who_gets_the_messages_of_its_attempt_again_leaves_the_others_to_the_next(line: Shell) -> None:
+    wait(line, "first", attempt_id="x")
+    wait(line, "second")
+    for text in ("a1", "b1"):
+        line.submit(sending(LINE, text, extras=Extras(group=text[0])))
+    line.submit(Receive(queue=LINE, origin=TESTER, wait_us=WAIT_US, attempt_id="x"), ticket="asks again")
+    line.run()
+    assert (line.got("asks again"), line.got("first"), line.got("second")) == (["a1"], ["a1"], ["b1"])
+
+
+def test_who_waits_at_the_cap_is_woken_by_a_lease_that_ends_in_a_group_that_stays_locked(line: Shell) -> None:
+    put(line, "a1", "a2", "b1")
+    _, held = take(line, 2, lease_us=2 * SECOND_US)
+    wait(line, "waits", in_flight_max=2)
+    line.call(Extend(queue=LINE, origin=TESTER, handle=held.handle, lease_us=WAIT_US, arrived=line.clock.now))
+    assert line.got("waits") is None
+    line.later(2 * SECOND_US)
+    assert line.got("waits") == ["b1"]

@@ -117,6 +117,34 @@ class TestWakes:
         shell.later(1)
         assert shell.got("a") == ["1"]
 
+    @pytest.mark.parametrize("together", [True, False])
+    def test_who_waits_at_the_cap_on_messages_in_flight_is_woken_by_deletes(self, shell: Shell, together: bool) -> None:
+        shell.send(*"12345")
+        shell.wait("holder", 0, count_max=3)
+        for ticket in "ab":
+            shell.wait(ticket, WAIT_US, in_flight_max=3)
+            assert shell.got(ticket) is None
+        deletes = [
+            Delete(queue=QUEUE, origin=TESTER, handle=message.handle, arrived=shell.clock.now)
+            for message in shell.answers["holder"][0].messages[:2]
+        ]
+        if together:
+            shell.call(*deletes)
+        else:
+            shell.call(deletes[0])
+            assert (shell.got("a"), shell.got("b")) == (["4"], None)
+            shell.call(deletes[1])
+        assert (shell.got("a"), shell.got("b")) == (["4"], ["5"])
+
+    def test_who_waits_behind_one_that_was_cut_short_by_the_cap_is_woken_by_a_delete(self, shell: Shell) -> None:
+        for ticket in "ab":
+            shell.wait(ticket, WAIT_US, count_max=10, in_flight_max=3)
+        shell.send(*"12345")
+        assert (shell.got("a"), shell.got("b")) == (["1", "2", "3"], None)
+        (message, *_) = shell.answers["a"][0].messages
+        shell.call(Delete(queue=QUEUE, origin=TESTER, handle=message.handle, arrived=shell.clock.now))
+        assert shell.got("b") == ["4"]
+
     def test_a_deleted_queue_tells_all_who_wait(self, shell: Shell) -> None:
         shell.wait("a", WAIT_US)
         shell.wait("b", WAIT_US)
@@ -124,6 +152,14 @@ class TestWakes:
         for ticket in "ab":
             (outcome,) = shell.answers[ticket]
             assert type(outcome) is QueueMissing
+
+    @pytest.mark.parametrize("first", ["delete", "receive"])
+    def test_nobody_begins_to_wait_in_the_batch_that_deletes_the_queue(self, shell: Shell, first: str) -> None:
+        calls = {"delete": DeleteQueue(queue=QUEUE, origin=TESTER), "receive": _receive()}
+        for ticket in sorted(calls, key=lambda ticket: ticket != first):
+            shell.submit(calls[ticket], ticket=ticket)
+        shell.run()
+        assert type(shell.answers["receive"][0]) is QueueMissing
 
 
 class TestDeadlines:
@@ -137,6 +173,19 @@ class TestDeadlines:
         shell.clock.advance(SECOND_US)
         shell.wait("d", WAIT_US)
         assert shell.got("d") == ["2"], "nobody stands in its way"
+
+    def test_nor_where_the_first_got_less_than_it_asked_for(self, shell: Shell) -> None:
+        shell.call(ChangeQueue(queue=QUEUE, origin=TESTER, change={"receives_per_second_max": 2}))
+        for ticket in "ab":
+            shell.wait(ticket, WAIT_US, count_max=10)
+        shell.send("1", "2", "3")
+        assert shell.got("a") == ["1", "2"]
+        assert type(shell.answers["b"][0]) is RateExceeded
+        shell.clock.advance(SECOND_US)
+        shell.wait("c", WAIT_US, count_max=10)
+        assert shell.got("c") == ["3"]
+        shell.wait("d", WAIT_US)
+        assert shell.got("d") is None, "there is nothing any more"
 
     def test_who_waited_long_enough_is_answered_empty(self, shell: Shell) -> None:
         shell.wait("a", 2 * SECOND_US)

@@ -135,7 +135,7 @@ def test_a_disk_that_is_full_amid_a_batch(disk: FaultDisk, stage: Stage, skip: i
 
 
 def test_a_checkpoint_that_finds_the_disk_full_fails_no_commit(
-    disk: FaultDisk, options: Options, tmp_path: Path
+    disk: FaultDisk, options: Options, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = SqliteStore(tmp_path / "data", msgspec.structs.replace(options, checkpoint_bytes=16 * 1024))
     store.apply([CreateQueue(queue=QUEUE, origin=TESTER)], EPOCH)
@@ -155,6 +155,8 @@ def test_a_checkpoint_that_finds_the_disk_full_fails_no_commit(
             bulk.join()
         disk.mend()
     assert store.queues.by_key[QUEUE].visible == 100
+    # Every commit tried again, and the log has one line of it.
+    assert sum("checkpoint: the disk is full" in each for each in caplog.messages) == 1
     store.close()
     reopened = SqliteStore(tmp_path / "data", SMALL)
     assert reopened.queues.by_key[QUEUE].visible == 100

@@ -28,22 +28,25 @@ from veilmq.model.commands import (
     ListMoves,
     PurgeQueue,
     Receive,
+    RevertPlan,
     StartMove,
+    SuggestPlan,
     Undeliver,
 )
 from veilmq.model.errors import StoreFailed
 from veilmq.model.events import Part
 from veilmq.model.instant import FOREVER, HOUR_US, MINUTE_US, SECOND_US, Instant
 from veilmq.model.message import NO_EXTRAS, Extras
-from veilmq.model.outcomes import MovesListed
-from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.outcomes import Applied, MovesListed
+from veilmq.model.plan import Adaptive, LeasePlan
+from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePolicy
 from veilmq.model.states import State
 from veilmq.store.sqlite import rows
 from veilmq.store.sqlite.integrity import check
 from veilmq.testing.conservation import ledgers
 from veilmq.testing.contract.snapshots import Recording
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, impossible, sending
-from veilmq.testing.reference import Reference
+from veilmq.testing.reference import NO_BUCKET, Reference
 from veilmq.testing.replaying import NotReplayable, Replaying, replay
 from veilmq.testing.sqlite import SMALL, SqliteFactory
 
@@ -63,7 +66,25 @@ CHANGES = st.sampled_from(
         {"visibility_timeout_us": SECOND_US},
         {"message_bytes_max": 3},
         {"message_bytes_max": 1_000},
+        {"redrive": None},
+        {"redrive": RedrivePolicy(DEAD, 1)},
+        {"redrive": RedrivePolicy(OTHER, 2)},
+        {"redrive": RedrivePolicy(DEAD_LINE, 1)},
+        {"content_deduplication": False},
+        {"content_deduplication": True},
+        {"deduplication_scope": DeduplicationScope.GROUP},
+        {"deduplication_scope": DeduplicationScope.QUEUE},
+        {"receives_per_second_max": 2},
+        {"receives_per_second_max": None},
+        {"adaptive": Adaptive.APPLY},
+        {"adaptive": Adaptive.OFF},
+        {"first_lease_min_us": SECOND_US},
     ]
+)
+PLANS = st.builds(
+    LeasePlan,
+    lease_us=st.sampled_from([None, 2 * SECOND_US, MINUTE_US]),
+    by_type=st.sampled_from([{}, {"film": 5 * SECOND_US}, {"film": 2 * MINUTE_US}]),
 )
 
 
@@ -105,12 +126,15 @@ class StoreMachine(RuleBasedStateMachine):
                 fifo = queue in FIFO
                 group = data.draw(GROUPS, "group") if fifo or queue == OTHER else None
                 identity = data.draw(st.sampled_from([None, None, None, "x", "y"]), "id") if fifo else None
+                kind = data.draw(st.sampled_from([None, None, "film"]), "type")
+                hint_us = data.draw(st.sampled_from([None, None, None, SECOND_US, 30 * SECOND_US]), "hint")
+                extras = Extras(group=group, deduplication_id=identity, type=kind, lease_hint_us=hint_us)
                 return sending(
                     queue,
                     str(self.bodies),
                     priority=8 if fifo else data.draw(st.sampled_from([8, 8, 1, 16]), "priority"),
                     delay_us=None if fifo else data.draw(st.none() | SPANS, "delay"),
-                    extras=Extras(group=group, deduplication_id=identity) if group or identity else NO_EXTRAS,
+                    extras=NO_EXTRAS if extras == NO_EXTRAS else extras,
                     ttl_us=data.draw(st.sampled_from([None, None, SECOND_US, 20 * SECOND_US, FOREVER]), "ttl"),
                     wants_handle=data.draw(st.booleans(), "wants handle"),
                 )
@@ -120,6 +144,7 @@ class StoreMachine(RuleBasedStateMachine):
                     origin=TESTER,
                     count_max=data.draw(st.sampled_from([1, 1, 2, 10]), "count"),
                     lease_us=data.draw(st.none() | SPANS, "lease"),
+                    wait_us=data.draw(st.sampled_from([None, None, SECOND_US]), "wait"),
                     in_flight_max=data.draw(st.sampled_from([None, None, 2]), "in flight"),
                     attempt_id=data.draw(st.sampled_from([None, "x", "y"]), "attempt") if queue in FIFO else None,
                 )
@@ -153,6 +178,31 @@ class StoreMachine(RuleBasedStateMachine):
             md5=b"" if new is None else new.md5,
         )
 
+    def draw_any(self, data: st.DataObject) -> AnyCommand:
+        """Mostly something of every day."""
+        on_a_queue = data.draw(st.sampled_from([False] * 9 + [True]), "on a queue")
+        return self.draw_queue_command(data) if on_a_queue else self.draw_command(data)
+
+    def draw_queue_command(self, data: st.DataObject) -> AnyCommand:
+        """What is done to a queue as a whole."""
+        queue = data.draw(QUEUES, "queue")
+        match data.draw(st.sampled_from(["change", "change", "plan", "revert", "purge", "delete", "create", "move"])):
+            case "change":
+                return ChangeQueue(queue=queue, origin=TESTER, change=data.draw(CHANGES, "change"))
+            case "plan":
+                return SuggestPlan(queue=queue, origin=TESTER, plan=data.draw(PLANS, "plan"))
+            case "revert":
+                return RevertPlan(queue=queue, origin=TESTER)
+            case "purge":
+                return PurgeQueue(queue=queue, origin=TESTER)
+            case "delete":
+                return DeleteQueue(queue=queue, origin=TESTER)
+            case "create":
+                own = {"fifo": True} if queue in FIFO else {}
+                return CreateQueue(queue=queue, origin=TESTER, change=data.draw(CHANGES, "change") | own)
+            case _:
+                return StartMove(queue=data.draw(st.sampled_from([DEAD, DEAD_LINE]), "source"), origin=TESTER)
+
     def run(self, commands: list[AnyCommand], order: list[int] | None = None) -> None:
         """Apply the commands to both, and compare."""
         applied = self.stage.batch(commands)
@@ -183,28 +233,35 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), passing=PASSING, count=st.integers(2, 6))
     def batch(self, data: st.DataObject, passing: int, count: int) -> None:
         self.stage.later(passing)
-        commands = []
-        for _ in range(count):
-            command = self.draw_command(data)
-            # Undelivering a lease that the same batch changes is left to the contract.
-            if not isinstance(command, Undeliver):
-                commands.append(command)
-        self.run(commands)
+        self.run([self.draw_any(data) for _ in range(count)])
 
     @rule(data=st.data(), passing=PASSING, count=st.integers(1, 5))
     def rolled_back(self, data: st.DataObject, passing: int, count: int) -> None:
         self.stage.later(passing)
         store = self.stage.store
-        if store.apply([self.draw_command(data) for _ in range(count)], self.stage.now).wrote:
+        if store.apply([self.draw_any(data) for _ in range(count)], self.stage.now).wrote:
             self.stage.factory.abandon(store)
 
     @rule(data=st.data(), passing=PASSING)
     def one_fails_amid(self, data: st.DataObject, passing: int) -> None:
         assume(self.reference.queues)
         self.stage.later(passing)
-        commands = [self.draw_command(data), impossible(), self.draw_command(data)]
-        commands = [command for command in commands if not isinstance(command, Undeliver)]
-        applied = self.stage.batch(commands)
+        commands = [self.draw_any(data), impossible(), self.draw_any(data)]
+        self.judge_each(commands, self.stage.batch(commands))
+
+    @rule(data=st.data(), passing=PASSING, count=st.integers(1, 5))
+    def commit_fails(self, data: st.DataObject, passing: int, count: int) -> None:
+        self.stage.later(passing)
+        commands = [self.draw_any(data) for _ in range(count)]
+        applied = self.stage.store.apply(commands, self.stage.now)
+        if applied.wrote:
+            self.stage.factory.abandon(self.stage.store)
+        applied = self.stage.store.apply_each(commands, applied.at)
+        self.stage.recorded += self.stage.events(len(self.stage.recorded))
+        self.judge_each(commands, applied)
+
+    def judge_each(self, commands: list[AnyCommand], applied: Applied) -> None:
+        """Compare what was applied one by one."""
         self.reference.settle(applied.at)
         for command, outcome in zip(commands, applied.outcomes, strict=True):
             if command == impossible():
@@ -299,11 +356,21 @@ class StoreMachine(RuleBasedStateMachine):
         assert report.problems == []
         self.stage.reopen(kill=kill)
         assert {key: self.stage.describe(key) for key in self.reference.queues} == before
+        for queue in self.reference.queues.values():
+            queue.bucket = NO_BUCKET
 
     @rule(queue=QUEUES, change=CHANGES, passing=PASSING)
     def change(self, queue: QueueKey, change: dict[str, int], passing: int) -> None:
         self.stage.later(passing)
         self.run([ChangeQueue(queue=queue, origin=TESTER, change=change)])
+
+    @rule(data=st.data(), passing=PASSING)
+    def plan(self, data: st.DataObject, passing: int) -> None:
+        self.stage.later(passing)
+        queue = data.draw(QUEUES, "queue")
+        if data.draw(st.booleans(), "apply"):
+            self.run([ChangeQueue(queue=queue, origin=TESTER, change={"adaptive": Adaptive.APPLY})])
+        self.run([SuggestPlan(queue=queue, origin=TESTER, plan=data.draw(PLANS, "plan"))])
 
     @rule(queue=st.sampled_from([OTHER, JOBS, DEAD, LINE]), passing=PASSING, again=st.booleans())
     def delete_queue(self, queue: QueueKey, passing: int, again: bool) -> None:

@@ -4,6 +4,7 @@ Each `fixtures/schema-N.db` was written by the code of its day (fixtures/make.py
 JSON beside it says what the store then showed.
 """
 
+import json
 import re
 import runpy
 import shutil
@@ -16,6 +17,7 @@ import apsw
 import msgspec
 import pytest
 
+from veilmq.admin.reading import Scope, snapshot_lines
 from veilmq.model.errors import LeaseTaken
 from veilmq.model.instant import HOUR_US
 from veilmq.model.message import Delivery, Extras
@@ -27,6 +29,7 @@ from veilmq.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION, NotO
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.clock import ManualClock
 from veilmq.testing.contract.stage import Stage, bodies, expect, refused
+from veilmq.testing.replaying import replay, state_of
 from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -87,6 +90,15 @@ def tables(path: Path) -> dict[str, str]:
         connection.close()
 
 
+def history_of(data: Path) -> list[bytes]:
+    """The packed events of each row."""
+    connection = apsw.Connection(str(data / "veilmq.db"))
+    try:
+        return [bytes(row[0]) for row in connection.execute("SELECT events FROM history")]
+    finally:
+        connection.close()
+
+
 def as_today(visible: dict[str, list[Any]]) -> dict[str, list[Delivery]]:
     """Deliveries as today's type reads them: a field added since has its default."""
     return msgspec.json.decode(msgspec.json.encode(visible), type=dict[str, list[Delivery]])
@@ -115,6 +127,24 @@ class TestReleasedFile:
         report = check(stage.store.directory.database)
         assert [problem.kind for problem in report.problems] == ["quarantine"], report.problems
         assert report.books == "balanced"
+
+    def test_its_history_tells_its_state(self, recorded: Any, request: pytest.FixtureRequest, data: Path) -> None:
+        """Settings that came later are not in it, but in a snapshot of today."""
+        shutil.copyfile(request.node.callspec.params["recorded"], data / "veilmq.db")
+        # Half of the bound has passed, so that a snapshot follows, but nothing is trimmed.
+        options = msgspec.structs.replace(SMALL, history_bytes_max=sum(map(len, history_of(data))) * 3 // 2)
+        stage = Stage(SqliteFactory(data, options))
+        stage.clock = ManualClock(recorded.now)
+        before = len(stage.events())
+        stage.sweep_snapshot()
+        assert "snapshot" in {event.kind for event in stage.events()[before:]}
+        assert isinstance(stage.store, SqliteStore)
+        with stage.store.readers.lend() as connection:
+            shown = state_of([json.loads(line) for line in snapshot_lines(connection, Scope())])
+        state = replay(stage.events()).at(stage.now)
+        stage.store.close()
+        assert state.queues == shown.at(stage.now).queues
+        assert state.messages == shown.at(stage.now).messages
 
     def test_handles_of_before_are_honoured_as_they_were(self, stage: Stage, recorded: Any) -> None:
         refused(stage.delete(ORDERS, recorded.handles["stale"]), LeaseTaken)

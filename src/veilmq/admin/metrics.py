@@ -9,6 +9,7 @@ messages (a few index seeks) and the outcomes of leases (the history since the s
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from heapq import nsmallest
 from typing import Final, NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ from veilmq.model.access import Action
 from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US
 from veilmq.model.moves import MoveStatus
+from veilmq.model.queue import QueueKey
 from veilmq.server.shell import COMMIT_BUCKETS_US
 from veilmq.store.sqlite.history import bounds
 from veilmq.store.sqlite.moves import every
@@ -55,11 +57,20 @@ _PUSH_RESULTS: Final = ("delivered", "failed", "exhausted")
 _QUEUE_LABELS: Final = ("account", "region", "queue")
 
 
+class Rest(NamedTuple):
+    """The queues without labels of their own: how many, and their messages by state."""
+
+    queues: int
+    visible: int
+    in_flight: int
+    delayed: int
+
+
 class Gathered(NamedTuple):
     """What one scrape reads before it is turned into families."""
 
     labelled: list[LiveQueue]
-    rest: list[LiveQueue]
+    rest: "Rest"
     oldest_us: dict[int, int]
     """Age of the oldest message, by incarnation."""
     tasks: Counter[MoveStatus]
@@ -122,11 +133,8 @@ class Metrics:
     async def endpoint(self, request: Request) -> Response:
         """All metrics in Prometheus' text format. They name the queues of every account."""
         caller_of(request).check(Action.SETTINGS)
-        queues = sorted(
-            self._service.store.queues.by_key.values(),
-            key=lambda queue: (-(queue.visible + queue.delayed + queue.in_flight), queue.key),
-        )
-        labelled, rest = queues[:LABELLED_QUEUES_MAX], queues[LABELLED_QUEUES_MAX:]
+        queues = list(self._service.store.queues.by_key.values())
+        labelled, rest = await run_in_threadpool(_sorted_out, queues)
         oldest_us = await run_in_threadpool(self._oldest_us, [(queue, list(queue.ready)) for queue in labelled])
         await run_in_threadpool(self._outcomes.catch_up)
         registry = CollectorRegistry(auto_describe=False)
@@ -221,6 +229,21 @@ _LISTENER_COUNTERS: Final = {
 }
 
 
+def _sorted_out(queues: list[LiveQueue]) -> tuple[list[LiveQueue], Rest]:
+    """The queues with the most messages, and the sums of all others. Blocks: there may be very many."""
+    labelled = nsmallest(LABELLED_QUEUES_MAX, queues, key=_by_depth)
+    chosen = {queue.incarnation for queue in labelled}
+    rest = [queue for queue in queues if queue.incarnation not in chosen]
+    visible = sum(queue.visible for queue in rest)
+    in_flight = sum(queue.in_flight for queue in rest)
+    delayed = sum(queue.delayed for queue in rest)
+    return labelled, Rest(len(rest), visible, in_flight, delayed)
+
+
+def _by_depth(queue: LiveQueue) -> tuple[int, QueueKey]:
+    return -(queue.visible + queue.delayed + queue.in_flight), queue.key
+
+
 def _queue_families(gathered: Gathered) -> Iterator[Metric]:
     depth = GaugeMetricFamily(
         "veilmq_queue_messages",
@@ -232,9 +255,9 @@ def _queue_families(gathered: Gathered) -> Iterator[Metric]:
         depth.add_metric((*labels, "visible"), queue.visible)
         depth.add_metric((*labels, "in_flight"), queue.in_flight)
         depth.add_metric((*labels, "delayed"), queue.delayed)
-    if gathered.rest:
+    if gathered.rest.queues:
         for state in ("visible", "in_flight", "delayed"):
-            depth.add_metric(("", "", "", state), sum(getattr(queue, state) for queue in gathered.rest))
+            depth.add_metric(("", "", "", state), getattr(gathered.rest, state))
     yield depth
     age = GaugeMetricFamily(
         "veilmq_queue_oldest_age_seconds",
@@ -245,7 +268,7 @@ def _queue_families(gathered: Gathered) -> Iterator[Metric]:
         oldest_us = gathered.oldest_us.get(queue.incarnation, 0)
         age.add_metric((queue.key.account, queue.key.region, queue.key.name), oldest_us / SECOND_US)
     yield age
-    yield GaugeMetricFamily("veilmq_queues", "Queues that exist.", len(gathered.labelled) + len(gathered.rest))
+    yield GaugeMetricFamily("veilmq_queues", "Queues that exist.", len(gathered.labelled) + gathered.rest.queues)
 
 
 def _counters(

@@ -17,7 +17,7 @@ from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite import rows, snapshots
-from veilmq.store.sqlite.endings import extras_of
+from veilmq.store.sqlite.endings import extras_of, readable
 from veilmq.store.sqlite.history import Names, bounds, events_from
 from veilmq.store.sqlite.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.rows import Connection, Held
@@ -82,7 +82,7 @@ def _message(held: Held, retention_us: int) -> dict[str, Any]:
             "body_bytes": held.body_bytes,
         }
         | _lease(held.attempt, held.rotation, held.hidden, held.due, held.granted, held.first)
-        | shown_extras(extras_of(held.extras))
+        | shown_extras(extras_of(held.extras if readable(held.extras) else None))
     )
 
 

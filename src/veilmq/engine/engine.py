@@ -72,6 +72,8 @@ class Engine:
         self._credits: dict[QueueKey, int] = {}
         self._gone: set[Any] = set()
         self._last_batch: Instant | None = None
+        self._batch_max = self.limits.batch_messages_max
+        self._batch_messages = 0
         self._swept = Instant(0)
         self._polled: Instant | None = None
         self._store_due: Instant | None = Instant(0)
@@ -131,8 +133,12 @@ class Engine:
             _racers_first(pending)
         self._last_batch = now
         messages = 0
-        while pending and messages < self.limits.batch_messages_max:
+        small = self._batch_max < self.limits.batch_messages_max
+        while pending and messages < self._batch_max:
             call = pending.popleft()
+            if small and type(call.commands[0]) is Sweep and calls:
+                pending.appendleft(call)  # it goes alone: its time says nothing about what others ask
+                break
             if call.ticket in self._gone:
                 self._gone.discard(call.ticket)
                 if type(call.commands[0]) is Receive:
@@ -143,9 +149,25 @@ class Engine:
             commands += call.commands
             first = call.commands[0]
             messages += first.count_max if type(first) is Receive else len(call.commands)
+            if small and type(first) is Sweep:
+                break
+        self._batch_messages = 0 if len(calls) == 1 and calls[0].ticket is None else messages
         if not calls and self._credits:
             return self.take_batch(now)
         return Batch(calls, commands) if calls else None
+
+    def paced(self, took_us: int) -> None:
+        """The statements of the batch that was taken last took so long: what that says about the size of the next.
+
+        What a command costs is known to nobody before (bodies, copies, dead letters). Half as many messages after a
+        batch that took too long, and twice as many again after a short one.
+        """
+        if not self._batch_messages:
+            return
+        if took_us > self.limits.batch_us:
+            self._batch_max = max(1, self._batch_messages // 2)
+        elif self._batch_max < self.limits.batch_messages_max and took_us < self.limits.batch_us // 2:
+            self._batch_max = min(2 * self._batch_max, self.limits.batch_messages_max)
 
     def committed(self, batch: Batch, applied: Applied) -> list[Answer]:
         """The batch is durable: the answers that may leave now. Receives that found nothing may stay to wait."""
@@ -155,6 +177,7 @@ class Engine:
         for queue, visible in applied.visible.items():
             self._credit(queue, visible)
         at = 0
+        deleted: list[QueueKey] = []
         for call in batch.calls:
             count = len(call.commands)
             mine = outcomes[at : at + count]
@@ -167,7 +190,9 @@ class Engine:
                 self._gone.discard(call.ticket)
                 answers.append(Answer(call.ticket, mine))
                 if type(call.commands[0]) is DeleteQueue and type(mine[0]) is QueueDeleted:
-                    self._retry(self.waiting.take_all(call.commands[0].queue), applied.at)
+                    deleted.append(call.commands[0].queue)
+        for queue in deleted:  # last: who parks in this batch waits for them too
+            self._retry(self.waiting.take_all(queue), applied.at)
         answers += self._take_ready()
         return answers
 

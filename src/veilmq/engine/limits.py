@@ -10,6 +10,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     batch_messages_max: int = 256
     """Messages that a batch's commands may touch (about 3 ms of statements); one wire batch may pass it."""
+    batch_us: int = 10 * MILLISECOND_US
+    """Statements of a batch that take longer make the next batches smaller: bodies of a MiB, copies for 100 queues."""
     pending_max: int = 100_000
     """Calls that may wait for a batch; beyond, Overloaded."""
     parked_max: int = 20_000

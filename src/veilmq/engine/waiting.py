@@ -2,7 +2,8 @@
 
 Strategy: each queue has a line of waiters in order of arrival; a wake takes the first out, and a waiter whose claim
 found nothing goes back to its old place (its ticket orders the line). A heap holds the deadlines; an entry whose
-waiter has left is skipped. Everything costs the same with 2,000 waiters as with 2.
+waiter has left is skipped. Everything costs the same with 2,000 waiters as with 2. Who waits for a hidden queue is the
+server itself, once a subscription: it takes no room from clients, and none can be taken from it.
 """
 
 from bisect import insort
@@ -16,6 +17,7 @@ from veilmq.engine.limits import Limits
 from veilmq.model.commands import Receive
 from veilmq.model.instant import Instant
 from veilmq.model.queue import QueueKey
+from veilmq.model.topic import is_hidden
 
 _STALE_MAX: Final = 1_024
 """Entries of waiters that left, beyond as many as are parked, before the heap is built anew."""
@@ -42,6 +44,7 @@ class WaitingRoom:
         self._by_ticket: dict[Any, Waiter] = {}
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._accounts: Counter[str] = Counter()
+        self._hidden = 0
         self._places = 0
         self.refused: Counter[tuple[QueueKey, str]] = Counter()
         """Receives that found no room, by queue and the limit in the way; whoever reads it may take it away."""
@@ -56,7 +59,9 @@ class WaitingRoom:
     def has_room(self, queue: QueueKey) -> bool:
         """Whether one more may park for the queue; if not, it is counted in `refused`."""
         limits = self._limits
-        if len(self._by_ticket) >= limits.parked_max:
+        if is_hidden(queue.name):
+            return True
+        if len(self._by_ticket) - self._hidden >= limits.parked_max:
             full = "parked_max"
         elif self._accounts[queue.account] >= limits.parked_per_account_max:
             full = "parked_per_account_max"
@@ -82,7 +87,7 @@ class WaitingRoom:
             insort(line, waiter, key=_place)
         waiter.parked = True
         self._by_ticket[waiter.ticket] = waiter
-        self._accounts[queue.account] += 1
+        self._count(queue, 1)
         if not waiter.timed:
             waiter.timed = True
             heappush(self._deadlines, (waiter.deadline, waiter.place, waiter))
@@ -144,11 +149,17 @@ class WaitingRoom:
         if not line:
             del self._lines[queue]
         del self._by_ticket[waiter.ticket]
-        self._accounts[queue.account] -= 1
-        if not self._accounts[queue.account]:
-            del self._accounts[queue.account]
+        self._count(queue, -1)
         waiter.parked = False
         return waiter
+
+    def _count(self, queue: QueueKey, more: int) -> None:
+        if is_hidden(queue.name):
+            self._hidden += more
+            return
+        self._accounts[queue.account] += more
+        if not self._accounts[queue.account]:
+            del self._accounts[queue.account]
 
 
 def _place(waiter: Waiter) -> int:

@@ -4,8 +4,11 @@ Strategy: the codecs need a key's secret to check a signature, the server its gr
 these values and neither reads the file. A grant is a set of actions and of queue-name patterns.
 """
 
+import re
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cached_property, lru_cache
 from typing import Final, Protocol
 
 import msgspec
@@ -44,7 +47,7 @@ class Grant(msgspec.Struct, frozen=True):
     queues: tuple[str, ...] = ("*",)
 
 
-class AccessKey(msgspec.Struct, frozen=True):
+class AccessKey(msgspec.Struct, frozen=True, dict=True):
     """A verified or verifiable key of an account. Its repr shows no secret."""
 
     id: str
@@ -57,16 +60,52 @@ class AccessKey(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return f"AccessKey(id={self.id!r}, account={self.account!r})"
 
+    @cached_property
+    def _names(self) -> Mapping[Action, "_Names"]:
+        return _names_of(self.grants)
+
     def allows(self, action: Action, queue: str | None) -> bool:
         """Whether a grant covers the action on the queue of that name (None: on no queue in particular)."""
-        for grant in self.grants:
-            if action in grant.actions:
-                if queue is None:
-                    return True
-                for pattern in grant.queues:
-                    if pattern == "*" or fnmatchcase(queue, pattern):
-                        return True
-        return False
+        names = self._names.get(action)
+        return names is not None and (queue is None or names.cover(queue))
+
+
+class _Names:
+    """The names that some patterns match: what they cost does not grow with their number, as far as they are names, or
+    the beginnings of names."""
+
+    __slots__ = ("_beginnings", "_everything", "_exact", "_lengths", "_others")
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        beginnings = {pattern[:-1] for pattern in patterns if pattern[-1:] == "*" and not _SPECIAL.search(pattern[:-1])}
+        others = [pattern for pattern in patterns if _SPECIAL.search(pattern[:-1]) or pattern[-1:] in ("?", "[")]
+        self._everything = "*" in patterns
+        self._exact = frozenset(pattern for pattern in patterns if not _SPECIAL.search(pattern))
+        self._beginnings = frozenset(beginnings)
+        self._lengths = sorted({len(beginning) for beginning in beginnings})
+        self._others = re.compile("|".join(translate(pattern) for pattern in others)) if others else None
+
+    def cover(self, name: str) -> bool:
+        """Whether one of the patterns matches the name."""
+        if self._everything or name in self._exact:
+            return True
+        for length in self._lengths:
+            if name[:length] in self._beginnings:
+                return True
+        return self._others is not None and self._others.match(name) is not None
+
+
+_SPECIAL: Final = re.compile(r"[*?\[]")
+
+
+@lru_cache(maxsize=1_024)
+def _names_of(grants: tuple[Grant, ...]) -> Mapping[Action, _Names]:
+    """By action: what the grants cover. Keys of the same grants share it."""
+    patterns: dict[Action, list[str]] = {}
+    for grant in grants:
+        for action in grant.actions:
+            patterns.setdefault(action, []).extend(grant.queues)
+    return {action: _Names(each) for action, each in patterns.items()}
 
 
 OF_ALL_ACCOUNTS: Final = frozenset({Action.BACKUP, Action.SETTINGS})

@@ -85,7 +85,8 @@ class Receive(Command, tag=True, kw_only=True, gc=False):
     wait_us: int | None = None
     """How long the engine may park it; None: the queue's `wait_us`, 0: never."""
     in_flight_max: int | None = None
-    """The protocol's cap on messages in flight in the queue."""
+    """The protocol's cap on messages in flight in the queue. Who may wait, and who receives from a FIFO queue, meets no
+    error there, but no message."""
     attempt_id: str | None = None
     """SQS ReceiveRequestAttemptId."""
 

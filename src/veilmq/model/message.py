@@ -58,6 +58,8 @@ class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of a copy that waits to be pushed: the published message's id, 16 bytes."""
     dead_first_received: Instant | None = None
     """When the queue that dead-lettered the message first handed it out; None on FIFO queues: times begin anew."""
+    dead_receives: int = 0
+    """How often the queues that dead-lettered the message had handed it out."""
 
 
 NO_EXTRAS: Final = Extras()

@@ -16,9 +16,9 @@ stays as it is, and no queue is ever deleted. ElasticMQ's `queues {}` (elasticmq
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -66,22 +66,32 @@ class Declared(NamedTuple):
     warnings: list[str]
 
 
-Call = Callable[[AnyCommand], Awaitable[Sequence[Outcome]]]
+DECLARED_TOGETHER: Final = 250
+
+
+class Call(Protocol):
+    """What runs commands as one batch, and gives their outcomes once they are durable (Shell.call)."""
+
+    def __call__(self, *commands: AnyCommand) -> Awaitable[Sequence[Outcome]]:
+        """One outcome a command."""
+        ...
 
 
 async def declare(declared: Declared, call: Call) -> None:
-    """Create or change the queues, one after the other. Raises FileInvalid if the store refuses one.
-
-    call: runs a command and gives its outcome once it is durable (Shell.call).
-    """
+    """Create or change the queues, many in one commit. Raises FileInvalid if the store refuses one."""
     for warning in declared.warnings:
         log.warning("%s", warning)
-    for declaration in declared.queues:
-        (outcome,) = await call(declaration.create)
-        if isinstance(outcome, QueueExists):
-            (outcome,) = await call(declaration.change)
-        if isinstance(outcome, VeilError):
-            raise FileInvalid(declared.path, f"queue {declaration.create.queue.name}: {outcome}")
+    for start in range(0, len(declared.queues), DECLARED_TOGETHER):
+        group = declared.queues[start : start + DECLARED_TOGETHER]
+        created = await call(*[declaration.create for declaration in group])
+        for declaration, outcome in zip(group, created, strict=True):
+            found = outcome
+            if isinstance(found, VeilError):
+                (found,) = await call(declaration.create)  # what was in its way may have been changed just now
+            if isinstance(found, QueueExists):
+                (found,) = await call(declaration.change)
+            if isinstance(found, VeilError):
+                raise FileInvalid(declared.path, f"queue {declaration.create.queue.name}: {found}")
 
 
 class _Entry(NamedTuple):

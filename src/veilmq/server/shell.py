@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, Final, Protocol
 
 from veilmq.engine.engine import Answer, Batch, Engine
@@ -177,8 +177,17 @@ class Shell:
         try:
             return await ticket.future
         except asyncio.CancelledError:
-            self.cancel(ticket)
+            self._abandon(ticket)
             raise
+
+    def _abandon(self, ticket: _Waiting) -> None:
+        """Nobody awaits the call any more; its answer may have come in this very turn of the loop."""
+        if not ticket.future.done() or ticket.future.cancelled():
+            self.cancel(ticket)
+            return
+        command, (outcome, *_) = ticket.commands[0], ticket.future.result()
+        if isinstance(command, Receive) and isinstance(outcome, Received):
+            self.undeliver(command, outcome)
 
     async def query(self, command: Peek) -> Outcome:
         """Answer from committed state, in a thread."""
@@ -254,11 +263,13 @@ class Shell:
             self._sleep(now)
             return
         self._idle.clear()
+        begun = thread_time()
         try:
             applied = self.store.apply(batch.commands, now)
         except StoreUnknown as error:
             self._break(batch, error)
             return
+        engine.paced(int((thread_time() - begun) * 1e6))
         self.stats.batches += 1
         self.stats.commands += len(batch.commands)
         if applied.wrote:

@@ -1,14 +1,15 @@
 """The reference model: what a store must answer, small and obviously right, slow and in memory.
 
 Strategy: every message is one object in one list; whatever a command needs is found by looking at all of them. Whose
-turn it is where there are groups is in reference_groups.py, move tasks are in reference_moves.py. States and steps are
-those of model/states.py: a step that the table does not have is an error here. Ids, sequences and handles are the
-store's to choose; the model learns them from each answer that it has found right and knows messages by the sequence and
-handles by their text. Expiry is applied where a message is met, as the store may: the events of what a sweep expired
-are handed to `buried`.
+turn it is where there are groups is in reference_groups.py, move tasks are in reference_moves.py, settings in
+reference_settings.py. States and steps are those of model/states.py: a step that the table does not have is an error
+here. Ids, sequences and handles are the store's to choose; the model learns them from each answer that it has found
+right and knows messages by the sequence and handles by their text. Expiry is applied where a message is met, as the
+store may: the events of what a sweep expired are handed to `buried`.
 """
 
 from collections.abc import Iterable
+from fractions import Fraction
 from hashlib import sha256
 from typing import Final
 
@@ -25,8 +26,10 @@ from veilmq.model.commands import (
     Extend,
     PurgeQueue,
     Receive,
+    RevertPlan,
     Send,
     StartMove,
+    SuggestPlan,
     Undeliver,
 )
 from veilmq.model.errors import (
@@ -36,7 +39,6 @@ from veilmq.model.errors import (
     MessageGone,
     MessageTooLarge,
     ParameterInvalid,
-    QueueExists,
     QueueMissing,
     ReceiptInvalid,
     VeilError,
@@ -47,18 +49,19 @@ from veilmq.model.outcomes import (
     Extended,
     Outcome,
     Purged,
-    QueueChanged,
-    QueueCreated,
     QueueDeleted,
     Received,
     Sent,
     Undelivered,
 )
+from veilmq.model.plan import NO_PLAN, PlanState
 from veilmq.model.queue import DeduplicationScope, QueueKey, QueueSettings
 from veilmq.model.states import STEPS, State, Step
 from veilmq.testing.reference_groups import VISIBLE, in_flight, turns
 from veilmq.testing.reference_moves import Tasks
+from veilmq.testing.reference_settings import change, create, handed, lease_us, plan, within
 
+NO_BUCKET: Final = (0, Fraction(0), 0)
 _STEPS: Final = {(step.source, step.event): step for step in STEPS}
 
 
@@ -84,6 +87,8 @@ class Message(msgspec.Struct, eq=False):
     """Learnt from the store."""
     came_from: QueueKey | None = None
     """The queue that dead-lettered it."""
+    type: str | None = None
+    lease_hint_us: int | None = None
 
     def expires(self) -> int:
         """The instant from which the message is dead."""
@@ -123,6 +128,9 @@ class Queue(msgspec.Struct, eq=False):
     """FIFO: by scope and deduplication id, what was taken last."""
     attempts: dict[str, Attempt] = msgspec.field(default_factory=dict)
     """FIFO: by attempt id."""
+    plan: PlanState = NO_PLAN
+    bucket: tuple[int, Fraction, int] = NO_BUCKET
+    """The rate, and how many messages it allowed at an instant."""
 
     def counts(self) -> tuple[int, int, int]:
         """Visible, delayed, in flight, the dead that nobody met included."""
@@ -193,16 +201,11 @@ class Reference:
             case Delete():
                 self._delete(command, outcome)
             case CreateQueue():
-                self._create(command, outcome)
+                create(self, command, outcome)
             case ChangeQueue():
-                queue = self._named(command.queue, outcome)
-                if queue is not None:
-                    old_us = queue.settings.delay_us
-                    queue.settings = msgspec.structs.replace(queue.settings, **command.change)
-                    if queue.settings.fifo:
-                        self._retime(queue, old_us)
-                    assert isinstance(outcome, QueueChanged)
-                    assert outcome.info.settings == queue.settings
+                change(self, command, outcome)
+            case SuggestPlan() | RevertPlan():
+                plan(self, command, outcome)
             case StartMove():
                 self.tasks.start(command, outcome)
             case CancelMove():
@@ -214,42 +217,18 @@ class Reference:
             case other:
                 raise AssertionError(f"the reference does not know {other}")
 
-    def _named(self, key: QueueKey, outcome: Outcome) -> Queue | None:
+    def add(self, key: QueueKey, settings: QueueSettings) -> None:
+        """A queue was created."""
+        self.queues[key] = Queue(key, settings)
+
+    def named(self, key: QueueKey, outcome: Outcome) -> Queue | None:
+        """The queue, which the store must have found if it is there."""
         queue = self.queues.get(key)
         assert (queue is None) == (type(outcome) is QueueMissing), outcome
         return queue
 
-    def _create(self, command: CreateQueue, outcome: Outcome) -> None:
-        settings = QueueSettings(**command.change)
-        present = self.queues.get(command.queue)
-        if present is None:
-            assert isinstance(outcome, QueueCreated)
-            assert outcome.created
-            self.queues[command.queue] = Queue(command.queue, settings)
-        elif all(getattr(present.settings, name) == value for name, value in command.change.items()):
-            assert isinstance(outcome, QueueCreated)
-            assert not outcome.created
-        else:
-            assert type(outcome) is QueueExists, outcome
-
-    def _retime(self, queue: Queue, old_us: int) -> None:
-        """FIFO: the queue's delay acts on all that nobody received, unless a handle has set another."""
-        for message in queue.messages:
-            due = message.sent + queue.settings.delay_us
-            if message.attempt or message.state is State.GONE:
-                continue
-            if message.state is not State.READY and message.due != message.sent + old_us:
-                continue
-            if message.state is State.DELAYED:
-                message.due = due
-                if due <= self.now:
-                    message.step("delay ends")
-            elif due > self.now and queue.settings.delay_us > old_us:
-                message.due = due
-                message.step("delay is raised (FIFO)")
-
     def _empty(self, command: PurgeQueue | DeleteQueue, outcome: Outcome) -> None:
-        queue = self._named(command.queue, outcome)
+        queue = self.named(command.queue, outcome)
         if queue is None:
             return
         assert isinstance(outcome, Purged | QueueDeleted)
@@ -261,7 +240,7 @@ class Reference:
             del self.queues[command.queue]
 
     def _send(self, command: Send, outcome: Outcome) -> None:
-        queue = self._named(command.queue, outcome)
+        queue = self.named(command.queue, outcome)
         if queue is None:
             return
         settings = queue.settings
@@ -274,7 +253,8 @@ class Reference:
         state = State.DELAYED if delay_us else State.READY
         own = None if command.ttl_us is None else min(self.now + command.ttl_us, FOREVER)
         message = Message(queue, command.body, command.priority, self.now, own, state, self.now + delay_us)
-        message.group = command.extras.group
+        message.group, message.type = command.extras.group, command.extras.type
+        message.lease_hint_us = command.extras.lease_hint_us
         assert isinstance(outcome, Sent), outcome
         assert not outcome.duplicate
         message.id = outcome.id
@@ -318,27 +298,33 @@ class Reference:
         assert [(got.sequence, got.handle, got.receive_count) for got in outcome.messages] == [
             (message.sequence, handle, number) for message, number, _, _, handle in attempt.leases
         ]
-        lease_us = queue.settings.visibility_timeout_us if command.lease_us is None else command.lease_us
         renewed = []
         for message, number, rotation, _, handle in attempt.leases:
-            message.due = self.now + lease_us
+            message.due = self.now + lease_us(message, command)
             renewed.append((message, number, rotation, message.due, handle))
-            if lease_us == 0:
+            if message.due == self.now:
                 message.step("lease expires")
         attempt.leases = renewed
         assert [(got.body, got.due) for got in outcome.messages] == [(one[0].body, one[0].due) for one in renewed]
         return True
 
     def _receive(self, command: Receive, outcome: Outcome) -> None:
-        queue = self._named(command.queue, outcome)
-        if queue is None:
+        queue = self.named(command.queue, outcome)
+        within_rate = None if queue is None else within(queue, command, outcome, self.now)
+        if queue is None or within_rate is None:
             return
+        self._receive_of(queue, within_rate, outcome)
+        if isinstance(outcome, Received):
+            handed(queue, len(outcome.messages), self.now)
+
+    def _receive_of(self, queue: Queue, command: Receive, outcome: Outcome) -> None:
         if self._replays(queue, command, outcome):
             return
         wanted = command.count_max
         if command.in_flight_max is not None:
             wanted = min(wanted, command.in_flight_max - queue.counts()[2])
-            if wanted <= 0 and not queue.settings.fifo:
+            wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
+            if wanted <= 0 and not queue.settings.fifo and not wait_us:
                 assert type(outcome) is InFlightFull, outcome
                 return
         assert isinstance(outcome, Received), outcome
@@ -369,13 +355,11 @@ class Reference:
             queue.attempts[command.attempt_id] = Attempt(self.now + 5 * MINUTE_US, leases)
 
     def _grant(self, message: Message, command: Receive) -> None:
-        settings = message.queue.settings
-        lease_us = settings.visibility_timeout_us if command.lease_us is None else command.lease_us
         message.step("receive")
         message.granted = self.now
-        message.due = self.now + lease_us
+        message.due = self.now + lease_us(message, command)
         message.first = self.now if message.first is None else message.first
-        if lease_us == 0:
+        if message.due == self.now:
             message.step("lease expires")
 
     def _moves(self, message: Message) -> bool:
@@ -392,6 +376,7 @@ class Reference:
         moved = Message(target, message.body, message.priority, sent, message.own_expiry, State.READY, self.now)
         moved.sequence = self.top
         moved.group, moved.id, moved.came_from = message.group, message.id, message.queue.key
+        moved.type, moved.lease_hint_us = message.type, message.lease_hint_us
         target.messages.append(moved)
         return True
 

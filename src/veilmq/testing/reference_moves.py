@@ -103,6 +103,7 @@ class Tasks:
             self._reference.now,
         )  # fmt: skip
         new.sequence, new.group, new.id = sequence, message.group, bytes.fromhex(event.detail["target_message"])
+        new.type, new.lease_hint_us = message.type, message.lease_hint_us
         target.messages.append(new)
 
     def told(self, task: Task, info: MoveInfo) -> None:

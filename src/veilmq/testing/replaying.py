@@ -14,11 +14,12 @@ import msgspec
 
 from veilmq.model.events import EventRecord, Part
 from veilmq.model.instant import FOREVER
-from veilmq.model.queue import PRIORITY_DEFAULT
+from veilmq.model.queue import PRIORITY_DEFAULT, QueueSettings
 
 _LEASE: Final = ("rotation", "due", "granted", "first_received")
 _PRIVATE: Final = ("labels", "tags")
 """Settings that the history does not tell."""
+_DEFAULTS: Final[dict[str, Any]] = msgspec.to_builtins(QueueSettings())
 
 
 class NotReplayable(Exception):
@@ -34,12 +35,10 @@ class State(msgspec.Struct):
     def at(self, instant: int) -> "State":
         """As it is to be compared: a delay that is over by `instant` is over, whether somebody has looked or not.
 
-        `expires` is worked out; an instant that never comes is None, as in the snapshot.
+        `expires` is worked out; an instant that never comes is None, as in the snapshot. A setting that is not told,
+        because it is younger than the history, has its default.
         """
-        queues = {
-            number: queue | {"settings": {k: v for k, v in queue["settings"].items() if k not in _PRIVATE}}
-            for number, queue in self.queues.items()
-        }
+        queues = {number: queue | {"settings": _settings(queue["settings"])} for number, queue in self.queues.items()}
         messages = {number: self._message(message, instant) for number, message in self.messages.items()}
         return State(queues, messages)
 
@@ -52,6 +51,10 @@ class State(msgspec.Struct):
         if (shown["expires"] or FOREVER) >= FOREVER:
             shown["expires"] = None
         return {name: value for name, value in shown.items() if value is not None}
+
+
+def _settings(told: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in (_DEFAULTS | told).items() if name not in _PRIVATE}
 
 
 def state_of(lines: Iterable[dict[str, Any]]) -> State:

@@ -7,7 +7,6 @@ receive count does not rise, since nothing new was granted. Source: ReceiveReque
 Reference.
 """
 
-from hashlib import md5 as md5_of
 from typing import Final
 
 import msgspec
@@ -16,7 +15,7 @@ from veilmq.model.commands import LeaseSource, Receive
 from veilmq.model.events import Kind
 from veilmq.model.instant import MINUTE_US, Instant
 from veilmq.model.message import Delivery
-from veilmq.store.sqlite.endings import Place, event_of, extras_of, find_places
+from veilmq.store.sqlite.endings import Place, event_of, extras_of, find_places, intact
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
@@ -88,16 +87,18 @@ def _held(writer: Writer, queue: LiveQueue, leases: list[tuple[str, int]]) -> li
 
 
 def _delivery(writer: Writer, queue: LiveQueue, command: Receive, place: Place, handle: str) -> Delivery | None:
-    """The message as it is delivered again; None if its body is damaged."""
+    """The message as it is delivered again; None if it is damaged."""
     row = writer.read_one(_MESSAGE, (place.sequence,))
     assert row is not None
     sender, packed, md5, body, first = row
-    if md5_of(body, usedforsecurity=False).digest() != md5:
+    if not intact(body, md5, packed):
         return None
     extras = extras_of(packed)
     lease_us = command.lease_us
     if lease_us is None:
         lease_us = extras.lease_hint_us
+    if lease_us is None and queue.plan.applied is not None:
+        lease_us = queue.plan.applied.lease_of(place.type)
     if lease_us is None:
         lease_us = queue.settings.visibility_timeout_us
     return Delivery(

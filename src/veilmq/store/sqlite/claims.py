@@ -23,9 +23,9 @@ from veilmq.store.sqlite.endings import (
     Place,
     dead_letter,
     expire,
+    look_for_due,
     numbers,
     quarantine,
-    return_due,
 )
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.sends import INSERT_LEASE
@@ -33,6 +33,9 @@ from veilmq.store.sqlite.writer import Row, Writer
 
 DETOURS_MAX: Final = 64
 """Candidates that one receive may drop, quarantine or dead-letter on its way."""
+DETOURS_OF_BATCH: Final = 256
+"""The same for all receives of a batch together; beyond, `DETOURS_MIN` each."""
+DETOURS_MIN: Final = 4
 RETURNS_MAX: Final = 256
 """Leases that end within one receive's look; the sweeper takes the rest."""
 _RECEIVED: Final = int(Kind.RECEIVED)
@@ -103,18 +106,20 @@ def receive(writer: Writer, command: Receive) -> Outcome:
     if queue is None:
         return QueueMissing(queue=str(command.queue))
     if writer.now >= queue.next_due:
-        return_due(writer, queue, RETURNS_MAX)
+        look_for_due(writer, queue, RETURNS_MAX)
     wanted = command.count_max
+    wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
     if command.in_flight_max is not None:
         wanted = min(wanted, command.in_flight_max - queue.in_flight)
+        if wanted < command.count_max:
+            queue.cap = command.in_flight_max
         if wanted <= 0:
-            return InFlightFull(queue=str(command.queue), limit=command.in_flight_max)
-    wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
+            return capped(queue, command.in_flight_max, wait_us)
     if not queue.visible:
         return Received([], wait_us)
     granting = Granting(writer, queue, command)
     granted = granting.granted
-    while len(granted) < wanted and queue.visible and granting.detours < DETOURS_MAX:
+    while len(granted) < wanted and queue.visible and granting.detours_left > 0:
         candidates = _candidates(writer, queue, wanted - len(granted) + writer.disorder)
         if writer.disorder:
             candidates = disordered(writer, queue, candidates, wanted - len(granted), writer.disorder)
@@ -123,9 +128,15 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         if not candidates:
             break
     granting.write()
-    if granting.detours >= DETOURS_MAX and queue.visible:
+    if granting.detours_left <= 0 and queue.visible:
         queue.woken += 1
     return Received(granted, wait_us, queue.settings.xml_body)
+
+
+def capped(queue: LiveQueue, in_flight_max: int, wait_us: int) -> Received | InFlightFull:
+    """The answer at the cap on messages in flight: an error for who does not wait alone ("If you use long polling,
+    Amazon SQS returns no error messages": Developer Guide, "Amazon SQS standard queue quotas")."""
+    return Received([], wait_us) if wait_us else InFlightFull(queue=str(queue.key), limit=in_flight_max)
 
 
 def _candidates(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
@@ -171,13 +182,13 @@ def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | N
 class Granting:
     """The leases of one receive: what they have in common is asked once."""
 
-    __slots__ = ("_lease", "_leases", "_named", "_origin", "_plan", "_queue", "_writer", "detours", "granted")
+    __slots__ = ("_lease", "_leases", "_named", "_origin", "_plan", "_queue", "_writer", "detours_left", "granted")
 
     def __init__(self, writer: Writer, queue: LiveQueue, command: Receive) -> None:
         writer.touch(queue)
         self.granted: list[Delivery] = []
-        self.detours = 0
-        """Candidates that went elsewhere."""
+        self.detours_left = min(DETOURS_MAX, max(DETOURS_OF_BATCH - writer.detours, DETOURS_MIN))
+        """Candidates that may yet go elsewhere."""
         self._writer = writer
         self._queue = queue
         self._origin = writer.origin(command.origin)
@@ -197,7 +208,8 @@ class Granting:
         """Lease the candidate to the receiver, unless it goes elsewhere: then it has gone."""
         extras = _stays(self._writer, self._queue, candidate)
         if extras is None:
-            self.detours += 1
+            self._writer.detours += 1
+            self.detours_left -= 1
             return False
         self._grant(candidate, extras)
         return True

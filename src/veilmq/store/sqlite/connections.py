@@ -51,7 +51,7 @@ def verdict(error: apsw.Error) -> StoreError:
 
 
 class DatabaseUnusable(Exception):
-    """The database cannot be opened: a full disk, a damaged first page, an I/O error."""
+    """The database cannot be opened: another user's files, a full disk, a damaged first page, an I/O error."""
 
 
 def open_writer(path: Path, options: Options) -> apsw.Connection:
@@ -69,13 +69,21 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     except apsw.NotADBError:
         raise schema.NotOurs(f"{path} is not a database, or its first page is damaged: restore a backup") from None
     except apsw.Error as error:
-        raise DatabaseUnusable(
-            f"{path} cannot be opened ({type(error).__name__}: {error}):"
-            " free space if the disk is full, restore a backup if the file is damaged"
-        ) from error
+        raise DatabaseUnusable(_in_the_way(path, error)) from error
     if 0 < found < schema.VERSION:
         logger.info("%s: brought from schema %d to %d; older releases refuse it now", path, found, schema.VERSION)
     return connection
+
+
+def _in_the_way(path: Path, error: apsw.Error) -> str:
+    """Why the database cannot be opened; SQLite says little of files that belong to somebody else."""
+    for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        if each.exists() and not os.access(each, os.R_OK | os.W_OK):
+            return f"{each} may not be read and written by this user (uid {os.geteuid()}): chown it"
+    return (
+        f"{path} cannot be opened ({type(error).__name__}: {error}):"
+        " free space if the disk is full, restore a backup if the file is damaged"
+    )
 
 
 def _configure(connection: apsw.Connection, options: Options) -> None:
@@ -157,6 +165,7 @@ class Checkpointer:
         self._connection: apsw.Connection | None = None
         self._bulk: threading.Thread | None = None
         self._remainder = False
+        self._full = False
         self.failed: apsw.Error | None = None
 
     @property
@@ -184,9 +193,11 @@ class Checkpointer:
     def _run_bulk(self) -> None:
         try:
             self._run()
-            self._remainder = True
+            self._remainder, self._full = True, False
         except apsw.FullError:
-            logger.warning("checkpoint: the disk is full; the WAL keeps growing until space returns")
+            if not self._full:  # every commit tries again
+                logger.warning("checkpoint: the disk is full; the WAL keeps growing until space returns")
+            self._full = True
         except apsw.Error as error:
             self.failed = error
 

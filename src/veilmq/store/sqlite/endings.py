@@ -6,7 +6,9 @@ is first, and is recorded once, with the instant at which it was due.
 
 from array import array
 from collections.abc import Sequence
+from hashlib import md5 as md5_of
 from typing import Any, Final
+from uuid import UUID
 
 import apsw
 import msgspec
@@ -23,11 +25,35 @@ from veilmq.store.sqlite.writer import Writer
 
 EXTRAS_DECODER: Final = msgspec.msgpack.Decoder(Extras)
 _EXTRAS: Final = msgspec.msgpack.Encoder()
+RETURNS_OF_BATCH: Final = 1_024
+"""Leases that may end because commands of one batch look at their queues; beyond, `RETURNS_MIN` a command."""
+RETURNS_MIN: Final = 16
 
 
 def extras_of(packed: bytes | None) -> Extras:
-    """The stored extras, or the shared empty ones."""
+    """The stored extras, or the shared empty ones. Raises msgspec.MsgspecError if they are damaged."""
     return NO_EXTRAS if packed is None else EXTRAS_DECODER.decode(packed)
+
+
+def readable(packed: bytes | None) -> bool:
+    """Whether stored extras can be read."""
+    try:
+        extras_of(packed)
+    except msgspec.MsgspecError:
+        return False
+    return True
+
+
+def intact(body: bytes, md5: bytes, packed: bytes | None) -> bool:
+    """Whether a message is as it was stored: its body has its MD5, and its extras can be read."""
+    return md5_of(body, usedforsecurity=False).digest() == md5 and readable(packed)
+
+
+def look_for_due(writer: Writer, queue: LiveQueue, count_max: int) -> None:
+    """`return_due` for one of many commands that look at the same time: of a batch, the first find most of what there
+    is, and the others no more than they need."""
+    room = max(RETURNS_OF_BATCH - writer.returned, RETURNS_MIN)
+    writer.returned += return_due(writer, queue, min(count_max, room))
 
 
 def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
@@ -40,6 +66,7 @@ def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
         (queue.generation, writer.now, count_max),
     )
     writer.touch(queue)
+    at_cap = queue.in_flight >= queue.cap
     if rows:
         writer.write_many("UPDATE lease SET hidden = 0 WHERE sequence = ?", [(row[0],) for row in rows])
     for sequence, due, attempt, rotation, granted, origin, message, sent, group, kind, body_bytes, line in rows:
@@ -69,7 +96,7 @@ def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
         )
     queue.returned += len(rows)
     queue.visible += len(rows)
-    if rows and not queue.settings.fifo:
+    if rows and (at_cap or not queue.settings.fifo):
         queue.woken += len(rows)
     queue.next_due = FOREVER
     following = writer.read_one(
@@ -162,6 +189,7 @@ def end_lease(writer: Writer, queue: LiveQueue, place: Place) -> None:
     place.hidden = False
     queue.returned += 1
     queue.visible += 1
+    queue.woken += not queue.settings.fifo  # the use may be refused after all
 
 
 def remove(writer: Writer, queue: LiveQueue, place: Place) -> None:
@@ -194,6 +222,7 @@ def uncount(queue: LiveQueue, place: Place) -> None:
         queue.returned -= 1
         queue.visible -= 1
     elif place.attempt:
+        queue.woken += queue.in_flight >= queue.cap
         queue.in_flight -= 1
     else:
         queue.delayed -= 1
@@ -250,13 +279,26 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
     """Move a message, with its id and group, to the end of its line in the dead-letter queue.
 
     On a standard queue its time goes on from its sending, on a FIFO queue anew (Developer Guide, "Dead-letter queues").
+    A deduplication id gives way to the message's id: two messages that shared one at different times must not be taken
+    for one there (Developer Guide, "Configure a dead-letter queue redrive").
     """
-    writer.touch(target)
     (row,) = writer.read(_WHOLE, (place.sequence,))
     sender, packed, md5, body, first = row
+    if not readable(packed):
+        quarantine(writer, queue, place)
+        return
+    writer.touch(target)
     extras = extras_of(packed)
     first = None if target.settings.fifo else extras.dead_first_received or first
-    extras = msgspec.structs.replace(extras, dead_letter_source=queue.key, dead_first_received=first)
+    identity = None if extras.deduplication_id is None else str(UUID(bytes=place.id))
+    receives = 0 if is_hidden(queue.key.name) else extras.dead_receives + place.attempt
+    extras = msgspec.structs.replace(
+        extras,
+        deduplication_id=identity,
+        dead_letter_source=queue.key,
+        dead_first_received=first,
+        dead_receives=receives,
+    )
     sequence = writer.next_sequence()
     remove(writer, queue, place)
     line = place.priority

@@ -9,10 +9,9 @@ tenants, less urgent ones after, as everywhere. Source: "Amazon SQS fair queues"
 from typing import Final
 
 from veilmq.model.commands import Receive
-from veilmq.model.errors import InFlightFull
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import PRIORITY_DEFAULT
-from veilmq.store.sqlite.claims import DETOURS_MAX, Candidate, Granting
+from veilmq.store.sqlite.claims import Candidate, Granting, capped
 from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.writer import Writer
@@ -40,18 +39,20 @@ _MESSAGE: Final = (
 def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
     """Lease up to `count_max` messages. What is due has returned, and groups are settled."""
     wanted = command.count_max
+    wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
     if command.in_flight_max is not None:
         wanted = min(wanted, command.in_flight_max - queue.in_flight)
+        if wanted < command.count_max:
+            queue.cap = command.in_flight_max
         if wanted <= 0:
-            return InFlightFull(queue=str(command.queue), limit=command.in_flight_max)
-    wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
+            return capped(queue, command.in_flight_max, wait_us)
     if not queue.visible:
         return Received([], wait_us)
     assert queue.groups is not None
     granting = Granting(writer, queue, command)
     alone: Candidate | None = None
     looked = False
-    while len(granting.granted) < wanted and queue.visible and granting.detours < DETOURS_MAX:
+    while len(granting.granted) < wanted and queue.visible and granting.detours_left > 0:
         if not looked:
             alone, looked = _alone(writer, queue), True
         candidate = _next(writer, queue, alone)
@@ -63,7 +64,7 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
             queue.groups.holds(candidate.line, 0 if candidate.returned else candidate.sequence)
             granting.write()
         settle(writer, queue)
-    if granting.detours >= DETOURS_MAX and queue.visible:
+    if granting.detours_left <= 0 and queue.visible:
         queue.woken += 1
     return Received(granting.granted, wait_us, queue.settings.xml_body)
 

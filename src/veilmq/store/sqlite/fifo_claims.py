@@ -11,7 +11,7 @@ from typing import Any, Final
 from veilmq.model.commands import Receive
 from veilmq.model.outcomes import Received
 from veilmq.store.sqlite import attempts
-from veilmq.store.sqlite.claims import DETOURS_MAX, Candidate, Granting
+from veilmq.store.sqlite.claims import Candidate, Granting
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
@@ -42,10 +42,13 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Received:
     if command.attempt_id is not None:
         replayed = attempts.replay(writer, queue, command, command.attempt_id)
         if replayed is not None:
+            queue.woken += queue.visible > 0  # it was woken, and took nothing of what is visible
             return Received(replayed, wait_us, queue.settings.xml_body)
     wanted = command.count_max
     if command.in_flight_max is not None:
         wanted = min(wanted, command.in_flight_max - queue.in_flight)
+        if wanted < command.count_max:
+            queue.cap = command.in_flight_max
     if not queue.visible or wanted <= 0:
         return Received([], wait_us)
     claim = _Claim(writer, queue, command, wanted)
@@ -80,11 +83,11 @@ class _Claim:
                 return
             after = rows[-1][-1]
             self._finish(rows[-1][4], rows[-1][0])
-        if self._granting.detours >= DETOURS_MAX and self._queue.visible:
+        if self._granting.detours_left <= 0 and self._queue.visible:
             self._queue.woken += 1
 
     def _room(self) -> int:
-        return self._wanted - len(self.granted) if self._granting.detours < DETOURS_MAX else 0
+        return self._wanted - len(self.granted) if self._granting.detours_left > 0 else 0
 
     def _finish(self, number: int, sequence: int) -> None:
         """The rows were cut amid a group, and some of them went elsewhere: take what follows in it."""

@@ -49,10 +49,11 @@ _REMOVE_EMPTY: Final = (
 
 
 _FIRST_OF_GROUPS: Final = (
-    "SELECT m.sequence FROM (SELECT generation, number, free FROM message_group INDEXED BY message_group_free"
-    "  WHERE generation = ? AND free IS NOT NULL ORDER BY held, free LIMIT ?) g"
+    "SELECT m.sequence, coalesce(m.expires, m.sent + ?2)"
+    " FROM (SELECT generation, number, free FROM message_group INDEXED BY message_group_free"
+    "  WHERE generation = ?1 AND free IS NOT NULL ORDER BY held, free LIMIT ?3) g"
     " CROSS JOIN message m INDEXED BY message_line ON m.generation = g.generation AND m.line = g.number"
-    " AND m.sequence >= g.free LIMIT ?"
+    " AND m.sequence >= g.free LIMIT ?3"
 )
 
 
@@ -110,11 +111,12 @@ def groups_of(writer: Writer, queue: LiveQueue) -> Groups:
     """The queue's groups; a standard queue gets them with its first message of a group."""
     if queue.groups is None:
         queue.groups = Groups(queue, writer.queues.unsettled)
-        writer.undo(lambda: _forget(queue))
+        writer.undo(lambda: _forget(writer, queue))
     return queue.groups
 
 
-def _forget(queue: LiveQueue) -> None:
+def _forget(writer: Writer, queue: LiveQueue) -> None:
+    writer.queues.unsettled.pop(queue.incarnation, None)
     queue.groups = None
 
 
@@ -156,8 +158,8 @@ def settle_all(writer: Writer) -> None:
 
 
 def first_of_groups(writer: Writer, queue: LiveQueue, count: int) -> list[Row]:
-    """Sequences of up to `count` messages that come first in the groups with the least in flight: (sequence,)."""
-    return writer.read(_FIRST_OF_GROUPS, (queue.generation, count, count))
+    """Up to `count` messages that come first in the groups with the least in flight: (sequence, expiry)."""
+    return writer.read(_FIRST_OF_GROUPS, (queue.generation, queue.settings.retention_us, count))
 
 
 def texts(values: tuple[str, ...]) -> Any:

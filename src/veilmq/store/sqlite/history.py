@@ -21,6 +21,12 @@ _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
 _SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
 
+_FORGET_QUEUES: Final = (
+    "DELETE FROM queue INDEXED BY queue_deleted"
+    " WHERE deleted < (SELECT at FROM history ORDER BY offset LIMIT 1) AND deleted < ?"
+)
+"""The first row of the history is the oldest: the clock never goes back."""
+
 
 def trim(writer: Writer, history_us_max: int, history_bytes_max: int, floor: int | None, rows_max: int) -> int:
     """Drop the oldest rows beyond the bounds, at most `rows_max` and never the last; returns how many.
@@ -43,10 +49,7 @@ def trim(writer: Writer, history_us_max: int, history_bytes_max: int, floor: int
         cut.pop()
     if cut:
         writer.write("DELETE FROM history WHERE offset <= ?", (cut[-1],))
-        writer.write(
-            "DELETE FROM queue WHERE deleted IS NOT NULL AND deleted < (SELECT min(at) FROM history)"
-            " AND deleted < ?", (keep_after,)
-        )  # fmt: skip
+        writer.write(_FORGET_QUEUES, (keep_after,))
     return len(cut)
 
 

@@ -17,8 +17,10 @@ import msgspec
 from veilmq.model.events import Event, HeldMessage, Kind, Part
 from veilmq.store.sqlite.backup import SqliteFailed, check_ours
 from veilmq.store.sqlite.connections import check_version, open_reader
+from veilmq.store.sqlite.endings import readable
 from veilmq.store.sqlite.history import bounds, events_from
 from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.schema import VERSION, SchemaOlder
 from veilmq.store.sqlite.snapshots import newest
 
 PROBLEMS_MAX: Final = 1_000
@@ -63,7 +65,7 @@ def _unseen(_stage: str, _done: int, _total: int) -> None:
 
 
 def check(database: Path, progress: Progress = _unseen) -> Report:
-    """Look at everything. Blocks; any process. Raises NotOurs, SchemaNewer, SqliteFailed (cannot be opened)."""
+    """Look at everything. Blocks; any process. Raises NotOurs, SchemaNewer, SchemaOlder, SqliteFailed (cannot open)."""
     check_version()
     report = Report(problems=[])
     connection = _open(database)
@@ -85,6 +87,9 @@ def _open(database: Path) -> apsw.Connection:
         connection = open_reader(database, Options())
         try:
             check_ours(connection)
+            found = int(connection.pragma("user_version"))
+            if found < VERSION:
+                raise SchemaOlder(found)
             connection.execute("BEGIN")
         except BaseException:
             connection.close()
@@ -110,12 +115,14 @@ def _check_bodies(connection: apsw.Connection, report: Report, progress: Progres
     apart = {row[0] for row in connection.execute("SELECT sequence FROM quarantine")}
     for sequence in sorted(apart):
         report.add("quarantine", f"message {sequence} is set apart: its body did not match its MD5 when it was read")
-    rows = connection.cursor().execute("SELECT sequence, md5, body FROM message ORDER BY sequence")
-    for sequence, expected, body in rows:
+    rows = connection.cursor().execute("SELECT sequence, md5, body, extras FROM message ORDER BY sequence")
+    for sequence, expected, body, extras in rows:
         report.messages += 1
         report.body_bytes += len(body)
         if sequence not in apart and md5(body, usedforsecurity=False).digest() != expected:
             report.add("body", f"message {sequence}: its body does not match its MD5")
+        elif sequence not in apart and not readable(extras):
+            report.add("message", f"message {sequence}: its attributes cannot be read")
         if report.messages % _ROWS_STEP == 0:
             progress("bodies", report.messages, total)
     progress("bodies", report.messages, total)

@@ -1,13 +1,13 @@
 """Message move tasks: begun, cancelled and listed by commands, carried on by the sweeper.
 
 Strategy: a task is one row, changed in the batch that moves its messages, so that after a crash at any point it goes on
-where it was. Each step takes at most `STEP_MESSAGES_MAX` messages of about `STEP_BYTES_MAX` together, and no more than
-the task's rate allows; of each group it takes the first, so that the order within a group stays. A message moved is a
-new one (id, sent instant, receive count), as on AWS. What was sent to the source after the task began, and what is in
-flight, stays. Source: "Configuring a dead-letter queue redrive" in the SQS Developer Guide.
+where it was. Each step takes at most `STEP_MESSAGES_MAX` messages of about `STEP_BYTES_MAX` together, however many
+tasks there are, and no more of a task than its rate allows; of each group it takes the first, so that the order within
+a group stays. A message moved is a new one (id, sent instant, receive count), as on AWS. What was sent to the source
+after the task began, and what is in flight, stays. Source: "Configuring a dead-letter queue redrive" in the SQS
+Developer Guide.
 """
 
-from hashlib import md5 as md5_of
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +19,17 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.moves import MOVES_PER_SECOND_MAX, TASKS_KEPT, MoveFailure, MoveInfo, MoveStatus
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite.endings import Place, event_of, expire, extras_of, find_places, quarantine, remove, return_due
+from veilmq.store.sqlite.endings import (
+    Place,
+    event_of,
+    expire,
+    extras_of,
+    find_places,
+    intact,
+    quarantine,
+    remove,
+    return_due,
+)
 from veilmq.store.sqlite.groups import is_grouped, join, settle
 from veilmq.store.sqlite.options import MIB
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
@@ -29,11 +39,14 @@ from veilmq.store.sqlite.writer import Row, Writer
 
 STEP_MESSAGES_MAX: Final = 64
 STEP_BYTES_MAX: Final = MIB
+TASK_MESSAGES: Final = 8
+"""What a task costs in a step, against a message."""
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _KEY: Final = msgspec.msgpack.Decoder(QueueKey)
 _COLUMNS: Final = "number, id, source, destination, rate, status, failure, origin, started, used, last, moved, to_move"
 _ACTIVE: Final = (
     f"SELECT {_COLUMNS} FROM move_task INDEXED BY move_task_active WHERE status IN ('running', 'cancelling')"
+    " ORDER BY used, number"
 )
 _LATEST: Final = f"SELECT {_COLUMNS} FROM move_task WHERE source = ? ORDER BY number DESC LIMIT ?"
 _EVERY: Final = (
@@ -121,8 +134,7 @@ def start(writer: Writer, command: StartMove) -> Outcome:
 def _cannot_start(writer: Writer, source: LiveQueue, command: StartMove) -> ParameterInvalid | QueueMissing | None:
     if command.rate_max is not None and not 1 <= command.rate_max <= MOVES_PER_SECOND_MAX:
         return ParameterInvalid(parameter="rate_max", reason=f"must be from 1 to {MOVES_PER_SECOND_MAX}")
-    policies = (queue.settings.redrive for queue in writer.queues.by_key.values())
-    if not any(policy is not None and policy.target == source.key for policy in policies):
+    if source.key not in writer.queues.sources:
         return ParameterInvalid(parameter="source", reason="Source queue must be configured as a Dead Letter Queue.")
     if command.destination is not None:
         destination = writer.queues.by_key.get(command.destination)
@@ -174,16 +186,28 @@ def every(connection: Connection, count_max: int) -> list[MoveInfo]:
     return [_Task(*row[3:]).info(QueueKey(*row[:3])) for row in rows]
 
 
+class _Room(msgspec.Struct):
+    """What is left of a step, for all tasks together."""
+
+    messages: int = STEP_MESSAGES_MAX
+    bytes: int = STEP_BYTES_MAX
+
+    def is_left(self) -> bool:
+        """Whether another message has room."""
+        return self.messages > 0 and self.bytes > 0
+
+
 def carry_on(writer: Writer) -> bool:
-    """One bounded step of every task under way; whether another could follow at once."""
+    """One bounded step, of the tasks first that moved least lately; whether another could follow at once."""
     more = False
+    room = _Room()
     for row in writer.read(_ACTIVE, ()):
         task = _Task(*row)
         if task.status == MoveStatus.CANCELLING:
             task.status = MoveStatus.CANCELLED
             _keep(writer, task)
         elif writer.disk_low is None:  # a move writes before it frees: it waits for space as sends do
-            more = _step(writer, task, writer.queues.by_incarnation[task.source]) or more
+            more = not room.is_left() or _step(writer, task, writer.queues.by_incarnation[task.source], room) or more
     return more
 
 
@@ -194,38 +218,38 @@ def _keep(writer: Writer, task: _Task) -> None:
     )
 
 
-def _step(writer: Writer, task: _Task, source: LiveQueue) -> bool:
-    """Move what the rate and the step's bounds allow; whether only the latter cut it short."""
+def _step(writer: Writer, task: _Task, source: LiveQueue, room: _Room) -> bool:
+    """Move what the rate and the step's room allow; whether only the latter cut it short."""
     rate = task.rate or MOVES_PER_SECOND_MAX
     # What was not used in time is lost: a server that was down for an hour does not then move all at once.
     used = max(task.used, writer.now - SECOND_US - SECOND_US // rate)
     allowed = (writer.now - used) * rate // SECOND_US
-    left = min(allowed, STEP_MESSAGES_MAX)
-    if left <= 0:
+    if allowed <= 0:
         return False
     if writer.now >= source.next_due:
         return_due(writer, source, STEP_MESSAGES_MAX)
-    moved = bytes_moved = seen = 0
-    while moved < left and seen < STEP_MESSAGES_MAX and bytes_moved < STEP_BYTES_MAX and task.failure is None:
-        found = _next(writer, source, task.last, left - moved)
+    moved = 0
+    while moved < allowed and room.is_left() and task.failure is None:
+        found = _next(writer, source, task.last, min(allowed - moved, room.messages))
         if not found:
             task.status = MoveStatus.COMPLETED
             break
         for place in found:
-            seen += 1
+            room.messages -= 1
             if place.expires(source.settings.retention_us) <= writer.now:
                 expire(writer, source, place)
                 continue
-            bytes_moved += place.body_bytes
+            room.bytes -= place.body_bytes
             outcome = _move(writer, task, source, place)
             if isinstance(outcome, MoveFailure):
                 task.status, task.failure = MoveStatus.FAILED, outcome.value
                 break
             moved += outcome
-            if bytes_moved >= STEP_BYTES_MAX:
+            if room.bytes <= 0:
                 break
     task.moved += moved
     task.used = used + moved * SECOND_US // rate
+    room.messages -= TASK_MESSAGES
     _keep(writer, task)
     return task.status == MoveStatus.RUNNING and moved < allowed
 
@@ -258,6 +282,9 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
     is damaged: then it is set apart."""
     (row,) = writer.read("SELECT sender, extras, md5, body FROM message WHERE sequence = ?", (place.sequence,))
     sender, packed, md5, body = row
+    if not intact(body, md5, packed):
+        quarantine(writer, source, place)
+        return False
     extras = extras_of(packed)
     target = extras.dead_letter_source if task.destination is None else _KEY.decode(task.destination)
     if target is None:
@@ -269,9 +296,6 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
         return MoveFailure.KIND_DIFFERS
     if place.body_bytes > to.settings.message_bytes_max:
         return MoveFailure.MESSAGE_TOO_LARGE
-    if md5_of(body, usedforsecurity=False).digest() != md5:
-        quarantine(writer, source, place)
-        return False
     writer.touch(to)
     remove(writer, source, place)
     message, sequence = writer.next_id(), writer.next_sequence()
@@ -280,7 +304,8 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
         line = join(writer, to, place.group, sequence)
     kept = None
     if packed is not None:
-        kept = _ENCODER.encode(msgspec.structs.replace(extras, dead_letter_source=None, dead_first_received=None))
+        extras = msgspec.structs.replace(extras, dead_letter_source=None, dead_first_received=None, dead_receives=0)
+        kept = _ENCODER.encode(extras)
     values: tuple[Any, ...] = (sequence, to.generation, line, place.priority, message, writer.now, place.own_expiry)
     writer.write(INSERT_MESSAGE, (*values, sender, place.group, place.type, kept, md5, body))
     if line <= LINES_MAX:

@@ -4,7 +4,6 @@ Strategy: the cursors come from memory and may be a batch ahead of or behind the
 a lease row is in flight or returned, whatever the cursor says, and is left to the other two selects.
 """
 
-from hashlib import md5 as md5_of
 from typing import Any, Final
 
 import apsw
@@ -15,7 +14,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.store.sqlite.claims import RETURNS_MAX
-from veilmq.store.sqlite.endings import extras_of, numbers
+from veilmq.store.sqlite.endings import extras_of, intact, numbers
 from veilmq.store.sqlite.group_peeks import next_in_groups
 from veilmq.store.sqlite.queues import LiveQueue, Queues
 
@@ -71,8 +70,8 @@ def _peek_groups(connection: apsw.Connection, queue: LiveQueue, command: Peek, n
 
 
 def _intact(row: tuple[Any, ...]) -> bool:
-    """Whether the body has its MD5; a claim will set a damaged one aside."""
-    return bool(md5_of(row[8], usedforsecurity=False).digest() == row[7])
+    """Whether it can be shown; a claim will set a damaged one aside."""
+    return intact(row[8], row[7], row[6])
 
 
 def _delivery(row: tuple[Any, ...], retention_us: int) -> Delivery:

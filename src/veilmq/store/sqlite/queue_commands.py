@@ -1,6 +1,5 @@
-"""Commands on queues: create, change, delete, purge, describe, list."""
+"""Commands on queues: create, change, delete, purge, describe."""
 
-import re
 from typing import Final
 
 import msgspec
@@ -10,7 +9,6 @@ from veilmq.model.commands import (
     CreateQueue,
     DeleteQueue,
     DescribeQueue,
-    ListQueues,
     PurgeQueue,
     default_settings,
 )
@@ -33,7 +31,6 @@ from veilmq.model.outcomes import (
     QueueCreated,
     QueueDeleted,
     QueueDescribed,
-    QueuesListed,
 )
 from veilmq.model.queue import (
     FIFO_SUFFIX,
@@ -45,9 +42,8 @@ from veilmq.model.queue import (
     is_alias,
     with_change,
 )
-from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite import plans
-from veilmq.store.sqlite.endings import return_due
+from veilmq.store.sqlite.endings import look_for_due, return_due
 from veilmq.store.sqlite.fifo_delays import retime
 from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue, alias_key
@@ -113,10 +109,11 @@ def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings
     if command.cooldown_us:
         key = command.queue
         row = writer.read_one(
-            "SELECT max(deleted) FROM queue WHERE account = ? AND region = ? AND name = ? AND deleted IS NOT NULL",
-            (key.account, key.region, key.name),
+            "SELECT max(deleted) FROM queue INDEXED BY queue_deleted"
+            " WHERE deleted > ? AND account = ? AND region = ? AND name = ?",
+            (writer.now - command.cooldown_us, key.account, key.region, key.name),
         )
-        if row is not None and row[0] is not None and row[0] + command.cooldown_us > writer.now:
+        if row is not None and row[0] is not None:
             return QueueDeletedRecently(queue=str(key), wait_us=row[0] + command.cooldown_us - writer.now)
     return None
 
@@ -203,6 +200,10 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     if settings.alias != before:
         writer.queues.call(queue.key, settings.alias)
         writer.undo(lambda: writer.queues.call(queue.key, before))
+    policy = queue.settings.redrive
+    if settings.redrive != policy:
+        writer.queues.redrive(queue.key, settings.redrive)
+        writer.undo(lambda: writer.queues.redrive(queue.key, policy))
     queue.settings = settings
     queue.modified = writer.now
     _record(writer, Kind.QUEUE_CHANGED, command, queue, detail)
@@ -219,6 +220,7 @@ def delete(writer: Writer, command: DeleteQueue) -> Outcome:
     writer.write("INSERT INTO garbage VALUES (?)", (queue.generation,))
     writer.write("UPDATE queue SET deleted = ? WHERE incarnation = ?", (writer.now, queue.incarnation))
     writer.write("DELETE FROM move_task WHERE source = ?", (queue.incarnation,))
+    writer.write("DELETE FROM plan WHERE incarnation = ?", (queue.incarnation,))
     count = queue.empty(queue.generation)
     writer.queues.remove(queue)
     writer.forget_queue()
@@ -253,36 +255,8 @@ def describe(writer: Writer, command: DescribeQueue) -> Outcome:
     if queue is None:
         return QueueMissing(queue=str(command.queue))
     if queue.next_due <= writer.now:  # what a receive would meet is visible, whether a sweep has come or not
-        return_due(writer, queue, _RETURNS_MAX)
+        look_for_due(writer, queue, _RETURNS_MAX)
     return QueueDescribed(queue.info())
-
-
-def list_queues(writer: Writer, command: ListQueues) -> Outcome:
-    """A page of queues by key, or by the name by which a protocol shows them."""
-    allowed = None if command.names is None else re.compile(command.names)
-
-    def name_of(queue: LiveQueue) -> str | None:
-        key = queue.key
-        if command.account is None:
-            return str(key)
-        return key.name if allowed is None or allowed.fullmatch(key.name) else queue.settings.alias
-
-    matching = sorted(
-        (name, queue.key)
-        for key, queue in writer.queues.by_key.items()
-        if (command.account is None or key.account == command.account)
-        and (command.region is None or key.region == command.region)
-        and (command.account is None or not is_hidden(key.name))
-        and (name := name_of(queue)) is not None
-        and (key.name if command.account is None else name).startswith(command.prefix)
-        and name > command.after
-        and (
-            command.dead_letter_target is None
-            or (queue.settings.redrive is not None and queue.settings.redrive.target == command.dead_letter_target)
-        )
-    )
-    page = matching[: command.count_max]
-    return QueuesListed([writer.queues.by_key[key].info() for _, key in page], more=len(matching) > len(page))
 
 
 def _plain(change: SettingsChange) -> dict[str, object]:

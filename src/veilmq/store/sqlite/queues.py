@@ -5,8 +5,8 @@ instants at which a queue next needs the sweeper are lower bounds in two heaps: 
 never be, so a bound only ever falls until a sweep has looked.
 """
 
-from collections.abc import Iterator
-from heapq import heappop, heappush
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 import apsw
@@ -14,10 +14,12 @@ import msgspec
 
 from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.plan import NO_PLAN
-from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
+from veilmq.store.sqlite.names import OrderedNames
 
 SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
 SETTINGS_ENCODER: Final = msgspec.msgpack.Encoder()
+STALE_MAX: Final = 4_096
 LINES_MAX: Final = 16
 """Lines up to here are priorities; the others are groups (groups.py)."""
 
@@ -26,6 +28,7 @@ class LiveQueue:
     """One queue that exists."""
 
     __slots__ = (
+        "cap",
         "created",
         "cursors",
         "delayed",
@@ -68,6 +71,8 @@ class LiveQueue:
         self.returned = 0
         self.delayed = 0
         self.in_flight = 0
+        self.cap: int = FOREVER
+        """How many in flight held up a receive, or part of it: who parks is woken when one of them ends."""
         self.grouped = 0
         """Those in flight that are of a group."""
         self.groups: Groups | None = None
@@ -141,7 +146,10 @@ class LiveQueue:
         return QueueInfo(self.key, self.incarnation, self.created, self.modified, self.settings, counts, self.plan)
 
 
-_ANY_GROUP: Final = "SELECT 1 FROM message_group INDEXED BY message_group_name WHERE generation = ? LIMIT 1"
+_NEXT_WITH_GROUPS: Final = (
+    "SELECT min(generation) FROM message_group INDEXED BY message_group_name WHERE generation > ?"
+)
+_FIRST_DUE: Final = "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1"
 
 
 class Groups:
@@ -192,6 +200,14 @@ class Bounds:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int]] = []
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def renew(self, entries: Iterable[tuple[int, int]]) -> None:
+        """These are all that count."""
+        self._heap = list(entries)
+        heapify(self._heap)
+
     def push(self, instant: int, incarnation: int) -> None:
         """The queue needs a look at that instant, or before."""
         heappush(self._heap, (instant, incarnation))
@@ -199,6 +215,10 @@ class Bounds:
     def first(self) -> Instant | None:
         """The earliest bound, if any."""
         return Instant(self._heap[0][0]) if self._heap else None
+
+    def is_due(self, now: int) -> bool:
+        """Whether `due` would give anything."""
+        return bool(self._heap) and self._heap[0][0] <= now
 
     def due(self, now: int) -> Iterator[int]:
         """Take the queues whose bound is not after `now`, earliest first."""
@@ -219,6 +239,12 @@ class Queues:
         self.by_incarnation: dict[int, LiveQueue] = {}
         self.aliases: dict[QueueKey, QueueKey] = {}
         """Alias, as a key of its account and region -> the queue's own."""
+        self.names = OrderedNames()
+        self.alias_names = OrderedNames()
+        self.sources: dict[QueueKey, OrderedNames] = {}
+        """Dead-letter queue, whether it exists or not -> the queues whose redrive policies name it."""
+        self._alias_of: dict[QueueKey, QueueKey] = {}
+        self._target_of: dict[QueueKey, QueueKey] = {}
         self.due = Bounds()
         self.expiry = Bounds()
         self.unsettled: dict[int, LiveQueue] = {}
@@ -230,32 +256,61 @@ class Queues:
             queue.groups = Groups(queue, self.unsettled)
         self.by_key[queue.key] = queue
         self.by_incarnation[queue.incarnation] = queue
+        self.names.add(queue.key)
         self.call(queue.key, queue.settings.alias)
+        self.redrive(queue.key, queue.settings.redrive)
 
     def remove(self, queue: LiveQueue) -> None:
         """A queue was deleted."""
         del self.by_key[queue.key]
         del self.by_incarnation[queue.incarnation]
+        self.names.remove(queue.key)
         self.call(queue.key, None)
+        self.redrive(queue.key, None)
 
     def call(self, key: QueueKey, alias: str | None) -> None:
         """The queue has that alias from now on, and no other."""
-        for known in [known for known, own in self.aliases.items() if own == key]:
+        known = self._alias_of.pop(key, None)
+        if known is not None:
             del self.aliases[known]
+            self.alias_names.remove(known)
         if alias is not None:
-            self.aliases[alias_key(key, alias)] = key
+            known = self._alias_of[key] = alias_key(key, alias)
+            self.aliases[known] = key
+            self.alias_names.add(known)
+
+    def redrive(self, key: QueueKey, policy: RedrivePolicy | None) -> None:
+        """The queue has that redrive policy from now on, and no other."""
+        known = self._target_of.pop(key, None)
+        if known is not None:
+            self.sources[known].remove(key)
+            if not self.sources[known]:
+                del self.sources[known]
+        if policy is not None:
+            self._target_of[key] = policy.target
+            self.sources.setdefault(policy.target, OrderedNames()).add(key)
 
     def lower_due(self, queue: LiveQueue, instant: int) -> None:
         """A lease or delay of the queue ends at `instant`."""
         if instant < queue.next_due:
             queue.next_due = Instant(instant)
             self.due.push(instant, queue.incarnation)
+            if len(self.due) > self._entries_max():
+                every = self.by_incarnation.values()
+                self.due.renew((each.next_due, each.incarnation) for each in every if each.next_due < FOREVER)
 
     def lower_expiry(self, queue: LiveQueue, instant: int) -> None:
         """A message of the queue expires at `instant`."""
         if instant < queue.next_expiry:
             queue.next_expiry = Instant(instant)
             self.expiry.push(instant, queue.incarnation)
+            if len(self.expiry) > self._entries_max():
+                every = self.by_incarnation.values()
+                self.expiry.renew((each.next_expiry, each.incarnation) for each in every if each.next_expiry < FOREVER)
+
+    def _entries_max(self) -> int:
+        """More entries than that in a heap, and most of them are stale."""
+        return 2 * len(self.by_incarnation) + STALE_MAX
 
     def rebound(self, queue: LiveQueue) -> None:
         """After a rollback: make sure that both heaps know the queue's bounds again."""
@@ -289,11 +344,8 @@ def load(connection: apsw.Connection) -> Queues:
     _load_groups(connection, queues, by_generation)
     _load_leases(connection, by_generation)
     for queue in by_generation.values():
-        found = connection.execute(
-            "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1",
-            (queue.generation,),
-        ).get
-        if found is not None:
+        if queue.delayed or queue.in_flight:
+            found = connection.execute(_FIRST_DUE, (queue.generation,)).get
             queues.lower_due(queue, found)
         if queue.visible or queue.delayed or queue.in_flight:
             queues.lower_expiry(queue, 0)
@@ -302,8 +354,10 @@ def load(connection: apsw.Connection) -> Queues:
 
 def _load_groups(connection: apsw.Connection, queues: Queues, by_generation: dict[int, LiveQueue]) -> None:
     """Count the messages of groups, wherever they are: `_load_leases` takes off what is not visible."""
-    for generation, queue in by_generation.items():
-        if not connection.execute(_ANY_GROUP, (generation,)).fetchone():
+    generation = 0
+    while (generation := connection.execute(_NEXT_WITH_GROUPS, (generation,)).get) is not None:
+        queue = by_generation.get(generation)
+        if queue is None:
             continue
         if queue.groups is None:
             queue.groups = Groups(queue, queues.unsettled)

@@ -6,7 +6,7 @@ Strategy: a standard queue that never had a message of a group is served by `cla
 from veilmq.model.commands import Receive
 from veilmq.model.outcomes import Outcome
 from veilmq.store.sqlite import claims, fair_claims, fifo_claims
-from veilmq.store.sqlite.endings import return_due
+from veilmq.store.sqlite.endings import look_for_due
 from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.rates import receive_within
@@ -25,7 +25,7 @@ def _receive(writer: Writer, queue: LiveQueue | None, command: Receive) -> Outco
     if queue is None or queue.groups is None:
         return claims.receive(writer, command)
     if writer.now >= queue.next_due:
-        return_due(writer, queue, claims.RETURNS_MAX)
+        look_for_due(writer, queue, claims.RETURNS_MAX)
     settle(writer, queue)
     if queue.settings.fifo:
         return fifo_claims.receive(writer, queue, command)

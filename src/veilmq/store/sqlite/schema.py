@@ -191,7 +191,11 @@ CREATE TABLE snapshot (
 ) STRICT;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS, _GROUPS, _MOVES, _PLANS, _SNAPSHOTS)
+_DELETED_QUEUES: Final = """
+CREATE INDEX queue_deleted ON queue (deleted, account, region, name) WHERE deleted IS NOT NULL;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS, _GROUPS, _MOVES, _PLANS, _SNAPSHOTS, _DELETED_QUEUES)
 VERSION: Final = len(MIGRATIONS)
 
 
@@ -200,6 +204,17 @@ class SchemaNewer(Exception):
 
     def __init__(self, found: int) -> None:
         super().__init__(f"the data was written by a newer VeilMQ (schema {found}; this one knows {VERSION}): upgrade")
+        self.found = found
+
+
+class SchemaOlder(Exception):
+    """The file was written by an earlier release, and no server of this one has opened it yet."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(
+            f"the data was written by an older VeilMQ (schema {found}; this one looks at {VERSION}): "
+            "start the server on it once, or use the release that wrote it"
+        )
         self.found = found
 
 

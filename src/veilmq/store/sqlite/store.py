@@ -55,6 +55,7 @@ from veilmq.model.receipt import KEY_BYTES, ReceiptKey
 from veilmq.store.sqlite import (
     groups,
     leases,
+    listing,
     moves,
     peeks,
     plans,
@@ -163,7 +164,7 @@ class SqliteStore:
             PurgeQueue: _each(queue_commands.purge),
             DeleteQueue: _each(queue_commands.delete),
             DescribeQueue: _each(queue_commands.describe),
-            ListQueues: _each(queue_commands.list_queues),
+            ListQueues: _each(listing.list_queues),
             ListMoves: _each(moves.list_moves),
             RecordPolls: _each(sweeps.record_polls),
             RecordPush: _each(topic_commands.record_push),

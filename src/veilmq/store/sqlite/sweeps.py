@@ -13,7 +13,7 @@ from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import Outcome, Recorded, Swept
 from veilmq.store.sqlite import attempts, deduplication, history, moves
-from veilmq.store.sqlite.endings import expire, find_place, return_due
+from veilmq.store.sqlite.endings import expire, find_places, return_due
 from veilmq.store.sqlite.groups import first_of_groups
 from veilmq.store.sqlite.options import MIB, Options
 from veilmq.store.sqlite.queues import LiveQueue
@@ -22,9 +22,25 @@ from veilmq.store.sqlite.writer import Writer
 
 GARBAGE_BYTES_MAX: Final = MIB
 """Bodies that one step may free: large ones take long to unchain."""
+LOOKS_MAX: Final = 64
+"""Queues in which one step looks for dead messages: all may be due together, as after a start."""
 _HISTORY_ROWS_MAX: Final = 32
 _VACUUM_PAGES: Final = 256
 _FREE_PAGES_KEPT: Final = 4096
+_FIRST_BY_EXPIRY: Final = (
+    "SELECT sequence, expires FROM message INDEXED BY message_expiry"
+    " WHERE generation = ? AND expires IS NOT NULL"
+    " AND sequence NOT IN (SELECT sequence FROM quarantine) ORDER BY expires LIMIT ?"
+)
+_FIRST_IN_LINE: Final = (
+    "SELECT sequence, coalesce(expires, sent + ?2) FROM message INDEXED BY message_line"
+    " WHERE generation = ?1 AND line = ?3 AND sequence > ?4 ORDER BY sequence LIMIT ?5"
+)
+_FIRST_RETURNED: Final = (
+    "SELECT l.sequence, coalesce(m.expires, m.sent + ?2)"
+    " FROM lease l INDEXED BY lease_returned CROSS JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ?1 AND l.hidden = 0 ORDER BY l.priority, l.sequence LIMIT ?3"
+)
 
 
 def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots) -> Outcome:
@@ -48,7 +64,7 @@ def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots
             snapshots.trimmed(writer)
         left -= trimmed
         more = more or trimmed == rows_max
-    more = moves.carry_on(writer) or more
+    more = moves.carry_on(writer) or more or writer.queues.expiry.is_due(writer.now)
     _give_back(writer)
     snapshots.step(writer, options, command.steps_max)
     return Swept(command.steps_max - left, more, snapshots.under_way)
@@ -69,7 +85,7 @@ def _return_all(writer: Writer, steps_max: int) -> int:
     for incarnation in writer.queues.due.due(writer.now):
         queue = writer.queues.by_incarnation.get(incarnation)
         if queue is not None and queue.next_due <= writer.now:
-            steps += return_due(writer, queue, steps_max - steps)
+            steps += max(1, return_due(writer, queue, steps_max - steps))
             if steps >= steps_max:
                 break
     return steps
@@ -112,12 +128,13 @@ def _within_bytes(writer: Writer, sequences: list[int]) -> list[int]:
 
 
 def _expire_all(writer: Writer, steps_max: int) -> int:
-    steps = 0
+    steps = looks = 0
     for incarnation in writer.queues.expiry.due(writer.now):
         queue = writer.queues.by_incarnation.get(incarnation)
         if queue is not None and queue.next_expiry <= writer.now:
             steps += _expire_queue(writer, queue, steps_max - steps)
-            if steps >= steps_max:
+            looks += 1
+            if steps >= steps_max or looks >= LOOKS_MAX:
                 break
     return steps
 
@@ -125,51 +142,37 @@ def _expire_all(writer: Writer, steps_max: int) -> int:
 def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
     """Expire what stands first in each order that a queue has, and learn when to look next."""
     writer.touch(queue)
-    retention_us = queue.settings.retention_us
     queue.next_expiry = FOREVER
+    heads = _heads(writer, queue, steps_max)
+    dead = [sequence for sequence, expires in heads.items() if expires <= writer.now]
+    places = find_places(writer, dead[:steps_max]) if dead else {}
     steps = 0
-    for sequence in _heads(writer, queue, steps_max):
-        place = find_place(writer, queue, sequence)
-        if place is None or steps >= steps_max:
-            continue
-        expires = place.expires(retention_us)
-        if expires <= writer.now:
+    for place in places.values():
+        if place.generation == queue.generation:
             expire(writer, queue, place)
             steps += 1
-        else:
-            writer.queues.lower_expiry(queue, expires)
     if steps >= steps_max:
         writer.queues.lower_expiry(queue, writer.now)
     elif queue.in_flight or queue.delayed or queue.visible:
-        writer.queues.lower_expiry(queue, writer.now + MINUTE_US)
+        # One bound a look: a second one, days away, would stay in the heap for days.
+        following = [expires for expires in heads.values() if expires > writer.now]
+        writer.queues.lower_expiry(queue, min(*following, writer.now + MINUTE_US, FOREVER))
     return steps
 
 
-def _heads(writer: Writer, queue: LiveQueue, count: int) -> list[int]:
-    """Messages that can be dead: the first by own expiry, of each line, and of the returned ones."""
-    generation = queue.generation
-    rows = writer.read(
-        "SELECT sequence FROM message INDEXED BY message_expiry"
-        " WHERE generation = ? AND expires IS NOT NULL"
-        " AND sequence NOT IN (SELECT sequence FROM quarantine) ORDER BY expires LIMIT ?",
-        (generation, count),
-    )
+def _heads(writer: Writer, queue: LiveQueue, count: int) -> dict[int, int]:
+    """Messages that can be dead, and their expiry: the first by own expiry, of each line, and of the returned ones."""
+    generation, retention_us = queue.generation, queue.settings.retention_us
+    rows = writer.read(_FIRST_BY_EXPIRY, (generation, count))
     for priority, ready in queue.ready.items():
         if ready:
-            rows += writer.read(
-                "SELECT sequence FROM message WHERE generation = ? AND line = ? AND sequence > ?"
-                " ORDER BY sequence LIMIT ?",
-                (generation, priority, queue.cursors.get(priority, 0), count),
-            )
+            cursor = queue.cursors.get(priority, 0)
+            rows += writer.read(_FIRST_IN_LINE, (generation, retention_us, priority, cursor, count))
     if queue.groups is not None:
         rows += first_of_groups(writer, queue, count)
     if queue.returned:
-        rows += writer.read(
-            "SELECT sequence FROM lease INDEXED BY lease_returned"
-            " WHERE generation = ? AND hidden = 0 ORDER BY priority, sequence LIMIT ?",
-            (generation, count),
-        )
-    return list(dict.fromkeys(row[0] for row in rows))
+        rows += writer.read(_FIRST_RETURNED, (generation, retention_us, count))
+    return dict(rows)
 
 
 def _give_back(writer: Writer) -> None:

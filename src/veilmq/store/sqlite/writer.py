@@ -59,6 +59,10 @@ class Writer:
         """Free bytes when they are below the floor."""
         self.events: list[Event] = []
         self.wrote = False
+        self.returned = 0
+        """Messages whose lease or delay ended because a command of the open batch looked."""
+        self.detours = 0
+        """Candidates that receives of the open batch met and did not give out."""
         self.open = False
         self.history_bytes = history_end(connection)
         self._execute = connection.cursor().execute
@@ -85,6 +89,7 @@ class Writer:
         self._execute("BEGIN IMMEDIATE")
         self.open = True
         self.wrote = False
+        self.returned = self.detours = 0
         self.events = []
         self._touched = {}
         self._undo = []

@@ -2,11 +2,11 @@
 
 import pytest
 
-from veilmq.model.commands import Receive
+from veilmq.model.commands import Delete, Extend, Receive, Sweep
 from veilmq.model.errors import InFlightFull, QueueMissing
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import NO_EXTRAS, Extras
-from veilmq.model.outcomes import Deleted
+from veilmq.model.outcomes import Deleted, Received
 from veilmq.model.queue import QueueKey
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, refused, sending
 
@@ -131,6 +131,39 @@ class TestClaims:
         assert len(stage.receive(queue, 10)) == 2, "the cap acts on the commands that name it alone"
         stage.later(30 * SECOND_US)
         assert len(stage.receive(queue, 10, in_flight_max=3)) == 3, "leases that ended take no room"
+
+    @pytest.mark.parametrize("end", ["delete", "release", "expire"])
+    def test_who_waits_at_the_cap_gets_nothing_and_is_told_when_one_in_flight_ends(
+        self, stage: Stage, end: str
+    ) -> None:
+        """Developer Guide, "Amazon SQS standard queue quotas": "if you use long polling, ... no error messages"."""
+        queue = stage.create()
+        for number in range(4):
+            stage.send(queue, str(number))
+        (first, *_) = stage.receive(queue, 2, in_flight_max=2)
+        waiting = Receive(queue=queue, origin=TESTER, wait_us=SECOND_US, in_flight_max=2)
+        for _ in range(2):
+            assert stage.do(waiting) == Received([], SECOND_US)
+        assert not stage.batch([waiting]).wrote
+        if end == "delete":
+            applied = stage.batch([Delete(queue=queue, origin=TESTER, handle=first.handle, arrived=stage.now)])
+        elif end == "release":
+            applied = stage.batch(
+                [Extend(queue=queue, origin=TESTER, handle=first.handle, lease_us=0, arrived=stage.now)]
+            )
+        else:
+            stage.later(30 * SECOND_US)
+            applied = stage.batch([Sweep()])
+        assert applied.visible[queue] >= 1
+        assert len(stage.receive(queue, 1, wait_us=SECOND_US, in_flight_max=2)) == 1
+
+    def test_the_queues_own_wait_counts_at_the_cap_too(self, stage: Stage) -> None:
+        queue = stage.create(wait_us=SECOND_US)
+        stage.send(queue)
+        stage.send(queue)
+        stage.take(queue)
+        assert stage.receive(queue, in_flight_max=1) == []
+        refused(stage.do(Receive(queue=queue, origin=TESTER, wait_us=0, in_flight_max=1)), InFlightFull)
 
     def test_delayed_messages_take_no_room_in_flight(self, stage: Stage) -> None:
         queue = stage.create()

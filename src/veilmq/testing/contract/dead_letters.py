@@ -39,6 +39,7 @@ class TestDeadLetters:
         moved = stage.take(dead)
         assert (moved.id, moved.body, moved.sent, moved.priority) == (sent.id, "poison", sent.sent, 5)
         assert (moved.receive_count, moved.extras.dead_letter_source) == (1, queue)
+        assert moved.extras.dead_receives == 2
         assert moved.sequence > sent.sequence
 
     def test_the_order_is_kept_and_the_next_messages_are_received(self, stage: Stage) -> None:

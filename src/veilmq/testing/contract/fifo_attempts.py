@@ -2,10 +2,11 @@
 
 import pytest
 
-from veilmq.model.commands import Undeliver
+from veilmq.model.commands import SuggestPlan, Undeliver
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.message import Delivery
+from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
+from veilmq.model.plan import Adaptive, LeasePlan
 from veilmq.model.queue import QueueKey
 from veilmq.testing.contract.fifo import clear, fifo, put
 from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect
@@ -54,6 +55,18 @@ class TestFifoAttempts:
         stage.later(LEASE_US - 1)
         assert stage.receive(queue) == []
         clear(stage, queue, [again])
+
+    @pytest.mark.parametrize("hint_us", [None, MINUTE_US])
+    def test_a_replay_that_names_none_has_the_planned_lease_again(self, stage: Stage, hint_us: int | None) -> None:
+        queue = fifo(stage, adaptive=Adaptive.APPLY)
+        plan = LeasePlan(lease_us=10 * MINUTE_US, by_type={"film": HOUR_US})
+        stage.do(SuggestPlan(queue=queue, origin=TESTER, plan=plan))
+        stage.send(queue, extras=Extras(group="a", type="film", lease_hint_us=hint_us))
+        for _ in range(2):
+            stage.later(SECOND_US)
+            (message,) = stage.receive(queue, attempt_id="x")
+            assert message.lease_us == (hint_us or HOUR_US)
+            assert message.due == stage.now + message.lease_us
 
     def test_a_replay_has_the_visibility_timeout_that_it_asks_for(self, stage: Stage) -> None:
         queue = fifo(stage, visibility_timeout_us=7 * SECOND_US)

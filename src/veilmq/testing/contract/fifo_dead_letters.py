@@ -1,12 +1,14 @@
 """Dead letters of FIFO queues: order and group are kept, the group's lock ends when the message leaves."""
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from veilmq.model.commands import Receive
 from veilmq.model.errors import RedriveRefused
 from veilmq.model.instant import HOUR_US, SECOND_US
+from veilmq.model.message import Extras
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.testing.contract.fifo import clear, fifo, put
 from veilmq.testing.contract.stage import TESTER, Stage, bodies, refused
@@ -100,6 +102,19 @@ class TestFifoDeadLetters:
         fail(stage, queue)
         assert stage.receive(queue) == []
         assert bodies(stage.receive(dead, 10)) == ["a1", "a1"]
+
+    def test_the_deduplication_id_gives_way_to_the_messages_id(self, stage: Stage) -> None:
+        """Developer Guide, "Configure a dead-letter queue redrive": whether it was given, or made of the content."""
+        queue, dead = pair(stage)
+        stage.change(queue, content_deduplication=True)
+        given = stage.send(queue, "given", extras=Extras(group="a", deduplication_id="mine"))
+        made = stage.send(queue, "made", extras=Extras(group="b"))
+        assert stage.peek(queue)[0].extras.deduplication_id == "mine"
+        fail(stage, queue, 2)
+        assert stage.receive(queue) == []
+        moved = stage.receive(dead, 10)
+        assert [got.extras.deduplication_id for got in moved] == [str(UUID(bytes=sent.id)) for sent in (given, made)]
+        assert [got.id for got in moved] == [given.id, made.id]
 
     def test_both_ends_are_of_one_kind(self, stage: Stage) -> None:
         queue, standard = fifo(stage), stage.create("standard")

@@ -1,8 +1,10 @@
 """Leases: extend, release, delete, undeliver; in time, late, and after somebody else's grant."""
 
+from typing import Any
+
 import pytest
 
-from veilmq.model.commands import AfterExpiry, Extend, Undeliver
+from veilmq.model.commands import AfterExpiry, Extend, Sweep, Undeliver
 from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone, MessageTooLarge, ParameterInvalid
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
 from veilmq.model.outcomes import Deleted, Extended, Undelivered
@@ -48,6 +50,28 @@ class TestLeases:
         stage.extend(queue, message.handle, SECOND_US)
         stage.later(SECOND_US)
         assert stage.take(queue).id == message.id
+
+    @pytest.mark.parametrize("refusal", [{"lease_total_us_max": LEASE_US}, {"size_bytes": 11}])
+    def test_a_late_extension_that_is_refused_tells_that_the_message_is_visible(
+        self, stage: Stage, refusal: dict[str, Any]
+    ) -> None:
+        queue = stage.create(message_bytes_max=10)
+        stage.send(queue)
+        message = stage.take(queue, lease_us=LEASE_US)
+        stage.later(LEASE_US + 1)
+        extend = Extend(
+            queue=queue,
+            origin=TESTER,
+            handle=message.handle,
+            lease_us=1,
+            arrived=stage.now,
+            after_expiry=ALLOW,
+            **refusal,
+        )
+        applied = stage.batch([extend, Sweep()])
+        assert type(applied.outcomes[0]) in {ParameterInvalid, MessageTooLarge}
+        assert applied.visible == {queue: 1}
+        assert stage.counts(queue) == (1, 0, 0)
 
     def test_a_release_makes_the_message_visible_at_once(self, stage: Stage) -> None:
         queue = stage.create()

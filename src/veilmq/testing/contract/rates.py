@@ -52,6 +52,19 @@ class TestRates:
             assert len(stage.receive(queue, 10)) == 2
             refused(stage.do(Receive(queue=queue, origin=TESTER)), RateExceeded)
 
+    def test_what_an_attempt_gets_again_counts_against_those_that_follow(self, stage: Stage) -> None:
+        fifo = stage.create("f.fifo", content_deduplication=True, receives_per_second_max=2)
+        for group in "ab":
+            stage.send(fifo, group, extras=Extras(group=group))
+        for _ in range(2):
+            assert len(stage.receive(fifo, 10, attempt_id="x")) == 2
+        for group in "cde":
+            stage.send(fifo, group, extras=Extras(group=group))
+        for _ in range(2):
+            refused(stage.do(Receive(queue=fifo, origin=TESTER)), RateExceeded)
+        stage.later(2 * SECOND_US)
+        assert len(stage.receive(fifo, 10)) == 2
+
     def test_it_is_set_changed_and_taken_away(self, stage: Stage) -> None:
         queue = stage.create()
         for _ in range(9):

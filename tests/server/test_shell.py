@@ -1,0 +1,45 @@
+"""The shell by itself, on a real store: what becomes of a call whose caller goes away."""
+
+import asyncio
+from pathlib import Path
+
+from veilmq.engine import Engine
+from veilmq.model.commands import CreateQueue, DescribeQueue, Receive
+from veilmq.model.instant import HOUR_US, SECOND_US
+from veilmq.model.outcomes import Received
+from veilmq.model.queue import QueueKey
+from veilmq.server.clock import LeaseClock
+from veilmq.server.shell import Shell
+from veilmq.testing.contract.stage import TESTER, sending
+from veilmq.testing.sqlite import SqliteFactory
+
+QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
+TAKE = Receive(queue=QUEUE, origin=TESTER, lease_us=HOUR_US, wait_us=SECOND_US)
+
+
+async def take_and_go(path: Path) -> list[str]:
+    """A caller that goes in the turn of the loop in which its messages come; what the next receive gets."""
+    store = SqliteFactory(path).open()
+    shell = Shell(Engine(), store, LeaseClock())
+    shell.start()
+    await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
+    await shell.call(sending(QUEUE, "work"))
+
+    async def send_away() -> None:
+        await shell.call(DescribeQueue(queue=QUEUE, origin=TESTER))
+        taking.cancel()
+
+    sending_away = asyncio.create_task(send_away())
+    taking = asyncio.create_task(shell.call(TAKE))
+    await asyncio.wait([sending_away, taking])
+    assert taking.cancelled()
+    (outcome,) = await shell.call(TAKE)
+    assert isinstance(outcome, Received)
+    await shell.stop(5)
+    assert shell.engine._gone == set()
+    store.close()
+    return [message.body for message in outcome.messages]
+
+
+def test_an_answer_that_comes_as_its_caller_goes_is_given_back(tmp_path: Path) -> None:
+    assert asyncio.run(take_and_go(tmp_path / "data")) == ["work"]

@@ -1,0 +1,99 @@
+"""Damaged extras: the message is set apart wherever it is met, and everything else goes on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from veilmq.model.commands import CreateTopic, ListMoves, Publish, StartMove, Subscribe
+from veilmq.model.instant import DAY_US, SECOND_US
+from veilmq.model.message import Extras
+from veilmq.model.moves import MoveStatus
+from veilmq.model.outcomes import MovesListed, MoveStarted, Published, Subscribed
+from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.model.topic import SubscriptionSettings, TopicKey
+from veilmq.store.sqlite.integrity import check
+from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, sending
+from veilmq.testing.sqlite import SqliteFactory
+
+TYPED = Extras(type="film")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(SqliteFactory(tmp_path / "data"))
+    yield stage
+    stage.store.close()
+
+
+def damage(stage: Stage, sequence: int) -> Path:
+    """Make the extras of the message unreadable; the database's path."""
+    path: Path = stage.factory.path / "veilmq.db"  # type: ignore[attr-defined]
+    stage.store.close()
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE message SET extras = X'C1' WHERE sequence = ?", (sequence,))
+    connection.close()
+    stage.store = stage.factory.open()
+    return path
+
+
+def quarantined(stage: Stage) -> list[int | None]:
+    return [event.sequence for event in stage.events() if event.kind == "quarantined"]
+
+
+@pytest.mark.parametrize("groups", [(None, None), ("a", "b")])
+def test_a_peek_passes_it_over_and_a_receive_sets_it_apart(stage: Stage, groups: tuple[str | None, ...]) -> None:
+    queue = stage.create()
+    first, _ = (stage.send(queue, group or "x", extras=Extras(group=group, type="film")) for group in groups)
+    path = damage(stage, first.sequence)
+    assert [problem.text for problem in check(path).problems] == [
+        f"message {first.sequence}: its attributes cannot be read"
+    ]
+    assert len(stage.peek(queue)) == 1
+    assert len(stage.receive(queue, 10)) == 1
+    assert quarantined(stage) == [first.sequence]
+
+
+def test_a_move_task_goes_on_without_it(stage: Stage) -> None:
+    dead = stage.create("dead")
+    queue = stage.create(redrive=RedrivePolicy(dead, 1))
+    for text in "123":
+        stage.send(queue, text, extras=TYPED)
+    stage.receive(queue, 10, lease_us=0)
+    assert stage.receive(queue, 10) == []
+    damaged = stage.peek(dead)[1].sequence
+    damage(stage, damaged)
+    expect(stage.do(StartMove(queue=dead, origin=TESTER)), MoveStarted)
+    stage.later(SECOND_US)
+    stage.sweep()
+    assert quarantined(stage) == [damaged]
+    (task,) = expect(stage.do(ListMoves(queue=dead, origin=TESTER)), MovesListed).tasks
+    assert (task.status, task.moved) == (MoveStatus.COMPLETED, 2)
+    assert bodies(stage.receive(queue, 10)) == ["1", "3"]
+
+
+def test_an_attempt_is_no_more(stage: Stage) -> None:
+    queue = stage.create("jobs.fifo", content_deduplication=True)
+    sent = stage.send(queue, "a", extras=Extras(group="a"))
+    stage.take(queue, attempt_id="x")
+    stage.send(queue, "b", extras=Extras(group="b"))
+    damage(stage, sent.sequence)
+    assert bodies(stage.receive(queue, attempt_id="x")) == ["b"]
+
+
+def test_a_push_that_expires_does_not_stop_the_sweeper(stage: Stage) -> None:
+    topic, dead = TopicKey(ACCOUNT, REGION, "news"), stage.create("dead")
+    stage.do(CreateTopic(topic=topic, origin=TESTER))
+    settings = SubscriptionSettings(endpoint="http://x/", url="http://x/", dead_letter_queue=dead)
+    expect(stage.do(Subscribe(topic=topic, origin=TESTER, name="push", settings=settings)), Subscribed)
+    for text in ("damaged", "sound"):
+        body = sending(dead, text)
+        publish = Publish(topic=topic, origin=TESTER, body=text, md5=body.md5, size_bytes=body.size_bytes)
+        expect(stage.do(publish), Published)
+    (first, _) = stage.peek(QueueKey(ACCOUNT, REGION, "news/push"))
+    damage(stage, first.sequence)
+    stage.later(DAY_US + SECOND_US)
+    stage.sweep()
+    assert quarantined(stage) == [first.sequence]
+    assert bodies(stage.receive(dead, 10)) == ["sound"]
