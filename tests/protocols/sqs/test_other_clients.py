@@ -108,6 +108,18 @@ def test_a_wrong_clock_is_told_as_sqs_tells_it(later_s: int, text: str) -> None:
     assert (said["__type"].partition("#")[2], said["message"]) == ("RequestExpired", text)
 
 
+def test_boto3s_ordinary_retries_know_who_is_throttled() -> None:
+    """botocore's _retry.json: RequestThrottled of SQS is tried again if it comes with 403, in whichever form."""
+    codec = Codec(Ring(), Endpoint(requests_per_second_max=1))
+    json_form = posted("{}", content_type="application/x-amz-json-1.0", x_amz_target="AmazonSQS.ListQueues")
+    asked = (json_form, json_form, posted("Action=ListQueues", content_type=FORM))
+    wall = Instant(SIGNED_AT_S * SECOND_US)
+    first, *refused = (codec.decode(request, wall, wall) for request in asked)
+    assert isinstance(first, Call)
+    assert [each.status for each in refused if isinstance(each, Response)] == [403, 403]
+    assert all(b"RequestThrottled" in each.body for each in refused if isinstance(each, Response))
+
+
 @pytest.mark.parametrize(("later_s", "code"), [(-900, "ok"), (900, "ok"), (901, "RequestExpired")])
 def test_a_presigned_url_without_a_term_is_good_for_15_minutes(later_s: int, code: str) -> None:
     """npm's aws4 and aws4fetch write X-Amz-Expires for S3 only; aws4's own trial against AWS has this very URL."""

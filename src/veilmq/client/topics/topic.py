@@ -9,11 +9,11 @@ published again. Source: the seed documents' CloudPullTopic.publishMessage.
 
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
 
+from veilmq.client.daemons import DaemonPool
 from veilmq.client.errors import EncodingMismatch, PublishIncomplete
 from veilmq.client.messages import Message, Sent
 from veilmq.client.native_topics import NativePublished
@@ -138,7 +138,7 @@ class PullTopic:
         good = self._publish_natively([each for each in copies if not isinstance(each, VeilError)])
         names = [each.name for each in targets if any(each.name in one.messages for one in good)]
         if names:
-            with ThreadPoolExecutor(min(_THREADS_MAX, len(names))) as pool:
+            with DaemonPool(min(_THREADS_MAX, len(names)), f"veilmq-publish-{self.name}") as pool:
                 for name, results in zip(names, pool.map(lambda name: self._send(name, good), names), strict=True):
                     for one, result in zip([one for one in good if name in one.messages], results, strict=True):
                         one.results[name] = result

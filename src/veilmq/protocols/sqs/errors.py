@@ -66,7 +66,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def _model(shape: str, code: str | None = None, query_status: int = 400) -> Fault:
-    """An error shape of the service model; the JSON form answers all of them with 400."""
+    """An error shape of the service model; the JSON form answers them with 400."""
     return Fault(code or shape, _SQS + shape, query_status)
 
 
@@ -105,7 +105,8 @@ QUEUE_DELETED_RECENTLY: Final = _model("QueueDeletedRecently", _PREFIX + "QueueD
 QUEUE_DOES_NOT_EXIST: Final = _model("QueueDoesNotExist", _PREFIX + "NonExistentQueue")
 QUEUE_NAME_EXISTS: Final = _model("QueueNameExists", "QueueAlreadyExists")
 RECEIPT_HANDLE_IS_INVALID: Final = _model("ReceiptHandleIsInvalid", query_status=404)
-REQUEST_THROTTLED: Final = _model("RequestThrottled", query_status=403)
+REQUEST_THROTTLED: Final = Fault("RequestThrottled", _SQS + "RequestThrottled", 403, json_status=403)
+"""The one shape of the model with 403 in JSON too: by that, botocore's ordinary retries know it (_retry.json)."""
 RESOURCE_NOT_FOUND: Final = _model("ResourceNotFoundException", query_status=404)
 TOO_MANY_ENTRIES: Final = _model("TooManyEntriesInBatchRequest", _PREFIX + "TooManyEntriesInBatchRequest")
 UNSUPPORTED_OPERATION: Final = _model("UnsupportedOperation", _PREFIX + "UnsupportedOperation")
