@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.client.worker_stage import WAIT_S, Gate, Stage
 
-from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.keeper import Lease, LeaseKeeper
 from veilmq.client.messages import Template
 from veilmq.client.outbox import Outbox, Relay
 from veilmq.client.receiver import Receiver
@@ -17,13 +17,6 @@ from veilmq.client.transaction import Times, TransactionQueue, Verdict
 from veilmq.client.worker.cancellation import Cancellation, Cause
 
 LONG = 1e12
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path / "data")
-    yield stage
-    stage.account.close()
 
 
 @pytest.fixture(params=[LONG, math.inf])
@@ -57,27 +50,28 @@ def test_a_receiver_waits_for_a_message(
         assert message.body == "comes"
 
 
-def test_a_keeper_that_closes_waits_for_its_handlers(
-    stage: Stage, wait: float, aside: Callable[[Callable[[], object]], None]
-) -> None:
+@pytest.fixture
+def held(stage: Stage) -> Lease:
+    """The lease of a message, with a keeper of its own."""
     stage.send("a")
     keeper = LeaseKeeper(stage.queue)
     (message,) = stage.queue.receive(lease=30)
-    lease = keeper.register(message)
-    aside(lease.delete)
-    keeper.close(deadline=wait)
+    return keeper.register(message)
+
+
+def test_a_keeper_that_closes_waits_for_its_handlers(
+    stage: Stage, held: Lease, wait: float, aside: Callable[[Callable[[], object]], None]
+) -> None:
+    aside(held.delete)
+    held.keeper.close(deadline=wait)
     assert stage.nothing_left()
 
 
 def test_a_handler_waits_for_the_loss_of_its_lease(
-    stage: Stage, wait: float, aside: Callable[[Callable[[], object]], None]
+    held: Lease, wait: float, aside: Callable[[Callable[[], object]], None]
 ) -> None:
-    stage.send("a")
-    keeper = LeaseKeeper(stage.queue)
-    (message,) = stage.queue.receive(lease=30)
-    lease = keeper.register(message)
-    aside(keeper.close)
-    assert lease.lost.wait(wait)
+    aside(held.keeper.close)
+    assert held.lost.wait(wait)
 
 
 def test_a_handler_waits_for_its_cancellation(wait: float, aside: Callable[[Callable[[], object]], None]) -> None:

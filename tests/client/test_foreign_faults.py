@@ -2,8 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +17,6 @@ from veilmq.client.wrapping import Wrapping
 
 class Fault(Exception):
     """What no call of ours says that it raises."""
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path / "data")
-    yield stage
-    stage.account.close()
 
 
 class Breaking(Wrapping):

@@ -77,13 +77,6 @@ def decorated(job):
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path / "data")
-    yield stage
-    stage.account.close()
-
-
-@pytest.fixture
 def handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """A module that child processes find too: they get this process's path."""
     name = f"handlers_{tmp_path.name.replace('-', '_')}"

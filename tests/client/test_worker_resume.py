@@ -3,7 +3,7 @@
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,6 @@ from veilmq.client.worker import (
 from veilmq.client.worker.checkpoints import unwrap, wrap
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, LeaseError, LeaseTaken, MessageTooLarge, ParameterInvalid
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path / "data")
-    yield stage
-    stage.account.close()
 
 
 class Fixed(Wrapping):

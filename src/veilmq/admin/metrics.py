@@ -70,7 +70,7 @@ class Gathered(NamedTuple):
     """What one scrape reads before it is turned into families."""
 
     labelled: list[LiveQueue]
-    rest: "Rest"
+    rest: Rest
     oldest_us: dict[int, int]
     """Age of the oldest message, by incarnation."""
     tasks: Counter[MoveStatus]

@@ -15,9 +15,10 @@ from veilmq.admin.views import shown_extras, shown_instant, shown_key, shown_set
 from veilmq.model.access import AccessKey, Action
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
+from veilmq.model.message import NO_EXTRAS
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite import rows, snapshots
-from veilmq.store.sqlite.endings import extras_of, readable
+from veilmq.store.sqlite.endings import read_extras
 from veilmq.store.sqlite.history import Names, bounds, events_from
 from veilmq.store.sqlite.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.rows import Connection, Held
@@ -82,7 +83,7 @@ def _message(held: Held, retention_us: int) -> dict[str, Any]:
             "body_bytes": held.body_bytes,
         }
         | _lease(held.attempt, held.rotation, held.hidden, held.due, held.granted, held.first)
-        | shown_extras(extras_of(held.extras if readable(held.extras) else None))
+        | shown_extras(read_extras(held.extras) or NO_EXTRAS)
     )
 
 

@@ -7,9 +7,12 @@ import json
 from typing import Any
 
 import botocore.loaders
+import msgspec
 import pytest
+from tests.protocols.sqs.conftest import KEY, Ring
 
 from veilmq.protocols.sqs.arns import partition
+from veilmq.protocols.sqs.codec import Codec, Endpoint
 
 MINE, FRIEND = "111122223333", "444455556666"
 
@@ -67,3 +70,12 @@ class TestQueues:
         denied = {"Statement": [statement | {"Effect": "Deny", "Resource": "arn:aws:sqs:us-east-1:*"}, statement]}
         owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps(denied)})
         friend.send_message(QueueUrl=url, MessageBody="x")
+
+    def test_who_was_not_granted_an_action_reads_so(self, served: Any, form: str, region: str, name: str) -> None:
+        client = served.connect(form, region=region)
+        url = client.create_queue(QueueName="jobs")["QueueUrl"]
+        served.codec = Codec(Ring({KEY.id: msgspec.structs.replace(KEY, grants=())}), Endpoint())
+        code, text = served.refused(client.send_message, QueueUrl=url, MessageBody="x")
+        assert code == "AccessDenied"
+        assert text.startswith(f"User: arn:{name}:iam::{MINE}:user/{KEY.id} is not authorized")
+        assert f"on resource: arn:{name}:sqs:{region}:{MINE}:jobs because" in text

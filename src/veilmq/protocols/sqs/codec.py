@@ -15,7 +15,7 @@ from veilmq.model.outcomes import Outcome
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs import errors, json_form, query_form
 from veilmq.protocols.sqs.addresses import Endpoint
-from veilmq.protocols.sqs.arns import arn
+from veilmq.protocols.sqs.arns import arn, user_arn
 from veilmq.protocols.sqs.call import Asked, Call, Form
 from veilmq.protocols.sqs.errors import Fault, Refusal
 from veilmq.protocols.sqs.operations.judging import judged_first
@@ -105,11 +105,11 @@ class Codec:
     def denied(self, call: Call, action: Action) -> Response:
         """The answer when the caller's key was not granted the action."""
         queue = getattr(call.commands[0], "queue", None)
-        resource = f"arn:aws:sqs:*:{call.key.account}:*"
+        region, resource = "*", f"arn:aws:sqs:*:{call.key.account}:*"
         if queue is not None:
-            resource = arn(queue)
+            region, resource = queue.region, arn(queue)
         text = (
-            f"User: arn:aws:iam::{call.key.account}:user/{call.key.id} is not authorized to perform: "
+            f"User: {user_arn(region, call.key.account, call.key.id)} is not authorized to perform: "
             f"sqs:{call.operation.lower()} on resource: {resource} because no identity-based policy allows the "
             f"sqs:{call.operation.lower()} action (grant {action.value})"
         )

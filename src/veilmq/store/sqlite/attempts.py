@@ -15,7 +15,7 @@ from veilmq.model.commands import LeaseSource, Receive
 from veilmq.model.events import Kind
 from veilmq.model.instant import MINUTE_US, Instant
 from veilmq.model.message import Delivery
-from veilmq.store.sqlite.endings import Place, event_of, extras_of, find_places, intact
+from veilmq.store.sqlite.endings import Place, event_of, find_places, intact
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
@@ -91,9 +91,9 @@ def _delivery(writer: Writer, queue: LiveQueue, command: Receive, place: Place, 
     row = writer.read_one(_MESSAGE, (place.sequence,))
     assert row is not None
     sender, packed, md5, body, first = row
-    if not intact(body, md5, packed):
+    extras = intact(body, md5, packed)
+    if extras is None:
         return None
-    extras = extras_of(packed)
     lease_us = command.lease_us
     if lease_us is None:
         lease_us = extras.lease_hint_us

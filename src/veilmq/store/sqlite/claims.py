@@ -5,7 +5,6 @@ sequence) of both goes first. A candidate that turns out dead, damaged or due fo
 the way and the next one takes its place, within a bound; what the bound leaves is met by the next claim.
 """
 
-from hashlib import md5 as md5_of
 from typing import Final
 
 import msgspec
@@ -14,15 +13,15 @@ from veilmq.model.commands import LeaseSource, Receive
 from veilmq.model.errors import InFlightFull, QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
-from veilmq.model.message import NO_EXTRAS, Delivery, Extras
+from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.store.sqlite.disorder import disordered
 from veilmq.store.sqlite.endings import (
-    EXTRAS_DECODER,
     MANY,
     Place,
     dead_letter,
     expire,
+    intact,
     look_for_due,
     numbers,
     quarantine,
@@ -107,14 +106,10 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         return QueueMissing(queue=str(command.queue))
     if writer.now >= queue.next_due:
         look_for_due(writer, queue, RETURNS_MAX)
-    wanted = command.count_max
     wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
-    if command.in_flight_max is not None:
-        wanted = min(wanted, command.in_flight_max - queue.in_flight)
-        if wanted < command.count_max:
-            queue.cap = command.in_flight_max
-        if wanted <= 0:
-            return capped(queue, command.in_flight_max, wait_us)
+    wanted = room(queue, command)
+    if wanted <= 0:
+        return capped(queue, wait_us)
     if not queue.visible:
         return Received([], wait_us)
     granting = Granting(writer, queue, command)
@@ -133,10 +128,22 @@ def receive(writer: Writer, command: Receive) -> Outcome:
     return Received(granted, wait_us, queue.settings.xml_body)
 
 
-def capped(queue: LiveQueue, in_flight_max: int, wait_us: int) -> Received | InFlightFull:
+def room(queue: LiveQueue, command: Receive) -> int:
+    """How many messages the receive may lease under its cap on messages in flight; none if that is not positive.
+
+    Whom the cap holds up is woken when one in flight ends: see `LiveQueue.cap`.
+    """
+    cap = command.in_flight_max
+    if cap is None or cap - queue.in_flight >= command.count_max:
+        return command.count_max
+    queue.cap = cap
+    return cap - queue.in_flight
+
+
+def capped(queue: LiveQueue, wait_us: int) -> Received | InFlightFull:
     """The answer at the cap on messages in flight: an error for who does not wait alone ("If you use long polling,
     Amazon SQS returns no error messages": Developer Guide, "Amazon SQS standard queue quotas")."""
-    return Received([], wait_us) if wait_us else InFlightFull(queue=str(queue.key), limit=in_flight_max)
+    return Received([], wait_us) if wait_us else InFlightFull(queue=str(queue.key), limit=queue.cap)
 
 
 def _candidates(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
@@ -162,12 +169,8 @@ def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | N
     if (candidate.sent + settings.retention_us if own_expiry is None else own_expiry) <= writer.now:
         expire(writer, queue, candidate.place(queue.generation))
         return None
-    if md5_of(candidate.body, usedforsecurity=False).digest() != candidate.md5:
-        quarantine(writer, queue, candidate.place(queue.generation))
-        return None
-    try:
-        extras = NO_EXTRAS if candidate.extras is None else EXTRAS_DECODER.decode(candidate.extras)
-    except msgspec.MsgspecError:
+    extras = intact(candidate.body, candidate.md5, candidate.extras)
+    if extras is None:
         quarantine(writer, queue, candidate.place(queue.generation))
         return None
     redrive = settings.redrive

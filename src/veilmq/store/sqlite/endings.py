@@ -23,30 +23,26 @@ from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.sends import INSERT_MESSAGE, detail_of
 from veilmq.store.sqlite.writer import Writer
 
-EXTRAS_DECODER: Final = msgspec.msgpack.Decoder(Extras)
+_READ_EXTRAS: Final = msgspec.msgpack.Decoder(Extras).decode
 _EXTRAS: Final = msgspec.msgpack.Encoder()
 RETURNS_OF_BATCH: Final = 1_024
 """Leases that may end because commands of one batch look at their queues; beyond, `RETURNS_MIN` a command."""
 RETURNS_MIN: Final = 16
 
 
-def extras_of(packed: bytes | None) -> Extras:
-    """The stored extras, or the shared empty ones. Raises msgspec.MsgspecError if they are damaged."""
-    return NO_EXTRAS if packed is None else EXTRAS_DECODER.decode(packed)
-
-
-def readable(packed: bytes | None) -> bool:
-    """Whether stored extras can be read."""
+def read_extras(packed: bytes | None) -> Extras | None:
+    """The stored extras, or the shared empty ones; None if they are damaged."""
+    if packed is None:
+        return NO_EXTRAS
     try:
-        extras_of(packed)
+        return _READ_EXTRAS(packed)
     except msgspec.MsgspecError:
-        return False
-    return True
+        return None
 
 
-def intact(body: bytes, md5: bytes, packed: bytes | None) -> bool:
-    """Whether a message is as it was stored: its body has its MD5, and its extras can be read."""
-    return md5_of(body, usedforsecurity=False).digest() == md5 and readable(packed)
+def intact(body: bytes, md5: bytes, packed: bytes | None) -> Extras | None:
+    """The extras of a message that is as it was stored; None if its body lost its MD5, or its extras are damaged."""
+    return read_extras(packed) if md5_of(body, usedforsecurity=False).digest() == md5 else None
 
 
 def look_for_due(writer: Writer, queue: LiveQueue, count_max: int) -> None:
@@ -284,11 +280,11 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
     """
     (row,) = writer.read(_WHOLE, (place.sequence,))
     sender, packed, md5, body, first = row
-    if not readable(packed):
+    extras = read_extras(packed)
+    if extras is None:
         quarantine(writer, queue, place)
         return
     writer.touch(target)
-    extras = extras_of(packed)
     first = None if target.settings.fifo else extras.dead_first_received or first
     identity = None if extras.deduplication_id is None else str(UUID(bytes=place.id))
     receives = 0 if is_hidden(queue.key.name) else extras.dead_receives + place.attempt

@@ -11,7 +11,7 @@ from typing import Final
 from veilmq.model.commands import Receive
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import PRIORITY_DEFAULT
-from veilmq.store.sqlite.claims import Candidate, Granting, capped
+from veilmq.store.sqlite.claims import Candidate, Granting, capped, room
 from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.writer import Writer
@@ -38,14 +38,10 @@ _MESSAGE: Final = (
 
 def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
     """Lease up to `count_max` messages. What is due has returned, and groups are settled."""
-    wanted = command.count_max
     wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
-    if command.in_flight_max is not None:
-        wanted = min(wanted, command.in_flight_max - queue.in_flight)
-        if wanted < command.count_max:
-            queue.cap = command.in_flight_max
-        if wanted <= 0:
-            return capped(queue, command.in_flight_max, wait_us)
+    wanted = room(queue, command)
+    if wanted <= 0:
+        return capped(queue, wait_us)
     if not queue.visible:
         return Received([], wait_us)
     assert queue.groups is not None

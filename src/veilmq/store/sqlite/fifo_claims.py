@@ -11,7 +11,7 @@ from typing import Any, Final
 from veilmq.model.commands import Receive
 from veilmq.model.outcomes import Received
 from veilmq.store.sqlite import attempts
-from veilmq.store.sqlite.claims import Candidate, Granting
+from veilmq.store.sqlite.claims import Candidate, Granting, room
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
@@ -44,11 +44,7 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Received:
         if replayed is not None:
             queue.woken += queue.visible > 0  # it was woken, and took nothing of what is visible
             return Received(replayed, wait_us, queue.settings.xml_body)
-    wanted = command.count_max
-    if command.in_flight_max is not None:
-        wanted = min(wanted, command.in_flight_max - queue.in_flight)
-        if wanted < command.count_max:
-            queue.cap = command.in_flight_max
+    wanted = room(queue, command)
     if not queue.visible or wanted <= 0:
         return Received([], wait_us)
     claim = _Claim(writer, queue, command, wanted)

@@ -17,7 +17,7 @@ import msgspec
 from veilmq.model.events import Event, HeldMessage, Kind, Part
 from veilmq.store.sqlite.backup import SqliteFailed, check_ours
 from veilmq.store.sqlite.connections import check_version, open_reader
-from veilmq.store.sqlite.endings import readable
+from veilmq.store.sqlite.endings import read_extras
 from veilmq.store.sqlite.history import bounds, events_from
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.schema import VERSION, SchemaOlder
@@ -121,7 +121,7 @@ def _check_bodies(connection: apsw.Connection, report: Report, progress: Progres
         report.body_bytes += len(body)
         if sequence not in apart and md5(body, usedforsecurity=False).digest() != expected:
             report.add("body", f"message {sequence}: its body does not match its MD5")
-        elif sequence not in apart and not readable(extras):
+        elif sequence not in apart and read_extras(extras) is None:
             report.add("message", f"message {sequence}: its attributes cannot be read")
         if report.messages % _ROWS_STEP == 0:
             progress("bodies", report.messages, total)

@@ -23,7 +23,6 @@ from veilmq.store.sqlite.endings import (
     Place,
     event_of,
     expire,
-    extras_of,
     find_places,
     intact,
     quarantine,
@@ -282,10 +281,10 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
     is damaged: then it is set apart."""
     (row,) = writer.read("SELECT sender, extras, md5, body FROM message WHERE sequence = ?", (place.sequence,))
     sender, packed, md5, body = row
-    if not intact(body, md5, packed):
+    extras = intact(body, md5, packed)
+    if extras is None:
         quarantine(writer, source, place)
         return False
-    extras = extras_of(packed)
     target = extras.dead_letter_source if task.destination is None else _KEY.decode(task.destination)
     if target is None:
         return MoveFailure.SOURCE_UNKNOWN

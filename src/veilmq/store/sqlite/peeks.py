@@ -14,7 +14,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.store.sqlite.claims import RETURNS_MAX
-from veilmq.store.sqlite.endings import extras_of, intact, numbers
+from veilmq.store.sqlite.endings import intact, numbers
 from veilmq.store.sqlite.group_peeks import next_in_groups
 from veilmq.store.sqlite.queues import LiveQueue, Queues
 
@@ -58,25 +58,25 @@ def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instan
     rows += connection.execute(_RETURNED, (generation, retention_us, now, count)).fetchall()
     rows += connection.execute(_DUE, (generation, generation, now, RETURNS_MAX, retention_us, now, count)).fetchall()
     rows.sort(key=lambda row: (row[4], row[0]))
-    found = [_delivery(row, retention_us) for row in rows if _intact(row)][:count]
+    found = _intact(rows, retention_us)[:count]
     return Received(found, xml_body=queue.settings.xml_body)
 
 
 def _peek_groups(connection: apsw.Connection, queue: LiveQueue, command: Peek, now: Instant) -> Outcome:
     sequences = next_in_groups(connection, queue, now, command.count_max)
     rows = connection.execute(_NAMED, (numbers(sequences),)).fetchall() if sequences else []
-    found = [_delivery(row, queue.settings.retention_us) for row in rows if _intact(row)]
-    return Received(found, xml_body=queue.settings.xml_body)
+    return Received(_intact(rows, queue.settings.retention_us), xml_body=queue.settings.xml_body)
 
 
-def _intact(row: tuple[Any, ...]) -> bool:
-    """Whether it can be shown; a claim will set a damaged one aside."""
-    return intact(row[8], row[7], row[6])
-
-
-def _delivery(row: tuple[Any, ...], retention_us: int) -> Delivery:
-    sequence, message, sent, own_expiry, priority, sender, extras, md5, body, attempt, first = row
-    expires = sent + retention_us if own_expiry is None else own_expiry
-    return Delivery(
-        message, sequence, body.decode(), md5, extras_of(extras), sender, priority, sent, expires, attempt, first
-    )
+def _intact(rows: list[tuple[Any, ...]], retention_us: int) -> list[Delivery]:
+    """Those that can be shown; a claim will set a damaged one aside."""
+    found = []
+    for sequence, message, sent, own_expiry, priority, sender, packed, md5, body, attempt, first in rows:
+        extras = intact(body, md5, packed)
+        if extras is not None:
+            expires = sent + retention_us if own_expiry is None else own_expiry
+            text = body.decode()
+            found.append(
+                Delivery(message, sequence, text, md5, extras, sender, priority, sent, expires, attempt, first)
+            )
+    return found
