@@ -61,7 +61,8 @@ class Play:
     def __init__(self, shell: Shell, seed: int) -> None:
         self.shell = shell
         self.draw = chance(seed)
-        self.cap = self.draw.choice([None, None, 5])
+        self.caps: list[int | None] = self.draw.choice([[None], [5], [None, 5]])
+        """What the receives of this play have for a cap on messages in flight."""
         shell.limit(batch_messages_max=self.draw.choice([1, 10, 256]), sweep_steps_max=self.draw.choice([2, 256]))
         self.open: dict[Any, AnyCommand] = {}
         self.gone: set[Any] = set()
@@ -90,7 +91,7 @@ class Play:
                         count_max=draw.choice([1, 3, 10]),
                         lease_us=lease_us,
                         wait_us=wait_us,
-                        in_flight_max=self.cap,
+                        in_flight_max=draw.choice(self.caps),
                         attempt_id=attempt,
                     )
                 ]
@@ -164,8 +165,8 @@ class Play:
             if not engine.waiting.waits_for(key):
                 continue
             queue = store.queues.by_key[key]
-            at_cap = self.cap is not None and queue.in_flight >= self.cap
-            if at_cap or queue.settings.receives_per_second_max is not None:
+            held_up = {waiter.command.in_flight_max for waiter in engine.waiting._lines[key]} == {5}
+            if (held_up and queue.in_flight >= 5) or queue.settings.receives_per_second_max is not None:
                 continue
             found = store.query(Peek(queue=key, origin=TESTER, count_max=1), self.shell.clock.now).messages
             redrive = queue.settings.redrive

@@ -145,6 +145,38 @@ class TestWakes:
         shell.call(Delete(queue=QUEUE, origin=TESTER, handle=message.handle, arrived=shell.clock.now))
         assert shell.got("b") == ["4"]
 
+    @pytest.mark.parametrize("cut_short", [False, True])
+    def test_whom_no_cap_holds_up_waits_behind_nobody_whom_one_does(self, shell: Shell, cut_short: bool) -> None:
+        """As MNS and SQS wait for one queue."""
+        shell.send(*"123")
+        shell.wait("holder", 0, count_max=2 if cut_short else 3)
+        shell.wait("a", WAIT_US, count_max=10, in_flight_max=3)
+        if cut_short:
+            assert shell.got("a") == ["3"]
+        shell.wait("b", WAIT_US, count_max=10, in_flight_max=3)
+        shell.send("4")
+        assert (shell.got("b")) is None
+        shell.wait("c", WAIT_US)
+        assert (shell.got("b"), shell.got("c")) == (None, ["4"])
+
+    def test_what_a_cap_leaves_goes_to_the_next_who_has_none(self, shell: Shell) -> None:
+        shell.send("0")
+        shell.wait("holder", 0)
+        for ticket, cap in zip("abcd", (2, None, 2, None), strict=True):
+            shell.wait(ticket, WAIT_US, count_max=2, in_flight_max=cap)
+        shell.send(*"1234")
+        assert (shell.got("a"), shell.got("b")) == (["1"], ["2", "3"])
+        assert (shell.got("c"), shell.got("d")) == (None, ["4"])
+        shell.send("5")
+        assert shell.got("c") is None
+        for ticket in ("holder", "a", "b", "d"):
+            handles = [message.handle for message in shell.answers[ticket][0].messages]
+            now = shell.clock.now
+            shell.call(*[Delete(queue=QUEUE, origin=TESTER, handle=handle, arrived=now) for handle in handles])
+        assert shell.got("c") == ["5"]
+        assert len(shell.engine.waiting) == 0
+        assert shell.engine.waiting._free == {}
+
     def test_a_deleted_queue_tells_all_who_wait(self, shell: Shell) -> None:
         shell.wait("a", WAIT_US)
         shell.wait("b", WAIT_US)

@@ -1,7 +1,9 @@
 """The credentials file: what it may hold, what its errors say (never a secret), and reloading."""
 
+import asyncio
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -153,6 +155,34 @@ def test_a_key_is_the_same_object_until_a_reload(file: Path) -> None:
     assert changed is not key
     assert changed is not None
     assert changed.secret == "hush-new"
+
+
+def test_a_reload_aside_reads_in_a_thread_and_takes_on_the_loop(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    credentials = Credentials(file)
+    readers: list[threading.Thread] = []
+    look = Credentials._look
+
+    def noted(one: Credentials) -> object:
+        readers.append(threading.current_thread())
+        assert one.find("AK1") is not None
+        return look(one)
+
+    monkeypatch.setattr(Credentials, "_look", noted)
+    write(file, GOOD.replace("hush-one", "hush-new"))
+
+    async def twice() -> list[bool]:
+        first = asyncio.ensure_future(credentials.reload_aside())
+        second = asyncio.ensure_future(credentials.reload_aside())
+        return [await first, await second]
+
+    assert asyncio.run(twice()) == [True, True]
+    assert threading.current_thread() not in readers
+    changed = credentials.find("AK1")
+    assert changed is not None
+    assert changed.secret == "hush-new"
+    os.remove(file)
+    assert not asyncio.run(Credentials.reload_aside(credentials))
+    assert credentials.find("AK1") is changed
 
 
 def test_a_bad_new_file_keeps_the_old_keys(file: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -91,6 +91,18 @@ def test_without_a_sole_account_each_queue_names_one(tmp_path: Path) -> None:
         declared(tmp_path, '[[queue]]\nname="a"', account=None)
 
 
+def test_a_duration_goes_as_far_as_the_widest_cloud(tmp_path: Path) -> None:
+    """MNS keeps messages for 15 days (CreateQueue, MessageRetentionPeriod), SQS for 14."""
+    text = '[[queue]]\nname = "a"\nvisibility_timeout = "12h"\ndelay = "7d"\nretention = "15d"\nwait = "30s"'
+    (queue,) = declared(tmp_path, text).queues
+    assert queue.create.change == {
+        "visibility_timeout_us": 43_200_000_000,
+        "delay_us": 604_800_000_000,
+        "retention_us": 1_296_000_000_000,
+        "wait_us": 30_000_000,
+    }
+
+
 BAD = [
     ('name = "a"\nvisibility = 3', ["line 3", "queue a", "unknown key visibility", "visibility_timeout"]),
     ('name = "a"\nvisibility_timeout = "30 parsecs"', ["line 3", "queue a", "visibility_timeout", "12h"]),
@@ -99,7 +111,7 @@ BAD = [
     ('name = "a"\ndelay = nan', ["line 3", "delay"]),
     ('name = "a"\ndelay = inf', ["line 3", "delay"]),
     ('name = "a"\ndelay = true', ["line 3", "delay"]),
-    ('name = "a"\nretention = 10', ["retention", "1m to 14d"]),
+    ('name = "a"\nretention = 10', ["retention", "1m to 15d"]),
     ('name = "a"\nmessage_bytes_max = 1', ["line 3", "1024"]),
     ('name = "a b"', ["line 1", "name"]),
     ("delay = 1", ["queue 1", "name"]),

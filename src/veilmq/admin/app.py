@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from veilmq.admin import answers
 from veilmq.admin.access import Access
+from veilmq.admin.copies import Copies
 from veilmq.admin.errors import Refused
 from veilmq.admin.feed import Feed
 from veilmq.admin.metrics import Metrics
@@ -36,6 +37,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
     """The application over a running server. `token` (at least 16 characters) may do everything."""
     queues = Queues(service)
     metrics = Metrics(service, queues.commands)
+    copies = Copies(service)
 
     async def live(request: Request) -> Response:
         """200 as long as the loop turns."""
@@ -59,8 +61,8 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             Route("/api/v1/settings", settings_of, methods=["GET"]),
             *queues.routes(),
             *Topics(service).routes(),
-            *Feed(service).routes(),
-            *Upkeep(service).routes(),
+            *Feed(service, copies).routes(),
+            *Upkeep(service, copies).routes(),
         ],
         middleware=[
             Middleware(

@@ -3,15 +3,16 @@
 Strategy: offsets order the log, so an answer's headers say before its first byte where it begins and where to go on:
 it covers `from` up to `VeilMQ-Next-Offset`, both fixed when the request came. `from=next` with `follow` waits for
 what is not there yet. The snapshot is written to a nameless file first: its read transaction ends before a slow
-client's download.
+client's download (copies.py).
 """
 
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Final
 
@@ -22,6 +23,7 @@ from starlette.routing import Route
 
 from veilmq.admin import columns, inputs
 from veilmq.admin.answers import JSON_LINES, answer, caller_of, in_thread, members_of, stream
+from veilmq.admin.copies import PIECE_BYTES, Copies
 from veilmq.admin.errors import Refused
 from veilmq.admin.reading import Range, Scope, event_lines, find_start, piece_end, snapshot_lines, trace
 from veilmq.admin.service import Service
@@ -31,7 +33,8 @@ from veilmq.store.sqlite.backup import backup
 from veilmq.store.sqlite.rows import Connection, head
 
 ROWS_A_PIECE: Final = 8_192
-_PIECE_BYTES: Final = 256 * 1024
+_LINES_A_LOOK: Final = 10_000
+"""Of a snapshot, between two looks at the disk."""
 _FOLLOW_LOOK_S: Final = 1.0
 """A commit wakes whoever follows; this is for a store that fails meanwhile."""
 FIRST_HEADER: Final = "veilmq-first-offset"
@@ -46,8 +49,9 @@ _Written = Callable[[Connection, int, int, Scope], bytes]
 class Feed:
     """Reads the service's store."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, copies: Copies) -> None:
         self._service = service
+        self._copies = copies
         self._epoch = ""
 
     def routes(self) -> list[Route]:
@@ -152,15 +156,19 @@ class Feed:
         store = self._service.store
         if store.disk_low:
             raise DiskLow(free_bytes=store.directory.free_bytes())
-        file = await run_in_threadpool(self._snapshot_file, scope)
-        return stream(_download(file), JSON_LINES)
+        copy = await self._copies.make(partial(self._snapshot_file, scope))
+        return stream(copy.parts(), JSON_LINES)
 
     def _snapshot_file(self, scope: Scope) -> IO[bytes]:
         store = self._service.store
         with ExitStack() as opened:
-            file = opened.enter_context(tempfile.TemporaryFile(dir=store.directory.path, buffering=_PIECE_BYTES))
+            file = opened.enter_context(tempfile.TemporaryFile(dir=store.directory.path, buffering=PIECE_BYTES))
             with store.readers.lend() as connection:
-                file.writelines(snapshot_lines(connection, scope))
+                lines = snapshot_lines(connection, scope)
+                while some := list(islice(lines, _LINES_A_LOOK)):
+                    if store.disk_low:
+                        raise DiskLow(free_bytes=store.directory.free_bytes())
+                    file.writelines(some)
             file.seek(0)
             opened.pop_all()
         return file
@@ -172,9 +180,9 @@ class Feed:
         size_bytes = store.directory.database.stat().st_size + store.checkpointer.wal_bytes
         if store.directory.free_bytes() < size_bytes + store.directory.floor_bytes():
             raise DiskLow(free_bytes=store.directory.free_bytes())
-        file = await run_in_threadpool(self._backup_file)
-        headers = {"content-length": str(os.fstat(file.fileno()).st_size)}
-        return stream(_download(file), "application/vnd.sqlite3", headers)
+        copy = await self._copies.make(self._backup_file)
+        headers = {"content-length": str(os.fstat(copy.file.fileno()).st_size)}
+        return stream(copy.parts(), "application/vnd.sqlite3", headers)
 
     def _backup_file(self) -> IO[bytes]:
         """The copy, opened and already without a name."""
@@ -183,12 +191,3 @@ class Feed:
             copy = Path(directory, "veilmq.db")
             backup(store.directory.database, copy)
             return copy.open("rb")
-
-
-async def _download(file: IO[bytes]) -> AsyncIterator[bytes]:
-    """The file's bytes; it is closed at the end, or when the client leaves."""
-    try:
-        async for part in in_thread(iter(partial(file.read, _PIECE_BYTES), b"")):
-            yield part
-    finally:
-        file.close()

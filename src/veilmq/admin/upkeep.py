@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin import answers, inputs
+from veilmq.admin.copies import Copies
 from veilmq.admin.errors import Refused
 from veilmq.admin.service import Service
 from veilmq.model.access import Action
@@ -31,8 +32,9 @@ Step = Callable[[str, int, int], None]
 class Upkeep:
     """The routes."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, copies: Copies) -> None:
         self._service = service
+        self._copies = copies
 
     def routes(self) -> list[Route]:
         """All of them."""
@@ -47,7 +49,8 @@ class Upkeep:
         answers.caller_of(request).check(Action.BACKUP)
         inputs.decode(await answers.body_of(request) or b"{}", inputs.Nothing)
         database = self._service.store.directory.database
-        return answers.stream(_steps(lambda step: msgspec.to_builtins(check(database, step))), answers.JSON_LINES)
+        steps = _steps(lambda step: msgspec.to_builtins(check(database, step)), self._copies)
+        return answers.stream(steps, answers.JSON_LINES)
 
     async def clock(self, request: Request) -> Response:
         """The instant that everything is judged by."""
@@ -64,8 +67,8 @@ class Upkeep:
         return answers.answer({"now": self._service.clock.now()})
 
 
-async def _steps(work: Callable[[Step], dict[str, Any]]) -> AsyncIterator[bytes]:
-    """The steps of `work` while it runs in a thread, then its result."""
+async def _steps(work: Callable[[Step], dict[str, Any]], copies: Copies) -> AsyncIterator[bytes]:
+    """The steps of `work` while it runs in a thread, then its result. It waits for its turn to read."""
     loop = asyncio.get_running_loop()
     steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
@@ -79,7 +82,11 @@ async def _steps(work: Callable[[Step], dict[str, Any]]) -> AsyncIterator[bytes]
         except (OSError, SqliteFailed) as error:
             return {"error": "failed", "message": str(error)}
 
-    working = asyncio.ensure_future(run_in_threadpool(run))
+    async def in_turn() -> dict[str, Any]:
+        async with copies.reading():
+            return await run_in_threadpool(run)
+
+    working = asyncio.ensure_future(in_turn())
     working.add_done_callback(lambda _: steps.put_nowait(None))
     while (shown := await steps.get()) is not None:
         yield msgspec.json.encode(shown) + b"\n"

@@ -86,6 +86,11 @@ class Engine:
         """Whether there is something to take."""
         return bool(self._pending)
 
+    @property
+    def backlog(self) -> int:
+        """Calls that wait to be taken."""
+        return len(self._pending)
+
     def submit(self, ticket: Any, commands: Sequence[AnyCommand], now: Instant) -> None:
         """Queue a call; its answer comes out of `committed` or `expire_waiters` under the ticket (hashable, unique)."""
         if len(self._pending) >= self.limits.pending_max:
@@ -99,7 +104,7 @@ class Engine:
             and first.wait_us
             and first.attempt_id is None
             and self.waiting
-            and self.waiting.waits_for(first.queue)
+            and self.waiting.stands_behind(first)
         ):
             self._park(ticket, first, Instant(now + first.wait_us), now)
             return
@@ -284,18 +289,28 @@ class Engine:
             if not outcome.messages:
                 if call.waiter is not None and not self._draining:
                     self.waiting.park(call.waiter)
+                    if outcome.capped:
+                        self._pass_on(command.queue, at)
                     return
                 if outcome.wait_us and not self._draining:
                     self._park(call.ticket, command, Instant(call.submitted + outcome.wait_us), at)
                     return
             elif self.waiting and len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
                 self._credit(command.queue, 1)
+            elif outcome.capped and self.waiting:
+                self._pass_on(command.queue, at)
             self.polls.count(command, empty=not outcome.messages)
         elif type(outcome) is RateExceeded:
             # Messages are there: nobody waits behind others for them, or nobody would ask.
             answers += [Answer(waiter.ticket, [outcome]) for waiter in self.waiting.take_all(command.queue)]
         if not gone:
             answers.append(Answer(call.ticket, mine))
+
+    def _pass_on(self, queue: QueueKey, now: Instant) -> None:
+        """A cap stood between a receive and what it was woken for: that is there for one who has no cap."""
+        waiter = self.waiting.take_free(queue)
+        if waiter is not None:
+            self._retry([waiter], now)
 
     def _housekeeping(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:

@@ -3,7 +3,8 @@
 Strategy: each queue has a line of waiters in order of arrival; a wake takes the first out, and a waiter whose claim
 found nothing goes back to its old place (its ticket orders the line). A heap holds the deadlines; an entry whose
 waiter has left is skipped. Everything costs the same with 2,000 waiters as with 2. Who waits for a hidden queue is the
-server itself, once a subscription: it takes no room from clients, and none can be taken from it.
+server itself, once a subscription: it takes no room from clients, and none can be taken from it. Whom a cap on
+messages in flight holds up (SQS) stands in nobody's way who has none: those have a line of their own beside.
 """
 
 from bisect import insort
@@ -41,6 +42,8 @@ class WaitingRoom:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lines: dict[QueueKey, list[Waiter]] = {}
+        self._free: dict[QueueKey, list[Waiter]] = {}
+        """Of each line, those whom no cap on messages in flight can hold up."""
         self._by_ticket: dict[Any, Waiter] = {}
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._accounts: Counter[str] = Counter()
@@ -55,6 +58,11 @@ class WaitingRoom:
     def waits_for(self, queue: QueueKey) -> int:
         """How many wait for the queue."""
         return len(self._lines.get(queue, ()))
+
+    def stands_behind(self, command: Receive) -> bool:
+        """Whether others go before a receive that comes now."""
+        lines = self._free if command.in_flight_max is None else self._lines
+        return command.queue in lines
 
     def has_room(self, queue: QueueKey) -> bool:
         """Whether one more may park for the queue; if not, it is counted in `refused`."""
@@ -80,11 +88,9 @@ class WaitingRoom:
     def park(self, waiter: Waiter) -> None:
         """Put the waiter into its queue's line, at its place."""
         queue = waiter.command.queue
-        line = self._lines.setdefault(queue, [])
-        if not line or line[-1].place < waiter.place:
-            line.append(waiter)
-        else:
-            insort(line, waiter, key=_place)
+        _join(self._lines, waiter)
+        if waiter.command.in_flight_max is None:
+            _join(self._free, waiter)
         waiter.parked = True
         self._by_ticket[waiter.ticket] = waiter
         self._count(queue, 1)
@@ -97,6 +103,11 @@ class WaitingRoom:
     def take_first(self, queue: QueueKey) -> Waiter | None:
         """Take out whoever has waited longest for the queue."""
         line = self._lines.get(queue)
+        return self._leave(line[0]) if line else None
+
+    def take_free(self, queue: QueueKey) -> Waiter | None:
+        """Take out whoever has waited longest of those whom no cap holds up."""
+        line = self._free.get(queue)
         return self._leave(line[0]) if line else None
 
     def cancel(self, ticket: Any) -> bool:
@@ -141,13 +152,9 @@ class WaitingRoom:
 
     def _leave(self, waiter: Waiter) -> Waiter:
         queue = waiter.command.queue
-        line = self._lines[queue]
-        if line[0] is waiter:
-            del line[0]
-        else:
-            line.remove(waiter)
-        if not line:
-            del self._lines[queue]
+        _step_out(self._lines, waiter)
+        if waiter.command.in_flight_max is None:
+            _step_out(self._free, waiter)
         del self._by_ticket[waiter.ticket]
         self._count(queue, -1)
         waiter.parked = False
@@ -160,6 +167,26 @@ class WaitingRoom:
         self._accounts[queue.account] += more
         if not self._accounts[queue.account]:
             del self._accounts[queue.account]
+
+
+def _join(lines: dict[QueueKey, list[Waiter]], waiter: Waiter) -> None:
+    """Stand in the queue's line, by place."""
+    line = lines.setdefault(waiter.command.queue, [])
+    if not line or line[-1].place < waiter.place:
+        line.append(waiter)
+    else:
+        insort(line, waiter, key=_place)
+
+
+def _step_out(lines: dict[QueueKey, list[Waiter]], waiter: Waiter) -> None:
+    """Leave the queue's line."""
+    line = lines[waiter.command.queue]
+    if line[0] is waiter:
+        del line[0]
+    else:
+        line.remove(waiter)
+    if not line:
+        del lines[waiter.command.queue]
 
 
 def _place(waiter: Waiter) -> int:

@@ -35,6 +35,8 @@ class Received(msgspec.Struct, gc=False):
     """How long an empty receive may wait for more: the command's or the queue's wish."""
     xml_body: XmlBody = XmlBody.TEXT
     """How XML protocols write the bodies of this queue."""
+    capped: bool = False
+    """The receive's own cap on messages in flight held it up, or cut it short: there may be messages for others."""
 
 
 class Extended(msgspec.Struct, gc=False):

@@ -21,12 +21,13 @@ nothing. The same `AccessKey` object comes out for an id until that step, so tha
 from a key notices the change by identity. Errors name line, account and field, never a value.
 """
 
+import asyncio
 import base64
 import binascii
 import logging
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -71,6 +72,14 @@ class Account(msgspec.Struct, frozen=True):
         return f"Account(id={self.id!r}, azure_name={self.azure_name!r}, keys={self.keys!r})"
 
 
+class _Found(NamedTuple):
+    """What a file holds."""
+
+    accounts: tuple[Account, ...]
+    keys: dict[str, AccessKey]
+    named: dict[str, NamedAccount]
+
+
 class Credentials:
     """The keys of a file, checked (model.access.Keyring)."""
 
@@ -79,8 +88,8 @@ class Credentials:
     def __init__(self, path: Path) -> None:
         """Raises FileInvalid: unreadable, open to others, or not as this module describes."""
         self._path = path
-        self._accounts, self._keys = _read(path)
-        self._named = _by_azure_name(self._accounts)
+        self._accounts, self._keys, self._named = _read(path)
+        self._reading = asyncio.Lock()
 
     @property
     def accounts(self) -> tuple[Account, ...]:
@@ -102,12 +111,24 @@ class Credentials:
 
     def reload(self) -> bool:
         """Read the file again; a bad one changes nothing and is logged. Returns whether it was taken."""
+        return self._take(self._look())
+
+    async def reload_aside(self) -> bool:
+        """The same, and nobody waits for it: the file is read in a thread, and takes its place on the loop."""
+        async with self._reading:  # who asks meanwhile gets what is there afterwards
+            return self._take(await asyncio.get_running_loop().run_in_executor(None, self._look))
+
+    def _look(self) -> _Found | FileInvalid:
         try:
-            self._accounts, self._keys = _read(self._path)
-            self._named = _by_azure_name(self._accounts)
+            return _read(self._path)
         except FileInvalid as error:
-            log.error("the credentials stay as they were: %s", error)
+            return error
+
+    def _take(self, found: _Found | FileInvalid) -> bool:
+        if isinstance(found, FileInvalid):
+            log.error("the credentials stay as they were: %s", found)
             return False
+        self._accounts, self._keys, self._named = found
         log.info("read %d accounts with %d keys from %s", len(self._accounts), len(self._keys), self._path)
         return True
 
@@ -142,6 +163,10 @@ class DevelopmentKeyring:
         return self._named if name == DEVELOPMENT_NAME else None
 
     def reload(self) -> bool:
+        """Nothing to read."""
+        return True
+
+    async def reload_aside(self) -> bool:
         """Nothing to read."""
         return True
 
@@ -306,7 +331,8 @@ def _explain(text: str, kind: type[Any]) -> tuple[str, str | None]:
     return f"field {at[1]}: {plain}", re.split(r"[.\[]", at[1])[0]
 
 
-def _read(path: Path) -> tuple[tuple[Account, ...], dict[str, AccessKey]]:
+def _read(path: Path) -> _Found:
+    """Raises FileInvalid."""
     tables, lines = read_toml(path, private=True)
     for name in tables:
         if name != "account":
@@ -317,4 +343,5 @@ def _read(path: Path) -> tuple[tuple[Account, ...], dict[str, AccessKey]]:
     if not isinstance(listed, list) or not listed:
         raise FileInvalid(path, "holds no [[account]] table, so nobody could sign in")
     reader = _Reader(path, lines)
-    return tuple(reader.account(place, table) for place, table in enumerate(listed)), reader.keys
+    accounts = tuple(reader.account(place, table) for place, table in enumerate(listed))
+    return _Found(accounts, reader.keys, _by_azure_name(accounts))

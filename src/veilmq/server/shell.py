@@ -28,6 +28,9 @@ _SLOW_COMMIT_US: Final = 250_000
 _QUERY_THREADS: Final = 2
 _IDLE_S_MAX: Final = 1.0
 _STALL_US: Final = 1_500_000
+_QUIET_TURNS: Final = 8
+"""Turns of the loop that bring nothing more to do: what arrived in a stall is read. A new connection takes four."""
+_TURNS_AFTER_STALL_MAX: Final = 2_000
 _ADVANCE_STEPS_MAX: Final = 2_000
 
 logger = logging.getLogger("veilmq.shell")
@@ -125,6 +128,10 @@ class Shell:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = Instant(0)
         self._turned = Instant(0)
+        self._turns = self._quiet = self._backlog = 0
+        """Of the wait for what arrived in a stall: turns, the latest that brought nothing, what there was then."""
+        self._moved = False
+        """The clock is being moved: that is no stall."""
         self._stopping = False
         self._commits: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._queries = ThreadPoolExecutor(_QUERY_THREADS, thread_name_prefix="veilmq-query")
@@ -228,11 +235,15 @@ class Shell:
         target = Instant(clock.now() + duration_us)
         step_us = duration_us // _ADVANCE_STEPS_MAX + 1
         await self._catch_up()
-        while (now := clock.now()) < target:
-            due = self.engine.next_wake()
-            following = target if due is None else Instant(min(max(due, now + step_us), target))
-            clock.advance(max(0, following - now))
-            await self._catch_up()
+        self._moved = True
+        try:
+            while (now := clock.now()) < target:
+                due = self.engine.next_wake()
+                following = target if due is None else Instant(min(max(due, now + step_us), target))
+                clock.advance(max(0, following - now))
+                await self._catch_up()
+        finally:
+            self._moved = False
 
     async def _catch_up(self) -> None:
         """Sweep until nothing is left, and let those who were woken by it have their answers."""
@@ -255,7 +266,10 @@ class Shell:
         if self._committing is not None or self.broken is not None or self._stopping:
             return
         engine = self.engine
-        now = self._turned = self._clock.now()
+        now = self._clock.now()
+        if now - self._turned > _STALL_US and not self._moved and self._reads_first():
+            return
+        self._turned = now
         self._deliver(engine.expire_waiters(now))
         batch = engine.take_batch(now)
         if batch is None:
@@ -279,6 +293,21 @@ class Shell:
         else:
             self._deliver(engine.committed(batch, applied))
             self._soon()
+
+    def _reads_first(self) -> bool:
+        """After a stall: whether to wait for what arrived meanwhile, before what ended meanwhile is handed out.
+
+        A loop turns to its timers before its sockets, and takes one new connection a turn.
+        """
+        backlog = self.engine.backlog
+        self._turns += 1
+        self._quiet = self._quiet + 1 if backlog == self._backlog else 0
+        self._backlog = backlog
+        if self._quiet < _QUIET_TURNS and self._turns < _TURNS_AFTER_STALL_MAX:
+            self._soon()
+            return True
+        self._turns = self._quiet = 0
+        return False
 
     def _sleep(self, now: Instant) -> None:
         due = self.engine.next_due(now)

@@ -36,7 +36,8 @@ def die_at(point: str, nth: int) -> Callable[[str], None]:
 
 async def serve(point: str, nth: int, data: Path) -> None:
     """Serve, and die."""
-    settings = Settings(data=data, sqs=Address("127.0.0.1", 0), azure=Address("127.0.0.1", 0))
+    free = Address("127.0.0.1", 0)
+    settings = Settings(data=data, sqs=free, azure=free, mns=free)
     service = Service(settings, DevelopmentKeyring(), LeaseClock(), die_at(point, nth))
     await service.start()
     await service.failed

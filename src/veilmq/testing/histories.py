@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from veilmq.pipeline.events.columns import ARROW_SCHEMA
 from veilmq.pipeline.events.export import export
-from veilmq.pipeline.events.reading import Bounds
+from veilmq.pipeline.events.reading import Bounds, same_history
 
 START: Final = 1_767_225_600_000_000
 """2026-01-01, in microseconds."""
@@ -324,12 +324,15 @@ def _ids(sequence: Any, missing: Any) -> Any:
 class MadeUp:
     """A table of events as a `veilmq.pipeline.events.reading.History`."""
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: Any, epoch: str = "") -> None:
+        self.epoch = ""
+        self._own = epoch
         self._table = table
         self._first = table.column("offset")[0].as_py() if table.num_rows else 0
 
     def bounds(self) -> Bounds:
         """See `History.bounds`."""
+        self.epoch = same_history(self.epoch, self._own, "the table")
         return Bounds(self._first, self._first + self._table.num_rows)
 
     def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:

@@ -194,7 +194,7 @@ class Replaying:
             due, delayed = message.get("due"), message["sent"] + after_us
             if message["state"] == "quarantined" or (due is not None and due != message["sent"] + before_us):
                 continue
-            if (due or 0) > event.at or (after_us > before_us and delayed > event.at):
+            if due is not None or (after_us > before_us and delayed > event.at):
                 message |= {"rotation": message.get("rotation") or 0, "due": delayed}
 
     def _queue_deleted(self, event: EventRecord) -> None:

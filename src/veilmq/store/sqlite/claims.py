@@ -35,6 +35,8 @@ DETOURS_MAX: Final = 64
 DETOURS_OF_BATCH: Final = 256
 """The same for all receives of a batch together; beyond, `DETOURS_MIN` each."""
 DETOURS_MIN: Final = 4
+DETOUR_BYTES: Final = 32 * 1024
+"""A body of so many bytes counts as one candidate more: to move or to drop it takes as long."""
 RETURNS_MAX: Final = 256
 """Leases that end within one receive's look; the sweeper takes the rest."""
 _RECEIVED: Final = int(Kind.RECEIVED)
@@ -119,13 +121,14 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         if writer.disorder:
             candidates = disordered(writer, queue, candidates, wanted - len(granted), writer.disorder)
         for candidate in candidates:
-            granting.take(candidate)
+            if not granting.take(candidate) and granting.detours_left <= 0:
+                break
         if not candidates:
             break
     granting.write()
     if granting.detours_left <= 0 and queue.visible:
         queue.woken += 1
-    return Received(granted, wait_us, queue.settings.xml_body)
+    return Received(granted, wait_us, queue.settings.xml_body, wanted < command.count_max)
 
 
 def room(queue: LiveQueue, command: Receive) -> int:
@@ -143,7 +146,7 @@ def room(queue: LiveQueue, command: Receive) -> int:
 def capped(queue: LiveQueue, wait_us: int) -> Received | InFlightFull:
     """The answer at the cap on messages in flight: an error for who does not wait alone ("If you use long polling,
     Amazon SQS returns no error messages": Developer Guide, "Amazon SQS standard queue quotas")."""
-    return Received([], wait_us) if wait_us else InFlightFull(queue=str(queue.key), limit=queue.cap)
+    return Received([], wait_us, capped=True) if wait_us else InFlightFull(queue=str(queue.key), limit=queue.cap)
 
 
 def _candidates(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
@@ -211,8 +214,9 @@ class Granting:
         """Lease the candidate to the receiver, unless it goes elsewhere: then it has gone."""
         extras = _stays(self._writer, self._queue, candidate)
         if extras is None:
-            self._writer.detours += 1
-            self.detours_left -= 1
+            cost = 1 + len(candidate.body) // DETOUR_BYTES
+            self._writer.detours += cost
+            self.detours_left -= cost
             return False
         self._grant(candidate, extras)
         return True

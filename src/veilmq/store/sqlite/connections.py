@@ -22,8 +22,13 @@ from veilmq.store.sqlite.options import Options
 SQLITE_OLDEST: Final = 3_051_003
 """3.51.3 mends the corruption after a WAL reset."""
 _READERS_MAX: Final = 4
-_WAL_GROWTH_MAX: Final = 2
-"""A WAL so many times larger than where its checkpoint begins makes the commits wait for the checkpoint."""
+_WAIT_S: Final = 0.02
+"""How long a commit waits for a checkpoint in whose time the WAL grew by as much as lets one begin; after twice that
+growth it waits for its end."""
+_REMAINDER_PAGES: Final = 256
+"""What may be copied between two batches; more is left to another bulk."""
+_BULKS_MAX: Final = 4
+"""So many bulks that left a large remainder, and it is copied all the same: the writer is faster than the copying."""
 _STATEMENTS: Final = 512
 """The most that apsw keeps compiled. Each row of an executemany takes a turn through that cache: with its default of
 100, a batch of some hundred rows would throw out every other statement."""
@@ -153,7 +158,8 @@ class Checkpointer:
     """Copies the WAL into the database beside the writer, and lets the WAL start anew between two batches.
 
     A passive checkpoint never waits for the writer, and so never finishes while it writes: the bulk is copied in a
-    thread of its own, then the short remainder after a commit, when no batch is open.
+    thread of its own, then the short remainder after a commit, when no batch is open. A long read keeps the WAL from
+    being copied beyond where the read began; what has gathered when it ends is a bulk again, however much it is.
     """
 
     def __init__(self, path: Path, options: Options, page_bytes: int) -> None:
@@ -164,7 +170,15 @@ class Checkpointer:
         self.wal_pages = 0
         self._connection: apsw.Connection | None = None
         self._bulk: threading.Thread | None = None
-        self._remainder = False
+        self._began = 0
+        """Pages of the WAL when the latest bulk began."""
+        self._copied = 0
+        """Of the WAL's pages, as the latest step left them."""
+        self._ended = False
+        """A bulk ended, and nothing followed yet."""
+        self._ahead = False
+        """It copied something."""
+        self._bulks = 0
         self._full = False
         self.failed: apsw.Error | None = None
 
@@ -180,20 +194,38 @@ class Checkpointer:
             error, self.failed = self.failed, None
             raise error
         if self._bulk is not None and self._bulk.is_alive():
-            if wal_pages < _WAL_GROWTH_MAX * self._pages_max:
+            growth = wal_pages - self._began
+            if growth < self._pages_max:
                 return
-            self._bulk.join()  # the WAL stays within what the reserve can take
-        if self._remainder:
-            self._remainder = False
-            self._run()
+            # The WAL stays within what the reserve can take.
+            self._bulk.join(_WAIT_S if growth < 2 * self._pages_max else None)
+            if self._bulk.is_alive():
+                return
+        if self._ended:
+            self._follow(wal_pages)
         elif wal_pages >= self._pages_max:
-            self._bulk = threading.Thread(target=self._run_bulk, name="veilmq-checkpoint", daemon=True)
-            self._bulk.start()
+            self._begin(wal_pages)
+
+    def _follow(self, wal_pages: int) -> None:
+        """A bulk ended: copy the remainder, or let another bulk do it."""
+        self._ended = False
+        if wal_pages - self._copied > _REMAINDER_PAGES and not (self._ahead and self._bulks >= _BULKS_MAX):
+            self._begin(wal_pages)
+            return
+        self._bulks = 0
+        self._run()
+
+    def _begin(self, wal_pages: int) -> None:
+        self._began = wal_pages
+        self._bulk = threading.Thread(target=self._run_bulk, name="veilmq-checkpoint", daemon=True)
+        self._bulk.start()
 
     def _run_bulk(self) -> None:
+        before = self._copied
         try:
             self._run()
-            self._remainder, self._full = True, False
+            self._ended, self._full, self._ahead = True, False, self._copied != before
+            self._bulks += self._ahead
         except apsw.FullError:
             if not self._full:  # every commit tries again
                 logger.warning("checkpoint: the disk is full; the WAL keeps growing until space returns")
@@ -204,13 +236,13 @@ class Checkpointer:
     def _run(self) -> None:
         if self._connection is None:
             self._connection = open_checkpointer(self._path, self._options)
-        self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        _, self._copied = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def finish(self) -> None:
         """Copy all of the WAL, so that it starts anew. Call when no batch is open, and the disk is full."""
         if self._bulk is not None:
             self._bulk.join()
-        self._remainder = False
+        self._ended = False
         self._run()
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
         settle(writer, queue)
     if granting.detours_left <= 0 and queue.visible:
         queue.woken += 1
-    return Received(granting.granted, wait_us, queue.settings.xml_body)
+    return Received(granting.granted, wait_us, queue.settings.xml_body, wanted < command.count_max)
 
 
 def _alone(writer: Writer, queue: LiveQueue) -> Candidate | None:

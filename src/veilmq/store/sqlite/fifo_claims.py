@@ -46,13 +46,13 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Received:
             return Received(replayed, wait_us, queue.settings.xml_body)
     wanted = room(queue, command)
     if not queue.visible or wanted <= 0:
-        return Received([], wait_us)
+        return Received([], wait_us, capped=wanted <= 0)
     claim = _Claim(writer, queue, command, wanted)
     claim.walk()
     claim.lock()
     if command.attempt_id is not None and claim.granted:
         attempts.remember(writer, queue, command.attempt_id, claim.granted)
-    return Received(claim.granted, wait_us, queue.settings.xml_body)
+    return Received(claim.granted, wait_us, queue.settings.xml_body, wanted < command.count_max)
 
 
 class _Claim:
@@ -74,11 +74,13 @@ class _Claim:
         while room := self._room():
             rows = self._writer.read(_FREE, (self._queue.generation, after, room))
             for row in rows:
-                self._look(row[:-1])
-            if len(rows) < room:
-                return
-            after = rows[-1][-1]
-            self._finish(rows[-1][4], rows[-1][0])
+                if self._look(row[:-1]):
+                    break
+            else:
+                if len(rows) < room:
+                    return
+                after = rows[-1][-1]
+                self._finish(rows[-1][4], rows[-1][0])
         if self._granting.detours_left <= 0 and self._queue.visible:
             self._queue.woken += 1
 
@@ -90,21 +92,24 @@ class _Claim:
         while number != self._ended and (room := self._room()):
             rows = self._writer.read(_REST, (self._queue.generation, number, sequence, room))
             for row in rows:
-                self._look(row)
+                if self._look(row):
+                    return
             if len(rows) < room:
                 return
             sequence = rows[-1][0]
 
-    def _look(self, row: tuple[Any, ...]) -> None:
-        """Take the message, unless it goes elsewhere; one that is delayed ends its group."""
+    def _look(self, row: tuple[Any, ...]) -> bool:
+        """Take the message, unless it goes elsewhere; one that is delayed ends its group. True: look no further."""
         number, hidden = row[4], row[17]
         if number == self._ended:
-            return
+            return False
         if hidden:
             self._ended = number
-            return
+            return False
         if self._granting.take(Candidate(*row[:17])):
             self._taken[number] = self._taken.get(number, 0) + 1
+            return False
+        return self._granting.detours_left <= 0
 
     def lock(self) -> None:
         """Write the leases, and lock the groups that gave messages."""

@@ -21,9 +21,11 @@ _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
 _SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
 
-_FORGET_QUEUES: Final = (
-    "DELETE FROM queue INDEXED BY queue_deleted"
-    " WHERE deleted < (SELECT at FROM history ORDER BY offset LIMIT 1) AND deleted < ?"
+FORGOTTEN_MAX: Final = 256
+"""Deleted queues that one step forgets: all of them may have waited for it, as after a long stop."""
+_FORGOTTEN: Final = (
+    "SELECT incarnation FROM queue INDEXED BY queue_deleted"
+    " WHERE deleted < (SELECT at FROM history ORDER BY offset LIMIT 1) AND deleted < ? LIMIT ?"
 )
 """The first row of the history is the oldest: the clock never goes back."""
 
@@ -49,8 +51,15 @@ def trim(writer: Writer, history_us_max: int, history_bytes_max: int, floor: int
         cut.pop()
     if cut:
         writer.write("DELETE FROM history WHERE offset <= ?", (cut[-1],))
-        writer.write(_FORGET_QUEUES, (keep_after,))
     return len(cut)
+
+
+def forget_queues(writer: Writer, history_us_max: int) -> int:
+    """Drop the rows of deleted queues that no event names any more, at most `FORGOTTEN_MAX`; returns how many."""
+    rows = writer.read(_FORGOTTEN, (writer.now - history_us_max, FORGOTTEN_MAX))
+    if rows:
+        writer.write_many("DELETE FROM queue WHERE incarnation = ?", rows)
+    return len(rows)
 
 
 def _last_row(writer: Writer) -> int | None:

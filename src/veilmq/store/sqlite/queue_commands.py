@@ -43,9 +43,8 @@ from veilmq.model.queue import (
     with_change,
 )
 from veilmq.store.sqlite import plans
-from veilmq.store.sqlite.endings import look_for_due, return_due
+from veilmq.store.sqlite.endings import look_for_due
 from veilmq.store.sqlite.fifo_delays import retime
-from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue, alias_key
 from veilmq.store.sqlite.writer import Writer
 
@@ -191,9 +190,6 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     if settings.retention_us != queue.settings.retention_us:
         writer.queues.lower_expiry(queue, RETENTION_LOOK)
     if settings.fifo and settings.delay_us != queue.settings.delay_us:
-        while queue.next_due <= writer.now:  # what is visible by now must not hang on whether a sweep has come
-            return_due(writer, queue, _RETURNS_MAX)
-        settle(writer, queue)
         retime(writer, queue, queue.settings.delay_us, settings.delay_us)
         detail["delay_before_us"] = queue.settings.delay_us
     before = queue.settings.alias

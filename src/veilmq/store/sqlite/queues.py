@@ -257,8 +257,10 @@ class Queues:
         self.by_key[queue.key] = queue
         self.by_incarnation[queue.incarnation] = queue
         self.names.add(queue.key)
-        self.call(queue.key, queue.settings.alias)
-        self.redrive(queue.key, queue.settings.redrive)
+        if queue.settings.alias is not None:
+            self.call(queue.key, queue.settings.alias)
+        if queue.settings.redrive is not None:
+            self.redrive(queue.key, queue.settings.redrive)
 
     def remove(self, queue: LiveQueue) -> None:
         """A queue was deleted."""
@@ -328,9 +330,12 @@ def load(connection: apsw.Connection) -> Queues:
         "SELECT incarnation, account, region, name, generation, created, modified, purged, settings"
         " FROM queue WHERE deleted IS NULL"
     )
-    for incarnation, account, region, name, generation, created, modified, purged, settings in rows:
-        key = QueueKey(account, region, name)
-        queue = LiveQueue(key, incarnation, generation, created, SETTINGS_DECODER.decode(settings))
+    alike: dict[bytes, QueueSettings] = {}
+    for incarnation, account, region, name, generation, created, modified, purged, packed in rows:
+        settings = alike.get(packed)
+        if settings is None:
+            settings = alike[packed] = SETTINGS_DECODER.decode(packed)
+        queue = LiveQueue(QueueKey(account, region, name), incarnation, generation, created, settings)
         queue.modified, queue.purged = modified, purged
         queues.add(queue)
         by_generation[generation] = queue
@@ -348,7 +353,8 @@ def load(connection: apsw.Connection) -> Queues:
             found = connection.execute(_FIRST_DUE, (queue.generation,)).get
             queues.lower_due(queue, found)
         if queue.visible or queue.delayed or queue.in_flight:
-            queues.lower_expiry(queue, 0)
+            queue.next_expiry = Instant(0)
+    queues.expiry.renew((0, queue.incarnation) for queue in by_generation.values() if not queue.next_expiry)
     return queues
 
 

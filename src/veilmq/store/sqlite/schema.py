@@ -195,7 +195,27 @@ _DELETED_QUEUES: Final = """
 CREATE INDEX queue_deleted ON queue (deleted, account, region, name) WHERE deleted IS NOT NULL;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_BIRTH, _TOPICS, _GROUPS, _MOVES, _PLANS, _SNAPSHOTS, _DELETED_QUEUES)
+_RETIMING: Final = """
+CREATE TABLE retiming (
+    incarnation INTEGER PRIMARY KEY, -- a FIFO queue whose delay was changed, and not all of its messages know it
+    generation  INTEGER NOT NULL,
+    before      BLOB NOT NULL,       -- msgpack of the delays that they may still have
+    last        INTEGER NOT NULL,    -- sequence of the last message that there was at the change
+    line        INTEGER NOT NULL,    -- the last that was looked at: its line
+    sequence    INTEGER NOT NULL     -- and its sequence
+) STRICT;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (
+    _BIRTH,
+    _TOPICS,
+    _GROUPS,
+    _MOVES,
+    _PLANS,
+    _SNAPSHOTS,
+    _DELETED_QUEUES,
+    _RETIMING,
+)
 VERSION: Final = len(MIGRATIONS)
 
 

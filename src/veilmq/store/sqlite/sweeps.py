@@ -12,7 +12,7 @@ from veilmq.model.commands import RecordPolls, Sweep
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import Outcome, Recorded, Swept
-from veilmq.store.sqlite import attempts, deduplication, history, moves
+from veilmq.store.sqlite import attempts, deduplication, fifo_delays, history, moves
 from veilmq.store.sqlite.endings import expire, find_places, return_due
 from veilmq.store.sqlite.groups import first_of_groups
 from veilmq.store.sqlite.options import MIB, Options
@@ -22,6 +22,8 @@ from veilmq.store.sqlite.writer import Writer
 
 GARBAGE_BYTES_MAX: Final = MIB
 """Bodies that one step may free: large ones take long to unchain."""
+EXPIRED_BYTES_MAX: Final = 8 * MIB
+"""Bodies of dead messages that one step may drop."""
 LOOKS_MAX: Final = 64
 """Queues in which one step looks for dead messages: all may be due together, as after a start."""
 _HISTORY_ROWS_MAX: Final = 32
@@ -49,13 +51,15 @@ def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots
     left -= _return_all(writer, left)
     if left > 0:
         left -= _collect(writer, left)
+    retimed = fifo_delays.carry_on(writer, left) if left > 0 else 0
+    left -= retimed
     if left > 0:
         left -= _expire_all(writer, left)
     if left > 0:
         left -= deduplication.sweep(writer, left)
     if left > 0:
         left -= attempts.sweep(writer, left)
-    more = left <= 0 or writer.read_one("SELECT 1 FROM garbage", ()) is not None
+    more = left <= 0 or retimed > 0 or writer.read_one("SELECT 1 FROM garbage", ()) is not None
     if left > 0:
         rows_max = min(left, _HISTORY_ROWS_MAX)
         floor = snapshots.floor(writer)
@@ -63,7 +67,8 @@ def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots
         if trimmed and floor is None:
             snapshots.trimmed(writer)
         left -= trimmed
-        more = more or trimmed == rows_max
+        forgotten = history.forget_queues(writer, options.history_us_max)
+        more = more or trimmed == rows_max or forgotten == history.FORGOTTEN_MAX
     more = moves.carry_on(writer) or more or writer.queues.expiry.is_due(writer.now)
     _give_back(writer)
     snapshots.step(writer, options, command.steps_max)
@@ -146,11 +151,15 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
     heads = _heads(writer, queue, steps_max)
     dead = [sequence for sequence, expires in heads.items() if expires <= writer.now]
     places = find_places(writer, dead[:steps_max]) if dead else {}
-    steps = 0
+    steps = body_bytes = 0
     for place in places.values():
         if place.generation == queue.generation:
             expire(writer, queue, place)
             steps += 1
+            body_bytes += place.body_bytes
+            if body_bytes >= EXPIRED_BYTES_MAX:
+                steps = steps_max
+                break
     if steps >= steps_max:
         writer.queues.lower_expiry(queue, writer.now)
     elif queue.in_flight or queue.delayed or queue.visible:

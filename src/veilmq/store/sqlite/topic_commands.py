@@ -5,7 +5,7 @@ the way of every message, and either all of them are durable or none is. A copy 
 meanwhile, or a FIFO queue and no group) is left out and counted in the history.
 """
 
-from hashlib import md5
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -60,12 +60,13 @@ from veilmq.model.queue import RedrivePolicy, SettingsChange
 from veilmq.model.topic import (
     ATTEMPTS_MAX,
     TOPIC_RETENTION_US,
+    ContentFormat,
+    Copies,
     Notification,
     SubscriptionSettings,
     TopicInfo,
     TopicSettings,
     hidden_queue,
-    render,
 )
 from veilmq.store.sqlite import queue_commands, sends
 from veilmq.store.sqlite.topics import TOPICS_ENCODER, LiveSubscription, LiveTopic
@@ -298,7 +299,7 @@ def publish(writer: Writer, command: Publish) -> Outcome:
         for subscription in topic.subscriptions.values()
         if subscription.settings.filter_tag is None or subscription.settings.filter_tag == tag
     ]
-    copies = sends.send_all(writer, [_copy(writer, command, subscription, message) for subscription in wanted])
+    copies = sends.send_all(writer, _copies(writer, command, wanted, message))
     sent = sum(isinstance(outcome, Sent) for outcome in copies)
     detail: dict[str, object] = {"copies": sent}
     if sent < len(copies):
@@ -328,32 +329,35 @@ def record_push(writer: Writer, command: RecordPush) -> Outcome:
     return Recorded()
 
 
-def _copy(writer: Writer, command: Publish, subscription: LiveSubscription, message: bytes) -> Send:
-    """The send of one copy. Its size counts as the published message's: the form's own text is not the sender's."""
-    settings = subscription.settings
-    body, digest = command.body, command.md5
-    if settings.queue is not None:
-        notification = Notification(
-            command.topic,
-            subscription.name,
-            message.hex().upper(),
-            body,
-            digest.hex().upper(),
-            command.extras.tag,
-            writer.now,
+def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscription], message: bytes) -> list[Send]:
+    """The send of each copy. Its size counts as the published message's: the form's own text is not the sender's."""
+    body, digest, tag = command.body, command.md5, command.extras.tag
+    told = Notification(
+        command.topic, "", message.hex().upper(), body, digest.hex().upper(), tag, writer.now
+    )  # fmt: skip
+    forms: dict[ContentFormat, Copies] = {}
+    hidden = _with_id(command, message)
+    copies = []
+    for subscription in subscriptions:
+        queue, form = subscription.settings.queue, subscription.settings.content_format
+        extras, text, text_md5 = command.extras, body, digest
+        if queue is None:
+            queue, extras = hidden_queue(command.topic, subscription.name), hidden
+        elif form is not ContentFormat.SIMPLIFIED:
+            if form not in forms:
+                forms[form] = Copies(told, form)
+            text, text_md5 = forms[form].of(subscription.name)
+        copies.append(
+            Send(
+                queue=queue,
+                origin=command.origin,
+                body=text,
+                md5=text_md5,
+                size_bytes=command.size_bytes,
+                extras=extras,
+            )
         )
-        rendered = render(notification, settings.content_format)
-        if rendered is not body:
-            body, digest = rendered, md5(rendered.encode(), usedforsecurity=False).digest()
-    queue = hidden_queue(command.topic, subscription.name) if settings.queue is None else settings.queue
-    return Send(
-        queue=queue,
-        origin=command.origin,
-        body=body,
-        md5=digest,
-        size_bytes=command.size_bytes,
-        extras=command.extras if settings.queue is not None else _with_id(command, message),
-    )
+    return copies
 
 
 def _with_id(command: Publish, message: bytes) -> Extras:

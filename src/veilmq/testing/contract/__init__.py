@@ -21,10 +21,11 @@ from veilmq.testing.contract.dead_letters import TestDeadLetters
 from veilmq.testing.contract.delays import TestDelays
 from veilmq.testing.contract.expiry import TestExpiry
 from veilmq.testing.contract.fair import TestFair
-from veilmq.testing.contract.fifo import TestFifo, TestFifoDelay, TestFifoWaking
+from veilmq.testing.contract.fifo import TestFifo, TestFifoWaking
 from veilmq.testing.contract.fifo_attempts import TestFifoAttempts
 from veilmq.testing.contract.fifo_dead_letters import TestFifoDeadLetters
 from veilmq.testing.contract.fifo_deduplication import TestFifoDeduplication
+from veilmq.testing.contract.fifo_delays import TestFifoDelay
 from veilmq.testing.contract.handles import TestHandles
 from veilmq.testing.contract.history import TestHistory
 from veilmq.testing.contract.interleaving import TestInterleaving

@@ -143,7 +143,7 @@ class TestClaims:
         (first, *_) = stage.receive(queue, 2, in_flight_max=2)
         waiting = Receive(queue=queue, origin=TESTER, wait_us=SECOND_US, in_flight_max=2)
         for _ in range(2):
-            assert stage.do(waiting) == Received([], SECOND_US)
+            assert stage.do(waiting) == Received([], SECOND_US, capped=True)
         assert not stage.batch([waiting]).wrote
         if end == "delete":
             applied = stage.batch([Delete(queue=queue, origin=TESTER, handle=first.handle, arrived=stage.now)])

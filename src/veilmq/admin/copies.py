@@ -1,0 +1,114 @@
+"""Whole copies of the state on their way out: how many there may be, and for how long.
+
+Strategy: a snapshot, a backup and a check read the store in one transaction each, and as long as it lasts the WAL
+cannot be folded in; a copy then lies on the disk as a nameless file until its reader has it. So one of them is made at
+a time, few files lie there together, and who takes nothing for a while loses its file. A WAL that has become long is
+given a while to be folded in before the next one begins: it stays as long as one reading makes it.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import IO, Final
+
+from starlette.concurrency import run_in_threadpool
+
+from veilmq.admin.errors import Refused
+from veilmq.admin.service import Service
+
+COPIES_MAX: Final = 4
+"""Copies that are being made, wait for it, or lie there for their readers."""
+STALL_S: Final = 60.0
+"""A reader that takes nothing for so long loses its copy."""
+REST_S: Final = 5.0
+"""The longest pause before a reading if the WAL is long."""
+PIECE_BYTES: Final = 256 * 1024
+_LONG: Final = 2
+"""A WAL so many times longer than where its checkpoint begins has grown behind a reading."""
+
+logger = logging.getLogger("veilmq.admin")
+
+
+class Copies:
+    """All of one server."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._turn = asyncio.Lock()
+        self.count = 0
+        """How many there are."""
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """The turn of one long reading; waits for those before it, and for the WAL."""
+        async with self._turn:
+            await self._rest()
+            yield
+
+    async def _rest(self) -> None:
+        """Wait until the WAL has begun anew, if it is long; each commit may be the one."""
+        store, followers = self._service.store, self._service.shell.stats.followers
+        committed = asyncio.Event()
+        followers.add(committed)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REST_S):
+                    while store.checkpointer.wal_bytes > _LONG * store.options.checkpoint_bytes:
+                        await committed.wait()
+                        committed.clear()
+        finally:
+            followers.discard(committed)
+
+    async def make(self, write: Callable[[], IO[bytes]]) -> "Copy":
+        """The file that `write` makes in a thread when its turn has come. Raises Refused (503) if there are enough."""
+        if self.count >= COPIES_MAX:
+            message = f"{COPIES_MAX} snapshots and backups are being made or read: try again when one has ended"
+            raise Refused(503, "busy", message, limit=COPIES_MAX)
+        self.count += 1
+        try:
+            async with self.reading():
+                file = await run_in_threadpool(write)
+        except BaseException:
+            self._ended()
+            raise
+        return Copy(file, self._ended)
+
+    def _ended(self) -> None:
+        self.count -= 1
+
+
+class Copy:
+    """One file for one reader."""
+
+    def __init__(self, file: IO[bytes], ended: Callable[[], None]) -> None:
+        self.file = file
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(STALL_S, self._stalled)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The bytes; the file is closed at the end, or when the client leaves. Raises TimeoutError after a stall."""
+        try:
+            while True:
+                if self.file.closed:
+                    raise TimeoutError(f"nothing was taken for {STALL_S:g} s")
+                part = await run_in_threadpool(self.file.read, PIECE_BYTES)
+                if not part:
+                    return
+                self._timer.cancel()
+                self._timer = self._loop.call_later(STALL_S, self._stalled)
+                yield part
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the file up."""
+        self._timer.cancel()
+        if not self.file.closed:
+            self.file.close()
+            self._ended()
+
+    def _stalled(self) -> None:
+        logger.warning("a snapshot or backup is dropped: its reader took nothing for %g s", STALL_S)
+        self.close()

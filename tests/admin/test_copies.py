@@ -1,0 +1,148 @@
+"""Snapshots and backups that many ask for at once, and whose readers are slow."""
+
+import asyncio
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from veilmq.admin import copies
+from veilmq.admin.copies import COPIES_MAX
+from veilmq.admin.feed import Feed
+from veilmq.model.commands import CreateQueue, Origin, Send
+from veilmq.model.queue import QueueKey
+
+BULKY = 2_000
+TESTER = Origin("admin", "tester")
+
+
+@pytest.fixture
+def full(server: Any) -> Any:
+    """A server whose snapshot is larger than what a socket holds."""
+    key = QueueKey("000000000000", "us-east-1", "bulky")
+    send = Send(queue=key, origin=TESTER, body="", md5=bytes.fromhex("d41d8cd98f00b204e9800998ecf8427e"), size_bytes=0)
+    server.on_loop(server.shell.call(CreateQueue(queue=key, origin=TESTER)))
+    for _ in range(BULKY // 250 * 10):
+        server.on_loop(server.shell.call(*[send] * 250))
+    return server
+
+
+def open_files(directory: Path) -> int:
+    """Files without a name that this process holds in the directory."""
+    found = 0
+    for each in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{each}")
+        except FileNotFoundError:
+            continue
+        found += target.startswith(str(directory)) and target.endswith("(deleted)")
+    return found
+
+
+def asking(server: Any, token: str) -> socket.socket:
+    """A client that asks for a snapshot and reads nothing of it."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", server.port))
+    client.sendall(f"GET /api/v1/snapshot HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n\r\n".encode())
+    return client
+
+
+def test_copies_are_made_one_at_a_time_and_few_wait(
+    full: Any, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, together = threading.Event(), []
+    making = threading.BoundedSemaphore(1)
+    write = Feed._snapshot_file
+
+    def held(feed: Feed, scope: Any) -> Any:
+        together.append(making.acquire(blocking=False))
+        go_on.wait(30)
+        making.release()
+        return write(feed, scope)
+
+    known: set[copies.Copies] = set()
+    make = copies.Copies.make
+
+    async def noted(one: copies.Copies, what: Any) -> copies.Copy:
+        known.add(one)
+        return await make(one, what)
+
+    monkeypatch.setattr(Feed, "_snapshot_file", held)
+    monkeypatch.setattr(copies.Copies, "make", noted)
+    with ThreadPoolExecutor(COPIES_MAX) as pool:
+        asked = [pool.submit(http.get, "/api/v1/snapshot") for _ in range(COPIES_MAX)]
+        while sum(each.count for each in known) < COPIES_MAX:
+            http.get("/health/live")
+        refused = http.post("/api/v1/backup")
+        assert refused.status_code == 503
+        body = refused.json()
+        assert (body["error"], body["data"]) == ("busy", {"limit": COPIES_MAX})
+        go_on.set()
+        assert [each.result().status_code for each in asked] == [200] * COPIES_MAX
+    assert together == [True] * len(together)
+    assert http.post("/api/v1/backup").status_code == 200
+    assert http.post("/api/v1/check").status_code == 200
+
+
+def test_a_reader_that_takes_nothing_loses_its_copy(
+    full: Any, http: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(copies, "STALL_S", 0.2)
+    with caplog.at_level("WARNING", "veilmq.admin"):
+        clients = [asking(full, http.headers["authorization"]) for _ in range(COPIES_MAX)]
+        while http.get("/api/v1/snapshot").status_code != 200:
+            pass
+        while len([each for each in caplog.records if "took nothing" in each.getMessage()]) < COPIES_MAX:
+            http.get("/health/live")
+    assert open_files(tmp_path) == 0
+    for client in clients:
+        client.settimeout(30)
+        while client.recv(1 << 16):
+            pass  # cut off, not ended
+        client.close()
+
+
+def test_a_client_that_leaves_gives_its_copy_back(full: Any, http: httpx.Client, tmp_path: Path) -> None:
+    for _ in range(2 * COPIES_MAX):
+        client = asking(full, http.headers["authorization"])
+        assert client.recv(1)
+        client.close()
+    while open_files(tmp_path):
+        http.get("/health/live")
+    assert http.get("/api/v1/snapshot").status_code == 200
+
+
+def test_a_long_wal_is_given_time_before_the_next_reading(
+    running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins anew with a commit; until then nothing reads."""
+    with running(tmp_path / "data") as server:
+        checkpointer = server.store.checkpointer
+        many = copies.Copies(server)
+        begun: list[int] = []
+
+        async def read() -> None:
+            async with many.reading():
+                begun.append(checkpointer.wal_pages)
+
+        async def play() -> None:
+            checkpointer.wal_pages = 1 << 20
+            reading = asyncio.ensure_future(read())
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert begun == []
+            await server.shell.call(CreateQueue(queue=QueueKey("000000000000", "us-east-1", "q"), origin=TESTER))
+            await reading
+            checkpointer.wal_pages = 1 << 20
+            monkeypatch.setattr(copies, "REST_S", 0.01)
+            await read()
+
+        server.on_loop(play())
+        assert begun[0] < 1 << 10
+        assert begun[1] == 1 << 20, "it does not wait for ever"

@@ -1,0 +1,111 @@
+"""Checkpoints: what a commit copies by itself is little, however much has gathered behind a long read."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+
+from veilmq.store.sqlite import connections
+from veilmq.store.sqlite.connections import Checkpointer
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing.contract.stage import Stage, sending
+from veilmq.testing.sqlite import SMALL, SqliteFactory
+
+TEXT = "x" * 4_000
+
+
+class Copied:
+    """Pages that each checkpoint copied, by who ran it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.by_commits: list[int] = []
+        self.by_threads: list[int] = []
+        run = Checkpointer._run
+
+        def noted(checkpointer: Checkpointer) -> None:
+            before = checkpointer._copied
+            run(checkpointer)
+            after = checkpointer._copied
+            alone = threading.current_thread().name == "veilmq-checkpoint"
+            (self.by_threads if alone else self.by_commits).append(after - before if after >= before else after)
+
+        patch.setattr(Checkpointer, "_run", noted)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A fresh stage; a checkpoint begins at some dozen pages."""
+    options = msgspec.structs.replace(SMALL, checkpoint_bytes=256 * 1024)
+    playing = Stage(SqliteFactory(tmp_path / "data", options))
+    yield playing
+    playing.store.close()
+
+
+def write(stage: Stage, batches: int) -> None:
+    """Commits, each after the checkpoint before it has ended."""
+    queue = stage.create(f"jobs-{stage.following()}")
+    for _ in range(batches):
+        stage.batch([sending(queue, TEXT)] * 20)
+        bulk = store_of(stage).checkpointer._bulk
+        if bulk is not None:
+            bulk.join()
+
+
+def store_of(stage: Stage) -> SqliteStore:
+    return cast(SqliteStore, stage.store)
+
+
+def test_what_gathered_behind_a_long_read_is_no_commits_to_copy(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = Copied(monkeypatch)
+    checkpointer = store_of(stage).checkpointer
+    with store_of(stage).readers.lend() as connection:
+        connection.execute("SELECT count(*) FROM mark").fetchall()
+        write(stage, 60)
+        gathered = checkpointer.wal_pages
+        assert gathered > 4 * connections._REMAINDER_PAGES
+    write(stage, 6)
+    assert max(copied.by_commits, default=0) <= connections._REMAINDER_PAGES
+    assert max(copied.by_threads) >= gathered // 2
+    assert checkpointer.wal_pages < gathered // 4, "the WAL has begun anew"
+
+
+def test_a_remainder_is_copied_at_last_though_the_writer_is_faster(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_REMAINDER_PAGES", 0)
+    copied = Copied(monkeypatch)
+    write(stage, 40)
+    assert copied.by_commits, "each bulk left something, and still the WAL begins anew"
+    assert store_of(stage).checkpointer.wal_pages < 40 * 20
+
+
+def test_a_commit_does_not_wait_for_a_checkpoint_that_has_not_let_the_wal_grow(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bulk stands still; commits go on as long as the WAL has grown by less than what lets a checkpoint begin."""
+    go_on = threading.Event()
+    run = Checkpointer._run
+
+    def held(checkpointer: Checkpointer) -> None:
+        if threading.current_thread().name == "veilmq-checkpoint":
+            go_on.wait()
+        run(checkpointer)
+
+    monkeypatch.setattr(Checkpointer, "_run", held)
+    monkeypatch.setattr(connections, "_WAIT_S", 0.001)
+    checkpointer = store_of(stage).checkpointer
+    queue = stage.create()
+    while checkpointer._bulk is None:
+        stage.send(queue, TEXT)
+    began = checkpointer._began
+    while checkpointer.wal_pages < began + 2 * checkpointer._pages_max - 20:
+        stage.send(queue, TEXT)
+    assert checkpointer._bulk.is_alive()
+    go_on.set()
+    checkpointer._bulk.join()
+    for _ in range(40):
+        stage.send(queue, TEXT)
+    assert checkpointer.wal_pages < 3 * checkpointer._pages_max
