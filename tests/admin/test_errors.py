@@ -1,9 +1,13 @@
 """The table of errors is total, and every answer has the one form."""
 
 from http import HTTPStatus
+from pathlib import Path
 
+import httpx
+import msgspec
 import pytest
 
+from veilmq.admin import inputs
 from veilmq.admin.errors import STATUS, described
 from veilmq.model.errors import ParameterInvalid, VeilError, leaves
 
@@ -26,3 +30,51 @@ def test_every_error_can_be_described(leaf: type[VeilError]) -> None:
 
 def test_a_parameter_is_named() -> None:
     assert described(ParameterInvalid(parameter="delay_us", reason="too long"))["field"] == "delay_us"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status", "error"),
+    [
+        ("GET", "/api/v1/nothing", {}, 404, "not_found"),
+        ("DELETE", "/api/v1/clock", {}, 405, "method_not_allowed"),
+        ("GET", "/api/v1/clock", {"Authorization": "Bearer no"}, 401, "not_authenticated"),
+        ("GET", "/api/v1/clock", {"Origin": "http://page.example"}, 403, "origin_refused"),
+        ("GET", "/api/v1/queues?limit=0", {}, 400, "ParameterInvalid"),
+        ("GET", "/api/v1/queues/000000000000/us-east-1/none", {}, 404, "QueueMissing"),
+    ],
+)
+def test_every_refusal_has_the_members_of_the_page(
+    shared: httpx.Client, method: str, path: str, headers: dict[str, str], status: int, error: str
+) -> None:
+    answer = shared.request(method, path, headers=headers)
+    assert (answer.status_code, answer.json()["error"]) == (status, error)
+    assert set(answer.json()) == {"error", "field", "message", "data", "request_id"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "members", "said"),
+    [
+        (inputs.KeyInput, {"account": "1", "region": "r", "name": "a"}, "account: Expected 12 digits"),
+        (inputs.KeyInput, {"account": "1" * 12, "region": "R", "name": "a"}, "region: Expected 1 to 32 lower-case"),
+        (inputs.KeyInput, {"account": "1" * 12, "region": "r", "name": "a b"}, "name: Expected 1 to 256 letters"),
+        (inputs.ListInput, {"account": "all"}, "account: Expected 12 digits, or `*`"),
+        (inputs.PageInput, {"state": "gone"}, "state: Expected visible or hidden"),
+        (inputs.PageInput, {"after": "x"}, "after: Expected what the page before gave"),
+        (inputs.EventsInput, {"from": "-1"}, "from: Expected an offset, first, next or snapshot"),
+        (
+            inputs.SendInput,
+            {"messages": [{"body": "x", "attributes": [{"name": "a", "type": "Word", "value": "x"}]}]},
+            "messages[0].attributes[0].type: Expected String, Number or Binary",
+        ),
+    ],
+)
+def test_a_pattern_is_told_in_words(shape: type[msgspec.Struct], members: dict[str, object], said: str) -> None:
+    with pytest.raises(ParameterInvalid) as refused:
+        inputs.convert(members, shape)
+    assert str(refused.value).startswith(said)
+
+
+def test_every_pattern_has_words() -> None:
+    source = Path(inputs.__file__).read_text()
+    assert len(inputs.WORDS) == source.count("Meta(pattern=")
+    assert "Meta(pattern=r" not in source

@@ -203,6 +203,12 @@ def test_a_client_that_hangs_up_while_it_waits_takes_no_message(orders: httpx.Cl
             '{"messages": [{"body": "a", "attributes": [{"name": "n", "type": "Binary", "value": "?"}]}]}',
             "messages[0].attributes[0].value",
         ),
+        (
+            "POST",
+            ORDERS + "/messages",
+            '{"messages": [{"body": "a", "attributes": [{"name": "n", "value": "1"}, {"name": "n", "value": "2"}]}]}',
+            "messages[0].attributes",
+        ),
         ("POST", ORDERS + "/receive", '{"count": 101}', "count"),
         ("POST", ORDERS + "/receive", '{"wait_us": 30000001}', "wait_us"),
         ("POST", ORDERS + "/extend", '{"handles": ["x"]}', "lease_us"),

@@ -1,5 +1,6 @@
 """/api/v1/topics and /api/v1/moves against a real engine and store, over HTTP."""
 
+import json
 from hashlib import md5
 from typing import Any
 
@@ -124,6 +125,34 @@ def test_move_tasks_of_all_queues(server: Any, http: httpx.Client) -> None:
     assert shown["status"] in {"running", "completed"}
     assert http.get(MOVES, params={"prefix": "orders"}).json()["moves"] == []
     assert http.get(MOVES, params={"account": "*"}).json()["moves"][0]["id"] == shown["id"]
+
+
+def test_a_trace_goes_over_a_move(server: Any, http: httpx.Client) -> None:
+    """A move task gives the message another id; either leads to all that happened."""
+    do(server, CreateQueue(queue=DEAD, origin=TESTER))
+    do(server, CreateQueue(queue=ORDERS, origin=TESTER, change={"redrive": RedrivePolicy(DEAD, 1)}))
+    orders = f"/api/v1/queues/{ACCOUNT}/us-east-1/orders"
+    before = http.post(f"{orders}/messages", json={"messages": [{"body": "x"}]}).json()["messages"][0]["id"]
+    for _ in range(2):
+        do(server, Receive(queue=ORDERS, origin=TESTER, count_max=1, lease_us=0, wait_us=0))
+    do(server, StartMove(queue=DEAD, origin=TESTER))
+    (moved,) = http.post(f"{orders}/receive", json={"wait_us": 20_000_000}).json()["messages"]
+    http.post(f"{orders}/delete", json={"handles": [moved["handle"]]})
+    http.post(f"{orders}/delete", json={"handles": [moved["handle"]]})
+    assert moved["id"] != before
+    traces = [http.get(f"/api/v1/trace/{each}").json() for each in (before, moved["id"])]
+    life = ["sent", "received", "lease_expired", "dead_lettered", "moved", "received", "deleted", "delete_refused"]
+    assert [[event["kind"] for event in each["events"]] for each in traces] == [life, life]
+    assert all(each["complete"] for each in traces)
+
+
+def test_the_trace_of_what_was_published_begins_with_the_publish(
+    server: Any, http: httpx.Client, news: TopicKey
+) -> None:
+    published = [json.loads(line) for line in http.get("/api/v1/events").text.splitlines()]
+    (message,) = [event["message"] for event in published if event["kind"] == "published"]
+    shown = http.get(f"/api/v1/trace/{message}").json()
+    assert ([event["kind"] for event in shown["events"]], shown["complete"]) == (["published"], True)
 
 
 def test_a_key_sees_what_it_was_granted(running: Any, tmp_path: Any) -> None:

@@ -91,6 +91,8 @@ class Endpoint:
         assert task is not None
         self._serving.add(task)
         try:
+            if not self._server.is_serving():  # accepted just before the end
+                return
             while head := (await reader.readuntil(b"\r\n\r\n"))[:-4]:
                 length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-len"))
                 request = Request(head, await reader.readexactly(length))
@@ -119,6 +121,8 @@ class Stage:
 
     def __init__(self, directory: Path, **options: Any) -> None:
         self.directory = directory
+        self.engine: Any = None
+        """What runs the commands of a room that is opened from now on, instead of the shell."""
         self.options: dict[str, Any] = {"allowed": networks(["127.0.0.0/8"]), "look_s": 0.02} | options
 
     async def __aenter__(self) -> "Stage":
@@ -132,7 +136,8 @@ class Stage:
         return self
 
     async def open(self) -> None:
-        self.room = PushRoom(self.shell, self.subscriptions, self.signer, CERTIFICATE_URL, wall=wall, **self.options)
+        engine = self.shell if self.engine is None else self.engine
+        self.room = PushRoom(engine, self.subscriptions, self.signer, CERTIFICATE_URL, wall=wall, **self.options)
         await self.room.start()
 
     async def __aexit__(self, *_: object) -> None:

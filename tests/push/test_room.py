@@ -8,7 +8,6 @@ import itertools
 import json
 import threading
 import tracemalloc
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -25,27 +24,6 @@ from veilmq.push.room import IN_FLIGHT_MAX as TOTAL_MAX
 
 BOMB_BYTES = 1 << 26
 REFUSES = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    path = tmp_path / "data"
-    path.mkdir(mode=0o700)
-    return path
-
-
-@pytest.fixture
-def play(data: Path) -> Callable[..., None]:
-    """Run a test with a stage."""
-
-    def run(test: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
-        async def staged() -> None:
-            async with Stage(data, **options) as stage:
-                await test(stage)
-
-        asyncio.run(staged())
-
-    return run
 
 
 @pytest.mark.parametrize("form", list(ContentFormat))
@@ -211,6 +189,7 @@ def test_at_most_256_are_in_flight_in_all(play: Any) -> None:
             await asyncio.sleep(0.2)
             assert sum(each.now for each in endpoints) == TOTAL_MAX
             assert max(each.now for each in endpoints) == IN_FLIGHT_MAX
+            await stage.room.stop()  # it must not be cut off while it connects anew to those that are left
 
     play(test, timeout_s=60)
 
@@ -453,6 +432,22 @@ def test_a_room_that_died_in_mid_push_loses_nothing(play: Any) -> None:
             await stage.advance(31)
             await until(lambda: len(endpoint.got) == 1)
             assert b"survivor" in endpoint.got[0].body
+
+    play(test)
+
+
+def test_who_stops_in_order_waits_for_what_is_under_way(play: Any) -> None:
+    """An answer that comes after the end would be a second push."""
+
+    async def test(stage: Stage) -> None:
+        async with Endpoint(delay_s=0.3) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            for number in range(2):
+                await stage.publish(str(number))
+            await until(lambda: endpoint.now == 1)  # and the other waits for its turn
+            await stage.room.stop(grace_s=60)
+            assert (len(endpoint.got), stage.room.results["delivered"]) == (1, 1)
+            assert await stage.waiting("s") == 1
 
     play(test)
 

@@ -96,7 +96,8 @@ async def refused(request: Request, error: Exception) -> Response:
 async def trimmed(request: Request, error: Exception) -> Response:
     """The history no longer goes back so far: 410 with `first_offset`."""
     assert isinstance(error, HistoryTrimmed)
-    body = {"error": "history_trimmed", "field": "from", "message": str(error), "first_offset": error.first_offset}
+    first = {"first_offset": error.first_offset}
+    body = {"error": "history_trimmed", "field": "from", "message": str(error), "data": first, **first}
     return _error_answer(request, 410, body)
 
 
@@ -104,7 +105,8 @@ async def http_error(request: Request, error: Exception) -> Response:
     """A path or method that is not there."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
-    response = _error_answer(request, error.status_code, {"error": code, "field": None, "message": error.detail})
+    body: dict[str, Any] = {"error": code, "field": None, "message": error.detail, "data": {}}
+    response = _error_answer(request, error.status_code, body)
     response.headers.update(error.headers or {})
     return response
 
@@ -113,5 +115,11 @@ async def failed(request: Request, error: Exception) -> Response:
     """A bug: the log has it, the caller a request id to name."""
     request_id = request.scope.get("veilmq.request_id")
     logger.error("a request failed", exc_info=error, extra={"request": request_id})
-    body = {"error": "internal", "field": None, "message": "internal error", "request_id": request_id}
+    body: dict[str, Any] = {
+        "error": "internal",
+        "field": None,
+        "message": "internal error",
+        "data": {},
+        "request_id": request_id,
+    }
     return answer(body, 500)

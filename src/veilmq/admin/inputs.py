@@ -21,14 +21,34 @@ WAIT_US_MAX: Final = 30 * SECOND_US
 RATE_MAX: Final = 1_000_000
 PAGE_MAX: Final = 1_000
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z")]
+_NAME: Final = r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
+_ACCOUNT: Final = r"^[0-9]{12}\Z"
+_ACCOUNT_OR_ALL: Final = r"^([0-9]{12}|\*)\Z"
+_REGION: Final = r"^[a-z0-9-]{1,32}\Z"
+_TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
+_STATE: Final = r"^(visible|hidden)\Z"
+_PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
+_START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
+WORDS: Final = {
+    _NAME: "Expected 1 to 256 letters, digits, `-` and `_`, for a FIFO queue with .fifo after them",
+    _ACCOUNT: "Expected 12 digits",
+    _ACCOUNT_OR_ALL: "Expected 12 digits, or `*`",
+    _REGION: "Expected 1 to 32 lower-case letters, digits and `-`",
+    _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
+    _STATE: "Expected visible or hidden",
+    _PAGE: "Expected what the page before gave as `after`",
+    _START: "Expected an offset, first, next or snapshot",
+}
+"""What each pattern says, for who has broken it."""
+
+Name = Annotated[str, Meta(pattern=_NAME)]
 """What any protocol can name: SQS up to 80 characters, Azure 63, MNS 120 (256 of old)."""
 Lease = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
 Delay = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
 Count = Annotated[int, Meta(ge=1, le=ENTRIES_MAX)]
 Handle = Annotated[str, Meta(min_length=1, max_length=2_048)]
-Account = Annotated[str, Meta(pattern=r"^[0-9]{12}\Z")]
-Region = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
+Account = Annotated[str, Meta(pattern=_ACCOUNT)]
+Region = Annotated[str, Meta(pattern=_REGION)]
 
 
 class _Input(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -93,7 +113,7 @@ class AttributeInput(_Input):
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     value: str
-    type: Annotated[str, Meta(pattern=r"^(String|Number|Binary)(\..{1,240})?\Z")] = "String"
+    type: Annotated[str, Meta(pattern=_TYPE)] = "String"
 
 
 class MessageInput(_Input):
@@ -163,7 +183,7 @@ class ListInput(_Input):
     A key as text is `account/region/name`.
     """
 
-    account: Annotated[str, Meta(pattern=r"^([0-9]{12}|\*)\Z")] | None = None
+    account: Annotated[str, Meta(pattern=_ACCOUNT_OR_ALL)] | None = None
     region: Region | None = None
     prefix: Annotated[str, Meta(max_length=256)] = ""
     after: Annotated[str, Meta(max_length=320)] = ""
@@ -173,15 +193,15 @@ class ListInput(_Input):
 class PageInput(_Input):
     """A page of a queue's messages: those a receive could take, or those that are delayed or in flight."""
 
-    state: Annotated[str, Meta(pattern=r"^(visible|hidden)\Z")] = "visible"
-    after: Annotated[str, Meta(pattern=r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z")] = ""
+    state: Annotated[str, Meta(pattern=_STATE)] = "visible"
+    after: Annotated[str, Meta(pattern=_PAGE)] = ""
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
 
 
 class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
     """Events of `limit` offsets from `from` on (an offset, `first`, `snapshot` or `next`); wait up to `follow` s."""
 
-    start: Annotated[str, Meta(pattern=r"^([0-9]{1,18}|first|next|snapshot)\Z")] = "first"
+    start: Annotated[str, Meta(pattern=_START)] = "first"
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     follow: Annotated[float, Meta(ge=0, le=60)] = 0.0
 
@@ -195,6 +215,9 @@ class TraceInput(_Input):
 T = TypeVar("T")
 _WHERE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MEMBER: Final = re.compile(r"field `(?P<name>[^`]*)`")
+_REGEX: Final = "matching regex "
+_WORDS_SHOWN: Final = {repr(pattern): words for pattern, words in WORDS.items()}
+"""By the patterns as msgspec's errors show them."""
 
 
 def decode(raw: bytes, shape: type[T]) -> T:
@@ -237,4 +260,4 @@ def _invalid(text: str) -> ParameterInvalid:
     member = _MEMBER.search(what)
     if member is not None:
         path = f"{path}.{member['name']}" if path else member["name"]
-    return ParameterInvalid(parameter=path or "body", reason=what)
+    return ParameterInvalid(parameter=path or "body", reason=_WORDS_SHOWN.get(what.partition(_REGEX)[2], what))

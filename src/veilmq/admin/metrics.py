@@ -27,6 +27,7 @@ from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US
 from veilmq.model.moves import MoveStatus
 from veilmq.model.queue import QueueKey
+from veilmq.model.topic import PushResult
 from veilmq.server.shell import COMMIT_BUCKETS_US
 from veilmq.store.sqlite.history import bounds
 from veilmq.store.sqlite.moves import every
@@ -53,7 +54,6 @@ _LEASE_KINDS: Final = {
 _MOVED: Final = "moved"
 _COUNTED: Final = _LEASE_KINDS | {int(Kind.MOVED): _MOVED}
 _TASKS_MAX: Final = 10_000
-_PUSH_RESULTS: Final = ("delivered", "failed", "exhausted")
 _QUEUE_LABELS: Final = ("account", "region", "queue")
 
 
@@ -166,7 +166,7 @@ class Metrics:
         yield from self._store_families()
         yield from self._port_families()
         # There from the start, or the first that is given up would be no increase, and no alarm.
-        pushes = dict.fromkeys(_PUSH_RESULTS, 0) | dict(self._service.pushes)
+        pushes = dict.fromkeys((each.value for each in PushResult), 0) | dict(self._service.pushes)
         yield _counters("veilmq_pushes", "Attempts to push, by what became of them.", ("result",), pushes.items())
         room = self._service.push_room
         slowed = 0 if room is None else len(room.unavailable())

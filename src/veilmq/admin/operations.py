@@ -140,6 +140,8 @@ def _send_of(asked: Asked, place: int, message: inputs.MessageInput) -> Send:
     attributes = tuple(
         _attribute_of(f"messages[{place}].attributes[{number}]", each) for number, each in enumerate(message.attributes)
     )
+    if len({each.name for each in attributes}) < len(attributes):
+        raise ParameterInvalid(parameter=f"messages[{place}].attributes", reason="two of them have one name")
     extras = NO_EXTRAS
     if attributes or message.group or message.deduplication_id or message.type:
         extras = Extras(attributes, message.group, message.deduplication_id, type=message.type)

@@ -104,7 +104,7 @@ def _lease(
 
 
 class Trace(NamedTuple):
-    """The events of one message, oldest first; `complete` if they go back to its send."""
+    """The events of one message, oldest first; `complete` if they go back to its send or publish."""
 
     events: list[EventRecord]
     complete: bool
@@ -112,48 +112,66 @@ class Trace(NamedTuple):
 
 
 def trace(connection: Connection, message: bytes, scan_max: int, scope: Scope) -> Trace:
-    """Look through up to `scan_max` events, newest first, for the message; then forward for refusals that came after it
-    was gone, which name its sequence alone."""
+    """Look through up to `scan_max` events, newest first, for the message, also by the ids that it had before a move
+    task gave it a new one; then forward for what it became, and for refusals that came after it was gone, which name
+    its sequence alone."""
     permitted = scope.incarnations(connection)
-    start, sequences, complete, scanned = _find_first(connection, message, scan_max)
+    sought = _Sought(message)
+    start, complete, scanned = _find_first(connection, sought, scan_max)
     if start is None:
         return Trace([], complete, scanned)
-    needles = [message, *(_PACKED.encode(sequence) for sequence in sequences)]
     names = Names(connection)
     found: list[EventRecord] = []
     for first, packed in rows.oldest_first(connection, start, _EVER):
-        if not any(needle in packed for needle in needles):
+        if not sought.may_be_in(packed):
             continue
         for place, event in enumerate(_EVENTS.decode(packed)):
-            mine = event.message == message or (event.message is None and event.sequence in sequences)
+            mine = sought.takes(event) or (event.message is None and event.sequence in sought.sequences)
             if mine and (permitted is None or event.queue in permitted):
                 found.append(names.record(first + place, event))
     return Trace(found, complete, scanned)
 
 
-def _find_first(connection: Connection, message: bytes, scan_max: int) -> tuple[int | None, set[int], bool, int]:
-    """The earliest row that has the message, the sequences it had, whether its send is there, and events looked at."""
+class _Sought:
+    """One message by all that it was called: a move task gives another id, and every move another sequence."""
+
+    def __init__(self, message: bytes) -> None:
+        self.ids = {message}
+        self.sequences: set[int] = set()
+
+    def may_be_in(self, packed: bytes) -> bool:
+        """Whether packed events may be of the message."""
+        # An id is packed as it is, but as text where a move tells the new one; a refusal has the sequence alone.
+        named = any(each in packed or each.hex().encode() in packed for each in self.ids)
+        return named or any(_PACKED.encode(each) in packed for each in self.sequences)
+
+    def takes(self, event: Event) -> bool:
+        """Whether the event is of the message; what it tells of its ids and sequences is known from then on."""
+        detail = event.detail or {}
+        moved = detail.get("target_message")
+        ids = {each for each in (event.message, None if moved is None else bytes.fromhex(moved)) if each is not None}
+        if self.ids.isdisjoint(ids):
+            return False
+        self.ids |= ids
+        self.sequences |= {each for each in (event.sequence, detail.get("target_sequence")) if each is not None}
+        return True
+
+
+def _find_first(connection: Connection, sought: _Sought, scan_max: int) -> tuple[int | None, bool, int]:
+    """The earliest row that has the message, whether its send is there, and events looked at."""
     start: int | None = None
-    sequences: set[int] = set()
     scanned = 0
     for offset, count, packed in rows.newest_first(connection):
         scanned += count
-        if message in packed:
-            start = offset
-            for event in _EVENTS.decode(packed):
-                if event.message != message:
-                    continue
-                sequences |= {number for number in (event.sequence, _target(event)) if number is not None}
-                if event.kind == Kind.SENT:
-                    return start, sequences, True, scanned
+        if sought.may_be_in(packed):
+            for event in reversed(_EVENTS.decode(packed)):
+                if sought.takes(event):
+                    start = offset
+                    if event.kind in (Kind.SENT, Kind.PUBLISHED):
+                        return start, True, scanned
         if scanned >= scan_max:
             break
-    return start, sequences, False, scanned
-
-
-def _target(event: Event) -> int | None:
-    """The sequence that a dead-lettered message has in its new queue."""
-    return None if event.detail is None else event.detail.get("target_sequence")
+    return start, False, scanned
 
 
 def event_lines(connection: Connection, start: int, stop: int, scope: Scope) -> bytes:

@@ -26,7 +26,7 @@ async def serve_pushes(service: Service, settings: Settings) -> None:
     while not subscriptions():  # noqa: ASYNC110 the store sets no event
         await asyncio.sleep(_LOOK_S)
     from veilmq.push.addresses import networks
-    from veilmq.push.room import PushRoom
+    from veilmq.push.room import TIMEOUT_S, PushRoom
     from veilmq.push.signing import CERTIFICATE_PATH, Signer
 
     now = datetime.datetime.fromtimestamp(wall() / 1e6, datetime.UTC)
@@ -53,7 +53,7 @@ async def serve_pushes(service: Service, settings: Settings) -> None:
         await loop.create_future()
     finally:
         service.push_room = None
-        await room.stop()
+        await room.stop(min(TIMEOUT_S, settings.shutdown_deadline_s))
 
 
 class _Subscriptions:

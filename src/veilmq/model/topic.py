@@ -7,7 +7,9 @@ its message's body, made in the transaction of the publish. Source: mns.md, sect
 """
 
 import json
+from collections.abc import Callable
 from enum import StrEnum
+from hashlib import md5
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
@@ -56,6 +58,16 @@ class RetryStrategy(StrEnum):
 
 ATTEMPTS_MAX: Final = {RetryStrategy.BACKOFF: 4, RetryStrategy.EXPONENTIAL_DECAY: 177}
 """How often a push is tried, the first time included."""
+
+
+class PushResult(StrEnum):
+    """What became of one attempt to push."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    """Another attempt follows."""
+    EXHAUSTED = "exhausted"
+    """It was the last."""
 
 
 class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -135,6 +147,28 @@ def render(notification: Notification, form: ContentFormat) -> str:
     )
 
 
+class Copies:
+    """What many subscriptions are told of one published message in one form: they differ by a name, and the rest of
+    the text is made once."""
+
+    def __init__(self, notification: Notification, form: ContentFormat) -> None:
+        """The notification's own subscription does not count."""
+        text = render(msgspec.structs.replace(notification, subscription=""), form)
+        begin, self._escaped = _NAMES[form]
+        at = text.index(begin) + len(begin)  # its first place: what anybody wrote freely comes behind it
+        self._before, self._after = text[:at], text[at:]
+        self._after_bytes = self._after.encode()
+        self._md5 = md5(self._before.encode(), usedforsecurity=False)
+
+    def of(self, subscription: str) -> tuple[str, bytes]:
+        """The body for that subscription, and its MD5."""
+        name = self._escaped(subscription)
+        digest = self._md5.copy()
+        digest.update(name.encode())
+        digest.update(self._after_bytes)
+        return f"{self._before}{name}{self._after}", digest.digest()
+
+
 def _fields(notification: Notification) -> dict[str, Any]:
     fields = {
         "TopicOwner": notification.topic.account,
@@ -153,3 +187,15 @@ def _fields(notification: Notification) -> dict[str, Any]:
 def _text(value: str) -> str:
     """A parser reads a bare carriage return as a line feed."""
     return escape(value, {"\r": "&#13;"})
+
+
+def _quoted(value: str) -> str:
+    """As JSON has it between its quotes."""
+    return json.dumps(value, ensure_ascii=False)[1:-1]
+
+
+_NAMES: Final[dict[ContentFormat, tuple[str, Callable[[str], str]]]] = {
+    ContentFormat.XML: ("<SubscriptionName>", _text),
+    ContentFormat.JSON: ('"SubscriptionName":"', _quoted),
+}
+"""What stands before the subscription's name, and how that is written."""

@@ -2,7 +2,7 @@
 
 Strategy: the name is looked up once, the answer is checked, and the connection goes to the address that was checked, so
 that a name that changes its address between the two (DNS rebinding) changes nothing. Every address of a name must pass:
-one good one does not excuse the others.
+one good one does not excuse the others. Where a connection to one cannot be had, the next is tried.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 Network = IPv4Network | IPv6Network
 URL_CHARACTERS_MAX = 2_048
+ADDRESSES_MAX = 4
+"""Of one name, that are tried."""
 
 
 class EndpointRefused(Exception):
@@ -21,7 +23,8 @@ class EndpointRefused(Exception):
 class Endpoint(NamedTuple):
     """Where a push goes: what is connected to, and what the request names."""
 
-    address: str
+    addresses: tuple[str, ...]
+    """In the order in which they are tried."""
     host: str
     port: int
     secure: bool
@@ -63,7 +66,7 @@ def choose(url: str, addresses: Sequence[str], allowed: Sequence[Network]) -> En
     host, port, secure, target, authority = parse(url)
     for address in addresses:
         check(address, allowed)
-    return Endpoint(addresses[0], host, port, secure, target, authority)
+    return Endpoint(tuple(addresses[:ADDRESSES_MAX]), host, port, secure, target, authority)
 
 
 def check(address: str, allowed: Sequence[Network]) -> None:

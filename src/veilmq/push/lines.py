@@ -3,10 +3,12 @@
 Strategy: an endpoint is scheme, host and port, whatever path and whichever subscription. Each has connections of its
 own: the work of a shared pool grows with all that it holds, and the dead would be paid for by the healthy. Whoever
 wants to call waits for a turn: at most `Health.in_flight_max` at a time, and not before the pause after a failure ends.
+Turns are given one by one and in order, since thousands of subscriptions may wait for one endpoint.
 """
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Set
 from typing import Final
 
@@ -24,7 +26,7 @@ _LIMITS: Final = httpx.Limits(
 class Line:
     """One endpoint."""
 
-    __slots__ = ("_changed", "_transport", "_verify", "health", "leased", "sending")
+    __slots__ = ("_rooms", "_timer", "_transport", "_turns", "_verify", "health", "leased", "sending")
 
     def __init__(self, verify: ssl.SSLContext) -> None:
         self.health = Health()
@@ -32,7 +34,10 @@ class Line:
         """Messages that were leased for it and are not done."""
         self.sending = 0
         """Calls under way."""
-        self._changed = asyncio.Event()
+        self._turns: deque[asyncio.Future[None]] = deque()
+        self._rooms: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        """Set while somebody waits and the pause goes on."""
         self._verify = verify
         self._transport: httpx.AsyncHTTPTransport | None = None
 
@@ -52,44 +57,72 @@ class Line:
 
     async def turn(self) -> None:
         """Return when it may be called; from then on the call is under way."""
-        while self.must_wait(self._now()):
-            pause = self.health.ready_at - self._now()
-            await (asyncio.sleep(pause) if pause > 0 else self.change())
-        self.sending += 1
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append(mine)
+        self.tell()
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if not mine.cancelled():  # it was given, and nobody takes it
+                self.sending -= 1
+                self.tell()
+            raise
 
     async def room(self) -> int:
         """Wait until a message may be leased for it; how many."""
-        while not (self._now() >= self.health.ready_at and self.free()):
-            pause = self.health.ready_at - self._now()
-            await (asyncio.sleep(pause) if pause > 0 else self.change())
+        loop = asyncio.get_running_loop()
+        while not (loop.time() >= self.health.ready_at and self.free()):
+            mine: asyncio.Future[None] = loop.create_future()
+            self._rooms.append(mine)
+            self.tell()
+            await mine
         return self.free()
 
-    async def change(self) -> None:
-        """Return when a call has ended, or a message is done."""
-        self._changed.clear()
-        await self._changed.wait()
-
     def tell(self) -> None:
-        """A call has ended, or a message is done."""
-        self._changed.set()
+        """A call has ended, a message is done, or somebody waits: give what there is to give."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self.health.ready_at:
+            if self._turns or self._rooms:
+                self._wake_at(loop, self.health.ready_at)
+            return
+        while self._turns and self.sending < self.health.in_flight_max:
+            first = self._turns.popleft()
+            if not first.done():
+                self.sending += 1
+                first.set_result(None)
+        if self._rooms and self.free():
+            rooms, self._rooms = self._rooms, []
+            for each in rooms:
+                if not each.done():
+                    each.set_result(None)
+
+    def _wake_at(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        """`tell` again when the pause is over, which may end sooner than was thought."""
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.tell()
 
     async def close(self) -> None:
         """Let the connections go."""
         if self._transport is not None:
             await self._transport.aclose()
 
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
-
 
 class Lines(dict[str, Line]):
     """All of them, by endpoint."""
 
     def __init__(self, verify: bool) -> None:
-        """verify: check certificates of TLS."""
+        """verify: check certificates of TLS, by the authorities of certifi and those that this machine trusts."""
         super().__init__()
         self._context = httpx.create_ssl_context(verify=verify, trust_env=False)
+        if verify:
+            self._context.load_default_certs()  # an operator's own authority is in the machine's store alone
 
     def __missing__(self, endpoint: str) -> Line:
         return self.setdefault(endpoint, Line(self._context))

@@ -17,13 +17,22 @@ from typing import Final, Protocol
 
 import httpx
 
-from veilmq.model.commands import AnyCommand, Delete, DescribeQueue, Extend, Origin, Receive, RecordPush
+from veilmq.model.commands import (
+    AnyCommand,
+    Delete,
+    DescribeQueue,
+    DescribeSubscription,
+    Extend,
+    Origin,
+    Receive,
+    RecordPush,
+)
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message import Delivery
-from veilmq.model.outcomes import Outcome, Received
+from veilmq.model.outcomes import Outcome, Received, SubscriptionDescribed
 from veilmq.model.queue import QueueKey
-from veilmq.model.topic import SubscriptionSettings, TopicKey, hidden_queue
+from veilmq.model.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue
 from veilmq.push.addresses import EndpointRefused, Network
 from veilmq.push.courier import Courier
 from veilmq.push.health import Health
@@ -96,18 +105,26 @@ class PushRoom:
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._tasks: dict[Subscription, asyncio.Task[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
+        self._calling: set[asyncio.Task[None]] = set()
+        """Those of `_sending` that have their turn."""
         self.results: Counter[str] = Counter()
-        """Attempts by what became of them: `delivered`, `failed`, `exhausted`."""
+        """Attempts by their `PushResult`."""
 
     async def start(self) -> None:
         """Begin to push."""
         self._lines = Lines(self._verify)
         self._watching = asyncio.create_task(self._watch())
 
-    async def stop(self) -> None:
-        """End the tasks; what is under way is cut off, and its lease ends by itself."""
+    async def stop(self, grace_s: float = 0) -> None:
+        """End the tasks. A call under way has `grace_s` to be answered; then it is cut off, and its lease ends by
+        itself: its message is pushed again."""
         tasks = [self._watching, *self._tasks.values(), *self._sending]
         for task in tasks:
+            if task not in self._calling:
+                task.cancel()
+        if self._calling:
+            await asyncio.wait(self._calling, timeout=grace_s)
+        for task in self._calling:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._lines.keep(frozenset())
@@ -154,19 +171,32 @@ class PushRoom:
             if settings is None or settings.url is None:
                 await asyncio.sleep(self._look_s)
                 continue
-            endpoint = endpoint_of(settings.url)
-            line = self._lines[endpoint]
-            free = await line.room()
+            free = await self._lines[endpoint_of(settings.url)].room()
             receive = Receive(queue=queue, origin=_ORIGIN, count_max=free, lease_us=LEASE_US, wait_us=WAIT_US)
             (outcome,) = await self._engine.call(receive)
             if not isinstance(outcome, Received):
                 await asyncio.sleep(self._look_s)  # deleted a moment ago, or the disk is low
-                continue
-            for message in outcome.messages:
-                line.leased += 1
-                task = asyncio.create_task(self._push(subscription, settings, queue, endpoint, line, message))
-                self._sending.add(task)
-                task.add_done_callback(self._sending.discard)
+            elif outcome.messages:
+                await self._begin(subscription, queue, outcome.messages)
+
+    async def _begin(self, subscription: Subscription, queue: QueueKey, messages: Sequence[Delivery]) -> None:
+        """Begin to push what was leased, to where the subscription leads now: the receive may have waited long."""
+        settings = await self._current(subscription)
+        if settings is None or settings.url is None:
+            return  # and its queue with the messages is gone
+        endpoint = endpoint_of(settings.url)
+        line = self._lines[endpoint]
+        for message in messages:
+            line.leased += 1
+            task = asyncio.create_task(self._push(subscription, settings, queue, endpoint, line, message))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _current(self, subscription: Subscription) -> SubscriptionSettings | None:
+        """The subscription's settings at this moment; None if there is none."""
+        topic, name = subscription
+        (outcome,) = await self._engine.call(DescribeSubscription(topic=topic, origin=_ORIGIN, name=name))
+        return outcome.info.settings if isinstance(outcome, SubscriptionDescribed) else None
 
     async def _push(
         self, subscription: Subscription, settings: SubscriptionSettings, queue: QueueKey, endpoint: str, line: Line,
@@ -174,26 +204,35 @@ class PushRoom:
     ) -> None:  # fmt: skip
         """One attempt, and what follows from it."""
         try:
-            await self._turn(line, queue, message)
-            begun = perf_counter()
+            waited = await self._turn(line, queue, message)
+            task = asyncio.current_task()
+            assert task is not None
+            self._calling.add(task)
+            task.add_done_callback(self._calling.discard)
             try:
-                status, error = await self._attempt(line, subscription, settings, message)
+                current = await self._current(subscription) if waited else settings
+                if current is None or current.url != settings.url:
+                    return  # and its queue with the message is gone
+                begun = perf_counter()
+                status, error = await self._attempt(line, subscription, current, message)
+                took_us = int((perf_counter() - begun) * 1e6)
+                self._judge(endpoint, line, error)
             finally:
                 line.sending -= 1
                 self._slots.release()
-            self._judge(endpoint, line, error)
-            took_us = int((perf_counter() - begun) * 1e6)
-            await self._settle(settings, queue, message, status, error, took_us)
+                line.tell()
+            await self._settle(current, queue, message, status, error, took_us)
         finally:
             line.leased -= 1
             line.tell()
 
-    async def _turn(self, line: Line, queue: QueueKey, message: Delivery) -> None:
-        """Wait until the endpoint may be called, and the room has a free slot; the lease is kept meanwhile."""
+    async def _turn(self, line: Line, queue: QueueKey, message: Delivery) -> bool:
+        """Wait until the endpoint may be called, and the room has a free slot; the lease is kept meanwhile. Returns
+        whether that took time."""
         if not line.must_wait(asyncio.get_running_loop().time()) and not self._slots.locked():
             line.sending += 1
             await self._slots.acquire()
-            return
+            return False
         keeping = asyncio.create_task(self._keep(queue, message))
         try:
             await line.turn()
@@ -201,9 +240,11 @@ class PushRoom:
                 await self._slots.acquire()
             except asyncio.CancelledError:
                 line.sending -= 1
+                line.tell()
                 raise
         finally:
             keeping.cancel()
+        return True
 
     async def _keep(self, queue: QueueKey, message: Delivery) -> None:
         """Two subscriptions may have leased for one endpoint more than it takes at once."""
@@ -225,7 +266,7 @@ class PushRoom:
             return None, str(refused)
         except TimeoutError:
             return None, f"no answer within {self._timeout_s:g} s"
-        except (httpx.HTTPError, OSError) as failure:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as failure:
             return None, f"{type(failure).__name__}: {failure}"[:ERROR_CHARACTERS_MAX]
         return status, None if 200 <= status < 400 else f"status {status}"
 
@@ -256,9 +297,9 @@ class PushRoom:
         else:
             step = Delete(queue=queue, origin=_ORIGIN, handle=message.handle, arrived=arrived)
         if error is None:
-            self.results["delivered"] += 1
+            self.results[PushResult.DELIVERED] += 1
         else:
-            self.results["failed" if pause_us is not None else "exhausted"] += 1
+            self.results[PushResult.EXHAUSTED if pause_us is None else PushResult.FAILED] += 1
         outcomes = await self._engine.call(record, step)
         if isinstance(outcomes[1], VeilError):
             log.info("message %s: the push was settled too late: %s", message.id.hex(), outcomes[1])

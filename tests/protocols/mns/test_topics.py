@@ -338,3 +338,13 @@ def test_a_key_lets_a_topic_lead_only_where_it_may_send_or_to_its_own(topic: Any
     assert topic.ask("PUT", f"{where}?metaoverride=true", change, key="OWNER").code == "AccessDenied"
     assert topic.ask("PUT", f"{where}?metaoverride=true", change, key="SENDER").status == 204
     assert topic.ask("PUT", f"{TOPIC}/subscriptions/t", subscription(), key="SENDER").status == 201
+
+
+@pytest.mark.parametrize("tag", ["a\nb", "a\tb", "a&#13;b"])
+def test_a_tag_has_nothing_that_no_header_can_bear(topic: Any, tag: str) -> None:
+    for refused in (
+        subscribe(topic, endpoint="http://203.0.113.7/", FilterTag=tag),
+        publish(topic, inside=f"<MessageTag>{tag}</MessageTag>"),
+    ):
+        assert (refused.status, refused.code) == (400, "InvalidArgument")
+        assert "line breaks or tabs" in refused.fields()["Message"]

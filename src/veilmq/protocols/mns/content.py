@@ -79,3 +79,11 @@ def word(element: Element, characters_max: int) -> str:
     if not 0 < len(text) <= characters_max:
         raise bad(element.name, f"it has 1 to {characters_max} characters.")
     return text
+
+
+def tag(element: Element) -> str:
+    """A MessageTag or FilterTag: a push bears it in a header. Raises Refusal: InvalidArgument, MalformedXML."""
+    text = word(element, limits.TAG_CHARACTERS_MAX)
+    if any(character < " " for character in text):
+        raise bad(element.name, "it has no line breaks or tabs.")
+    return text

@@ -22,10 +22,9 @@ from veilmq.model.instant import seconds
 from veilmq.model.outcomes import Outcome, Subscribed, SubscriptionDescribed, SubscriptionsListed
 from veilmq.model.topic import ContentFormat, RetryStrategy, SubscriptionInfo, SubscriptionSettings
 from veilmq.protocols.http import Response
-from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.addresses import arn, read_endpoint
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
-from veilmq.protocols.mns.content import members_of, word
+from veilmq.protocols.mns.content import members_of, tag
 from veilmq.protocols.mns.errors import ENDPOINT_INVALID, Refusal, bad
 from veilmq.protocols.mns.operations.pages import Page, marker_of, read_page
 from veilmq.protocols.mns.operations.queues import RATE_POLICY, dead_letter_queue, located, rate_policy, read_rate
@@ -51,7 +50,7 @@ def _read_change(asked: Asked, fields: dict[str, Element]) -> dict[str, Any]:
     if "NotifyContentFormat" in fields:
         change["content_format"] = _one_of(fields["NotifyContentFormat"], ContentFormat)
     if "FilterTag" in fields:
-        change["filter_tag"] = word(fields["FilterTag"], limits.TAG_CHARACTERS_MAX)
+        change["filter_tag"] = tag(fields["FilterTag"])
     if "DlqPolicy" in fields:
         change["dead_letter_queue"] = dead_letter_queue(asked, fields["DlqPolicy"])[1]
     if RATE_POLICY in fields:

@@ -16,7 +16,7 @@ from veilmq.model.topic import TopicInfo
 from veilmq.protocols.http import Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
-from veilmq.protocols.mns.content import members, members_of, number, read_root, word
+from veilmq.protocols.mns.content import members, members_of, number, read_root, tag
 from veilmq.protocols.mns.errors import malformed
 from veilmq.protocols.mns.operations.pages import Page, marker_of, read_page
 from veilmq.protocols.mns.operations.queues import located, logging_label, logging_text
@@ -123,8 +123,7 @@ def plan_publish(asked: Asked) -> Plan:
         raise malformed("the document must be a Message")
     fields = members(root)
     body, raw = read_body(fields.get("MessageBody"))
-    tag = word(fields["MessageTag"], limits.TAG_CHARACTERS_MAX) if "MessageTag" in fields else None
-    extras, more_bytes = read_extras(fields, tag)
+    extras, more_bytes = read_extras(fields, tag(fields["MessageTag"]) if "MessageTag" in fields else None)
     command = Publish(
         topic=topic,
         origin=asked.caller.origin,

@@ -1,0 +1,154 @@
+"""A push on the wire: its target, its headers, the connections it goes over, and whose certificates are trusted."""
+
+import asyncio
+import datetime
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from stage import Endpoint, Request, Stage, until
+
+from veilmq.model.topic import ContentFormat
+from veilmq.push.addresses import networks
+
+
+@pytest.mark.parametrize(
+    ("given", "target"),
+    [
+        ("", "/notifications"),
+        ("?x=1", "/notifications?x=1"),
+        ("/a/../b/./c", "/b/c"),
+        ("/a%2Fb//c;d", "/a%2Fb//c;d"),
+        ("/{id}?to=<me>", "/%7Bid%7D?to=%3Cme%3E"),
+        ('/a`b?q="x"', "/a%60b?q=%22x%22"),
+    ],
+)
+def test_what_is_signed_is_the_target_on_the_wire(play: Any, given: str, target: str) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.subscribe("s", f"http://127.0.0.1:{endpoint.port}{given}")
+            await stage.publish()
+            await until(lambda: len(endpoint.got) == 1)
+            assert endpoint.got[0].target == target
+            endpoint.got[0].verify(stage.signer.certificate)
+
+    play(test)
+
+
+def test_a_tag_beyond_ascii_is_a_header_in_utf8(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.subscribe("s", endpoint.url, content_format=ContentFormat.SIMPLIFIED)
+            await stage.publish(tag="紧急")
+            await until(lambda: len(endpoint.got) == 1)
+            assert endpoint.got[0].headers["x-mns-message-tag"] == "紧急"
+            endpoint.got[0].verify(stage.signer.certificate)
+
+    play(test)
+
+
+class Closing(Endpoint):
+    """Takes `requests_max` requests over a connection; at the next it closes, and has promised to keep it open."""
+
+    requests_max = 1
+    connections = 0
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        taken = 0
+        try:
+            while head := (await reader.readuntil(b"\r\n\r\n"))[:-4]:
+                length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-len"))
+                body = await reader.readexactly(length)
+                taken += 1
+                if taken > self.requests_max:
+                    return
+                self.got.append(Request(head, body))
+                writer.write(self.answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Closing() as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            for number in range(5):
+                await stage.publish(str(number))
+                await until(lambda n=number: len(endpoint.got) > n)  # type: ignore[misc]
+            await stage.drained("s")
+            assert [each.detail.get("error") for each in stage.pushes()] == [None] * 5
+            assert endpoint.connections == 5
+
+    play(test)
+
+
+def test_a_new_connection_that_is_closed_without_an_answer_is_one_failure(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Closing() as endpoint:
+            endpoint.requests_max = 0
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: len(stage.pushes()) == 1)
+            assert "disconnected" in stage.pushes()[0].detail["error"]
+            assert endpoint.connections == 1
+
+    play(test)
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.2", "127.0.0.1"], ["::1", "127.0.0.1"]])
+def test_the_next_address_of_a_name_is_tried_where_nobody_listens(play: Any, addresses: list[str]) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.subscribe("s", endpoint.url.replace("127.0.0.1", "receiver.example"))
+            await stage.publish()
+            await until(lambda: len(stage.pushes()) == 1)
+            assert stage.pushes()[0].detail.get("error") is None
+            assert endpoint.got[0].headers["host"] == f"receiver.example:{endpoint.port}"
+
+    play(test, resolve=lambda host: addresses, allowed=networks(["127.0.0.0/8", "::1/128"]))
+
+
+def test_what_the_machine_trusts_is_trusted(play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = _certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))  # where OpenSSL finds the machine's store
+
+    async def test(stage: Stage) -> None:
+        async with Endpoint(tls=(certificate, key)) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: len(stage.pushes()) == 1)
+            assert stage.pushes()[0].detail.get("error") is None
+
+    play(test)
+
+
+def _certificate(directory: Path) -> tuple[Path, Path]:
+    """Files: a certificate for 127.0.0.1 that is its own authority, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "An authority")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(1))
+        .not_valid_after(now + datetime.timedelta(1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = directory / "certificate.pem", directory / "key.pem"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8
+    files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return files
