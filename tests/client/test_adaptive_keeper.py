@@ -6,7 +6,7 @@ import pytest
 
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Message
-from veilmq.client.timeouts import AdaptiveTimeout
+from veilmq.client.timeouts import AdaptiveTimeout, ThresholdTimeout
 from veilmq.model.errors import LeaseError
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
@@ -64,6 +64,35 @@ def test_a_lost_lease_is_learnt(client: EmbeddedClient) -> None:
     # Held, and ended without a crash: the rate of crashes goes down, and a duplicate is on the books.
     assert plan.costs.crashes_per_second < before
     assert plan._duplicates > 0
+
+
+@pytest.mark.parametrize(("margin", "extended"), [(0, False), (10, True)])
+def test_the_documents_rule_is_told_of_what_came_back(client: EmbeddedClient, margin: float, extended: bool) -> None:
+    client.account.create("jobs")
+    queue = client.account.queue("jobs")
+    plan = ThresholdTimeout(30, failures=2, margin=margin, clock=client.clock)
+    with LeaseKeeper(queue, plan=plan, clock=client.clock) as keeper:
+        for _ in range(2):
+            queue.send("job")
+            (message,) = queue.receive(lease=30)
+            client.pass_time(0.2)
+            lease = keeper.register(message)
+            keeper.settle()
+            assert keeper.stats.extensions == 0
+            assert plan.timeout == 30
+            client.pass_time(31)  # nobody extended it, as in the document, or could not
+            keeper.settle()
+            assert lease.lost.is_set()
+            (again,) = queue.receive(lease=30)
+            queue.delete(again.handle)
+        assert plan.timeout == 60
+        queue.send("job")
+        (message,) = queue.receive(lease=60)
+        lease = keeper.register(message)
+        client.pass_time(55)
+        keeper.settle()
+        assert (keeper.stats.extensions == 1) is extended
+        lease.delete()
 
 
 def again(client: EmbeddedClient, queue: Any, keeper: LeaseKeeper, ends: str) -> None:

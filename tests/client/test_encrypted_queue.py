@@ -207,7 +207,9 @@ FOREIGN = {
     "algorithm not allowed": (compact({**GOOD, "enc": "A128CBC-HS256"}), "algorithm"),
     "wrapped key": (compact({**GOOD, "alg": "A256KW"}), "algorithm"),
     "compressed": (compact({**GOOD, "zip": "DEF"}, zlib.compress(b"x" * 10_000, wbits=-15)), "changed"),
-    "unknown critical header": (compact(GOOD | {"crit": ["exp"], "exp": 1}), "changed"),
+    "unknown critical header": (compact(GOOD | {"crit": ["exp"], "exp": 1}), "do not know"),
+    "critical header that is a number": (compact(GOOD | {"crit": 5}), "do not know"),
+    "critical header of lists": (compact(GOOD | {"crit": [[]]}), "do not know"),
     "deep header": (base64.urlsafe_b64encode(b'{"enc":' + b"[" * 5_000).rstrip(b"=").decode() + "....", "changed"),
 }
 

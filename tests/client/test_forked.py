@@ -209,7 +209,7 @@ def test_a_queue_that_nobody_closed_lets_its_threads_go() -> None:
 
     parking = Parking("left")
     assert parking.wait(lambda: 1, lambda late: None) == 1
-    threads = [thread for thread in threading.enumerate() if thread.name == "veilmq-poll-left"]
+    threads = [thread for thread in threading.enumerate() if thread.name == "veilmq-poll-left 1"]
     assert len(threads) == 1
     del parking
     threads[0].join(ALARM_SECONDS)

@@ -244,7 +244,7 @@ class TestLeases:
         with ThreadPoolExecutor(1) as pool:
             before = set(threading.enumerate())
             waited = pool.submit(queue.receive, 16, wait=20)
-            while f"veilmq-poll-{queue.name}" not in {each.name for each in set(threading.enumerate()) - before}:
+            while f"veilmq-poll-{queue.name} 1" not in {each.name for each in set(threading.enumerate()) - before}:
                 time.sleep(0.001)
             queue.close()
             assert waited.result(10) == []

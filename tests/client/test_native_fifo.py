@@ -417,10 +417,12 @@ class TestOutbox:
             database.commit()
         queue = Trouble(made(there, "orders"))
         queue.error = Killed()
+        first = Relay(outbox, connect, queue, clock=there.clock)
         with pytest.raises(Killed):
-            Relay(outbox, connect, queue, clock=there.clock).run_once()
+            first.run_once()
         there.pass_time(61)
         second = Relay(outbox, connect, queue, clock=there.clock)
         assert second.run_once() == 12
-        second.close()
+        for relay in (first, second):
+            relay.close()
         assert bodies(queue) == [str(number) for number in range(12)]

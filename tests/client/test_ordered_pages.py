@@ -21,6 +21,6 @@ def test_the_code_runs(page: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(block, page, "exec"), names)
     assert capsys.readouterr().out == SAYS[page]
-    for name in ("queue", "log", "relay"):
+    for name in ("queue", "log", "relay", "shop"):
         if name in names:
             names[name].close()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from tests.client.numeric_driver import Numeric
 
 from veilmq.client.dbapi import rewritten
 from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
@@ -36,8 +37,9 @@ class TwoMethods:
         self.path.write_bytes(state)
 
 
-def connection(path: Path) -> Callable[[], sqlite3.Connection]:
-    return lambda: sqlite3.connect(path, check_same_thread=False)
+def connection(path: Path, paramstyle: str | None = None) -> Callable[[], sqlite3.Connection]:
+    factory = Numeric if paramstyle == "numeric" else sqlite3.Connection
+    return lambda: sqlite3.connect(path, check_same_thread=False, factory=factory)
 
 
 def local(directory: Path, clock: MovableClock) -> LockedStorage:
@@ -322,9 +324,11 @@ def test_a_table_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, ob
 
 
 def test_autocommit_is_refused(tmp_path: Path) -> None:
-    storage = TableStorage(lambda: sqlite3.connect(tmp_path / "n.db", isolation_level=None), "s")
+    made = sqlite3.connect(tmp_path / "n.db", isolation_level=None)
     with pytest.raises(ParameterInvalid, match="autocommit"):
-        storage.acquire()
+        TableStorage(lambda: made, "s").acquire()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        made.execute("SELECT 1")
 
 
 @pytest.mark.parametrize("make", LEASED)
@@ -365,7 +369,7 @@ def test_parameters_are_written_as_the_driver_wants_them(paramstyle: str, text: 
 def test_the_drivers_paramstyle_is_used(
     tmp_path: Path, clock: MovableClock, paramstyle: str | None, embedded: EmbeddedClient
 ) -> None:
-    storage = TableStorage(connection(tmp_path / "n.db"), "s", clock=clock, paramstyle=paramstyle)
+    storage = TableStorage(connection(tmp_path / "n.db", paramstyle), "s", clock=clock, paramstyle=paramstyle)
     embedded.account.create("orders")
     with OrderedSender(embedded.account.queue("orders"), storage, clock=embedded.clock) as sender:
         sender.send("1")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.client.numeric_driver import Numeric
 
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import TransportError
@@ -40,8 +41,9 @@ class Place:
             there.commit()
         self.relays: list[Relay] = []
 
-    def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, check_same_thread=False)
+    def connect(self, paramstyle: str | None = None) -> sqlite3.Connection:
+        factory = Numeric if paramstyle == "numeric" else sqlite3.Connection
+        return sqlite3.connect(self.path, check_same_thread=False, factory=factory)
 
     def add(self, *messages: str | Message, commit: bool = True, **options: str) -> list[str]:
         """A transaction of the application."""
@@ -264,13 +266,18 @@ def test_old_rows_are_pruned(place: Place) -> None:
     assert place.rows() == 1
 
 
-@pytest.mark.parametrize("paramstyle", ["qmark", "numeric", "named", None])
-def test_the_drivers_paramstyle_is_used(place: Place, paramstyle: str | None) -> None:
+def add_as(paramstyle: str | None, place: Place) -> Outbox:
     outbox = Outbox(paramstyle=paramstyle)
-    with contextlib.closing(place.connect()) as there:
+    with contextlib.closing(place.connect(paramstyle)) as there:
         outbox.add(there.cursor(), "1")
         there.commit()
-    relay = Relay(outbox, place.connect, place.queue, clock=place.embedded.clock)
+    return outbox
+
+
+@pytest.mark.parametrize("paramstyle", ["qmark", "numeric", "named", None])
+def test_the_drivers_paramstyle_is_used(place: Place, paramstyle: str | None) -> None:
+    outbox = add_as(paramstyle, place)
+    relay = Relay(outbox, lambda: place.connect(paramstyle), place.queue, clock=place.embedded.clock)
     assert relay.run_once() == 1
     relay.close()
     assert place.bodies() == ["1"]
@@ -281,7 +288,7 @@ def test_the_drivers_paramstyle_is_used(place: Place, paramstyle: str | None) ->
     [
         (lambda place: Outbox(table="a b"), "table"),
         (lambda place: OUTBOX.ddl("oracle"), "dialect"),
-        (lambda place: Outbox(paramstyle="other").add(place.connect().cursor(), "1"), "paramstyle"),
+        (lambda place: add_as("other", place), "paramstyle"),
         (lambda place: place.add(Message(b"1")), "body"),
         (lambda place: place.add("1", deduplication_id="x" * 121), "deduplication_id"),
         (lambda place: place.relay(batch=0), "batch"),

@@ -330,7 +330,7 @@ def test_polls_reuse_their_threads(queue: SqsQueue) -> None:
         queue.send(str(number))
         queue.receive(wait=20)
     started = set(threading.enumerate()) - before
-    names = [thread.name for thread in started if thread.name == f"veilmq-poll-{queue.name}"]
+    names = [thread.name for thread in started if thread.name.startswith(f"veilmq-poll-{queue.name}")]
     assert len(names) == 1
     queue.close()
 

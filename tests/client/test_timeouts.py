@@ -1,5 +1,8 @@
 """Survival curves, schedules and the plans that learn: against laws of which the truth is known."""
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from math import exp, log
 from typing import Any
 
@@ -193,6 +196,27 @@ class TestAdaptive:
             plan.finished(message(), 60)
             plan.lost(message(), 60)
         assert plan.margin > before
+
+    def test_it_may_be_asked_while_it_learns_of_new_types(self) -> None:
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for _ in range(3):
+                plan, over = AdaptiveTimeout(), threading.Event()
+
+                def ask(plan: AdaptiveTimeout = plan, over: threading.Event = over) -> float:
+                    while not over.is_set():
+                        plan.margin  # noqa: B018 a property
+                    return plan.margin
+
+                with ThreadPoolExecutor(2) as pool:
+                    asked = [pool.submit(ask) for _ in range(2)]
+                    for number in range(256):
+                        plan.finished(message(str(number)), 1.0)
+                    over.set()
+                    assert all(each.result() > 0 for each in asked)
+        finally:
+            sys.setswitchinterval(interval)
 
     @pytest.mark.parametrize("bounds", [(0, 10), (10, 10), (-1, 5)])
     def test_bounds_that_cannot_be_are_refused(self, bounds: tuple[float, float]) -> None:

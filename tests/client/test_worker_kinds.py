@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from tests.client.worker_stage import WAIT_S, Stage
 
-from veilmq.client.worker import Backoff, Cause, FileCheckpoints, Reject, Retry
+from veilmq.client.worker import Backoff, Cause, FileCheckpoints, Reject, Retry, processes
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
 LATE = Backoff(first=3_000, longest=3_000, jitter=0)
@@ -135,6 +136,23 @@ class TestProcesses:
         worker.stop()
         assert worker.join(WAIT_S)
         assert worker.pids == []
+
+    def test_a_machine_without_processes_for_a_moment_costs_no_runner(
+        self, stage: Stage, handlers: ModuleType, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kind = processes._CONTEXT.Process
+        start, starts = kind.start, count(1)
+
+        def sometimes(self: Any) -> None:
+            if next(starts) in (2, 3):
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            start(self)
+
+        monkeypatch.setattr(kind, "start", sometimes)
+        stage.send("die", "a", "b")
+        counts = stage.work(handlers.unusual, kind="processes")
+        assert counts.outcomes["done"] == 3
+        assert stage.nothing_left()
 
     def test_a_deaf_one_is_killed_once_its_lease_is_lost(
         self, stage: Stage, handlers: ModuleType, tmp_path: Path

@@ -3,7 +3,7 @@
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,15 @@ class TestEnvelope:
     @pytest.mark.parametrize("body", ["", "text", "{}", '{"veilmq":"checkpoint/1",', '{"veilmq":"checkpoint/1","x":1}'])
     def test_any_other_body_is_itself(self, body: str) -> None:
         assert unwrap(body) == (body, None)
+
+    @pytest.mark.parametrize("inside", ["[" * 5_000 + "]" * 5_000, '"' + chr(0xD800) + '"'])
+    def test_one_that_nobody_can_read_stops_no_worker(self, stage: Stage, inside: str) -> None:
+        body = wrap("x", None).replace("null", inside)
+        assert unwrap(body) == (body, None)
+        if body.isascii():
+            stage.send(body, "y")
+            stage.work(stage.note)
+            assert stage.seen == [body, "y"]
 
 
 def steps(stage: Stage, states: list[Any]) -> Callable[[Any], None]:
@@ -242,10 +251,19 @@ class TestSideRecords:
 
 
 @pytest.fixture(params=["directory", "table"])
-def guard(request: pytest.FixtureRequest, tmp_path: Path) -> Guard:
+def guard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Guard]:
     if request.param == "directory":
-        return DirectoryGuard(tmp_path / "guard")
-    return TableGuard(lambda: sqlite3.connect(tmp_path / "guard.db", timeout=30))
+        yield DirectoryGuard(tmp_path / "guard")
+        return
+    made = []
+
+    def connect() -> sqlite3.Connection:
+        made.append(sqlite3.connect(tmp_path / "guard.db", timeout=30, check_same_thread=False))
+        return made[-1]
+
+    yield TableGuard(connect)
+    for connection in made:
+        connection.close()
 
 
 def claim(owner: str = "m1", attempt: int = 1, now: float = 100.0, until: float = 200.0) -> Claim:

@@ -1,71 +1,153 @@
-"""A pool of daemon threads.
+"""The client's pool of threads that nobody waits for.
 
 Strategy: as the standard library's ThreadPoolExecutor, for whose threads the interpreter waits when it ends, however
-long a server that hangs lets them wait; these end with it. They start when they are needed, and hold the pool's line
-and not the pool, so that one that nobody closes lets them go.
+long a server that hangs lets them wait; these are daemons. They start when they are needed and end after a minute
+without work, with the pool, or when nobody has the pool any more: they hold its line and not itself. A forked child has
+none of them, and begins anew. Where no thread can be started, whoever asks does the work.
 """
 
+import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_Line = SimpleQueue[tuple["Future[Any]", Callable[[], Any]] | None]
+IDLE_SECONDS: Final = 60.0
+
+
+class _Task:
+    """One call, and who is told."""
+
+    def __init__(self, future: "Future[Any]", call: Callable[[], Any]) -> None:
+        self._future = future
+        self._call = call
+
+    def run(self) -> None:
+        if self._future.set_running_or_notify_cancel():
+            try:
+                result = self._call()
+            except BaseException as error:  # noqa: BLE001 raised where the result is asked for
+                self._future.set_exception(error)
+            else:
+                self._future.set_result(result)
+
+
+_Inbox = SimpleQueue[_Task | None]
+
+
+class _Line:
+    """What is to do, and the threads that do it."""
+
+    def __init__(self, threads_max: int | None, name: str) -> None:
+        self._threads_max = threads_max
+        self._name = name
+        # The pool's end may come with a collection of garbage, in a thread that has the lock.
+        self._lock = threading.RLock()
+        self._waiting: deque[_Task] = deque()
+        self.idle: list[_Inbox] = []
+        self._threads = 0
+        self._numbers = 0
+        self._over = False
+
+    def put(self, task: _Task) -> bool:
+        """Whether a thread runs it, now or when it is through with others; False: there is none, and none can be
+        started. Raises RuntimeError once no more is taken."""
+        with self._lock:
+            if self._over:
+                raise RuntimeError("the pool was shut down")
+            if self.idle:
+                self.idle.pop().put(task)
+            elif self._threads_max is not None and self._threads >= self._threads_max:
+                self._waiting.append(task)
+            elif not self._start(task):
+                if not self._threads or self._threads_max is None:
+                    return False
+                self._waiting.append(task)
+            return True
+
+    def end(self) -> None:
+        """Take no more; what was taken is done."""
+        with self._lock:
+            self._over = True
+            while self.idle:
+                self.idle.pop().put(None)
+
+    def _start(self, task: _Task) -> bool:
+        self._numbers += 1
+        name = f"{self._name} {self._numbers}"
+        self._threads += 1
+        inbox: _Inbox = SimpleQueue()
+        inbox.put(task)
+        try:
+            threading.Thread(target=self._serve, args=(inbox,), name=name, daemon=True).start()
+        except RuntimeError:  # "can't start new thread": the machine has no more
+            self._threads -= 1
+            return False
+        return True
+
+    def _serve(self, inbox: _Inbox) -> None:
+        task = inbox.get()
+        while task is not None:
+            task.run()
+            del task  # nothing is held by a thread that waits
+            task = self._next(inbox)
+
+    def _next(self, inbox: _Inbox) -> _Task | None:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            if self._over:
+                return None
+            self.idle.append(inbox)
+        try:
+            return inbox.get(timeout=IDLE_SECONDS)
+        except Empty:
+            with self._lock:
+                if inbox in self.idle:
+                    self.idle.remove(inbox)
+                    self._threads -= 1
+                    return None
+            return inbox.get()  # it is on its way
 
 
 class DaemonPool(Executor):
-    """Runs calls on up to `threads_max` threads. Any thread may use it."""
+    """Runs calls on up to `threads_max` threads, None: on as many as there are calls. Any thread may use it."""
 
-    def __init__(self, threads_max: int, name: str) -> None:
+    def __init__(self, threads_max: int | None, name: str) -> None:
         self._threads_max = threads_max
         self._name = name
-        self._line: _Line = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._lock = threading.Lock()
-        self._started = 0
-        self._end = weakref.finalize(self, _end, self._line, threads_max)
-        self._end.atexit = False
+        self._closed = False
+        self._begin()
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
-        """See `concurrent.futures.Executor.submit`. Raises RuntimeError once it is shut down."""
+        """See `concurrent.futures.Executor.submit`; done when this returns, where no thread can be started.
+
+        Raises RuntimeError once it is shut down.
+        """
+        if self._pid != os.getpid():
+            self._begin()
         future: Future[R] = Future()
-        with self._lock:
-            if not self._end.alive:
-                raise RuntimeError("the pool was shut down")
-            self._line.put((future, partial(fn, *args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and self._started < self._threads_max:
-                self._started += 1
-                name = f"{self._name} {self._started}"
-                threading.Thread(target=_serve, args=(self._line, self._idle), name=name, daemon=True).start()
+        task = _Task(future, partial(fn, *args, **kwargs))
+        if not self._line.put(task):
+            task.run()
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
         """Take no more; what was submitted is done. It does not wait, nor cancel. Twice is once."""
-        with self._lock:
+        self._closed = True
+        self._end()
+
+    def _begin(self) -> None:
+        self._line = _Line(self._threads_max, self._name)
+        self._end = weakref.finalize(self, self._line.end)
+        self._end.atexit = False
+        self._pid = os.getpid()
+        if self._closed:
             self._end()
-
-
-def _end(line: _Line, threads: int) -> None:
-    for _ in range(threads):
-        line.put(None)
-
-
-def _serve(line: _Line, idle: threading.Semaphore) -> None:
-    while (item := line.get()) is not None:
-        future, call = item
-        if future.set_running_or_notify_cancel():
-            try:
-                result = call()
-            except BaseException as error:  # noqa: BLE001 raised where the result is asked for
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-                del result
-        del item, future, call  # nothing is held by a thread that waits
-        idle.release()

@@ -40,11 +40,14 @@ def paramstyle_of(given: str | None, near: Any) -> str:
     return given
 
 
-def check_transactional(connection: Any) -> None:
-    """Raises ParameterInvalid if each statement would be a transaction of its own."""
+def transactional(connect: Connect) -> Any:
+    """A new connection. Raises ParameterInvalid if each statement on it would be a transaction of its own."""
+    connection = connect()
     if getattr(connection, "autocommit", False) is True or getattr(connection, "isolation_level", "") is None:
+        connection.close()
         reason = "makes connections in autocommit mode: a transaction of several statements is needed"
         raise ParameterInvalid(parameter="connect", reason=reason)
+    return connection
 
 
 def run(cursor: Any, paramstyle: str, statement: str, values: Sequence[object] = ()) -> Any:

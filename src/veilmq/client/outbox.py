@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Self
 from msgspec.structs import replace
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.dbapi import Connect, check_transactional, paramstyle_of, run, table_name
+from veilmq.client.dbapi import Connect, paramstyle_of, run, table_name, transactional
 from veilmq.client.message_text import from_text, to_text
 from veilmq.client.messages import Message, Sent
 from veilmq.client.prepared import as_message, text_bytes
@@ -179,8 +179,9 @@ class Relay:
         """Look every `check_every` seconds, in a thread of its own. Twice is once."""
         if self._thread is None:
             self._closing = False
-            self._thread = threading.Thread(target=self._run, name="veilmq outbox relay", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="veilmq outbox relay", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def close(self) -> None:
         """End the thread and the connection; the queue stays open. Twice is once."""
@@ -204,9 +205,7 @@ class Relay:
     def connection(self) -> Any:
         """The relay's own connection."""
         if self._connection is None:
-            connection = self._connect()
-            check_transactional(connection)
-            self._connection = connection
+            self._connection = transactional(self._connect)
         return self._connection
 
     def drop(self) -> None:

@@ -110,9 +110,13 @@ class Parked:
             if until > now:
                 soonest = min(soonest, until - now)
                 continue
-            self._polls.add((name, lease))
             arguments = (name, lease, min(SLICE, deadline - now))
-            threading.Thread(target=self._run, args=arguments, name=f"poll {name}", daemon=True).start()
+            try:
+                threading.Thread(target=self._run, args=arguments, name=f"poll {name}", daemon=True).start()
+            except RuntimeError:  # "can't start new thread": the next look may
+                soonest = min(soonest, _PAUSE_MIN)
+            else:
+                self._polls.add((name, lease))
         return soonest
 
     def _run(self, name: str, lease: Lease, wait: float) -> None:

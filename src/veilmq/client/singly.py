@@ -5,7 +5,6 @@ raised before anything was done; the others go through a small pool of threads, 
 broken the rest is not tried: each such entry says so.
 """
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -28,12 +27,7 @@ class Singly:
     """The threads of one account; they start when a batch needs them. Any thread."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._new_pool()
-
-    def _new_pool(self) -> None:
-        self._pool = DaemonPool(THREADS, f"veilmq-{self._name}")
-        self._pid = os.getpid()
+        self._pool = DaemonPool(THREADS, f"veilmq-{name}")
 
     def run(self, entries: Sequence[Entry], call: Callable[[Entry], Result]) -> list[Result | VeilError]:
         """One result or error an entry, in order. Raises what the first call raised if it is wrong with all of them and
@@ -52,8 +46,6 @@ class Singly:
                     broken.set()
                 return error
 
-        if self._pid != os.getpid():  # a forked child has none of its parent's threads
-            self._new_pool()
         first = one(entries[0])
         if isinstance(first, _OF_ALL) and not may_have_happened(first):
             raise first

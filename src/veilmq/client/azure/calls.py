@@ -8,6 +8,7 @@ exceptions, and the transport's choice between request and response errors.
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
+from xml.etree.ElementTree import ParseError
 
 from azure.core.exceptions import AzureError, DecodeError, HttpResponseError, ServiceRequestError
 
@@ -17,6 +18,8 @@ from veilmq.model.errors import LeaseError
 
 T = TypeVar("T")
 
+_UNEXPECTED: Final = (ParseError, AttributeError, KeyError, TypeError, ValueError)
+"""What the SDK raises for an answer that is none of the service's, of a proxy for example."""
 _REQUEST_ID: Final = "x-ms-request-id"
 _CODE: Final = "x-ms-error-code"
 
@@ -37,7 +40,7 @@ def call(
 
     try:
         return operation(retry_hook=retried, **given)
-    except DecodeError as error:
+    except (DecodeError, *_UNEXPECTED) as error:
         reason = f"the answer cannot be read: {type(error).__name__}"
         raise TransportError(reason=reason, may_have_happened=True) from error
     except HttpResponseError as error:

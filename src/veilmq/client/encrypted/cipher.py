@@ -131,6 +131,9 @@ class Cipher:
             raise Undecryptable(message=message, reason="we do not have its key", key_id=key_id)
         if header.get("alg") != "dir" or header.get("enc") != key.algorithm or key.algorithm not in self._algorithms:
             raise Undecryptable(message=message, reason="its algorithm is not allowed", key_id=key_id)
+        if "crit" in header:
+            # RFC 7516, 4.1.13. The library takes it for a list of names, whatever it is.
+            raise Undecryptable(message=message, reason="it asks for what we do not know", key_id=key_id)
         queue = header.get("queue")
         if not isinstance(queue, str) or queue not in self._accepted:
             raise Undecryptable(message=message, reason="it was encrypted for another queue", key_id=key_id)

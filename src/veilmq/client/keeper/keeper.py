@@ -151,7 +151,7 @@ class LeaseKeeper(Closing):
         less than minimal_life left is extended before this returns: LeaseExpired if the queue refuses, other errors as
         `Queue.extend` raises them. ParameterInvalid for what cannot work, and once the keeper is closed.
         """
-        self._check_process()
+        self.check_open()
         if lease is not None:
             check_lease("lease", lease, self._capabilities)
         if max_hold is not None:
@@ -171,12 +171,10 @@ class LeaseKeeper(Closing):
         if received.lease_end - now < min(self.parameters.minimal_life, held.lead):
             self._revive(held, now)
         with self._lock:
-            if self._closing:
-                raise ParameterInvalid(parameter="keeper", reason="it is closed")
+            self.check_open()
+            self._thread = self._thread or self._started()
             table.admit(held, self.clock.monotonic())
-            if self._thread is None:
-                self._start()
-            elif table.next_look() < self._sleeps_until:
+            if table.next_look() < self._sleeps_until:
                 self._wake.notify()
         if self._crashes is not None and received.receive_count > 1:
             self._crashes.redelivered(received)
@@ -307,6 +305,12 @@ class LeaseKeeper(Closing):
         while lease.busy:
             self._turn.wait()
 
+    def check_open(self) -> None:
+        """Raises ParameterInvalid if it holds nothing more: it is closed, or another process's."""
+        self._check_process()
+        if self._closing:
+            raise ParameterInvalid(parameter="keeper", reason="it is closed")
+
     def _check_process(self) -> None:
         """The parent's threads are not here, and what they had locked stays locked."""
         if self._pid != os.getpid():
@@ -345,9 +349,10 @@ class LeaseKeeper(Closing):
             lease.maybe_deleted = lease.maybe_deleted or may_have_happened(error)
             raise
 
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name=f"veilmq keeper {self.queue.name}", daemon=True)
-        self._thread.start()
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name=f"veilmq keeper {self.queue.name}", daemon=True)
+        thread.start()
+        return thread
 
     def _run(self) -> None:
         try:
@@ -357,7 +362,7 @@ class LeaseKeeper(Closing):
             # Unreachable but for a bug: then its traceback is shown, and the leases are kept all the same.
             with self._lock:
                 if not self._stopped:
-                    self._start()
+                    self._thread = self._started()
 
     def _step(self) -> None:
         batches = self._look()

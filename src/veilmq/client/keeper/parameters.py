@@ -48,7 +48,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             raise ParameterInvalid(parameter="senders", reason=f"{self.senders} is not between 1 and {SENDERS_MAX}")
         check_lease("visibility_timeout", self.visibility_timeout, capabilities)
         if plan is not None:
-            positive("plan", plan.margin)
+            if not 0 <= plan.margin < math.inf:
+                raise ParameterInvalid(parameter="plan", reason=f"its margin, {plan.margin!r}, is not 0 s or more")
         elif self.visibility_timeout <= self.interval + self.minimal_life:
             needed = self.interval + self.minimal_life
             raise ParameterInvalid(

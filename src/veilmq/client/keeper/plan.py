@@ -14,7 +14,7 @@ class Plan(Protocol):
 
     @property
     def margin(self) -> float:
-        """How long before its end a lease is to be extended; takes the place of interval + minimal_life."""
+        """How long before its end a lease is to be extended; takes the place of interval + minimal_life. 0: never."""
         ...
 
     def first_lease(self, message: Received) -> float:

@@ -76,7 +76,7 @@ class LeaseTable(Generic[H]):
         self.holds[key] = hold
         self.registered += 1
         if hold.wanted is not None:
-            if abs(hold.deadline - now - hold.wanted) > self.lead_for(hold.wanted):
+            if abs(hold.deadline - now - hold.wanted) > max(self.lead_for(hold.wanted), self.schedule.width):
                 hold.renew_at = now
             else:
                 hold.wanted = None

@@ -1,7 +1,8 @@
 """Who must be told of lost leases, told where nothing of the keeper's can break.
 
 Strategy: callbacks are the user's code: they run one after another in a thread of their own that ends when all are
-told. One that raises ends that thread, as any unhandled error (threading.excepthook); a new one tells the rest.
+told. One that raises ends that thread, as any unhandled error (threading.excepthook); a new one tells the rest. Where
+no thread can be started, the caller's has to do.
 """
 
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 
 class Teller:
-    """Runs callbacks, in order, never in the caller's thread."""
+    """Runs callbacks, in order, in a thread of their own."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -24,12 +25,16 @@ class Teller:
             return
         with self._lock:
             self._calls.extend(calls)
-            if not self._running:
-                self._start()
+            if self._running:
+                return
+            self._running = True
+        self._start()
 
     def _start(self) -> None:
-        self._running = True
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError:  # "can't start new thread": told here, rather than not at all
+            self._run()
 
     def _run(self) -> None:
         done = False
@@ -43,5 +48,4 @@ class Teller:
                 call()
         finally:
             if not done:
-                with self._lock:
-                    self._start()
+                self._start()

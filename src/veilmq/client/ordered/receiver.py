@@ -98,6 +98,7 @@ class OrderedReceiver(Closing):
         self._keeper = keeper or LeaseKeeper(
             queue, visibility_timeout=lease, interval=lease / 3, minimal_life=lease / 6, clock=clock
         )
+        self._keeper.check_open()
         self._own_keeper = keeper is None
         self._changed = sleeping_by(clock, threading.Condition())
         self._acks = threading.Lock()

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.dbapi import Connect, check_transactional, paramstyle_of, run, table_name
+from veilmq.client.dbapi import Connect, paramstyle_of, run, table_name, transactional
 from veilmq.client.errors import StateInvalid, StorageLost
 from veilmq.client.ordered.holding import HOLD_SECONDS, Owner, Watch
 from veilmq.model.errors import ParameterInvalid
@@ -157,9 +157,7 @@ class TableStorage:
     def _cursor(self) -> Iterator[Any]:
         """A cursor in a transaction: committed at the end, rolled back and reconnected after any error."""
         if self._connection is None:
-            connection = self._connect()
-            check_transactional(connection)
-            self._connection = connection
+            self._connection = transactional(self._connect)
         self._changed = False
         cursor = self._connection.cursor()
         done = False

@@ -53,7 +53,11 @@ class Polling:
             now = self.clock.monotonic()
             self._exchange.ask(wish, now)
             if self._exchange.more(now):
-                self._rouse()
+                try:
+                    self._rouse()
+                except RuntimeError:
+                    self._exchange.withdraw(wish)
+                    raise
 
     def withdraw(self, wish: Wish) -> Sequence[Received] | VeilError:
         """The caller waits no longer: what it gets."""
@@ -100,8 +104,14 @@ class Polling:
         if self._idle:
             self._changed.notify()
         elif self._runners < self._runners_max:
-            self._runners += 1
-            threading.Thread(target=self._run, name=f"veilmq receiver {self.queue.name}", daemon=True).start()
+            thread = threading.Thread(target=self._run, name=f"veilmq receiver {self.queue.name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # "can't start new thread": those that run go on
+                if not self._runners:
+                    raise
+            else:
+                self._runners += 1
 
     def _run(self) -> None:
         broken = True

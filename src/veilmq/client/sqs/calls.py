@@ -79,6 +79,9 @@ class Calls:
             raise ParameterInvalid(parameter="request", reason=str(error)) from error
         except BotoCoreError as error:  # no credentials, no region ...: nothing was sent
             raise ServiceError(code=type(error).__name__, status=0, request_id="", message=str(error)) from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # JSON that botocore does not expect
+            reason = f"the answer cannot be read: {type(error).__name__}"
+            raise TransportError(reason=reason, may_have_happened=True) from error
         return answer
 
     def _said(self, error: ClientError, queue: str, size_bytes: int) -> VeilError:

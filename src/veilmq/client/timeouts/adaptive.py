@@ -87,7 +87,8 @@ class AdaptiveTimeout:
     @property
     def margin(self) -> float:
         """Seconds before a lease's end at which it is extended: the longest of any type's schedule."""
-        schedules = [kind.schedule for kind in self._kinds.values() if kind.schedule is not None]
+        # A list first: other threads learn of new types meanwhile.
+        schedules = [kind.schedule for kind in list(self._kinds.values()) if kind.schedule is not None]
         return max((schedule.margin for schedule in schedules), default=self.schedule_of(None).margin)
 
     def first_lease(self, message: Received) -> float:

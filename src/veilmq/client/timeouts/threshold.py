@@ -74,3 +74,6 @@ class ThresholdTimeout:
 
     def vanished(self, message: Received, held: float) -> None:
         """A worker that crashed says nothing here."""
+
+    def late(self, seconds: float) -> None:
+        """A late extension says nothing here."""

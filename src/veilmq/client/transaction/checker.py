@@ -62,8 +62,9 @@ class Checker:
         """Look every `check_every` seconds, in a thread of its own. Twice is once."""
         if self._thread is None:
             self._stop.clear()
-            self._thread = threading.Thread(target=self._run, name="veilmq transaction checker", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="veilmq transaction checker", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def close(self) -> None:
         """End the thread. Twice is once."""

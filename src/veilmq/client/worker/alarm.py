@@ -34,8 +34,8 @@ class Alarm:
                 return
             heapq.heappush(self._heap, (when, next(self._numbers), call))
             if not self._started:
-                self._started = True
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._started = True
             self._changed.notify()
 
     def close(self) -> None:

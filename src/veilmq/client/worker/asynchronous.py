@@ -90,7 +90,8 @@ class AsyncRunners:
     async def _call(self, hands: Sequence[Hand]) -> list[Result]:
         batch = self._flow.parameters.batch is not None
         jobs = [
-            AsyncJob(hand.message, hand, hand.cancelled, hand.state, hand.deadline, self._flow.clock) for hand in hands
+            AsyncJob(self._pool, hand.message, hand, hand.cancelled, hand.state, hand.deadline, self._flow.clock)
+            for hand in hands
         ]
         # A task of the handler's own: cancelling it must not cancel the settling that follows.
         task = self._loop.create_task(_coroutine(self._handler(list(jobs) if batch else jobs[0])))

@@ -85,8 +85,8 @@ def unwrap(body: str) -> tuple[str, Any]:
         return body, None
     try:
         envelope = msgspec.json.decode(body, type=Envelope)
-    except msgspec.MsgspecError:
-        return body, None  # a sender's own JSON that begins alike
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return body, None  # a sender's own JSON that begins alike, however deep
     return envelope.body, envelope.state
 
 

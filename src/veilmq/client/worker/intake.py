@@ -103,6 +103,11 @@ class Intake:
         tries = early = 0
         failing_since: float | None = None
         while places := self._ready.reserve(self._able.receive_messages_max):
+            if (closed := self._keeper_closed()) is not None:
+                self._ready.give_back(places)
+                if not self._stop.is_set():
+                    self._fatal(closed)
+                return
             before = self._clock.monotonic()
             try:
                 came = self._poll.receive(places, lease=self._parameters.first_lease, wait=self._wait)
@@ -173,6 +178,9 @@ class Intake:
             self._counts.ended("expired")
             return None
         except Exception as error:  # noqa: BLE001 as may a plan
+            if self._keeper_closed() is not None:
+                self._return(message)
+                return None
             self._settling.report("extend", error)
             self._counts.ended("unsettled")
             return None
@@ -187,6 +195,15 @@ class Intake:
         )
         lease.on_lost(lambda lost: self._settling.lose(hand, str(getattr(lost, "reason", "its extension was refused"))))
         return hand
+
+    def _keeper_closed(self) -> ParameterInvalid | None:
+        """Why the keeper, the user's own, takes nothing more."""
+        try:
+            if self._keeper is not None:
+                self._keeper.check_open()
+        except ParameterInvalid as error:
+            return error
+        return None
 
     def _length(self, message: Received) -> float | None:
         """What the user's function wants for this message, within what the queue can; None: as it was received."""

@@ -6,7 +6,9 @@ loop; what it calls (`Calls`) is the message in hand or a pipe to it. What a han
 """
 
 import asyncio
-from collections.abc import Mapping
+import contextvars
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from typing import Any, Protocol
 
 from veilmq.client.clock import Clock
@@ -117,11 +119,20 @@ class Job(JobView):
 class AsyncJob(JobView):
     """A message in a coroutine."""
 
+    def __init__(self, pool: Executor, *view: Any) -> None:
+        """pool: what blocks runs there; the loop's own threads would hold up the program's end. view: a `JobView`'s."""
+        super().__init__(*view)
+        self._pool = pool
+
     async def checkpoint(self, state: Any, lease: float | None = None) -> None:
         """As `Job.checkpoint`, without blocking the loop."""
-        await asyncio.to_thread(self._calls.checkpoint, state, lease)
+        await self._blocking(self._calls.checkpoint, state, lease)
         self.state = state
 
     async def extend(self, seconds: float) -> None:
         """As `Job.extend`, without blocking the loop."""
-        await asyncio.to_thread(self._calls.extend, seconds)
+        await self._blocking(self._calls.extend, seconds)
+
+    async def _blocking(self, call: Callable[..., None], *values: Any) -> None:
+        context = contextvars.copy_context()
+        await asyncio.get_running_loop().run_in_executor(self._pool, context.run, call, *values)

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.client.capabilities import Capabilities
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.parameters import check_lease, positive
 from veilmq.client.messages import Received
@@ -117,8 +116,14 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         derived = {"visibility_timeout": lease, "interval": lease / 3, "minimal_life": lease / 6}
         return derived | dict(self.keeper) if isinstance(self.keeper, Mapping) else derived
 
-    def check(self, capabilities: Capabilities) -> None:
-        """Raises ParameterInvalid for what this queue cannot do."""
+    def check(self, queue: Queue) -> None:
+        """Raises ParameterInvalid for what this queue cannot do, and for a keeper that cannot hold its messages."""
+        capabilities = queue.capabilities
+        if isinstance(self.keeper, LeaseKeeper):
+            self.keeper.check_open()
+            if self.keeper.queue.name != queue.name:
+                reason = f"it keeps leases of queue {self.keeper.queue.name}, not of {queue.name}"
+                raise ParameterInvalid(parameter="keeper", reason=reason)
         check_lease("lease", self.first_lease, capabilities)
         if self.wait is not None and self.wait > capabilities.wait_max:
             raise ParameterInvalid(

@@ -159,10 +159,10 @@ class _Child:
         with self._lock:
             self._pipe.close()
         self._process.join(_START_SECONDS)
-        self.spawn()
         try:
+            self.spawn()
             self.await_ready()
-        except ParameterInvalid as error:
+        except (ParameterInvalid, OSError) as error:  # OSError: the machine has no more processes, or files
             log.error("a worker process cannot be replaced: %s", error)
             self.kill()
             return str(error)

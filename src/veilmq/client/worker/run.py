@@ -85,7 +85,7 @@ class Run:
         messages_max: int | None = None,
     ) -> None:
         able = queue.capabilities
-        parameters.check(able)
+        parameters.check(queue)
         self._name = queue.name
         self._parameters = parameters
         self._clock = clock

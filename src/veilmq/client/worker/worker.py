@@ -108,7 +108,7 @@ class Worker:
         self._clock = clock
         _check_handler(handler, self.parameters.kind)
         if not isinstance(queue, str):
-            self.parameters.check(queue.capabilities)
+            self.parameters.check(queue)
         self._inbox: SimpleQueue[Said | Exception] = SimpleQueue()
         self._run: Run | None = None
         self._thread: threading.Thread | None = None
@@ -142,6 +142,8 @@ class Worker:
         ParameterInvalid, CapabilityMissing (before anything is received, or by a receive), and what receives met for
         longer than `give_up_after`.
         """
+        if signals and threading.current_thread() is not threading.main_thread():
+            raise ParameterInvalid(parameter="signals", reason="only the main thread hears them")
         if messages_max is not None and messages_max < 1:
             raise ParameterInvalid(parameter="messages_max", reason=f"{messages_max} is below 1")
         connected = isinstance(self.queue, str)
@@ -219,7 +221,8 @@ class Worker:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                # None: whoever embeds Python had set one that Python cannot.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def worker(queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Worker]:

@@ -1,0 +1,78 @@
+"""Answers that no service gives, but a proxy or a captive portal may: a typed error, whatever the SDK makes of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import boto3
+import pytest
+from azure.storage.queue import QueueServiceClient
+from botocore.config import Config
+
+from veilmq.client.azure import AzureAccount
+from veilmq.client.azure.queue import AzureQueue
+from veilmq.client.connect import DEVELOPMENT_KEYS
+from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.messages import Extension
+from veilmq.client.queue import Queue
+from veilmq.client.sqs import SqsAccount
+from veilmq.client.sqs.queue import SqsQueue
+from veilmq.testing.broken_server import BrokenServer, answer
+
+pytestmark = pytest.mark.slow
+
+((ACCOUNT, KEY),) = DEVELOPMENT_KEYS.items()
+JSON = "Content-Type: application/x-amz-json-1.0"
+XML = "Content-Type: application/xml"
+STRANGE = {
+    "nothing": answer(200),
+    "a page": answer(200, b"<html><p>Log in", "Content-Type: text/html"),
+    "null": answer(200, b"null", JSON),
+    "a list": answer(200, b"[1]", JSON),
+    "a number of messages": answer(200, b'{"Messages": 5, "Successful": 7}', JSON),
+    "a refusal with a number for its type": answer(400, b'{"__type": 5, "message": []}', JSON),
+    "other XML": answer(200, b"<?xml version='1.0'?><a><b/></a>", XML),
+    "half of an XML": answer(200, b"<?xml version='1.0'?><QueueMessagesList><Queue", XML),
+    "a refusal without a message": answer(503, b"<Error><Code>ServerBusy</Code></Error>", XML),
+    "half a head": b"HTTP/1.1 200 OK\r\nContent-Le",
+    "a length that is none": b"HTTP/1.1 200 OK\r\nContent-Length: abc\r\n\r\nabc",
+}
+CALLS: dict[str, Callable[[Queue], Any]] = {
+    "send": lambda queue: queue.send("x"),
+    "receive": lambda queue: queue.receive(2, lease=5),
+    "extend_batch": lambda queue: queue.extend_batch([Extension("id:receipt", 5)]),
+    "stats": lambda queue: queue.stats(),
+}
+
+
+def sqs(url: str) -> Iterator[Queue]:
+    client = boto3.client(
+        "sqs", endpoint_url=url, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s",
+        config=Config(retries={"total_max_attempts": 1}),
+    )  # fmt: skip
+    with closing(client), SqsAccount(client) as account:
+        yield SqsQueue(account, account._calls, "jobs", f"{url}/000000000000/jobs")
+
+
+def azure(url: str) -> Iterator[Queue]:
+    credential = {"account_name": ACCOUNT, "account_key": KEY}
+    client = QueueServiceClient(f"{url}/{ACCOUNT}", credential=credential, retry_total=0)
+    with client, AzureAccount(client) as account:
+        yield AzureQueue(account, client.get_queue_client("jobs"))
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("strange", STRANGE)
+@pytest.mark.parametrize("adapter", [sqs, azure])
+def test_is_a_typed_error_or_no_message(adapter: Callable[[str], Iterator[Queue]], strange: str, call: str) -> None:
+    broken = BrokenServer([STRANGE[strange]])
+    for queue in adapter(broken.url):
+        try:
+            told = CALLS[call](queue)
+        except (TransportError, ServiceError):
+            continue
+        if call == "extend_batch":
+            assert all(isinstance(each, TransportError | ServiceError) for each in told)
+        else:
+            assert told == [] or call == "stats"
+    broken.close()

@@ -1,0 +1,101 @@
+"""What a worker refuses before it receives anything, and the user's own keeper that is closed under it."""
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.client.test_forked import code_of, in_child
+from tests.client.worker_stage import WAIT_S, Gate, Stage
+
+from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.ordered import LocalFile, OrderedReceiver
+from veilmq.model.errors import ParameterInvalid
+
+
+def refusal(call: Callable[[], Any]) -> tuple[str, str]:
+    with pytest.raises(ParameterInvalid) as refused:
+        call()
+    return refused.value.parameter, refused.value.reason
+
+
+def test_a_closed_keeper_is_refused(stage: Stage) -> None:
+    stage.send("x")
+    keeper = LeaseKeeper(stage.queue)
+    worker = stage.worker(stage.note, keeper=keeper)
+    keeper.close()
+    assert refusal(lambda: stage.worker(stage.note, keeper=keeper)) == ("keeper", "it is closed")
+    assert refusal(worker.run) == ("keeper", "it is closed")
+    assert stage.queue.stats().visible == 1
+    assert stage.seen == []
+
+
+def test_an_ordered_receiver_refuses_it_too(stage: Stage, tmp_path: Any) -> None:
+    keeper = LeaseKeeper(stage.queue)
+    keeper.close()
+    storage = LocalFile(tmp_path / "state")
+    assert refusal(lambda: OrderedReceiver(stage.queue, storage, keeper=keeper)) == ("keeper", "it is closed")
+    storage.acquire()
+    storage.release()
+
+
+def test_a_keeper_of_another_queue_is_refused(stage: Stage) -> None:
+    with LeaseKeeper(stage.make("other")) as keeper:
+        told = refusal(lambda: stage.worker(stage.note, keeper=keeper))
+    assert told == ("keeper", "it keeps leases of queue other, not of work")
+
+
+def test_a_parents_keeper_is_refused(stage: Stage) -> None:
+    with LeaseKeeper(stage.queue) as keeper:
+
+        def work() -> bool:
+            parameter, reason = refusal(lambda: stage.worker(stage.note, keeper=keeper))
+            return parameter == "keeper" and "forked" in reason
+
+        assert code_of(in_child(work)) == 0
+
+
+def test_a_keeper_that_is_closed_under_its_worker_ends_it_and_the_messages_go_back(stage: Stage) -> None:
+    keeper = LeaseKeeper(stage.queue)
+    gate = Gate(stage)
+    worker = stage.worker(gate, keeper=keeper, wait=20)
+    stage.send("first")
+    worker.start()
+    gate.wait_begun()
+    keeper.close(release=False)
+    gate.may.set()
+    stage.send("second")
+    assert refusal(lambda: worker.join(WAIT_S)) == ("keeper", "it is closed")
+    assert worker.counts is not None
+    assert "unsettled" not in worker.counts.outcomes
+    assert stage.visible() == ["second"]
+
+
+def test_signals_are_for_the_main_thread(stage: Stage) -> None:
+    stage.send("x")
+    found: list[tuple[str, str]] = []
+    worker = stage.worker(stage.note)
+    thread = threading.Thread(target=lambda: found.append(refusal(lambda: worker.run(signals=True))))
+    thread.start()
+    thread.join(WAIT_S)
+    assert found == [("signals", "only the main thread hears them")]
+    assert stage.queue.stats().visible == 1
+
+
+def test_a_handler_of_signals_that_python_did_not_set_is_no_trouble(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = signal.signal
+    before = install(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        # What Python says of a handler of whoever embeds it.
+        monkeypatch.setattr(signal, "signal", lambda number, handler: install(number, handler) and None)
+        stage.send("x")
+        stage.worker(stage.note).run(signals=True, until_empty=True)
+        assert stage.seen == ["x"]
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        monkeypatch.undo()
+        install(signal.SIGTERM, before)
+        install(signal.SIGINT, signal.default_int_handler)
