@@ -1,5 +1,6 @@
 """Archives sent back to queues, and what `archive` and `replay` say before Spark starts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,9 @@ class TestReplay:
             url = stage.url(name=queue.name)
             with pytest.raises(OptionInvalid, match="no column order"):
                 replay(spark, archive, url, key="order")
+            for where in ("type =", "weight > 1", "length(body)"):
+                with pytest.raises(OptionInvalid, match=re.escape(f"where='{where}' cannot be: [")):
+                    replay(spark, archive, url, where=where)
             with pytest.raises(Exception, match="does not deduplicate"):
                 replay(spark, archive, url, key="id")
             with pytest.raises(SourceUnreachable, match="Is it there"):

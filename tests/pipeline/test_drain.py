@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import types
 from tests.pipeline.drain_stage import Stage, left, send
 
 from veilmq.client.encrypted import EncryptedQueue, KeyFile, add_key, new_key
@@ -14,6 +15,8 @@ from veilmq.client.messages import Message
 from veilmq.client.unreadable import keep
 from veilmq.pipeline.drain import Drained, DrainUnfinished, checkpoint, drain, quarantined
 from veilmq.pipeline.drain.manifests import Directory
+from veilmq.pipeline.drain.options import DrainOptions
+from veilmq.pipeline.drain.rows import check_schema
 from veilmq.pipeline.errors import OptionInvalid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -106,6 +109,45 @@ def test_json_with_a_column_for_corrupt_records(spark: Any, stage: Stage) -> Non
     (row,) = [row for row in rows if row["order"] == 7]
     assert row["lines"] == [{"sku": "a", "n": 2}]
     assert row["at"].isoformat() == "2026-01-31T12:00:00+00:00"
+
+
+def test_numbers_and_instants_out_of_range_are_corrupt_and_stop_nothing(spark: Any, stage: Stage) -> None:
+    sink = f"parquet:{stage.directory}/table"
+    bad = [
+        '{"price": 1e100}', '{"price": 1e999999999}', '{"price": 123456789.00}', '{"price": "NaN"}', '{"part": 1e300}',
+        '{"at": "0001-01-01T00:00:00+14:00"}', '{"at": "9999-12-31T23:59:59-14:00"}', '{"few": [1e39]}',
+    ]  # fmt: skip
+    good = '{"price": -12345678.904, "part": 3.4028234e38, "at": "0001-01-01T14:00:00+14:00", "few": [1, null]}'
+    schema = "price decimal(10, 2), part float, at timestamp, few array<float>, _corrupt_record string"
+    with stage.make() as queue:
+        send(queue, [*bad, good])
+        done = drain(spark, stage.url(), sink, stage.directory / "d", schema=schema, format="json")
+    rows = table(spark, sink)
+    assert (done.messages, done.quarantined) == (9, 0)
+    assert sorted(row["_corrupt_record"] for row in rows if row["_corrupt_record"]) == sorted(bad)
+    (row,) = [row for row in rows if row["_corrupt_record"] is None]
+    assert (str(row["price"]), row["few"]) == ("-12345678.90", [1.0, None])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("_batch", "string"), ("_sent", "string"), ("_id", "int")])
+def test_the_message_s_own_columns_have_their_types(name: str, kind: str) -> None:
+    kinds: dict[str, types.DataType] = {"string": types.StringType(), "int": types.IntegerType()}
+    schema = types.StructType().add("a", types.IntegerType()).add(name, kinds[kind])
+    options = DrainOptions(url="veil://127.0.0.1:1/q", directory="/d", format="json")
+    with pytest.raises(OptionInvalid, match=f"veilmq has no column {name} of the type"):
+        check_schema(schema, options)
+
+
+def test_sessions_may_read_timestamp_as_one_without_a_zone(spark: Any, stage: Stage) -> None:
+    sink = f"delta:{stage.directory}/table"
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        with stage.make() as queue:
+            send(queue, ["1", "2"])
+            assert drain(spark, stage.url(), sink, stage.directory / "d").messages == 2
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+    assert all(row["sent"].tzinfo is not None for row in table(spark, sink))
 
 
 def test_json_without_that_column_quarantines(spark: Any, stage: Stage) -> None:

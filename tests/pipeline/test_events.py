@@ -3,6 +3,7 @@
 import shutil
 import socket
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from veilmq.client.connect import connect
 from veilmq.pipeline.errors import HistoryGap, HistoryNewer, OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.events.columns import COLUMNS, plain
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
-from veilmq.pipeline.events.source import Wanted
+from veilmq.pipeline.events.source import EventsStreamReader, Wanted
+from veilmq.pipeline.jobs.loop import Loop
 from veilmq.testing.histories import Workload, history, lognormal, write
 from veilmq.testing.server import ServerProcess
 
@@ -134,6 +137,118 @@ class TestStream:
         assert before < len(offsets) < after
 
 
+@pytest.fixture
+def restored(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
+    """A server, and one with a backup of it; both went on since."""
+    first, second = Server(tmp_path / "first"), Server(tmp_path / "second")
+    for each in (first, second):
+        each.data.parent.mkdir()
+    first.start()
+    try:
+        first.happen(20)
+        asked = urllib.request.Request(f"{first.admin}/api/v1/backup", method="POST")
+        asked.add_header("Authorization", f"Bearer {first.options_to_read['token']}")
+        with urllib.request.urlopen(asked) as answer:
+            copy = answer.read()
+        second.data.mkdir(mode=0o700)
+        (second.data / "veilmq.db").write_bytes(copy)
+        first.happen(20)
+        second.start()
+        try:
+            second.happen(40)
+            yield first, second
+        finally:
+            second.stop()
+    finally:
+        first.stop()
+
+
+@pytest.mark.slow
+class TestRestoredBackup:
+    """Its offsets mean other events: nothing that was read before may go on with them."""
+
+    SAID = r"another history than what was read before: a backup was restored"
+
+    def test_an_export(self, restored: tuple[Server, Server], tmp_path: Path) -> None:
+        first, second = restored
+        export(first.history, tmp_path / "events")
+        assert second.history.bounds().following > first.history.bounds().following
+        with pytest.raises(HistoryGap, match=self.SAID):
+            export(second.history, tmp_path / "events")
+
+    def test_a_stream_and_a_loop(self, spark: Any, restored: tuple[Server, Server], tmp_path: Path) -> None:
+        place = {"path": str(tmp_path / "table"), "checkpointLocation": str(tmp_path / "checkpoint")}
+
+        def run(server: Server) -> None:
+            stream = spark.readStream.format("veilmq-events").options(**server.options_to_read).load()
+            query = stream.writeStream.format("parquet").options(**place).trigger(availableNow=True).start()
+            query.awaitTermination(100)
+
+        def loop(server: Server) -> None:
+            # At one address, as far as the loop is told.
+            options = server.options_to_read | {"server": "http://the-server"}
+            Loop(tmp_path / "loop").run(spark, server.history, options, now=1e9, timer=lambda: 0.0)
+
+        first, second = restored
+        run(first)
+        run(first)
+        rows = spark.read.parquet(place["path"]).count()
+        with pytest.raises(Exception, match=self.SAID):
+            run(second)
+        assert spark.read.parquet(place["path"]).count() == rows
+        state = '{"next": %d, "source": "http://the-server", "epoch": "%s"}'
+        (tmp_path / "loop").mkdir()
+        asked = first.history
+        (tmp_path / "loop" / "state.json").write_text(state % (asked.bounds().following, asked.epoch))
+        loop(first)
+        with pytest.raises(HistoryGap, match=self.SAID):
+            loop(second)
+
+
+CREDENTIALS = """
+[[account]]
+id = "111111111111"
+
+[[account.key]]
+id = "all"
+secret = "secret of all"
+
+[[account.key]]
+id = "reader"
+secret = "secret:of reader"
+grants = [{ actions = ["events"], queues = ["invoices"] }]
+"""
+
+
+@pytest.mark.slow
+def test_a_key_is_shown_the_events_of_its_queues(spark: Any, tmp_path: Path) -> None:
+    file = tmp_path / "credentials.toml"
+    file.write_text(CREDENTIALS)
+    file.chmod(0o600)
+    server = Server(tmp_path, "--credentials", str(file))
+    server.start()
+    try:
+        for name in ("invoices", "orders"):
+            with connect(f"veil://all:secret%20of%20all@{server.sqs.removeprefix('http://')}/{name}?create=1") as queue:
+                queue.send_batch(["1", "2", "3"])
+                queue.delete_batch([each.handle for each in queue.receive(10)])
+        options = {"server": server.admin, "token": "reader:secret:of reader"}
+        found = load(spark, **options).orderBy("offset").collect()
+        assert {row.queue for row in found} == {"invoices"}
+        assert [row.kind for row in found].count("deleted") == 3
+        export(ServerHistory(*options.values()), tmp_path / "events")
+        exported = load(spark, path=str(tmp_path / "events")).orderBy("offset").collect()
+        assert exported == [row for row in found if row.offset <= exported[-1].offset]
+        assert len(exported) == len(found)
+        loop = Loop(tmp_path / "loop")
+        ran = loop.run(spark, ServerHistory(*options.values()), options, now=1e9, timer=lambda: 0.0)
+        assert ran.settled == 3
+        with pytest.raises(SourceUnreachable, match="refuses"):
+            ServerHistory(server.admin, "reader:wrong").bounds()
+    finally:
+        server.stop()
+
+
 class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "said"),
@@ -143,6 +258,7 @@ class TestBadInput:
             ({"path": "x", "colour": "red"}, "has no option colour. It has certificate, from"),
             ({"path": "x", "from": "-1"}, "from='-1' is none of an offset, first and next"),
             ({"path": "x", "until": "end"}, "until='end' is no whole number"),
+            ({"path": "x", "maxRows": "0"}, "maxRows=0: a micro-batch needs an event"),
             ({"server": "127.0.0.1:9325"}, "is no URL. It looks like http://127.0.0.1:9325"),
         ],
     )
@@ -183,6 +299,27 @@ class TestBadInput:
     def test_an_offset_that_is_not_there(self, exported: Path) -> None:
         with pytest.raises(HistoryGap, match=r"no offset 999999999"):
             Wanted({"path": str(exported), "from": "999999999"}).first()
+
+    def test_a_stream_over_days_that_were_dropped(self, spark: Any, exported: Path, tmp_path: Path) -> None:
+        copy = shutil.copytree(exported, tmp_path / "copy")
+        place = {"path": str(tmp_path / "table"), "checkpointLocation": str(tmp_path / "checkpoint")}
+
+        def run(until: int) -> None:
+            stream = spark.readStream.format("veilmq-events").options(path=str(copy), until=until).load()
+            query = stream.writeStream.format("parquet").options(**place).trigger(availableNow=True).start()
+            query.awaitTermination(100)
+
+        run(1_000)
+        for file in sorted(copy.glob("*/*.parquet"))[:2]:
+            file.unlink()
+        with pytest.raises(Exception, match=r"HistoryGap.*begins at offset 3000, and 1000 is next. Begin later"):
+            run(4_000)
+        assert spark.read.parquet(place["path"]).count() == 1_000
+
+    def test_a_stream_whose_history_ends_before_it(self, exported: Path) -> None:
+        reader = EventsStreamReader(Wanted({"path": str(exported)}))
+        with pytest.raises(HistoryGap, match=r"ends at offset \d+, and 999999 is next. Is it another server's"):
+            reader.latestOffset({"seq": 999_999}, ReadAllAvailable())
 
     def test_an_unknown_kind(self, spark: Any, table: pa.Table, exported: Path, tmp_path: Path) -> None:
         kinds = pa.array(["blessed", *table.column("kind").to_pylist()[1:]])

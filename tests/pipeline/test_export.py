@@ -1,18 +1,23 @@
 """`veilmq events export`: whole files, resumed by offset, the same events."""
 
+from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from veilmq.pipeline.errors import HistoryGap
-from veilmq.pipeline.events.export import ROW_GROUP_ROWS, export
+from veilmq.pipeline.events.export import ROW_GROUP_ROWS, ExportTaken, alone, export
 from veilmq.pipeline.events.reading import ParquetHistory
+from veilmq.pipeline.jobs.tables import compact, retain
 from veilmq.testing.histories import MadeUp, Workload, history, lognormal
 
 DAY = 86_400.0
+TODAY = date(2026, 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +36,7 @@ def test_what_is_exported_is_what_happened(table: pa.Table, tmp_path: Path) -> N
     assert done == (0, table.num_rows)
     assert read(tmp_path).equals(table)
     assert seen[-1] == (table.num_rows, table.num_rows)
-    assert [each.name for each in sorted(tmp_path.iterdir())] == ["day=2026-01-01", "day=2026-01-02"]
+    assert [each.name for each in sorted(tmp_path.iterdir())] == [".lock", "day=2026-01-01", "day=2026-01-02"]
 
 
 def test_it_goes_on_where_it_stopped(table: pa.Table, tmp_path: Path) -> None:
@@ -67,3 +72,63 @@ def test_row_groups_fit_the_partitions(tmp_path: Path) -> None:
     sizes = [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
     assert set(sizes[:-1]) == {ROW_GROUP_ROWS}
     assert sum(sizes) == long.num_rows
+
+
+@pytest.mark.parametrize("then", [lambda table: table, lambda table: table.slice(0, 900)])
+def test_another_history_is_not_put_behind_the_first(
+    table: pa.Table, tmp_path: Path, then: Callable[[pa.Table], pa.Table]
+) -> None:
+    """As after a restored backup, whether it has come further already or not."""
+    export(MadeUp(table, "first"), tmp_path, until=1_000)
+    with pytest.raises(HistoryGap, match=r"another history than what was read before: a backup was restored"):
+        export(MadeUp(then(table), "second"), tmp_path)
+    assert read(tmp_path).num_rows == 1_000
+    assert export(MadeUp(table, "first"), tmp_path) == (1_000, table.num_rows)
+    compact(tmp_path)
+    with pytest.raises(HistoryGap, match=r"another history"):
+        export(MadeUp(table, "second"), tmp_path)
+
+
+def test_a_history_that_ends_before_what_was_exported_is_another_one(table: pa.Table, tmp_path: Path) -> None:
+    export(MadeUp(table), tmp_path, until=500)
+    with pytest.raises(HistoryGap, match=r"ends at offset 300, and 500 is next. Is it another server's"):
+        export(MadeUp(table.slice(0, 300)), tmp_path)
+
+
+def test_one_at_a_time(table: pa.Table, tmp_path: Path) -> None:
+    export(MadeUp(table), tmp_path, until=500)
+    with alone(tmp_path):
+        for work in (
+            lambda: export(MadeUp(table), tmp_path),
+            lambda: compact(tmp_path),
+            lambda: retain(tmp_path, TODAY),
+        ):
+            with pytest.raises(ExportTaken, match=r"Another export or tidy works in .* Wait until it ends"):
+                work()
+    assert export(MadeUp(table), tmp_path) == (500, table.num_rows)
+
+
+class Partly(MadeUp):
+    """What a key is shown that may see some of the events only."""
+
+    def __init__(self, table: pa.Table, seen: pa.Array) -> None:
+        super().__init__(table)
+        self._seen = seen
+
+    def read(self, start: int, stop: int) -> Iterator[Any]:
+        for batch in super().read(start, stop):
+            yield batch.filter(pc.is_in(batch.column("offset"), self._seen))
+
+
+def test_a_key_that_sees_a_part_exports_that_part(table: pa.Table, tmp_path: Path) -> None:
+    seen = pa.array([at for at in range(table.num_rows) if at % 3 == 0 and not 700 <= at < 1_900])
+    expected = table.filter(pc.is_in(table.column("offset"), seen))
+    export(Partly(table.slice(0, 900), seen), tmp_path, file_rows=500)
+    assert ParquetHistory(str(tmp_path)).bounds().following == 900
+    assert export(Partly(table.slice(0, 1_700), seen), tmp_path, file_rows=500) == (900, 900)
+    assert export(Partly(table, seen), tmp_path, file_rows=500) == (900, table.num_rows)
+    for _ in range(2):
+        assert read(tmp_path).equals(expected)
+        part = pa.Table.from_batches(ParquetHistory(str(tmp_path)).read(100, 2_000))
+        assert part.column("offset").to_pylist() == [at for at in seen.to_pylist() if 100 <= at < 2_000]
+        compact(tmp_path)

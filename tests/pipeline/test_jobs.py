@@ -59,6 +59,7 @@ STORIES = {
     "reached nobody": ([received(100), event("undelivered", 101)], ("undelivered", False, 0.0)),
     "dead under its lease": ([received(100), extended(110), event("expired", 115)], ("dropped", False, 10.0)),
     "still at it": ([received(100), extended(120)], ("open", False, 20.0)),
+    "a lease of 0 s": ([received(100, lease=0), extended(101), event("deleted", 105)], ("deleted", True, 5.0)),
 }
 
 
@@ -98,6 +99,20 @@ def test_attempts_names_each_lease_once(spark: Any) -> None:
     assert (first.granted, first.lease_us, first.extensions) == (100 * S, 30 * S, 1)
     assert first.lease_end_us == 75 * S
     assert first.renewed_share == pytest.approx(0.5)
+
+
+def test_attempts_tells_how_long_a_lease_that_runs_on_was_watched(spark: Any) -> None:
+    events = [
+        received(100, lease=600),
+        received(110, lease=20, sequence=2),  # its message was purged: nobody tells of its end
+        received(200, lease=600, sequence=3),
+        extended(300, lease=600, sequence=3),
+        event("deleted", 400, sequence=4),
+    ]
+    rows = attempts(frame(spark, table_of(events))).orderBy("sequence").collect()
+    assert [row.outcome for row in rows] == ["open"] * 3
+    assert [row.watched_us for row in rows] == [300 * S, None, 200 * S]
+    assert [row.held_us for row in rows] == [0, 0, 100 * S]
 
 
 def test_attempts_can_be_taken_in_two_halves(spark: Any) -> None:
@@ -244,6 +259,28 @@ def test_recommended_leases_cost_what_the_best_would(cases: Analysed, name: str)
         return
     cost = timeout_price(alive, rate, np.array([timeout, row.timeout_s])).cost(true)
     assert cost[1] <= 1.1 * cost[0]
+
+
+CUT: dict[str, dict[str, Any]] = {
+    "never extended": {"lease": 43_200.0},
+    "extended": {"lease": 600.0, "extend": 300.0},
+    "extended, crashes": {"lease": 600.0, "extend": 300.0, "crashes_per_second": 1 / 7_200},
+}
+"""How leases are held whose history ends while a quarter of them runs on."""
+
+
+def test_work_that_goes_on_when_the_history_ends_does_not_look_short(spark: Any) -> None:
+    law = lognormal(1_200, 1)
+    workloads = [Workload(name, law, "t", 4_000, **how) for name, how in CUT.items()]
+    table = history(workloads, seed=3, span=7_200.0, until=7_200.0)
+    cells = histogram(attempts(frame(spark, table)))
+    assert cells.where("ended = 'watched'").count() > 0
+    found = {row.queue: row for row in quantiles(cells).collect()}
+    for name, how in CUT.items():
+        row = found[name]
+        assert row.finished < 3_100
+        assert (row.p50_s, row.p99_s) == pytest.approx((law.quantile(0.5), law.quantile(0.99)), rel=0.1)
+        assert row.crashes_per_second == pytest.approx(how.get("crashes_per_second", 0.0), rel=0.2)
 
 
 def test_too_few_attempts_are_said_to_be_too_few(cases: Analysed) -> None:

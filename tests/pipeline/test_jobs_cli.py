@@ -15,8 +15,10 @@ import pytest
 from tests.pipeline import cluster_stage
 
 from veilmq.client.connect import connect
+from veilmq.pipeline.events.export import export
+from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.testing.histories import Workload, history, lognormal, write
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.server import ServerProcess, port_kept
 
 COMMAND = [sys.executable, "-c", "from veilmq.cli import main; main()"]
 
@@ -105,6 +107,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Workload("media", lognormal(200, 0.5), "video", 400, lease=120.0, crashes_per_second=1 / 2_000),
     ]
     return write(history(workloads, seed=5), tmp_path_factory.mktemp("exported"))
+
+
+@pytest.mark.parametrize("job", ["timeouts", "loop"])
+def test_a_place_that_cannot_be_is_said_before_spark_starts(exported: Path, tmp_path: Path, job: str) -> None:
+    (tmp_path / "file").touch()
+    done, out, err = veilmq("pipeline", job, "--path", exported, "--out", "file", cwd=tmp_path)
+    assert (done, out) == (2, "")
+    assert err.startswith("veilmq: --out file: File exists")
 
 
 ONE_AFTER_ANOTHER = """
@@ -277,13 +287,18 @@ class TestJobs:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_loop_outlives_what_goes_wrong_meanwhile(exported: Path, tmp_path: Path) -> None:
-    """Its first run is good; then the history is away, and comes back."""
+def test_a_loop_outlives_what_goes_wrong_meanwhile(server: ServerProcess, exported: Path, tmp_path: Path) -> None:
+    """Its first run is good; then the history is away, and comes back; then there is no server to tell of a plan."""
     here, away = tmp_path / "events", tmp_path / "away"
-    shutil.copytree(exported, here)
+    events = ParquetHistory(str(exported))
+    export(events, here, until=events.bounds().following // 3)
+    connect(f"veil://{server.sqs.removeprefix('http://')}/media?create=1").close()
     command = ["pipeline", "loop", "--path", str(here), "--out", "kept", "--every", "1s", "--master", "local[1]"]
+    where = {"VEILMQ_ADMIN": server.admin, "VEILMQ_TOKEN_FILE": str(server.data / "admin-token")}
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
-        process = subprocess.Popen([*COMMAND, *command], stdout=out, stderr=err, cwd=tmp_path, env=inherited())
+        process = subprocess.Popen(
+            [*COMMAND, *command, "--publish"], stdout=out, stderr=err, cwd=tmp_path, env=inherited() | where
+        )
 
     def wait_for(file: str, text: str, times: int) -> None:
         while (tmp_path / file).read_text().count(text) < times:
@@ -291,12 +306,21 @@ def test_a_loop_outlives_what_goes_wrong_meanwhile(exported: Path, tmp_path: Pat
             time.sleep(0.2)
 
     try:
-        wait_for("out", "leases settled", 1)
+        wait_for("out", "media: suggested", 1)
         here.rename(away)
         wait_for("err", "holds no exported events", 1)
         before = (tmp_path / "out").read_text().count("leases settled")
         away.rename(here)
         wait_for("out", "leases settled", before + 1)
+        told = (tmp_path / "out").read_text().count("media: suggested")
+        port = server.admin.rpartition(":")[2]
+        server.kill()
+        with port_kept(int(port)):
+            export(events, here)
+            wait_for("err", "cannot be told", 1)
+            server.options = ("--admin", f"127.0.0.1:{port}")
+            server.start()
+        wait_for("out", "media: suggested", told + 1)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     finally:

@@ -47,7 +47,7 @@ def test_exported_events_are_joined_and_stay_what_they_are(events: pa.Table, exp
 
 def test_old_days_of_exported_events_go(events: pa.Table, exported: Path) -> None:
     assert tables.retain(exported, date(2026, 1, 3)) == 2
-    assert days(exported) == ["day=2026-01-03"]
+    assert days(exported) == [".lock", "day=2026-01-03"]
     first = ParquetHistory(str(exported)).bounds().first
     assert 0 < first < events.num_rows
     assert read(exported).equals(events.slice(first))
@@ -63,7 +63,7 @@ def test_a_day_is_never_lost(events: pa.Table, exported: Path) -> None:
     # Or after that, before the old one is removed.
     shutil.copytree(exported / "day=2026-01-02", exported / ".day=2026-01-02.old")
     tables.restore(exported)
-    assert days(exported) == ["day=2026-01-01", "day=2026-01-02", "day=2026-01-03"]
+    assert days(exported) == [".lock", "day=2026-01-01", "day=2026-01-02", "day=2026-01-03"]
     assert read(exported).equals(events)
 
 
@@ -110,3 +110,19 @@ def test_what_does_not_grow_by_days_is_refused(spark: Any, tmp_path: Path) -> No
     with pytest.raises(OptionInvalid, match=r"its log says which files count. Let streams write Delta"):
         tables.compact(stream)
     assert (stream / "part.parquet").exists()
+
+
+PLACES = ["my tables", "b\u00fccher"]
+"""Others are more than deltalake takes."""
+
+
+@pytest.mark.parametrize("kind", tables.FORMATS)
+def test_places_may_have_any_name(spark: Any, tmp_path: Path, kind: str) -> None:
+    """Spark takes some characters for patterns, and a URI's escapes for themselves."""
+    for name in [*PLACES, "100%25", "[1]", "{a,b}", "st*r?"] if kind == "parquet" else PLACES:
+        place = tmp_path / name / "table"
+        place.parent.mkdir()
+        tables.write(spark.range(3), place, kind)
+        tables.write(spark.range(4), place, kind)
+        assert tables.read(spark, place).count() == 4
+        assert [each.name for each in place.parent.iterdir()] == ["table"]

@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from tests.pipeline.drain_stage import Stage, left
 
 import veilmq
 from veilmq.client.queue import Queue
 from veilmq.pipeline.errors import OptionInvalid
-from veilmq.pipeline.sinks.delta import Written, add_files, is_committed
+from veilmq.pipeline.sinks.delta import DeltaRefused, Written, add_files, is_committed
 from veilmq.pipeline.sinks.options import read_delta_options, read_send_options
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -130,6 +130,45 @@ class TestQueueSink:
             with pytest.raises(Exception, match=said):
                 writer.options(**options).mode("append").save()
             assert left(queue) == 0
+
+
+ROWS = pa.table({"id": [1, 2], "days": pa.array([["x"], []], pa.list_(pa.string()))})
+
+
+@pytest.mark.parametrize(
+    ("there", "partitioned", "said"),
+    [
+        ({"id": [0], "days": [["w"]], "day": ["w"]}, ["day"], "is partitioned by day"),
+        ({"id": [0]}, [], "has no column days. It has id"),
+        ({"ID": [0], "days": [["w"]]}, [], "has no column id. It has ID, days"),
+        ({"id": ["0"], "days": [["w"]]}, [], "column id of the table .* is no long. It is string"),
+        ({"id": [0], "days": [[1]]}, [], "column days of the table .* is no"),
+    ],
+)
+def test_a_table_that_has_no_room_for_the_rows_refuses_them(
+    tmp_path: Path, there: dict[str, list[Any]], partitioned: list[str], said: str
+) -> None:
+    """A Delta transaction takes any file: what does not fit would be read as null."""
+    write_deltalake(tmp_path, pa.table(there), partition_by=partitioned)
+    with pytest.raises(DeltaRefused, match=said):
+        add_files(str(tmp_path), ROWS.schema, [file_of_rows(tmp_path)], "app", 0)
+    assert DeltaTable(tmp_path).version() == 0
+
+
+def test_a_table_may_have_more_columns_in_another_order(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"more": ["m"], "days": [["w"]], "id": [0]}))
+    assert add_files(str(tmp_path), ROWS.schema, [file_of_rows(tmp_path)], "app", 0)
+    found = sorted(DeltaTable(tmp_path).to_pyarrow_table().to_pylist(), key=lambda row: row["id"])
+    assert [(row["id"], row["days"], row["more"]) for row in found] == [
+        (0, ["w"], "m"),
+        (1, ["x"], None),
+        (2, [], None),
+    ]
+
+
+def file_of_rows(place: Path) -> Written:
+    pq.write_table(ROWS, place / "part.parquet")
+    return Written("part.parquet", (place / "part.parquet").stat().st_size, ROWS.num_rows, "query")
 
 
 @pytest.mark.slow

@@ -3,13 +3,18 @@
 Strategy: the queue is looked for before Spark starts, so that a wrong URL is known at once.
 """
 
+import re
 from pathlib import Path
+from typing import Final
 
 from veilmq.cli.durations import seconds
-from veilmq.cli.pipeline_run import _print_json, _spark, _told
+from veilmq.cli.pipeline_run import _print_json, _spark, _told, make_place
 from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import SourceUnreachable
+
+_SECRET: Final = re.compile(r"//.*@")
+"""What may hold one in a URL."""
 
 
 def archive(
@@ -23,6 +28,7 @@ def archive(
 
         check_format(kind)
         _check(queue)
+        make_place(out)
         place = out.resolve()
         with _spark(master, remote) as spark:
             done = drain(spark, queue, f"{kind}:{place / 'messages'}", place / "drain", until=until_s)
@@ -60,4 +66,6 @@ def _check(queue: str) -> None:
     try:
         connect(queue).close()
     except VeilError as error:
-        raise SourceUnreachable(f"--queue {queue} cannot be used: {error}.", "Is it there?") from None
+        raise SourceUnreachable(
+            f"--queue {_SECRET.sub('//***@', queue)} cannot be used: {error}.", "Is it there?"
+        ) from None

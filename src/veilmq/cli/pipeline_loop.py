@@ -43,8 +43,10 @@ def loop(
         while pause_s is not None:
             try:
                 time.sleep(max(pause_s, _PAUSE_MIN_S))
+                # Until a run has come to its end: what it planned and could not tell is the next one's to tell.
+                knew, told = told, False
                 with _told():
-                    told = _once(asked, environment, spark, work, publish=publish, told=told)
+                    told = _once(asked, environment, spark, work, publish=publish, told=knew)
             except KeyboardInterrupt:
                 return
             except Failure as failure:

@@ -49,7 +49,7 @@ def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
     from veilmq.pipeline.jobs import attempts as job
 
     with _session(asked, environment) as (_, events):
-        leases = job.attempts(events)
+        leases = job.attempts(events, _until(asked, environment))
         if asked.out is not None:
             _write(asked, leases, "attempts")
         outcomes = leases.groupBy("queue", "type", "outcome").count().orderBy("queue", "type", "outcome")
@@ -67,7 +67,7 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
     from veilmq.pipeline.publish import plans_of
 
     with _session(asked, environment) as (spark, events):
-        found = Analysis(events)
+        found = Analysis(events, until=_until(asked, environment))
         _write_analysis(asked, spark, found, (name,))
         rows = {"survival": "quantiles"}.get(name, name)
         _show(asked, _records(getattr(found, rows)), _SHOWN[name])
@@ -84,7 +84,7 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
     if asked.out is None:
         raise Failure(Exit.USAGE, "a report needs a place", "Name one with --out DIR.")
     with _session(asked, environment) as (spark, events):
-        found = Analysis(events)
+        found = Analysis(events, until=_until(asked, environment))
         _write_analysis(asked, spark, found, ("survival", "timeouts", "split", "health"))
         first, following = _bounds(asked, environment)
         source = str(asked.path or _server(asked, environment))
@@ -200,9 +200,17 @@ def _session(asked: Asked, environment: Mapping[str, str]) -> Iterator[tuple["Sp
             from veilmq.pipeline.jobs.tables import check_format
 
             check_format(asked.format)
-            asked.out.mkdir(parents=True, exist_ok=True)
+            make_place(asked.out)
         with _spark(asked.master, asked.remote) as spark:
             yield spark, spark.read.format("veilmq-events").options(**options).load()
+
+
+def make_place(out: Path) -> None:
+    """The directory of --out. Raises Failure."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failure(Exit.USAGE, f"--out {out}: {error.strerror}", "Name a directory that you may write to.") from None
 
 
 @contextmanager
@@ -273,6 +281,13 @@ def _bounds(asked: Asked, environment: Mapping[str, str]) -> tuple[int, int]:
     first, following = _history(asked, environment).bounds()
     start = int(asked.start) if asked.start is not None and asked.start.isdigit() else first
     return start, following if asked.until is None else min(following, asked.until)
+
+
+def _until(asked: Asked, environment: Mapping[str, str]) -> int | None:
+    """When the events end: a look at the last one is cheaper than one at all."""
+    from veilmq.pipeline.events.reading import last_instant
+
+    return last_instant(_history(asked, environment), *_bounds(asked, environment))
 
 
 def _server(asked: Asked, environment: Mapping[str, str]) -> str:

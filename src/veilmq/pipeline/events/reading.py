@@ -1,9 +1,11 @@
 """Where events come from: a server's admin port, or a directory of exported Parquet. Both give record batches.
 
 Strategy: a `History` answers two questions: which offsets there are, and the events of a range of them. It holds no
-connection, so that it can be pickled to executors. A range that comes back short is an error, never a shorter table.
+connection, so that it can be pickled to executors. A range that comes back short is an error, never a shorter table,
+and so is an answer of another epoch than the one before: after a restored backup the same offsets mean other events.
 """
 
+import base64
 import http.client
 import re
 import ssl
@@ -22,7 +24,12 @@ from veilmq.pipeline.events.columns import plain
 ARROW: Final = "application/vnd.apache.arrow.stream"
 REQUEST_ROWS_MAX: Final = 1_000_000
 """Offsets of one request (the admin port's limit)."""
+EPOCH: Final = "veilmq.epoch"
+HOLES: Final = "veilmq.holes"
+"""Of an exported file: which history it is of; that a key wrote it which may not see every event."""
 _BATCH_ROWS: Final = 65_536
+_REACH: Final = 1_000
+"""By how many times further back the last event is looked for, where a key does not see each."""
 _TIMEOUT_S: Final = 60.0
 _FILE: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
 
@@ -37,6 +44,10 @@ class Bounds(NamedTuple):
 class History(Protocol):
     """Where events come from."""
 
+    epoch: str
+    """Which history it is; "" until it is known. An answer of another one is refused: set it to hold to what was read
+    before."""
+
     def bounds(self) -> Bounds:
         """Which offsets there are now. Raises PipelineError."""
         ...
@@ -50,8 +61,33 @@ class History(Protocol):
         ...
 
 
+def last_instant(history: History, start: int, stop: int) -> int | None:
+    """When the last event happened, in microseconds: what has been quiet for long before that is over.
+
+    None if there is none to see: a key may be shown a part of the events only.
+    """
+    reach, low = 1, stop
+    while low > start:
+        low = max(start, stop - reach)
+        found = [int(batch.column("at")[-1].as_py()) for batch in history.read(low, stop) if batch.num_rows]
+        if found:
+            return max(found)
+        reach *= _REACH
+    return None
+
+
+def authorization(token: str) -> str:
+    """The header's value: a server's admin token is a bearer's, KEY_ID:SECRET an access key's (RFC 7617)."""
+    if ":" in token:
+        return f"Basic {base64.b64encode(token.encode()).decode()}"
+    return f"Bearer {token}"
+
+
 class ServerHistory:
-    """The history of a running server. `url` is its admin port; its token or an access key with its secret opens it."""
+    """The history of a running server. `url` is its admin port; its token opens it, or KEY_ID:SECRET of an access key.
+
+    A key is shown the events of the queues that it was granted: the others leave holes.
+    """
 
     def __init__(self, url: str, token: str | None = None, certificate: str | None = None) -> None:
         """certificate: a PEM file to trust, for https. Raises OptionInvalid."""
@@ -59,6 +95,7 @@ class ServerHistory:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise OptionInvalid(f"server={url!r} is no URL.", "It looks like http://127.0.0.1:9325.")
         self.url = url
+        self.epoch = ""
         self._token = token
         self._certificate = certificate
 
@@ -103,7 +140,7 @@ class ServerHistory:
             connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
         headers = {"Accept": ARROW, "User-Agent": "veilmq-pipeline"}
         if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
+            headers["Authorization"] = authorization(self._token)
         query = urlencode({"from": start, "limit": limit})
         try:
             connection.request("GET", f"{parts.path.rstrip('/')}/api/v1/events?{query}", headers=headers)
@@ -115,6 +152,11 @@ class ServerHistory:
             said = answer.read(2_000).decode("utf-8", "replace")
             connection.close()
             raise self._refused(answer.status, said, start)
+        try:
+            self.epoch = same_history(self.epoch, answer.headers.get("veilmq-epoch", ""), self.url)
+        except HistoryGap:
+            connection.close()
+            raise
         return _Closing(connection), answer
 
     def _refused(self, status: int, said: str, start: str) -> Exception:
@@ -153,11 +195,22 @@ def _header(answer: http.client.HTTPResponse, name: str) -> int:
     return int(value)
 
 
+def same_history(known: str, found: str, where: str) -> str:
+    """The epoch. Raises HistoryGap for two."""
+    if known and found and known != found:
+        raise HistoryGap(
+            f"{where} has another history than what was read before: a backup was restored, or it is another server.",
+            "Begin anew: into an empty directory, with a new checkpoint.",
+        )
+    return known or found
+
+
 class ParquetHistory:
     """A directory that `veilmq events export` wrote."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
+        self.epoch = ""
 
     def files(self) -> list[tuple[int, int, Path]]:
         """First offset, the one after the last, and path of every file, in order. Raises HistoryGap."""
@@ -180,12 +233,17 @@ class ParquetHistory:
     def bounds(self) -> Bounds:
         """See `History.bounds`."""
         files = self.files()
+        self.epoch = same_history(self.epoch, _epoch_of(files[-1][2]), self.directory)
         return Bounds(files[0][0], files[-1][1])
 
     def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:
         """See `History.splits`: whole files, the large ones cut."""
         pieces = []
-        for first, following, _ in self.files():
+        files = self.files()
+        if start < stop and start < files[0][0]:
+            mend = "Begin later with from=first, or restore the files of the days before."
+            raise HistoryGap(f"{self.directory} begins at offset {files[0][0]}, and {start} is next.", mend)
+        for first, following, _ in files:
             low, high = max(first, start), min(following, stop)
             pieces += [(at, min(at + rows, high)) for at in range(low, high, rows)]
         return pieces
@@ -196,23 +254,48 @@ class ParquetHistory:
         for first, following, path in self.files():
             if following <= at or first >= stop:
                 continue
+            end = min(following, stop)
             try:
                 with pq.ParquetFile(path) as file:
+                    is_whole = HOLES not in _told(file.metadata)
                     for batch in file.iter_batches(_BATCH_ROWS, row_groups=_row_groups(file, at, stop)):
-                        offset = batch.column("offset")[0].as_py()
-                        low, high = at - offset, min(stop - offset, batch.num_rows)
-                        if low >= batch.num_rows or high <= 0:
+                        part = _between(batch, at, end)
+                        if not part.num_rows:
                             continue
-                        if low < 0 or batch.column("offset")[-1].as_py() != offset + batch.num_rows - 1:
+                        last = part.column("offset")[-1].as_py()
+                        if is_whole and last != at + part.num_rows - 1:
                             raise _incomplete(path, at)
-                        yield plain(batch.slice(low, high - low))
-                        at = offset + high
+                        yield plain(part)
+                        at = last + 1
             except (pa.ArrowInvalid, OSError) as error:
-                raise SourceUnreachable(f"{path} cannot be read: {error}.", "Export it anew, or restore it.") from None
-            if at < min(following, stop):
+                raise _unreadable(path, error) from None
+            if is_whole and at < end:
                 raise _incomplete(path, at)
+            at = end
         if at < stop:
             raise HistoryGap(f"{self.directory} ends at offset {at}, before {stop}.", "Export the rest first.")
+
+
+def _between(batch: Any, start: int, stop: int) -> Any:
+    """Its events of these offsets, which ascend."""
+    low, high = batch.column("offset").to_numpy().searchsorted([start, stop])
+    return batch.slice(int(low), int(high - low))
+
+
+def _told(metadata: Any) -> dict[str, str]:
+    """What an export tells of a file besides its events: `EPOCH`, `HOLES`."""
+    return {name.decode(): value.decode() for name, value in (metadata.metadata or {}).items()}
+
+
+def _epoch_of(path: Path) -> str:
+    try:
+        return _told(pq.read_metadata(path)).get(EPOCH, "")
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> SourceUnreachable:
+    return SourceUnreachable(f"{path} cannot be read: {error}.", "Export it anew, or restore it.")
 
 
 def _incomplete(path: Path, at: int) -> HistoryGap:

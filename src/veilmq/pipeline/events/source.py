@@ -5,7 +5,8 @@
 
 Options: `server` (with `token`, `certificate`) or `path`; `from` (an offset, `first`, `next`; `first` unless told) and
 `until` (an offset); `partitionRows` (524,288); for a stream `maxRows` a micro-batch. The offset of a stream is
-`{"seq": n}`: the next event. Replay is identical by construction: an offset names the same event for ever.
+`{"seq": n, "epoch": e}`: the next event, and of which history, if that is known. Replay is identical by construction:
+an offset names the same event of its history for ever.
 
 Strategy: the readers hold options and nothing else, because Spark pickles them and makes a second one for `read`.
 """
@@ -27,10 +28,11 @@ _OPTIONS: Final = frozenset({"server", "token", "certificate", "path", "from", "
 class Piece(InputPartition):
     """The offsets of one task."""
 
-    def __init__(self, start: int, stop: int) -> None:
+    def __init__(self, start: int, stop: int, epoch: str) -> None:
         super().__init__(None)
         self.start = start
         self.stop = stop
+        self.epoch = epoch
 
 
 class Wanted:
@@ -57,6 +59,8 @@ class Wanted:
         self.until = _number(given, "until", None)
         self.partition_rows = _number(given, "partitionrows", PARTITION_ROWS_DEFAULT) or 1
         self.rows_max = _number(given, "maxrows", None)
+        if self.rows_max == 0:
+            raise OptionInvalid("maxRows=0: a micro-batch needs an event.", "")
 
     def first(self) -> int:
         """The offset to begin with. Raises HistoryGap if it was trimmed."""
@@ -69,14 +73,22 @@ class Wanted:
             raise HistoryGap(f"There is no offset {start}.", mend)
         return start
 
-    def end(self) -> int:
-        """The offset to stop before."""
+    def end(self, start: int = 0) -> int:
+        """The offset to stop before, of what comes from `start` on. Raises HistoryGap if the history ends before it."""
         following = self.history.bounds().following
+        if following < start:
+            mend = "Is it another server's, or a restored backup's? Begin with a new checkpoint."
+            raise HistoryGap(f"The history ends at offset {following}, and {start} is next.", mend)
         return following if self.until is None else min(following, self.until)
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """The tasks for a range."""
-        return [Piece(*each) for each in self.history.splits(start, stop, self.partition_rows)]
+        return [Piece(*each, self.history.epoch) for each in self.history.splits(start, stop, self.partition_rows)]
+
+    def read(self, piece: Piece) -> Iterator[Any]:
+        """Its record batches, of the history that it was cut from."""
+        self.history.epoch = piece.epoch
+        yield from self.history.read(piece.start, piece.stop)
 
 
 def _number(given: dict[str, str], name: str, default: int | None) -> int | None:
@@ -101,7 +113,7 @@ class EventsReader(DataSourceReader):
         """Record batches of one piece."""
         # Of no pieces at all Spark makes one, which is None.
         if isinstance(partition, Piece):
-            yield from self._wanted.history.read(partition.start, partition.stop)
+            yield from self._wanted.read(partition)
 
 
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -111,9 +123,9 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._wanted = wanted
         self._target: int | None = None
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins."""
-        return {"seq": self._wanted.first()}
+        return self._offset(self._wanted.first())
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """`maxRows` a micro-batch."""
@@ -123,21 +135,30 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What comes from now on is the next run's."""
         self._target = self._wanted.end()
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Up to where the next micro-batch goes."""
-        end = self._wanted.end() if self._target is None else self._target
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Up to where the next micro-batch goes. Raises HistoryGap if the history is another one now."""
+        history = self._wanted.history
+        history.epoch = start.get("epoch", history.epoch)
+        end = self._wanted.end(start["seq"])
+        if self._target is not None:
+            end = min(end, self._target)
         if isinstance(limit, ReadMaxRows):
             end = min(end, start["seq"] + limit.max_rows)
-        return {"seq": max(end, start["seq"])}
+        return self._offset(end) if end > start["seq"] else start
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Pieces of the micro-batch."""
+        self._wanted.history.epoch = end.get("epoch", "")
         return self._wanted.pieces(start["seq"], end["seq"])
+
+    def _offset(self, seq: int) -> dict[str, Any]:
+        epoch = self._wanted.history.epoch
+        return {"seq": seq, "epoch": epoch} if epoch else {"seq": seq}
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Record batches of one piece."""
         assert isinstance(partition, Piece)
-        yield from self._wanted.history.read(partition.start, partition.stop)
+        yield from self._wanted.read(partition)
 
 
 class EventsSource(DataSource):

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 class Analysis:
     """The jobs' results as pandas frames, each computed when it is asked for first."""
 
-    def __init__(self, events: "DataFrame", costs: "Costs | None" = None, *, cells: Any = None) -> None:
-        """cells: a histogram that is known already (a pandas frame)."""
+    def __init__(
+        self, events: "DataFrame", costs: "Costs | None" = None, *, cells: Any = None, until: int | None = None
+    ) -> None:
+        """cells: a histogram that is known already (a pandas frame). until: see `attempts`."""
         self._events = events
+        self._until = until
         self._costs = costs
         self._given = cells
 
@@ -30,7 +33,7 @@ class Analysis:
         """The histogram."""
         if self._given is not None:
             return self._given
-        return buckets.histogram(attempts.attempts(self._events)).toPandas()
+        return buckets.histogram(attempts.attempts(self._events, self._until)).toPandas()
 
     @cached_property
     def _cells(self) -> "DataFrame":

@@ -10,7 +10,9 @@ added (`merged`): the loop reads only what is new. What they mean is decided at 
 - released: the worker stopped by itself; the work would have taken longer than that;
 - expired, and its worker never heard of again: a crash. That is *not* "took longer than the lease": all that is known
   is that the worker lived at its last extension, and was gone when the next one was due;
-- an extension that was refused: the worker lived then, and had lost its lease.
+- an extension that was refused: the worker lived then, and had lost its lease;
+- not ended when the history ends, under a lease that runs on: the worker is still at it, or crashed since its last sign
+  of life. Who takes long is met like that more often than others: without such leases work would look short.
 
 Source: architecture.md, "History"; patterns.md, "Adaptive visibility timeout".
 """
@@ -48,16 +50,24 @@ expired, and an extension was refused · crashed: expired, and its worker was ne
 EXACT: Final = ("deleted", "redone")
 
 
-def attempts(events: "DataFrame") -> "DataFrame":
+def attempts(events: "DataFrame", until: int | None = None) -> "DataFrame":
     """One row a lease, from the columns of `veilmq-events`.
+
+    until: when the events end (microseconds UTC, `reading.last_instant`); None: they are read once more for that.
 
     Gives `KEYS`, message, type, protocol, principal, client, source (who decided the lease's length), body_bytes;
     granted, sent, visible_since (microseconds UTC), lease_us (as granted), extensions; outcome (`OUTCOMES`), exact;
-    held_us: from the grant to the end of the work if exact, to the last sign of life if not; lease_end_us: from the
-    grant to the end of the last lease; renewed_share: the part of the first lease that had passed at its first
-    extension. Leases whose grant is not among the events are left out.
+    held_us: from the grant to the end of the work if exact, to the last sign of life if not; watched_us: of an open
+    lease that runs on when the events end, from the grant to that; lease_end_us: from the grant to the end of the last
+    lease; renewed_share: the part of the first lease that had passed at its first extension. Leases whose grant is not
+    among the events are left out.
     """
-    return judged(partials(events))
+    from pyspark.sql import functions as F
+
+    leases = partials(events)
+    if until is not None:
+        return judged(leases.withColumn("watched_until", F.lit(until)))
+    return judged(leases.crossJoin(F.broadcast(events.agg(F.max("at").alias("watched_until")))))
 
 
 def partials(events: "DataFrame") -> "DataFrame":
@@ -108,7 +118,7 @@ def merged(halves: "DataFrame") -> "DataFrame":
 
 
 def judged(leases: "DataFrame") -> "DataFrame":
-    """What `partials` mean; see `attempts`."""
+    """What `partials` mean; see `attempts`. watched_until: where there is such a column, when the events end."""
     from pyspark.sql import functions as F
 
     def known(name: str) -> "Column":
@@ -127,6 +137,8 @@ def judged(leases: "DataFrame") -> "DataFrame":
     )
     lived = F.greatest(F.lit(0), F.col("last_extension") - granted, F.col("extend_refused") - granted)
     ended = F.coalesce("deleted", "delete_refused", "released")
+    watched = F.col("watched_until") if "watched_until" in leases.columns else F.lit(None).cast("long")
+    runs_on = (F.col("outcome") == "open") & (F.col("lease_end") > watched)
     return (
         leases.where(known("granted"))
         .withColumn("outcome", outcome)
@@ -134,12 +146,14 @@ def judged(leases: "DataFrame") -> "DataFrame":
         .withColumn(
             "held_us", F.when(known("undelivered") & ~F.col("exact"), 0).otherwise(F.coalesce(ended - granted, lived))
         )
+        .withColumn("watched_us", F.when(runs_on, F.greatest(watched - granted, lived)))
         .withColumn("lease_end_us", F.col("lease_end") - granted)
-        .withColumn("renewed_share", (F.col("first_extension") - granted) / F.col("lease_us"))
+        # A receive may ask for a lease of 0 s, and its handle extend all the same.
+        .withColumn("renewed_share", (F.col("first_extension") - granted) / F.nullif("lease_us", F.lit(0)))
         .select(
             *KEYS,
             *("message", "type", "protocol", "principal", "client", "source", "body_bytes"),
             *("granted", "sent", "visible_since", "lease_us", "extensions"),
-            *("outcome", "exact", "held_us", "lease_end_us", "renewed_share"),
+            *("outcome", "exact", "held_us", "watched_us", "lease_end_us", "renewed_share"),
         )
     )

@@ -43,79 +43,95 @@ def audit(events: "DataFrame") -> "DataFrame":
 
 
 def _of_messages(events: "DataFrame") -> "DataFrame":
+    from pyspark.sql import functions as F
+
+    rules = _rules_of_life() | _rules_of_leases() | _rules_of_handles()
+    broken = F.array_compact(F.array(*(F.when(rule, F.lit(name)) for name, rule in rules.items())))
+    said = F.concat_ws(
+        " ", "kind", F.lit("of attempt"), F.col("attempt").cast("string"), F.lit("after a receive of attempt"),
+        F.coalesce(F.col("count").cast("string"), F.lit("none")),
+    )  # fmt: skip
+    return _finding(_lines(events).withColumn("rules", broken).where(F.size("rules") > 0), F.explode("rules"), said)
+
+
+def _lines(events: "DataFrame") -> "DataFrame":
+    """The events of messages, each with what went before it in its message's line; instants in microseconds UTC.
+
+    come, grant, over, left: offsets of the last send or move in, receive, end of a lease, ending. count, turned: the
+    attempt and the rotation as last granted. due: when the last grant or extension ends. first_offset: of the history.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
-    line = Window.partitionBy("incarnation", "sequence").orderBy("offset")
-    before = line.rowsBetween(Window.unboundedPreceding, -1)
+    before = Window.partitionBy("incarnation", "sequence").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
 
-    def last(value: "Column") -> "Column":
-        return F.last(value, ignorenulls=True).over(before)
+    def last(value: "Column", *kinds: str) -> "Column":
+        return F.last(F.when(kind.isin(*kinds), value), ignorenulls=True).over(before)
 
-    def at(kinds: tuple[str, ...], value: "str" = "offset") -> "Column":
-        return F.when(kind.isin(*kinds), F.col(value))
-
-    whole = events.agg(F.min("offset").alias("first_offset"))
-    arrivals = _arrivals(events)
-    rows = (
+    offset, ends = F.col("offset"), F.col("at") + F.col("lease_us")
+    return (
         events.where(kind.isin(*_MESSAGE_KINDS) & F.col("sequence").isNotNull())
         .select(
-            "offset",
-            "kind",
-            "at",
-            "queue",
-            "incarnation",
-            "sequence",
-            "attempt",
-            "rotation",
-            "lease_us",
-            "visible_since",
-            "detail",
+            "offset", "kind", "at", "queue", "incarnation", "sequence", "attempt", "rotation", "lease_us",
+            "visible_since", "detail",
         )
-        .unionByName(arrivals)
-        .withColumn("come", last(at(("sent", "moved in"))))
-        .withColumn("grant", last(at(("received",))))
-        .withColumn("count", last(at(("received",), "attempt")))
-        .withColumn("over", last(at(("lease_expired", "released", "undelivered"))))
-        .withColumn("left", last(at(_ENDINGS)))
-        .withColumn("due", last(F.when(kind.isin("received", "extended"), F.col("at") + F.col("lease_us"))))
-        .withColumn("turned", last(at(("received", "extended", "released"), "rotation")))
-        .crossJoin(F.broadcast(whole))
-    )
-    from_start = F.col("first_offset") == 0
-    known = F.col("grant").isNotNull()
-    uses = kind.isin("extended", "released", "deleted", "lease_expired", "undelivered") & (F.col("attempt") > 0)
-    reason = F.coalesce("detail", F.lit(""))
-    held = known & (F.col("over").isNull() | (F.col("over") < F.col("grant")))
-    rules: dict[str, Column] = {
-        "sent once": (kind == "sent") & F.col("come").isNotNull(),
-        "received was sent": from_start
-        & kind.isin("received", "deleted", "expired", "dead_lettered")
-        & F.col("come").isNull(),
-        "left once": kind.isin(*_ENDINGS) & F.col("left").isNotNull(),
-        "no resurrection": ~kind.isin(*_ENDINGS, "delete_refused") & F.col("left").isNotNull(),
-        "receive count": (kind == "received")
-        & F.when(known, F.col("attempt") != F.col("count") + 1).otherwise(
-            F.col("come").isNotNull() & (F.col("attempt") != 1)
-        ),
-        "one lease": (kind == "received") & held,
-        "visible": (kind == "received") & (F.col("at") < F.col("visible_since")),
-        "stale handles": uses & known & (F.col("attempt") != F.col("count")),
-        "lease end": (kind == "lease_expired") & held & (F.col("at") != F.col("due")),
-        "refused rightly": (kind == "delete_refused")
-        & reason.contains('"stale"')
-        & known
-        & (F.col("attempt") == F.col("count"))
-        & (F.col("rotation") == F.col("turned"))
-        & F.col("left").isNull(),
-    }
-    broken = F.array_compact(F.array(*(F.when(rule, F.lit(name)) for name, rule in rules.items())))
-    said = F.concat_ws(
-        " ", kind, F.lit("of attempt"), F.col("attempt").cast("string"), F.lit("after a receive of attempt"),
-        F.coalesce(F.col("count").cast("string"), F.lit("none")),
+        .unionByName(_arrivals(events))
+        .withColumn("come", last(offset, "sent", "moved in"))
+        .withColumn("grant", last(offset, "received"))
+        .withColumn("count", last(F.col("attempt"), "received"))
+        .withColumn("over", last(offset, "lease_expired", "released", "undelivered"))
+        .withColumn("left", last(offset, *_ENDINGS))
+        .withColumn("due", last(ends, "received", "extended"))
+        .withColumn("turned", last(F.col("rotation"), "received", "extended", "released"))
+        .crossJoin(F.broadcast(events.agg(F.min("offset").alias("first_offset"))))
     )  # fmt: skip
-    return _finding(rows.withColumn("rules", broken).where(F.size("rules") > 0), F.explode("rules"), said)
+
+
+def _rules_of_life() -> "dict[str, Column]":
+    """How a message comes and leaves."""
+    from pyspark.sql import functions as F
+
+    kind = F.col("kind")
+    comes, left = F.col("come").isNotNull(), F.col("left").isNotNull()
+    needs_a_send = kind.isin("received", "deleted", "expired", "dead_lettered")
+    return {
+        "sent once": (kind == "sent") & comes,
+        "received was sent": (F.col("first_offset") == 0) & needs_a_send & ~comes,
+        "left once": kind.isin(*_ENDINGS) & left,
+        "no resurrection": ~kind.isin(*_ENDINGS, "delete_refused") & left,
+    }
+
+
+def _rules_of_leases() -> "dict[str, Column]":
+    """When a lease begins and ends."""
+    from pyspark.sql import functions as F
+
+    received, granted = F.col("kind") == "received", F.col("grant").isNotNull()
+    held = granted & (F.col("over").isNull() | (F.col("over") < F.col("grant")))
+    follows = F.when(granted, F.col("attempt") == F.col("count") + 1)
+    is_first = F.col("come").isNull() | (F.col("attempt") == 1)
+    return {
+        "receive count": received & ~follows.otherwise(is_first),
+        "one lease": received & held,
+        "visible": received & (F.col("at") < F.col("visible_since")),
+        "lease end": (F.col("kind") == "lease_expired") & held & (F.col("at") != F.col("due")),
+    }
+
+
+def _rules_of_handles() -> "dict[str, Column]":
+    """What a handle may do."""
+    from pyspark.sql import functions as F
+
+    kind, granted = F.col("kind"), F.col("grant").isNotNull()
+    current = F.col("attempt") == F.col("count")
+    uses = kind.isin("extended", "released", "deleted", "lease_expired", "undelivered") & (F.col("attempt") > 0)
+    refused = (kind == "delete_refused") & F.coalesce("detail", F.lit("")).contains('"stale"')
+    unmoved = (F.col("rotation") == F.col("turned")) & F.col("left").isNull()
+    return {
+        "stale handles": uses & granted & ~current,
+        "refused rightly": refused & granted & current & unmoved,
+    }
 
 
 def _arrivals(events: "DataFrame") -> "DataFrame":

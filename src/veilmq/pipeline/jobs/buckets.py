@@ -26,8 +26,9 @@ BOUNDS: Final = SHORTEST * np.exp(STEP * np.arange(LAST + 1))
 MIDDLES: Final = np.concatenate([[SHORTEST / 2], np.sqrt(BOUNDS[1:] * BOUNDS[:-1])])
 
 GROUP: Final = ("account", "region", "queue", "type")
-DONE, STOPPED, CRASHED = "done", "stopped", "crashed"
-"""Took exactly so long; was alive at so long; was alive at so long, and crashed before the next sign was due."""
+DONE, STOPPED, CRASHED, WATCHED = "done", "stopped", "crashed", "watched"
+"""Took exactly so long; was alive at so long; was alive at so long, and crashed before the next sign was due; was alive
+at so long, and is still at it or crashed since."""
 CELL: Final = ("ended", "bucket", "until", "lease")
 SUMS: Final = ("leases", "held_s", "lease_s", "renewals", "renewed_share", "redeliveries", "redone", "squares")
 SCHEMA: Final = (
@@ -127,13 +128,16 @@ def bucket_column(seconds: "Column") -> "Column":
 def histogram(leases: "DataFrame") -> "DataFrame":
     """Leases (of `attempts`) counted by queue, type and how they ended; columns as in `SCHEMA`.
 
-    What never was in a worker's hands (undelivered) is left out. `until` is the bucket of the lease's end of a crash;
-    `squares` sums the squared logarithms of exact times, `redeliveries` leases that were not their message's first.
+    What never was in a worker's hands (undelivered) is left out. `until` is the bucket of a crash's lease's end, and of
+    the history's end of what is watched; `squares` sums the squared logarithms of exact times, `redeliveries` leases
+    that were not their message's first.
     """
     from pyspark.sql import functions as F
 
     held = F.col("held_us") / 1e6
-    ended = F.when(F.col("exact"), DONE).when(F.col("outcome") == "crashed", CRASHED).otherwise(STOPPED)
+    crashed, watched = F.col("outcome") == "crashed", F.col("watched_us").isNotNull()
+    ended = F.when(F.col("exact"), DONE).when(crashed, CRASHED).when(watched, WATCHED).otherwise(STOPPED)
+    until = F.when(crashed, F.col("lease_end_us")).otherwise(F.col("watched_us"))
     exact = F.when(F.col("exact"), F.pow(F.log(F.greatest(held, F.lit(1e-3))), 2)).otherwise(0.0)
     return (
         leases.where(F.col("outcome") != "undelivered")
@@ -141,7 +145,7 @@ def histogram(leases: "DataFrame") -> "DataFrame":
             *GROUP,
             ended.alias("ended"),
             bucket_column(held).alias("bucket"),
-            F.when(ended == CRASHED, bucket_column(F.col("lease_end_us") / 1e6)).otherwise(0).alias("until"),
+            F.when(crashed | watched, bucket_column(until / 1e6)).otherwise(0).alias("until"),
             bucket_column(F.col("lease_us") / 1e6).alias("lease"),
         )
         .agg(

@@ -2,9 +2,11 @@
 
 Strategy: Kaplan and Meier on log buckets. A crash is censored, not at the lease's end but where it happened: somewhere
 between the last sign of life and the moment when the next was due. Where in it follows from the curve itself (the
-attempt had not finished yet), so curve and crashes are found by turns. The lognormal fit maximises the likelihood of
-exact and censored times by EM; it speaks beyond the curve's reach only if it agrees with the curve within it. Source:
-Kaplan and Meier 1958; Greenwood 1926; Dempster, Laird and Rubin 1977 (EM, with a censored normal as an example).
+attempt had not finished yet), so curve and crashes are found by turns; and so does whether an attempt whose lease runs
+on at the history's end is still at work, or crashed since its last sign of life. The lognormal fit maximises the
+likelihood of exact and censored times by EM; it speaks beyond the curve's reach only if it agrees with the curve within
+it. Source: Kaplan and Meier 1958; Greenwood 1926; Dempster, Laird and Rubin 1977 (EM, with a censored normal as an
+example).
 """
 
 from math import erfc, sqrt
@@ -12,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from veilmq.pipeline.jobs.buckets import BOUNDS, CRASHED, DONE, LAST, MIDDLES, STOPPED, bucket_of
+from veilmq.pipeline.jobs.buckets import BOUNDS, CRASHED, DONE, LAST, MIDDLES, STOPPED, WATCHED, bucket_of
 
 AT_RISK_MIN: Final = 10.0
 """Attempts under way that a point of the curve must rest on."""
@@ -38,6 +40,7 @@ class Sample(NamedTuple):
     censored: Any
     """Alive then, and not heard of again for a reason that says nothing of the work; crashes included, once placed."""
     crashes: float
+    """Those of attempts under way at the history's end as far as they are likely."""
     exposure_s: float
     """Seconds that workers worked, together."""
 
@@ -53,35 +56,46 @@ def sample_of(rows: Any) -> Sample:
     for ended, into in ((DONE, finished), (STOPPED, stopped)):
         part = rows[rows.ended == ended]
         np.add.at(into, part.bucket.to_numpy(), part.leases.to_numpy())
-    crashed = rows[rows.ended == CRASHED]
-    exposure = float(rows.held_s[rows.ended != CRASHED].sum())
-    if crashed.empty:
+    unknown = rows[rows.ended.isin((CRASHED, WATCHED))]
+    exposure = float(rows.held_s.sum() - unknown.held_s.sum())
+    if unknown.empty:
         return Sample(finished, stopped, 0.0, exposure)
     renewals = float(rows.renewals.sum())
     share = min(float(rows.renewed_share.sum()) / renewals, 1.0) if renewals else 1.0
-    count = crashed.leases.to_numpy()
-    alive = crashed.held_s.to_numpy() / count
-    until = np.maximum(alive + share * (BOUNDS[crashed.until.to_numpy()] - alive), alive * 1.0001 + 1e-3)
-    return _placed(finished, stopped, alive, until, count, exposure)
+    count = unknown.leases.to_numpy()
+    alive = unknown.held_s.to_numpy() / count
+    place = unknown.until.to_numpy()
+    watched = (unknown.ended == WATCHED).to_numpy()
+    until = np.where(watched, MIDDLES[place], alive + share * (BOUNDS[place] - alive))
+    until = np.maximum(until, alive * 1.0001 + 1e-3)
+    return _placed(finished, stopped, alive, until, count, watched, exposure)
 
 
-def _placed(finished: Any, stopped: Any, alive: Any, until: Any, count: Any, exposure: float) -> Sample:
-    """Spread each crash over the time in which it happened, in proportion to who was there to crash."""
+def _placed(
+    finished: Any, stopped: Any, alive: Any, until: Any, count: Any, watched: Any, exposure: float
+) -> Sample:  # fmt: skip
+    """Spread each crash over the time in which it happened, in proportion to who was there to crash; of those watched,
+    as many as did not live to the end."""
+    end = bucket_of(until)
     low = np.concatenate([[0.0], BOUNDS[:-1]])
     overlap = np.clip(np.minimum(until[:, None], BOUNDS) - np.maximum(alive[:, None], low), 0, None)
     inside = np.clip((np.minimum(until[:, None], BOUNDS) + np.maximum(alive[:, None], low)) / 2, 0, None)
-    total = float(count.sum())
     censored, rate = stopped, 0.0
-    worked = exposure
+    crashes, worked = 0.0, exposure
     for _ in range(_PLACINGS):
         there = survival(finished, censored)
         before = np.concatenate([[1.0], there[:-1]])
         density = overlap * ((there + before) / 2 + 1e-12) * np.exp(-rate * MIDDLES)
-        density *= (count / density.sum(axis=1))[:, None]
+        lives = np.where(watched, (there[end] + 1e-12) * np.exp(-rate * until), 0.0)
+        density *= np.where(watched, rate, 1.0)[:, None]
+        scale = count / (density.sum(axis=1) + lives)
+        density, lives = density * scale[:, None], lives * scale
         censored = stopped + density.sum(axis=0)
-        worked = exposure + float((density * inside).sum())
-        rate = total / worked
-    return Sample(finished, censored, total, worked)
+        np.add.at(censored, end, lives)
+        crashes = float(density.sum())
+        worked = exposure + float((density * inside).sum() + (lives * until).sum())
+        rate = crashes / worked
+    return Sample(finished, censored, crashes, worked)
 
 
 def survival(finished: Any, censored: Any) -> Any:

@@ -21,7 +21,7 @@ import msgspec
 
 from veilmq.pipeline import publish
 from veilmq.pipeline.errors import HistoryGap, PipelineError
-from veilmq.pipeline.events.reading import History
+from veilmq.pipeline.events.reading import History, last_instant
 from veilmq.pipeline.jobs import attempts, buckets, tables, timeouts
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class _State(msgspec.Struct):
     pending: str | None = None
     runs: int = 0
     source: str = ""
+    epoch: str = ""
+    """Which history of that source it is: see `History.epoch`."""
     floors_us: dict[str, int] = {}
     """By account/region/queue, twice the longest interval between extensions seen yet."""
 
@@ -104,6 +106,7 @@ class Loop:
         self.directory.mkdir(parents=True, exist_ok=True)
         with self._locked():
             state = self._state(options)
+            history.epoch = state.epoch
             bounds = history.bounds()
             start = bounds.first if state.next is None else state.next
             if not bounds.first <= start <= bounds.following:
@@ -111,14 +114,14 @@ class Loop:
                 raise HistoryGap(f"The history holds {bounds.first} to {bounds.following}, and {start} is next.", mend)
             self._tidy(state)
             settled = waiting = 0
-            if start < bounds.following:
+            until = last_instant(history, start, bounds.following)
+            if until is not None:
                 events = _events(spark, options, start, bounds.following)
-                until = _last_instant(history, bounds.following)
                 settled, waiting = self._take_in(spark, events, state, start, bounds.following, until)
                 if floors:
                     _raise_floors(state, events)
             planned, groups = self._plan(spark, costs)
-            state.next, state.runs = bounds.following, state.runs + 1
+            state.next, state.runs, state.epoch = bounds.following, state.runs + 1, history.epoch
             self._save(state)
             today = datetime.fromtimestamp(now, UTC).date()
             cells = self.directory / _CELLS
@@ -136,7 +139,9 @@ class Loop:
 
         leases = attempts.partials(events)
         if state.pending is not None and (self.directory / state.pending).exists():
-            leases = attempts.merged(leases.unionByName(spark.read.parquet(str(self.directory / state.pending))))
+            leases = attempts.merged(
+                leases.unionByName(spark.read.parquet(tables.literal(str(self.directory / state.pending))))
+            )
         leases = leases.where(F.col("granted").isNotNull()).persist()
         try:
             over = F.coalesce("deleted", "delete_refused", "released", "undelivered", "dropped").isNotNull()
@@ -272,11 +277,6 @@ class Loop:
 def _events(spark: "SparkSession", options: dict[str, str], start: int, stop: int) -> "DataFrame":
     bounded = options | {"from": str(start), "until": str(stop)}
     return spark.read.format("veilmq-events").options(**bounded).load()
-
-
-def _last_instant(history: History, stop: int) -> int:
-    """When the last event happened, in microseconds: what has been quiet for long before that is over."""
-    return max(int(batch.column("at")[-1].as_py()) for batch in history.read(stop - 1, stop))
 
 
 def _raise_floors(state: _State, events: "DataFrame") -> None:

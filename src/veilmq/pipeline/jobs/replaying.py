@@ -14,7 +14,7 @@ from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.jobs.tables import read
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _SENT: Final = (
     "body", "attributes", "type", "group", "tag", "delay", "ttl", "lease_hint", "priority", "deduplication_id",
@@ -36,7 +36,7 @@ def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None 
     if key is not None and key not in rows.columns:
         raise OptionInvalid(f"{table} has no column {key}.", f"It has {', '.join(rows.columns)}.")
     if where is not None:
-        rows = rows.where(where)
+        rows = _only(rows, where)
     if _is_fifo(queue):
         if key is None and "id" in rows.columns and "deduplication_id" not in rows.columns:
             key = "id"
@@ -50,6 +50,19 @@ def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None 
     writer = rows.select(*wanted).write.format("veilmq").option("url", queue).mode("append")
     (writer if key is None else writer.option("key", key)).save()
     return number
+
+
+def _only(rows: "DataFrame", where: str) -> "DataFrame":
+    from pyspark.errors import AnalysisException
+
+    try:
+        kept = rows.where(where)
+        # Spark Connect looks at a condition when its columns are asked for.
+        _ = kept.columns
+    except AnalysisException as error:
+        said = " ".join(str(error).partition(";")[0].partition("== SQL ==")[0].split())
+        raise OptionInvalid(f"where={where!r} cannot be: {said}", "") from None
+    return kept
 
 
 def _is_fifo(url: str) -> bool:

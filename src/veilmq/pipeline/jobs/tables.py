@@ -10,8 +10,10 @@ import shutil
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from veilmq.pipeline.errors import OptionInvalid
+from veilmq.pipeline.events.export import alone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 FORMATS: Final = ("parquet", "delta")
 _DAY: Final = "day="
 _OFFSETS: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
+_PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
 _ROW_GROUP_ROWS: Final = 131_072
 """As `veilmq events export` has them."""
 _JUDGED: Final = ("day", "to", "sent")
@@ -37,7 +40,8 @@ def write(frame: "DataFrame", place: Path, kind: str = "parquet") -> None:
     """Replace the table at `place` with these rows. Raises OptionInvalid."""
     check_format(kind)
     beside = place.with_name(f".{place.name}.new")
-    frame.write.mode("overwrite").parquet(beside.as_uri() if beside.is_absolute() else str(beside))
+    # No URI of Python's: Spark takes its %20 for a part of the name.
+    frame.write.mode("overwrite").parquet(f"file:{beside}" if beside.is_absolute() else str(beside))
     if kind == "delta":
         import pyarrow.dataset
         from deltalake import DeltaTable, write_deltalake
@@ -75,13 +79,18 @@ def read(spark: "SparkSession", place: Path) -> "DataFrame":
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
 
-        files = DeltaTable(str(place)).file_uris()
+        files = [unquote(each) for each in DeltaTable(str(place)).file_uris()]
         if not files:
             raise OptionInvalid(f"{place} is an empty table.", "")
-        return spark.read.parquet(*files)
+        return spark.read.parquet(*map(literal, files))
     if not any(place.glob("**/*.parquet")):
         raise OptionInvalid(f"{place} holds no table.", "Name a directory of Parquet files or a Delta table.")
-    return spark.read.parquet(str(place))
+    return spark.read.parquet(literal(str(place)))
+
+
+def literal(path: str) -> str:
+    """A path as Spark reads it, which else takes some characters for patterns."""
+    return _PATTERN.sub(r"\\\g<0>", path)
 
 
 def load(place: Path) -> Any:
@@ -117,19 +126,23 @@ def compact(place: Path, *, files_max: int = 1) -> int:
 
         return int(DeltaTable(str(place)).optimize.compact()["numFilesRemoved"])
     _check_days(place)
-    restore(place)
-    gone = 0
-    for directory in sorted(place.glob(f"{_DAY}*")):
-        files = sorted(directory.glob("[!.]*.parquet"))
-        if len(files) <= files_max:
-            continue
-        beside = directory.with_name(f".{directory.name}.new")
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        _join(files, beside / _joined(files[0].name, files[-1].name))
-        _take_place(beside, directory)
-        gone += len(files) - 1
-    return gone
+    if not place.is_dir():
+        return 0
+    with alone(place):
+        restore(place)
+        return sum(_compact_day(each, files_max) for each in sorted(place.glob(f"{_DAY}*")))
+
+
+def _compact_day(directory: Path, files_max: int) -> int:
+    files = sorted(directory.glob("[!.]*.parquet"))
+    if len(files) <= files_max:
+        return 0
+    beside = directory.with_name(f".{directory.name}.new")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    _join(files, beside / _joined(files[0].name, files[-1].name))
+    _take_place(beside, directory)
+    return len(files) - 1
 
 
 def _check_days(place: Path) -> None:
@@ -164,6 +177,10 @@ def _join(files: list[Path], into: Path) -> None:
                     waiting = whole.slice(full).to_batches()
         if waiting:
             writer.write_table(pa.Table.from_batches(waiting, schema), _ROW_GROUP_ROWS)
+        # What exported files tell of themselves, such as their epoch, holds for the whole; the schema is there already.
+        told = {name: value for file in files for name, value in (pq.read_metadata(file).metadata or {}).items()}
+        told.pop(b"ARROW:schema", None)
+        writer.add_key_value_metadata(told)
 
 
 def retain(place: Path, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAULT) -> int:
@@ -186,7 +203,10 @@ def retain(place: Path, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAUL
         table.vacuum(vacuum_hours, dry_run=False, enforce_retention_duration=False)
         return gone
     _check_days(place)
-    days = [each for each in place.glob(f"{_DAY}*") if each.name.removeprefix(_DAY) < oldest.isoformat()]
-    for each in days:
-        shutil.rmtree(each)
+    if not place.is_dir():
+        return 0
+    with alone(place):
+        days = [each for each in place.glob(f"{_DAY}*") if each.name.removeprefix(_DAY) < oldest.isoformat()]
+        for each in days:
+            shutil.rmtree(each)
     return len(days)

@@ -26,6 +26,7 @@ from veilmq.pipeline.errors import OptionInvalid, PipelineError
 from veilmq.pipeline.sinks.options import DeltaOptions, read_delta_options
 
 _ROWS_FLUSHED: Final = 65_536
+_OF_NULLS: Final = frozenset({"nullable", "containsNull", "valueContainsNull", "metadata"})
 
 
 class DeltaRefused(PipelineError):
@@ -69,14 +70,51 @@ def add_files(
     try:
         if not DeltaTable.is_deltatable(path, storage):
             write_deltalake(path, schema.empty_table(), storage_options=storage)
-        DeltaTable(path, storage_options=storage).create_write_transaction(
-            actions, "append", schema, [], commit_properties=properties
-        )
+        table = DeltaTable(path, storage_options=storage)
+        check_table(table, schema)
+        table.create_write_transaction(actions, "append", schema, [], commit_properties=properties)
     except DeltaError as error:
         if is_committed(path, app, batch, storage):
             return False
         raise DeltaRefused(f"The table {path} refuses batch {batch}: {error}.", "Do its columns fit?") from error
     return True
+
+
+def check_table(table: Any, schema: Any) -> None:
+    """Whether files of that Arrow schema may be added; a transaction takes any. Raises DeltaRefused."""
+    from deltalake import Schema
+
+    path = table.table_uri
+    if table.metadata().partition_columns:
+        names = ", ".join(table.metadata().partition_columns)
+        mend = "Write another table, or with foreachBatch and deltalake."
+        raise DeltaRefused(f"The table {path} is partitioned by {names}, and veilmq-delta writes no partitions.", mend)
+    there = {field.name: field for field in table.schema().fields}
+    ours = {field.name: field for field in Schema.from_arrow(schema).fields}
+    for name, field in ours.items():
+        if name not in there:
+            raise DeltaRefused(f"The table {path} has no column {name}.", f"It has {', '.join(there)}.")
+        if _kind(field) != _kind(there[name]):
+            mend = f"It is {_said(there[name])}."
+            raise DeltaRefused(f"The column {name} of the table {path} is no {_said(field)}.", mend)
+    needed = [name for name, field in there.items() if name not in ours and not field.nullable]
+    if needed:
+        raise DeltaRefused(f"The table {path} needs a column {needed[0]}.", "")
+
+
+def _said(field: Any) -> str:
+    return str(field.type.to_json().strip('"'))
+
+
+def _kind(field: Any) -> Any:
+    """Its type without what may be null in it."""
+
+    def bare(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return [bare(each) for each in value] if isinstance(value, list) else value
+        return {name: bare(each) for name, each in value.items() if name not in _OF_NULLS}
+
+    return bare(json.loads(field.type.to_json()))
 
 
 class DeltaWriter(DataSourceStreamArrowWriter):
