@@ -5,7 +5,9 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +22,8 @@ from veilmq.server.tls import tell_end
 from veilmq.testing.server import ServerProcess
 
 WAIT_SECONDS = 20
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 HOUR = datetime.timedelta(hours=1)
@@ -88,6 +92,45 @@ def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
         assert [presented(port) for port in ports] == ["second"] * 4
     finally:
         assert server.stop() == 0
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server whose certificate has the name that other machines use, which nobody has vouched for."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    for path, text in zip((certificate, key), make_pair("mq.example.com"), strict=True):
+        path.write_bytes(text)
+    server = ServerProcess(tmp_path, "--tls-cert", str(certificate), "--tls-key", str(key)).start()
+    try:
+        yield server
+    finally:
+        assert server.stop() == 0
+
+
+def test_the_commands_find_such_a_server_through_its_directory(
+    named: ServerProcess, veilmq: Command, tmp_path: Path
+) -> None:
+    """On its machine nobody reaches it by the name in the certificate: its lock vouches for the address."""
+    data = str(named.data)
+    assert veilmq("queues", "list", "--data", data).returncode == 0
+    assert veilmq("backup", str(tmp_path / "copy"), "--data", data).returncode == 0
+
+
+def test_an_address_that_somebody_names_must_show_a_good_certificate(
+    named: ServerProcess, veilmq: Command, tmp_path: Path
+) -> None:
+    token = str(named.data / "admin-token")
+    done = veilmq("queues", "list", "--admin", named.admin, "--token-file", token)
+    assert done.returncode == 4
+    assert "SSL_CERT_FILE" in done.stderr
+    done = veilmq(
+        "queues", "list", "--admin", named.admin, "--token-file", token, SSL_CERT_FILE=str(tmp_path / "cert.pem")
+    )
+    assert done.returncode == 4
+    assert "name the host as its certificate does" in done.stderr.lower()
+    done = veilmq("queues", "list", "--admin", named.admin.removeprefix("https://"), "--token-file", token)
+    assert done.returncode == 4
+    assert "say https://HOST:PORT" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What is looked at twice a second, however many push subscriptions there are: nothing, as long as none has changed."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -7,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from veilmq.cli.push_room import _Subscriptions
+from veilmq.cli.serve import _tell_end_of_pushes
 from veilmq.model.commands import ChangeSubscription, CreateTopic, DeleteTopic, Subscribe, Unsubscribe
 from veilmq.model.topic import RetryStrategy, SubscriptionSettings, TopicKey
 from veilmq.store.sqlite.store import SqliteStore
@@ -59,3 +61,22 @@ def test_a_change_gives_a_new_object_and_nothing_else_does(stage: Stage) -> None
     assert changed() == [(NEWS, "pushed")]
     stage.do(DeleteTopic(topic=NEWS, origin=TESTER))
     assert changed() == []
+
+
+def test_pushes_that_end_by_a_bug_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The task is waited for at the shutdown alone."""
+
+    async def end_by(error: BaseException) -> None:
+        async def pushing() -> None:
+            raise error
+
+        task = asyncio.create_task(pushing())
+        task.add_done_callback(_tell_end_of_pushes)
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+
+    asyncio.run(end_by(asyncio.CancelledError()))
+    assert caplog.text == ""
+    asyncio.run(end_by(ZeroDivisionError("a bug")))
+    assert "no pushes any more" in caplog.text
+    assert "ZeroDivisionError: a bug" in caplog.text

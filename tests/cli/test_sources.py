@@ -133,3 +133,13 @@ def test_an_error_names_the_flag_or_the_variable() -> None:
 def test_names() -> None:
     assert flag("tls_cert") == "--tls-cert"
     assert variable("tls_cert") == "VEILMQ_TLS_CERT"
+
+
+@pytest.mark.parametrize(
+    "given", ["10.0.0.0/99", "127.0.0.1/8", "300.0.0.0/8", "10.0.0.0", "10.0.0.0/8,fd00::/129", "fd00::1/8"]
+)
+def test_what_is_no_network_ends_the_start(given: str) -> None:
+    """It would be met again when the first push is due, with nobody there to read of it."""
+    with pytest.raises(Failure, match=r"^--push-allow: expected networks such as"):
+        resolve({"push_allow": given}, {})
+    assert resolve({"push_allow": " 10.0.0.0/8, fd00::/8,"}, {}).settings.push_allow == ("10.0.0.0/8", "fd00::/8")

@@ -61,6 +61,7 @@ if os.geteuid() == 0:
             fill_up(small / "ballast")
         else:
             (small / "ballast").write_bytes(bytes(8 * MIB))
+        full = suddenly
         while True:
             stage.later(SECOND_US)
             applied = stage.store.apply([sending(queue, "x" * 50_000)], stage.now)
@@ -68,6 +69,7 @@ if os.geteuid() == 0:
                 if applied.wrote:
                     stage.store.commit()
             except StoreFailed:
+                full = True  # the WAL was faster than its copying: the reserve is free already, for what comes now
                 break
             (outcome,) = applied.outcomes
             if isinstance(outcome, Sent):
@@ -75,7 +77,7 @@ if os.geteuid() == 0:
             else:
                 assert type(outcome) in {DiskLow, StoreFailed}
                 break
-        if not suddenly:
+        if not full:
             fill_up(small / "more")
         stage.later(SECOND_US)
         assert type(apply(stage, sending(queue))) is DiskLow

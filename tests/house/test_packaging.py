@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -97,10 +98,41 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     assert "veilmq = veilmq.cli:main" in scripts
 
 
+def test_the_source_distribution_is_complete(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (archive,) = tmp_path.iterdir()
+    with tarfile.open(archive) as content:
+        names = {name.partition("/")[2] for name in content.getnames()}
+    source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")}
+    assert source | {"src/veilmq/py.typed", "pyproject.toml", "README.md", "LICENSE", "docs/deploy.md"} <= names
+
+
 def test_importing_the_package_needs_no_dependency() -> None:
     script = "import sys, veilmq; print(sorted({'apsw', 'msgspec', 'asyncio'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "[]\n")
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments"),
+    [("typer", ["--help"]), ("httptools", ["serve"]), ("starlette", ["queues", "list", "--data", "{}"])],
+)
+def test_a_command_of_a_plain_installation_says_what_it_lacks(
+    tmp_path: Path, missing: str, arguments: list[str]
+) -> None:
+    with veilmq.connect(f"veil://{tmp_path}/data?queue=jobs&create=1"):
+        pass
+    words = [word.format(tmp_path / "data") for word in arguments]
+    script = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv[1:] = {words!r}; from veilmq.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"veilmq: the package {missing} is missing\n  It comes with the extra `server`: pip install 'veilmq[server]'.\n"
+    )
 
 
 class TestNeed:

@@ -8,7 +8,9 @@ from veilmq.cli.exits import Exit
 from veilmq.cli.sources import flag
 from veilmq.server.settings import FIELDS, Field
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+DOCS = Path(__file__).parents[2] / "docs"
+SETTINGS = DOCS / "deploy.md"
+OPERATIONS = DOCS / "operations.md"
 
 
 def shown(field: Field) -> str:
@@ -25,25 +27,27 @@ def row(field: Field) -> str:
     return f"| `{name}` | {shown(field)} | {field.help} |".replace("|  |", "| |").replace("<", "\\<")
 
 
-def printed(begin: str, end: str) -> list[str]:
-    text = PAGE.read_text()
+def printed(page: Path, begin: str, end: str) -> list[str]:
+    text = page.read_text()
     assert begin in text
     assert end in text
     return text.partition(begin)[2].partition(end)[0].strip().splitlines()
 
 
 def test_the_page_prints_the_settings() -> None:
-    rows = printed("<!-- settings: printed from veilmq.server.settings.FIELDS -->", "<!-- end of settings -->")
+    rows = printed(
+        SETTINGS, "<!-- settings: printed from veilmq.server.settings.FIELDS -->", "<!-- end of settings -->"
+    )
     assert rows[2:] == [row(field) for field in FIELDS.values()]
 
 
 def test_every_exit_code_has_its_row() -> None:
-    rows = printed("## Exit codes", "\n## ")
+    rows = printed(OPERATIONS, "## Exit codes", "\n## ")
     assert [int(code) for line in rows for code in re.findall(r"^\| (\d) \|", line)] == [int(code) for code in Exit]
 
 
 def test_every_metric_that_the_page_names_exists() -> None:
-    named = set(re.findall(r"veilmq_[a-z_]+", PAGE.read_text()))
+    named = set(re.findall(r"veilmq_[a-z_]+", OPERATIONS.read_text()))
     counters = {f"veilmq_{attribute}_total" for attribute in metrics._LISTENER_COUNTERS}
     source = Path(str(metrics.__file__)).read_text()
     families = {

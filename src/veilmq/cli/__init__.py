@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
-
 import veilmq
-from veilmq.cli.exits import Exit, Failure, end
+from veilmq.cli.exits import SERVER_PACKAGES, Exit, Failure, end, package_missing
+
+try:
+    import typer
+except ModuleNotFoundError as error:
+    end(package_missing(error))
+
 from veilmq.cli.pipeline import register as register_pipeline
 from veilmq.cli.remote import register
 from veilmq.cli.work_options import register as register_work
@@ -68,6 +72,10 @@ def main() -> None:
         application()()
     except Failure as failure:
         end(failure)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in SERVER_PACKAGES:
+            raise
+        end(package_missing(error))
     except BrokenPipeError:
         # Whoever read our output has gone; Python would complain while it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,7 +2,12 @@
 
 import sys
 from enum import IntEnum
-from typing import NoReturn
+from typing import Final, NoReturn
+
+SERVER_PACKAGES: Final = frozenset(
+    {"cryptography", "httptools", "httpx", "prometheus_client", "rich", "starlette", "uvicorn"}
+)
+"""What the extra `server` brings, by the names to import: one is missing after a plain `pip install veilmq`."""
 
 
 class Exit(IntEnum):
@@ -32,6 +37,13 @@ class Failure(Exception):
 
 class Unreachable(Failure):
     """No answer came, or none that was whole: the server may be about to start again."""
+
+
+def package_missing(error: ModuleNotFoundError) -> Failure:
+    """What a command says that needs more than the plain installation."""
+    advice = "It comes with the extra `server`: pip install 'veilmq[server]'."
+    package = str(error.name).partition(".")[0]
+    return Failure(Exit.USAGE, f"the package {package} is missing", advice)
 
 
 def end(failure: Failure) -> NoReturn:

@@ -68,7 +68,7 @@ _OPTIONS: Final = {
         typer.Option("--token-file", metavar="FILE", help="Its bearer token [admin-token in the data directory]."),
     ],
     "data": Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Straight on this directory, if no server holds it.")
+        Path | None, typer.Option("--data", metavar="DIR", help="This data directory, or the server that holds it.")
     ],
     "as_json": Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")],
 }

@@ -89,12 +89,13 @@ def http_door(target: Target, environment: Mapping[str, str]) -> "HttpDoor | Non
 
     home = _home(target, environment)
     admin = target.admin or (None if target.data else environment.get("VEILMQ_ADMIN") or None)
+    announced: str | None = None
     if admin is None and (target.data or environment.get("VEILMQ_DATA")):
-        admin = _admin_of_holder(home)
+        admin = announced = _admin_of_holder(home)
         if admin is None:
             return None
     token_file = target.token_file or _path(environment.get("VEILMQ_TOKEN_FILE")) or home / TOKEN_FILE
-    return HttpDoor(admin or ADMIN_DEFAULT, _token(token_file))
+    return HttpDoor(admin or ADMIN_DEFAULT, _token(token_file), announced=announced is not None)
 
 
 @contextmanager
@@ -111,7 +112,7 @@ def holder_door(target: Target, environment: Mapping[str, str]) -> Iterator["Htt
         yield None
         return
     token_file = target.token_file or _path(environment.get("VEILMQ_TOKEN_FILE")) or home / TOKEN_FILE
-    door = HttpDoor(admin, _token(token_file))
+    door = HttpDoor(admin, _token(token_file), announced=target.admin is None)
     try:
         yield door
     finally:

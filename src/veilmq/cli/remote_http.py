@@ -23,13 +23,23 @@ _TIMEOUT_S: Final = 100.0
 _PIECE_BYTES: Final = 256 * 1024
 _PASSING: Final = frozenset({502, 503, 504})
 """What a proxy says while the server behind it is away."""
+_OTHER_NAME: Final = frozenset({62, 64})
+"""OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
+_ADVICE_NAME: Final = "Name the host as its certificate does, or on the server's own machine its directory: --data DIR."
+_ADVICE_ISSUER: Final = "For a certificate of your own, name its issuer's in the variable SSL_CERT_FILE."
+_ADVICE_PLAIN: Final = "For a port without TLS, say http:// or HOST:PORT."
+_ADVICE_TLS: Final = "If the port speaks TLS, say https://HOST:PORT, or name the directory with --data DIR."
 _ADVICE: Final = "Start one with `veilmq serve`, or name the directory with --data DIR."
 
 
 class HttpDoor:
-    """See `Door`. `admin` is HOST:PORT or a URL."""
+    """See `Door`. `admin` is HOST:PORT or a URL; `announced`, if the directory's owner wrote it into its lock.
 
-    def __init__(self, admin: str, token: str | None) -> None:
+    Such an address is one of this machine's, held by that process, and the certificate there names the host that other
+    machines know: it is not compared. Nobody else can have the port, and the token came from the same directory.
+    """
+
+    def __init__(self, admin: str, token: str | None, *, announced: bool = False) -> None:
         self._admin = admin
         parts = urlsplit(admin if "://" in admin else f"http://{admin}")
         try:
@@ -41,6 +51,9 @@ class HttpDoor:
         self._connection: http.client.HTTPConnection
         if parts.scheme == "https":
             context = ssl.create_default_context()
+            if announced:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
             self._connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
         else:
             self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
@@ -146,11 +159,16 @@ class HttpDoor:
             raise Unreachable(Exit.ADDRESS, f"no server answers on {self._admin}", _ADVICE) from None
         except ssl.SSLEOFError as error:  # it ended amid a handshake
             raise Unreachable(Exit.ADDRESS, f"{self._admin}: TLS: {error}") from None
+        except ssl.SSLCertVerificationError as error:
+            is_other = error.verify_code in _OTHER_NAME
+            raise Failure(
+                Exit.ADDRESS, f"{self._admin}: TLS: {error}", _ADVICE_NAME if is_other else _ADVICE_ISSUER
+            ) from None
         except ssl.SSLError as error:
-            advice = "For a certificate of your own, name its issuer's in the variable SSL_CERT_FILE."
-            raise Failure(Exit.ADDRESS, f"{self._admin}: TLS: {error}", advice) from None
+            raise Failure(Exit.ADDRESS, f"{self._admin}: TLS: {error}", _ADVICE_PLAIN) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(Exit.ADDRESS, f"{self._admin}: {type(error).__name__} {error}", _ADVICE) from None
+            advice = _ADVICE_TLS if isinstance(error, http.client.RemoteDisconnected) else _ADVICE
+            raise Unreachable(Exit.ADDRESS, f"{self._admin}: {type(error).__name__} {error}", advice) from None
 
     def _failure(self, status: int, content: bytes) -> Failure:
         try:

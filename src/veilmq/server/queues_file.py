@@ -46,7 +46,7 @@ _UNITS_US: Final = {"ms": MILLISECOND_US, "s": SECOND_US, "m": MINUTE_US, "h": H
 _DURATIONS: Final = {
     "visibility_timeout": ("visibility_timeout_us", 0, 12 * HOUR_US),
     "delay": ("delay_us", 0, 7 * DAY_US),
-    "retention": ("retention_us", MINUTE_US, 14 * DAY_US),
+    "retention": ("retention_us", MINUTE_US, 15 * DAY_US),
     "wait": ("wait_us", 0, 30 * SECOND_US),
 }
 

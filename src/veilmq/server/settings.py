@@ -6,8 +6,8 @@ what one of those says into a field's value; the rules that join several fields 
 """
 
 import re
-from collections.abc import Mapping
-from ipaddress import ip_address
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -24,7 +24,6 @@ from veilmq.store.sqlite.options import MIB, Options
 _ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
 _DOMAIN: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}))*")
 _URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?(?:/[^\s?#@]*)?")
-_NETWORK: Final = re.compile(r"(?:\d{1,3}(?:\.\d{1,3}){3}/\d{1,2}|[0-9A-Fa-f:]+/\d{1,3})")
 _ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 
 _KMS_FAULT: Final = re.compile(rf"[A-Za-z0-9:/_.-]{{1,256}}=(?:{'|'.join(KMS_FAULTS)})")
@@ -321,16 +320,25 @@ def _address(name: str, given: object) -> Address:
     return Address(host, int(found[3]))
 
 
-_LISTS: Final = {
-    "push_allow": (_NETWORK, "networks such as 10.0.0.0/8 or fd00::/8"),
-    "cors_origins": (_ORIGIN, "origins such as https://app.example, or *"),
-    "kms_faults": (_KMS_FAULT, f"KEY=FAULT such as alias/old=disabled, FAULT one of {', '.join(KMS_FAULTS)}"),
+def _is_network(text: str) -> bool:
+    """Whether it has the form ADDRESS/BITS, and no bit beyond them."""
+    try:
+        ip_network(text)
+    except ValueError:
+        return False
+    return "/" in text and text.rpartition("/")[2].isdecimal()
+
+
+_LISTS: Final[dict[str, tuple[Callable[[str], object], str]]] = {
+    "push_allow": (_is_network, "networks such as 10.0.0.0/8 or fd00::/8, without bits of a host"),
+    "cors_origins": (_ORIGIN.fullmatch, "origins such as https://app.example, or *"),
+    "kms_faults": (_KMS_FAULT.fullmatch, f"KEY=FAULT such as alias/old=disabled, FAULT one of {', '.join(KMS_FAULTS)}"),
 }
 
 
 def _listed(name: str, given: object) -> tuple[str, ...]:
-    pattern, allowed = _LISTS[name]
+    fits, allowed = _LISTS[name]
     listed = [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
-    if not isinstance(listed, list) or not all(isinstance(each, str) and pattern.fullmatch(each) for each in listed):
+    if not isinstance(listed, list) or not all(isinstance(each, str) and fits(each) for each in listed):
         raise SettingInvalid(name, f"expected {allowed}, not {given!r}")
     return tuple(listed)
