@@ -66,8 +66,9 @@ def attempts(events: "DataFrame", until: int | None = None) -> "DataFrame":
 
     leases = partials(events)
     if until is not None:
-        return judged(leases.withColumn("watched_until", F.lit(until)))
-    return judged(leases.crossJoin(F.broadcast(events.agg(F.max("at").alias("watched_until")))))
+        return judged(leases, F.lit(until))
+    end = F.broadcast(events.agg(F.max("at").alias("watched_until")))
+    return judged(leases.crossJoin(end), F.col("watched_until"))
 
 
 def partials(events: "DataFrame") -> "DataFrame":
@@ -117,8 +118,11 @@ def merged(halves: "DataFrame") -> "DataFrame":
     return halves.groupBy(*KEYS).agg(*(added(name).alias(name) for name in halves.columns if name not in KEYS))
 
 
-def judged(leases: "DataFrame") -> "DataFrame":
-    """What `partials` mean; see `attempts`. watched_until: where there is such a column, when the events end."""
+def judged(leases: "DataFrame", watched: "Column | None" = None) -> "DataFrame":
+    """What `partials` mean; see `attempts`. watched: when the events end; without it no open lease is known to run on.
+
+    Nothing here asks for the columns of `leases`: a declarative pipeline allows no look at them.
+    """
     from pyspark.sql import functions as F
 
     def known(name: str) -> "Column":
@@ -137,7 +141,7 @@ def judged(leases: "DataFrame") -> "DataFrame":
     )
     lived = F.greatest(F.lit(0), F.col("last_extension") - granted, F.col("extend_refused") - granted)
     ended = F.coalesce("deleted", "delete_refused", "released")
-    watched = F.col("watched_until") if "watched_until" in leases.columns else F.lit(None).cast("long")
+    watched = F.lit(None).cast("long") if watched is None else watched
     runs_on = (F.col("outcome") == "open") & (F.col("lease_end") > watched)
     return (
         leases.where(known("granted"))
