@@ -40,8 +40,9 @@ class TestWorker:
         stage.send("a")
         counts = stage.work(stage.note, Breaking(stage.queue, 2))
         assert (stage.seen, counts.outcomes, counts.failures) == (["a"], {"done": 1}, {"receive": 2})
+        # Not by the text: where Spark ran in this process, it is written as Spark has it.
         assert "in a policy" in caplog.text
-        assert "Traceback" in caplog.text
+        assert any(record.exc_info for record in caplog.records)
 
     def test_and_end_the_run_if_that_is_wanted(self, stage: Stage) -> None:
         worker = stage.worker(stage.note, Breaking(stage.queue, 1_000), give_up_after=0.2)
