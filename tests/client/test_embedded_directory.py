@@ -165,11 +165,11 @@ queue.send("after")
 def test_a_child_does_not_hold_the_directory_for_its_parent(tmp_path: Path) -> None:
     script = """
 if os.fork() == 0:
-    print("child", flush=True)
+    os.write(1, b"child\\n")  # at once, or the other process may write between word and line break
     sys.stdin.read()
     os._exit(0)
 account.close()
-print("closed", flush=True)
+os.write(1, b"closed\\n")
 """
     parent = started(tmp_path / "data", script)
     assert {line(parent), line(parent)} == {"child", "closed"}
