@@ -56,6 +56,15 @@ class Request:
         assert base64.b64decode(lower["content-md5"]).decode() == digest
 
 
+async def read_request(reader: asyncio.StreamReader) -> Request | None:
+    """The next request of a connection. Raises IncompleteReadError at its end."""
+    head = (await reader.readuntil(b"\r\n\r\n"))[:-4]
+    if not head:
+        return None
+    length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-len"))
+    return Request(head, await reader.readexactly(length))
+
+
 class Endpoint:
     """An HTTP server that answers what it is told, and keeps what it got."""
 
@@ -93,9 +102,7 @@ class Endpoint:
         try:
             if not self._server.is_serving():  # accepted just before the end
                 return
-            while head := (await reader.readuntil(b"\r\n\r\n"))[:-4]:
-                length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-len"))
-                request = Request(head, await reader.readexactly(length))
+            while request := await read_request(reader):
                 self.now += 1
                 self.most = max(self.most, self.now)
                 await asyncio.sleep(self.delay_s)

@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from stage import Endpoint, Request, Stage, until
+from stage import Endpoint, Stage, read_request, until
 
 from veilmq.model.topic import ContentFormat
 from veilmq.push.addresses import networks
@@ -62,13 +62,11 @@ class Closing(Endpoint):
         self.connections += 1
         taken = 0
         try:
-            while head := (await reader.readuntil(b"\r\n\r\n"))[:-4]:
-                length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-len"))
-                body = await reader.readexactly(length)
+            while request := await read_request(reader):
                 taken += 1
                 if taken > self.requests_max:
                     return
-                self.got.append(Request(head, body))
+                self.got.append(request)
                 writer.write(self.answer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):

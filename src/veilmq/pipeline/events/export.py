@@ -6,10 +6,9 @@ go on by looking at names alone. Each file tells the epoch of its history, so th
 put behind those of the server before it. A key that may see some queues only leaves holes, which its files tell too.
 """
 
-import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 from veilmq.pipeline.errors import HistoryGap, PipelineError
 from veilmq.pipeline.events.columns import ARROW_SCHEMA
 from veilmq.pipeline.events.reading import EPOCH, HOLES, History, ParquetHistory
+from veilmq.pipeline.locking import locked
 
 FILE_ROWS_MAX: Final = 1_000_000
 ROW_GROUP_ROWS: Final = 131_072
@@ -72,16 +72,9 @@ def export(
     return first, at
 
 
-@contextmanager
-def alone(directory: Path) -> Iterator[None]:
+def alone(directory: Path) -> AbstractContextManager[None]:
     """One at a time adds to exported events, or joins them. Raises ExportTaken."""
-    with (directory / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            mend = "Wait until it ends, or give this one a directory of its own."
-            raise ExportTaken(f"Another export or tidy works in {directory}.", mend) from None
-        yield
+    return locked(directory / ".lock", ExportTaken, "Another export or tidy")
 
 
 def _next_of(directory: Path, history: History) -> int | None:

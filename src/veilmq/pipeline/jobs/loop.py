@@ -8,11 +8,8 @@ replaced last, says which offset counts: a run that dies leaves files that the n
 lock.
 """
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +20,7 @@ from veilmq.pipeline import publish
 from veilmq.pipeline.errors import HistoryGap, PipelineError
 from veilmq.pipeline.events.reading import History, last_instant
 from veilmq.pipeline.jobs import attempts, buckets, tables, timeouts
+from veilmq.pipeline.locking import locked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,7 +102,7 @@ class Loop:
         """
         began = timer()
         self.directory.mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        with locked(self.directory / "lock", LoopTaken, "Another run"):
             state = self._state(options)
             history.epoch = state.epoch
             bounds = history.bounds()
@@ -218,16 +216,6 @@ class Loop:
             return pd.DataFrame(rows, columns=[part.split()[0] for part in timeouts.SCHEMA.split(", ")])
         frame = spark.createDataFrame(pd.concat(groups), buckets.SCHEMA)
         return timeouts.recommended(frame, costs).toPandas()
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.directory / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                mend = "Wait until it ends, or give this one a directory of its own."
-                raise LoopTaken(f"Another run works in {self.directory}.", mend) from None
-            yield
 
     def _state(self, options: dict[str, str]) -> _State:
         source = options.get("server") or str(Path(options.get("path", "")).resolve())
