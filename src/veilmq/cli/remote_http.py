@@ -9,6 +9,7 @@ import json
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from select import select
 from typing import IO, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -110,7 +111,7 @@ class HttpDoor:
     def download(self, path: str, file: IO[bytes], step: Callable[[int, int], None]) -> None:
         """Write what the server answers into the file. Raises Failure, also if less comes than was said."""
         with self._failures():
-            self._connection.request("POST", path, b"{}", self._headers)
+            self._request("POST", path, b"{}", self._headers)
             answer = self._connection.getresponse()
             if answer.status >= 300:
                 raise self._failure(answer.status, answer.read())
@@ -126,7 +127,7 @@ class HttpDoor:
         """What a long job says while it runs, and at last its result. Raises Failure."""
         headers = self._headers | {"Content-Type": "application/json"}
         with self._failures():
-            self._connection.request("POST", path, json.dumps(dict(members)).encode(), headers)
+            self._request("POST", path, json.dumps(dict(members)).encode(), headers)
             answer = self._connection.getresponse()
             if answer.status >= 300:
                 raise self._failure(answer.status, answer.read())
@@ -143,12 +144,19 @@ class HttpDoor:
         """The answer with its whole body. Raises Failure."""
         query = urlencode({name: value for name, value in members.items() if value not in (None, "")})
         with self._failures():
-            self._connection.request(method, f"{path}?{query}" if query else path, body, self._headers)
+            self._request(method, f"{path}?{query}" if query else path, body, self._headers)
             answer = self._connection.getresponse()
             content = answer.read()
         if answer.status >= 300:
             raise self._failure(answer.status, content)
         return answer, content
+
+    def _request(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> None:
+        """On the connection there is, or a new one: a server ends one that is idle, say while a pager shows a page."""
+        kept = self._connection.sock
+        if kept is not None and select([kept], [], [], 0)[0]:
+            self._connection.close()
+        self._connection.request(method, target, body, headers)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
