@@ -22,6 +22,9 @@ NOTIFICATION_NAMESPACE: Final = "http://mns.aliyuncs.com/doc/v1/"
 TOPIC_RETENTION_US: Final = DAY_US
 """How long a push is tried at most: what a topic keeps (MNS: one day)."""
 
+SETTINGS_QUEUES: Final = frozenset({"azure/service", "mns/account"})
+"""Hidden queues that are no subscription's: their labels are what a protocol keeps of an account."""
+
 
 class TopicKey(msgspec.Struct, frozen=True, order=True, gc=False):
     """What names a topic: account id of 12 digits, region, name, byte-exact. Topics and queues have separate names."""
@@ -112,7 +115,8 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, gc=False):
 
 def hidden_queue(topic: TopicKey, subscription: str) -> QueueKey:
     """The queue in which a push subscription's copies wait. No protocol can name it, and no listing shows it."""
-    return QueueKey(topic.account, topic.region, f"{topic.name}/{subscription}")
+    name = f"{topic.name}/{subscription}"
+    return QueueKey(topic.account, topic.region, f"{name}/" if name in SETTINGS_QUEUES else name)
 
 
 def is_hidden(name: str) -> bool:

@@ -129,9 +129,9 @@ class Lines(dict[str, Line]):
 
     async def keep(self, wanted: Set[str]) -> None:
         """Forget endpoints that nobody subscribes to any more, and that have nothing under way."""
-        gone = [name for name in self.keys() - wanted if not self[name].leased]
-        for name in gone:
-            await self.pop(name).close()
+        for name in self.keys() - wanted:
+            if not self[name].leased:  # asked each time: while one is closed, another may be wanted again
+                await self.pop(name).close()
 
 
 def endpoint_of(url: str) -> str:

@@ -3,8 +3,9 @@
 Strategy: everything durable is a lease in the subscription's hidden queue. A task leases only what its endpoint may
 take at once, so that a slow endpoint holds nothing that another could have. Delivered: delete. Failed: extend until the
 next attempt is due, or release after the last one (the store then moves it to the dead-letter queue, if there is one)
-and delete where there is none. A message whose server died in mid-push comes back when its lease ends. Limits: per
-endpoint 4 in flight, 256 in all; 5 s for everything; no redirects; of an answer only its status counts.
+and delete where there is none. A message whose server died in mid-push comes back when its lease ends; it has as many
+tries as before, for what counts is not receives but failures, each of which rotates the handle. Limits: per endpoint 4
+in flight, 256 in all; 5 s for everything; no redirects; of an answer only its status counts.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from typing import Final, Protocol
 import httpx
 
 from veilmq.model.commands import (
+    AfterExpiry,
     AnyCommand,
     Delete,
     DescribeQueue,
@@ -32,6 +34,7 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received, SubscriptionDescribed
 from veilmq.model.queue import QueueKey
+from veilmq.model.receipt import rotation_of
 from veilmq.model.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue
 from veilmq.push.addresses import EndpointRefused, Network
 from veilmq.push.courier import Courier
@@ -293,7 +296,11 @@ class PushRoom:
         if error is not None and (pause_us is not None or await self._keeps_dead_letters(settings)):
             # After the last attempt the message becomes visible, and the next receive moves it to the dead letters.
             lease_us = _ENDED_US if pause_us is None else pause_us
-            step = Extend(queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=lease_us, arrived=arrived)
+            # Also after a stall that was longer than the lease: a failure that is not counted would have no end.
+            step = Extend(
+                queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=lease_us, arrived=arrived,
+                after_expiry=AfterExpiry.ALLOW, rotate=True,
+            )  # fmt: skip
         else:
             step = Delete(queue=queue, origin=_ORIGIN, handle=message.handle, arrived=arrived)
         if error is None:
@@ -313,4 +320,5 @@ class PushRoom:
         return not isinstance(outcome, QueueMissing)
 
     def _pause_us(self, settings: SubscriptionSettings, message: Delivery) -> int | None:
-        return delay_us(settings.strategy, message.receive_count, secrets.randbelow(_CHANCES) / _CHANCES)
+        failures = rotation_of(message.handle) + 1
+        return delay_us(settings.strategy, failures, secrets.randbelow(_CHANCES) / _CHANCES)

@@ -15,7 +15,7 @@ _LONGEST_S: Final = 512
 
 
 def delay_us(strategy: RetryStrategy, attempt: int, chance: float) -> int | None:
-    """How long after the failed attempt number `attempt` (from 1) the next one is due; None: that was the last.
+    """How long after the failure number `attempt` (from 1) the next one is due; None: that was the last.
 
     chance: from 0 to 1, where in its range a random delay lies.
     """

@@ -5,6 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from veilmq.model.topic import SETTINGS_QUEUES
+from veilmq.protocols.azure.call import SERVICE_QUEUE
+
 TARGET = "/?restype=service&comp=properties"
 DOCUMENT = "<StorageServiceProperties>{}</StorageServiceProperties>"
 KEEP = "<RetentionPolicy><Enabled>true</Enabled><Days>{}</Days></RetentionPolicy>"
@@ -27,6 +30,10 @@ DEFAULTS = {
 
 def rules(*changes: dict[str, Any]) -> str:
     return DOCUMENT.format(f"<Cors>{''.join(RULE.format(**(DEFAULTS | change)) for change in changes)}</Cors>")
+
+
+def test_no_subscription_keeps_its_pushes_where_the_properties_are() -> None:
+    assert SERVICE_QUEUE in SETTINGS_QUEUES
 
 
 def test_a_new_account_has_the_defaults(wire: Any) -> None:

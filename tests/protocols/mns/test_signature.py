@@ -229,6 +229,7 @@ def test_v4_refusals(wire: Any, change: dict[str, str], code: str) -> None:
         ({"secret": "another"}, "SignatureDoesNotMatch", 403),
         ({"key": "AKIDTOKEN"}, "AccessDenied", 403),
         ({"key": "AKIDTOKEN", "headers": {"security-token": "other"}}, "AccessDenied", 403),
+        ({"key": "AKIDTOKEN", "headers": {"x-mns-security-token": "other"}}, "AccessDenied", 403),
         ({"key": "AKIDREADER"}, "AccessDenied", 403),
     ],
 )  # fmt: skip
@@ -266,6 +267,10 @@ def test_a_session_token_is_not_signed_but_compared(wire: Any) -> None:
     request = wire.request("GET", QUEUE, key="AKIDTOKEN")
     request.headers[b"security-token"] = b"sts"
     assert wire.send(request).status == 200
+
+
+def test_the_android_sdk_signs_the_session_token(wire: Any) -> None:
+    assert wire.ask("GET", QUEUE, key="AKIDTOKEN", headers={"x-mns-security-token": "sts"}).status == 200
 
 
 def test_a_key_that_was_replaced_counts_at_once(wire: Any) -> None:

@@ -11,7 +11,8 @@ from veilmq.model.access import Action, Grant
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import Attribute
 from veilmq.model.queue import QueueKey
-from veilmq.model.topic import TopicKey, hidden_queue
+from veilmq.model.topic import SETTINGS_QUEUES, TopicKey, hidden_queue
+from veilmq.protocols.mns.operations.account import ACCOUNT_QUEUE
 
 TOPIC = "/topics/news"
 KEY = TopicKey("000000000000", "us-east-1", "news")
@@ -142,6 +143,7 @@ def test_no_more_than_100_subscriptions(topic: Any) -> None:
 @pytest.mark.parametrize(
     "endpoint",
     ["http://127.0.0.1:8080/notifications", "https://example.com", "http://[::1]:80/a?b=c", "HTTP://h",
+     "http://h.example./", "http://a_b.example/", f"http://{'a' * 63}.example/", "http://[::ffff:203.0.113.7]/",
      TO_JOBS, "acs:mns:cn-hangzhou:127:/queues/jobs", "acs:mns:::queues/jobs"],
 )  # fmt: skip
 def test_endpoints_that_are_taken(topic: Any, endpoint: str) -> None:
@@ -152,7 +154,9 @@ def test_endpoints_that_are_taken(topic: Any, endpoint: str) -> None:
 @pytest.mark.parametrize(
     "endpoint",
     ["", "nothing", "ftp://h/", "http://", "http://user@h/", "http://h:99999/", "http://h:0/", "http://h/#a",
-     "http://h/ a", "http://h/\u00e9", f"http://h/{'a' * 2000}", "acs:mns:r:1:topics/jobs", "acs:mns:r:1:queues/",
+     "http://h/ a", "http://a..b/", "http://.a/", "http://./", f"http://{'a' * 64}/", f"http://{'a.' * 127}b/",
+     "http://[1.2.3.4]/", "http://[::::]/", "http://[12345::]/", "http://h/\u00e9",
+     f"http://h/{'a' * 2000}", "acs:mns:r:1:topics/jobs", "acs:mns:r:1:queues/",
      "acs:mns:r:1:queues/a_b", "mail:directmail:a@b.example", "sms:directsms:anonymous", "<b/>"],
 )  # fmt: skip
 def test_endpoints_that_are_refused(topic: Any, endpoint: str) -> None:
@@ -298,6 +302,22 @@ def test_a_push_waits_and_is_counted(topic: Any) -> None:
     assert topic.ask("GET", TOPIC).text("MessageCount") == "1"
     assert topic.stage.take(hidden_queue(KEY, "push")).body == "hello"
     assert topic.ask("GET", "/queues/news%2Fpush").code == "InvalidRequestURL"
+
+
+@pytest.mark.parametrize("first", ["subscription", "settings"])
+def test_a_push_does_not_wait_where_the_account_keeps_its_settings(wire: Any, first: str) -> None:
+    bucket = "<Account><LoggingBucket>mine</LoggingBucket></Account>"
+    assert ACCOUNT_QUEUE in SETTINGS_QUEUES
+    assert wire.ask("PUT", "/topics/mns").status == 201
+    if first == "settings":
+        assert wire.ask("PUT", "/?accountmeta=true", bucket).status == 204
+    assert wire.ask("PUT", "/topics/mns/subscriptions/account", subscription("http://h/")).status == 201
+    if first == "subscription":
+        assert wire.ask("PUT", "/?accountmeta=true", bucket).status == 204
+    assert wire.ask("POST", "/topics/mns/messages", "<Message><MessageBody>a</MessageBody></Message>").status == 201
+    assert wire.ask("GET", "/topics/mns").text("MessageCount") == "1"
+    assert wire.ask("DELETE", "/topics/mns/subscriptions/account").status == 204
+    assert wire.ask("GET", "/?accountmeta=true").text("LoggingBucket") == "mine"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from veilmq.protocols.azure.addresses import Endpoint, read_place, read_query
 from veilmq.protocols.azure.bearer import Tokens
 from veilmq.protocols.azure.call import Asked, Call, Headers, Operation, service_queue
 from veilmq.protocols.azure.caller import Way, origin_of
-from veilmq.protocols.azure.errors import Refusal, fault_of
+from veilmq.protocols.azure.errors import Refusal, fault_of, unauthenticated
 from veilmq.protocols.azure.instants import print_iso
 from veilmq.protocols.azure.operations import table
 from veilmq.protocols.azure.operations.service import properties_from
@@ -208,7 +208,8 @@ def _authorize(asked: Asked, row: Operation) -> None:
     if asked.place.secondary and row.writes:
         raise Refusal(errors.INSUFFICIENT_ACCOUNT_PERMISSIONS)
     if row.only_bearer and caller.way is not Way.BEARER:
-        raise Refusal(errors.AUTHORIZATION_FAILURE, {"Reason": f"{row.name} needs a bearer token."})
+        # In the words of the service itself, which people search for.
+        raise unauthenticated("Only authentication scheme Bearer is supported")
     if caller.way is Way.BEARER and asked.version < row.bearer_since:
         raise Refusal(errors.FEATURE_VERSION_MISMATCH)
     sas = caller.sas

@@ -7,6 +7,7 @@ an SDK made up from `127.0.0.1` works.
 
 import re
 from enum import Enum
+from ipaddress import AddressValueError, IPv6Address
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -35,8 +36,10 @@ from veilmq.protocols.mns.errors import (
 _PLACES_MAX: Final = 4_096
 _QUEUE_ARN: Final = re.compile(r"acs:mns:[^:/]*:[^:/]*:/?queues/([^/:]*)\Z")
 _URL: Final = re.compile(
-    r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(?:[/?][!-~]*)?\Z", re.IGNORECASE
+    r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(?:[/?][!-~]*)?\Z", re.IGNORECASE
 )
+_HOST_CHARACTERS_MAX: Final = 253
+_LABEL_CHARACTERS_MAX: Final = 63
 _UNSERVED: Final = ("mail:", "sms:")
 
 
@@ -146,13 +149,26 @@ def read_endpoint(key: AccessKey, text: str) -> SubscriptionSettings:
             if queue is not None:
                 return SubscriptionSettings(endpoint=text, queue=queue)
         found = _URL.match(text)
-        if found is not None and "#" not in text and 0 < int(found[1] or 80) <= 65_535:
+        if found is not None and "#" not in text and _is_host(found[1]) and 0 < int(found[2] or 80) <= 65_535:
             return SubscriptionSettings(endpoint=text, url=text)
     if text.startswith(_UNSERVED):
         raise Refusal(ENDPOINT_INVALID, "This server sends neither mail nor short messages.")
     raise Refusal(
         ENDPOINT_INVALID, f"{show(text)} is neither acs:mns:<region>:<account>:queues/<name> nor an http or https URL."
     )
+
+
+def _is_host(text: str) -> bool:
+    """Whether it is an IPv6 address in brackets, or what could be a name or an IPv4 address (RFC 1035, 2.3.4)."""
+    if text.startswith("["):
+        try:
+            IPv6Address(text[1:-1])
+        except AddressValueError:
+            return False
+        return True
+    name = text.removesuffix(".")
+    labels = name.split(".")
+    return len(name) <= _HOST_CHARACTERS_MAX and all(0 < len(label) <= _LABEL_CHARACTERS_MAX for label in labels)
 
 
 def arn(queue: QueueKey) -> str:

@@ -42,6 +42,8 @@ _V4: Final = re.compile(
     rb"([a-z0-9_]{1,32}), ?Signature=([0-9a-f]{64})\Z"
 )
 _CLAIMED: Final = re.compile(rb"[A-Z0-9-]+ (?:Credential=)?([A-Za-z0-9_.+=@-]{1,128})(?:[:/]|\Z)")
+_TOKENS: Final = (b"security-token", b"x-mns-security-token")
+"""Headers of a session token: most SDKs', and the Android SDK's, which signs it."""
 ANYBODY: Final = "anonymous"
 """The principal of a request of development mode that names no key."""
 
@@ -95,7 +97,7 @@ class Verifier:
         if not good:
             raise Refusal(SIGNATURE_DOES_NOT_MATCH)
         token = scheme.key.session_token
-        if token is not None and not hmac.compare_digest(token.encode(), headers.get(b"security-token", b"")):
+        if token is not None and not hmac.compare_digest(token.encode(), _token(headers)):
             raise Refusal(ACCESS_DENIED, "The security-token header does not fit the key.")
         return _caller(scheme, headers)
 
@@ -142,6 +144,11 @@ class Verifier:
             key = AccessKey(key_id.decode(), "", DEVELOPMENT_ACCOUNT, grants=EVERYTHING)
             scheme = self._schemes.keep(key_id, _Scheme(key, b"", Bounded(_CALLERS_MAX), Bounded(0)))
         return _caller(scheme, headers)
+
+
+def _token(headers: dict[bytes, bytes]) -> bytes:
+    """The session token that came; empty if there is none."""
+    return next((headers[name] for name in _TOKENS if name in headers), b"")
 
 
 def _date(headers: dict[bytes, bytes], wall: Instant) -> bytes:

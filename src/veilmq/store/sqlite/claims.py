@@ -15,6 +15,8 @@ from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
+from veilmq.model.queue import RedrivePolicy
+from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.disorder import disordered
 from veilmq.store.sqlite.endings import (
     MANY,
@@ -177,12 +179,18 @@ def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | N
         quarantine(writer, queue, candidate.place(queue.generation))
         return None
     redrive = settings.redrive
-    if redrive is not None and candidate.attempt >= redrive.receive_count_max:
+    if redrive is not None and candidate.attempt >= redrive.receive_count_max and _is_tried(queue, candidate, redrive):
         target = writer.queues.by_key.get(redrive.target)
         if target is not None:
             dead_letter(writer, queue, candidate.place(queue.generation), target)
             return None
     return extras
+
+
+def _is_tried(queue: LiveQueue, candidate: Candidate, redrive: RedrivePolicy) -> bool:
+    """Whether a message with that many receives may be given up. Of a push only those count that failed, which rotate
+    its handle: one that the server's own end cut off is none of the endpoint's tries."""
+    return not is_hidden(queue.key.name) or candidate.rotation >= redrive.receive_count_max
 
 
 class Granting:

@@ -34,10 +34,11 @@ from veilmq.model.errors import (
     TopicExists,
     TopicMissing,
 )
-from veilmq.model.instant import HOUR_US
+from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.message import Extras
 from veilmq.model.outcomes import (
     Deleted,
+    Extended,
     Outcome,
     Published,
     QueuesListed,
@@ -49,7 +50,9 @@ from veilmq.model.outcomes import (
     TopicsListed,
 )
 from veilmq.model.queue import QueueKey
+from veilmq.model.receipt import rotation_of
 from veilmq.model.topic import (
+    ATTEMPTS_MAX,
     NOTIFICATION_NAMESPACE,
     TOPIC_RETENTION_US,
     ContentFormat,
@@ -182,6 +185,24 @@ class TestTopics:
             found = stage.receive(dead, 10)
             assert bodies(found) == (["too late"] if target == "there" else [])
             assert [message.extras.dead_letter_source for message in found] == [hidden] * len(found)
+
+    def test_a_push_is_given_up_for_its_failures_and_not_for_its_leases(self, stage: Stage) -> None:
+        dead = stage.create("dead")
+        create(stage)
+        subscribe(stage, "push", to_url(dead_letter_queue=dead))
+        stage.do(publishing("hello"))
+        hidden = hidden_queue(NEWS, "push")
+        tries = ATTEMPTS_MAX[RetryStrategy.BACKOFF]
+        for _ in range(2 * tries):  # the server ends in mid-push
+            stage.take(hidden, lease_us=SECOND_US)
+            stage.later(SECOND_US)
+        for failures in range(1, tries + 1):
+            handle = stage.take(hidden).handle
+            assert rotation_of(handle) == failures - 1
+            expect(stage.extend(hidden, handle, SECOND_US, rotate=True), Extended)
+            stage.later(SECOND_US)
+        assert stage.receive(hidden) == []
+        assert (stage.counts(hidden), bodies(stage.receive(dead))) == ((0, 0, 0), ["hello"])
 
     def test_unsubscribing_ends_the_copies_and_the_hidden_queue(self, stage: Stage) -> None:
         queue = stage.create("q")
