@@ -18,7 +18,7 @@ with LocalServer.temporary() as server, server.connect("pictures") as queue:
     with LeaseKeeper(queue, plan=plan) as keeper:
         held = []
         while messages := queue.receive(64, lease=30):
-            held += [(keeper.register(message), SECONDS[message.type]) for message in messages]
+            held += [(keeper.register(message), SECONDS[str(message.type)]) for message in messages]
         begun = time.monotonic()
         # All at once, as so many workers would: each message is done when its time is over.
         for lease, seconds in sorted(held, key=lambda each: each[1]):

@@ -11,7 +11,7 @@ from veilmq.testing.local import LocalServer
 def parked(server: LocalServer) -> str:
     """How many receives wait at the server."""
     with urllib.request.urlopen(f"{server.admin_url}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
+        lines: list[str] = answer.read().decode().splitlines()
     return next(line.split()[-1] for line in lines if line.startswith("veilmq_waiters "))
 
 

@@ -29,8 +29,10 @@ def convert(job: Job) -> str:
 
 
 def work(url: str, done: str) -> None:
-    options = {"lease": LEASE_SECONDS, "wait": LEASE_SECONDS + 1, "guard": DirectoryGuard(done)}
-    worker = Worker(url, convert, guard_key=lambda message: str(message.attributes["document"]), **options)
+    worker = Worker(
+        url, convert, lease=LEASE_SECONDS, wait=LEASE_SECONDS + 1,
+        guard=DirectoryGuard(done), guard_key=lambda message: str(message.attributes["document"]),
+    )  # fmt: skip
     print("worker:", worker.run(until_empty=True).outcomes, flush=True)
 
 
@@ -45,6 +47,7 @@ elif __name__ == "__main__":
         command = [sys.executable, __file__, server.queue_url("films"), str(Path(directory) / "done")]
         queue.send(Message("report.pdf", attributes={"document": "17"}))
         first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert first.stdout is not None
         for line in first.stdout:
             print("first ", line, end="")
             if "page 3" in line:
@@ -54,4 +57,5 @@ elif __name__ == "__main__":
         queue.send(Message("report.pdf, once more", delay=LEASE_SECONDS + 1, attributes={"document": "17"}))
         second = subprocess.run(command, capture_output=True, text=True, check=True)
         print("".join(f"second {line}\n" for line in second.stdout.splitlines()), end="")
-        print("left:", queue.stats().visible + queue.stats().in_flight)
+        stats = queue.stats()
+        print("left:", stats.visible + (stats.in_flight or 0))

@@ -91,6 +91,28 @@ class TestOrdered:
         orderedQueue.close()
         receiving.close()
 
+    def test_an_acknowledgement_that_failed_is_made_with_the_next_receive(
+        self, account: Account, tmp_path: Path
+    ) -> None:
+        queue = made(account, "ordered")
+        storage = LocalDiskStorage({"localFileName": str(tmp_path / "numbers")})
+        with (
+            OrderedQueueWrapper(
+                queue, sendSeqIdPersistStorage=LocalDiskStorage({"localFileName": f"{tmp_path}/s"})
+            ) as out,
+            OrderedQueueWrapper(queue, receiveSeqIdPersistStorage=storage) as orderedQueue,
+        ):
+            for body in ("first", "second"):
+                out.SendMessageInOrder(body)
+            assert orderedQueue.ReceiveMessageInOrder() is not None
+            storage.path = tmp_path / "unmounted" / "numbers"
+            with pytest.raises(OSError, match="unmounted"):
+                orderedQueue.ReceiveMessageInOrder()
+            storage.path = tmp_path / "numbers"
+            second = orderedQueue.ReceiveMessageInOrder()
+            assert second is not None
+            assert second.getMessageBody() == "second"
+
     def test_a_plain_queue_would_not(self, account: Account) -> None:
         queue = Disordered(made(account, "common"), window=3)
         queue.send_batch([str(number) for number in range(1, 11)])

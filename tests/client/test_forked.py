@@ -19,6 +19,7 @@ from veilmq.client.errors import StorageHeld
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.ordered import LocalFile
 from veilmq.client.queue import Queue
+from veilmq.client.receiver import Receiver
 from veilmq.client.worker.files import locked
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.local import LocalServer
@@ -154,6 +155,30 @@ def test_a_keeper_is_its_own_process_s(veilmq_server: LocalServer) -> None:
             assert code_of(in_child(work)) == 0
             assert _held(queue)
             lease.delete()
+
+
+@pytest.mark.slow
+def test_a_receiver_of_the_parents_hears_in_the_child(veilmq_server: LocalServer) -> None:
+    """Its threads are not there, so that it would wait for ever beside a full queue."""
+    with veilmq.connect(URLS["veil"](veilmq_server)) as queue, Receiver(queue, lease=30) as receiver:
+        queue.send("before")
+        first = receiver.receive(10)
+        assert first is not None
+        queue.delete(first.handle)
+        assert receiver.receive(0.1) is None
+
+        def work() -> bool:
+            queue.send("in the child")
+            message = receiver.receive(10)
+            if message is None:
+                return False
+            queue.delete(message.handle)
+            receiver.close()
+            return receiver.receive(0) is None
+
+        assert code_of(in_child(work)) == 0
+        queue.send("after")
+        assert receiver.receive(10) is not None
 
 
 def _held(queue: Queue) -> bool:

@@ -44,11 +44,15 @@ class Table(LeaseTable[Hold]):
         super().__init__(parameters, capabilities, plan, jitter=0.0)
         self.ids = 0
 
-    def hold(self, now: float, left: float = 30, fixed: float | None = None, wanted: float | None = None) -> Hold:
+    def hold(
+        self, now: float, left: float = 30, fixed: float | None = None, wanted: float | None = None,
+        asked: float | None = None,
+    ) -> Hold:  # fmt: skip
         self.ids += 1
-        message = Received(f"id {self.ids}", "body", handle=f"handle {self.ids}.0", lease_end=now + left)
+        handle = f"handle {self.ids}.0"
+        message = Received(f"id {self.ids}", "body", handle=handle, lease_end=now + left, asked=asked)
         lead = self.lead_for(self.parameters.visibility_timeout if fixed is None else fixed)
-        end = self.hold_end(self.parameters.max_hold, now)
+        end = self.hold_end(self.parameters.max_hold, now, message)
         hold = Hold(message, lead=lead, fixed=fixed, hold_end=end, now=now)
         hold.wanted = fixed if wanted is None else wanted
         self.admit(hold, now)
@@ -246,12 +250,14 @@ def test_after_max_hold_the_message_is_free_at_that_very_time() -> None:
     assert 75 <= now - 1_000 <= 100
 
 
-def test_the_cap_of_the_protocol_cancels_before_it() -> None:
+@pytest.mark.parametrize("waited", [0, 3_000])
+def test_the_cap_of_the_protocol_cancels_before_it(waited: int) -> None:
+    """It counts from the receive, not from when the keeper was told."""
     table = Table(
         Parameters(minimal_life=60, interval=600, visibility_timeout=3_600, max_hold=90_000), lease_total_max=43_200
     )
-    hold = table.hold(0, left=3_600)
-    now = 0.0
+    hold = table.hold(waited, left=3_600 - waited, asked=0)
+    now = float(waited)
     while (at := table.next_extension(now)) < math.inf:
         now = at
         assert now + table.extend(hold, now) <= 43_200 - 60

@@ -1,7 +1,9 @@
 """Strict order over queues that are not: numbers without gap or double, each message until it is acknowledged."""
 
+import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -737,6 +739,68 @@ def test_a_failing_handler_raises(place: Place) -> None:
         run(receiver, handler, on_failure="dead-letter")
     with pytest.raises(ParameterInvalid, match="on_failure"):
         run(receiver, handler, on_failure="shrug")
+
+
+class FailsOnce(LocalFile):
+    """A disk that is full for one save, when told."""
+
+    full = False
+
+    def save(self, state: bytes) -> None:
+        full, self.full = self.full, False
+        if full:
+            raise OSError(errno.ENOSPC, "no space left")
+        super().save(state)
+
+
+def test_a_loop_that_was_ended_by_an_error_goes_on_when_it_is_run_again(place: Place) -> None:
+    """Whatever raised: the dead letters, the storage, a Ctrl-C in the handler."""
+    place.embedded.account.create("dead.fifo")
+    dead = Failing(place.embedded.account.queue("dead.fifo"))
+    dead.plan = [(TransportError(reason="refused", may_have_happened=False), False)]
+    place.sender().send_batch(bodies(4))
+    storage = FailsOnce(place.directory / "other")
+    receiver = OrderedReceiver(place.queue, storage, clock=place.clock)
+    place.open.append(receiver)
+    done: list[str] = []
+
+    def handler(message: Ordered) -> None:
+        done.append(message.body)
+        if message.body == "1":
+            raise RuntimeError("never")
+        if done == ["1", "1", "2"]:
+            raise KeyboardInterrupt
+        storage.full = done == ["1", "1", "2", "2"]
+
+    for error in (TransportError, KeyboardInterrupt, OSError):
+        with pytest.raises(error):
+            run(receiver, handler, on_failure="dead-letter", dead_letters=dead, idle=0.01)
+    assert run(receiver, handler, on_failure="dead-letter", dead_letters=dead, idle=0.01) == 3
+    assert [message.body for message in dead.receive(10)] == ["1"]
+    assert done == ["1", "1", "2", "2", "2", "3", "4"]
+
+
+# Attributes, which the sender's storage keeps until they are sent.
+
+
+def test_attributes_are_sent_as_they_were_given(place: Place) -> None:
+    given = {
+        "price": Decimal("0.12345678901234567890123456789"),
+        "big": 10**37 + 1,
+        "raw": bytearray(b"\0\xff"),
+        "f": 0.1,
+    }
+    place.sender().send(Message("x", given))
+    (message,) = place.receiver().receive()
+    assert {name: message.attributes[name] for name in given} == given
+
+
+def test_an_attribute_that_no_queue_can_carry_costs_no_number(place: Place) -> None:
+    sender = place.sender()
+    results = sender.send_batch([Message("1"), Message("no", {"on": True}), Message("2")])
+    assert [type(each) for each in results] == [Sent, ParameterInvalid, Sent]
+    assert sender.next_number == 3
+    assert drain(place.receiver()) == ["1", "2"]
 
 
 # As a queue.

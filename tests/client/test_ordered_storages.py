@@ -14,6 +14,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from tests.client.numeric_driver import Numeric
+from tests.client.test_forked import code_of, in_child
 
 from veilmq.client.dbapi import rewritten
 from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
@@ -215,6 +216,34 @@ def test_a_forked_child_may_not_write_the_file(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert storage.load() == b"[1]"
     storage.release()
+
+
+@pytest.mark.parametrize("make", LEASED)
+def test_a_forked_child_neither_saves_nor_releases_what_its_parent_holds(
+    make: Make, tmp_path: Path, clock: MovableClock, made: list[LockedStorage]
+) -> None:
+    """It would count on under the parent's name: two messages with one number."""
+    storage = make(tmp_path, clock)
+    made.append(storage)
+    storage.acquire()
+    storage.save(b'{"of":"parent"}')
+    held = f"pid {os.getpid()}"
+
+    def work() -> bool:
+        refused = 0
+        for call in (lambda: storage.save(b'{"of":"child"}'), storage.acquire, storage.load):
+            try:
+                call()
+            except StorageHeld as error:
+                refused += error.holder == held
+        storage.release()
+        return refused == 3
+
+    assert code_of(in_child(work)) == 0
+    with pytest.raises(StorageHeld):
+        make(tmp_path, clock).acquire()
+    assert storage.load() == b'{"of":"parent"}'
+    storage.save(b'{"of":"parent still"}')
 
 
 def test_a_crash_while_writing_leaves_the_state_before(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.client.numeric_driver import Numeric
+from tests.client.test_forked import code_of, in_child
 
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import TransportError
@@ -92,6 +94,13 @@ class Scripted(Wrapping):
         if self.script:
             return self.script.pop(0)(self.inner, [each for each in messages if isinstance(each, Message)])
         return self.inner.send_batch(messages)
+
+
+class NotAsked(Wrapping):
+    """Nothing is sent: a child may not use a data directory of its parent's."""
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        return [LOST] * len(messages)
 
 
 LOST = TransportError(reason="the answer was lost", may_have_happened=True)
@@ -347,3 +356,60 @@ def test_a_killed_relay_loses_nothing(place: Place, tmp_path: Path, point: str, 
     relay.close()
     assert [message.attributes[ATTRIBUTE] for message in queue.receive(10)] == identities * copies
     client.account.close()
+
+
+def test_a_relay_that_is_closed_does_not_first_send_all_there_is(place: Place) -> None:
+    place.add(*(f"{number}" for number in range(50)))
+    sending, closing = threading.Event(), threading.Event()
+
+    class Slow(Wrapping):
+        def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+            sending.set()
+            assert closing.wait(20)
+            return self.inner.send_batch(messages)
+
+    relay = place.relay(Slow(place.queue), batch=1)
+    relay.start()
+    assert sending.wait(20)
+    closer = threading.Thread(target=relay.close)
+    closer.start()
+    while not relay._closing:
+        closer.join(0.001)
+    closing.set()
+    closer.join(20)
+    assert not closer.is_alive()
+    assert place.rows("sent IS NULL") == 49
+    assert relay.run_once() == 49
+
+
+def test_a_forked_child_relays_over_a_connection_of_its_own(place: Place) -> None:
+    relay = place.relay(NotAsked(place.queue))
+    relay.start()
+    assert relay.run_once() == 0
+    parents = relay.connection()
+
+    def work() -> bool:
+        relay.start()
+        relay.wake()
+        running = relay._thread is not None and relay._thread.is_alive()
+        relay.close()
+        return running and relay.connection() is not parents
+
+    assert code_of(in_child(work)) == 0
+    assert relay.connection() is parents
+    place.add("after")
+    assert relay.failures() == []
+
+
+def test_an_attribute_that_no_queue_can_carry_is_refused_in_the_transaction(place: Place) -> None:
+    with pytest.raises(ParameterInvalid, match=r"attributes\['on'\]"):
+        place.add(Message("x", {"on": True}))
+    assert place.rows() == 0
+
+
+def test_numbers_and_bytes_are_sent_as_they_were_given(place: Place) -> None:
+    given = {"price": Decimal("0.12345678901234567890123456789"), "big": 10**37 + 1, "raw": bytearray(b"\0\xff")}
+    place.add(Message("x", given))
+    assert place.relay().run_once() == 1
+    (message,) = place.queue.receive()
+    assert {name: message.attributes[name] for name in given} == given

@@ -1,5 +1,6 @@
 """The sqs adapter through boto3: against a real server that checks signatures, and against one that breaks the way."""
 
+import math
 import socket
 import threading
 import time
@@ -12,8 +13,12 @@ from urllib.request import urlopen
 import boto3
 import pytest
 from botocore.config import Config
+from msgspec.structs import replace
 
+from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.keeper.parameters import MINIMAL_LIFE
 from veilmq.client.messages import Extension, Message, Sent, Template
 from veilmq.client.sqs import SqsAccount, SqsQueue
 from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE
@@ -194,6 +199,18 @@ def test_fractions_of_seconds_are_rounded_up_and_believed_as_asked(queue: SqsQue
     assert before + 2.5 <= message.lease_end <= queue._clock.monotonic() + 2.5
     assert queue.extend(message.handle, 0.5) == message.handle
     assert queue.stats().in_flight == 1  # half a second became one, and not none
+
+
+def test_a_message_tells_from_when_its_cap_counts(queue: SqsQueue) -> None:
+    queue.send("x")
+    before = SYSTEM.monotonic()
+    (message,) = queue.receive(lease=30)
+    assert message.asked is not None
+    assert before <= message.asked == message.lease_end - 30 <= SYSTEM.monotonic()
+    with LeaseKeeper(queue, max_hold=86_400) as keeper:
+        lease = keeper.register(message)
+        assert lease.hold_end == message.asked + 43_200 - MINIMAL_LIFE
+        assert keeper.register(replace(message, handle="of old", asked=0.0, lease_end=math.inf)).lost.wait(10)
 
 
 def test_what_a_handle_is_worth(client: Any, queue: SqsQueue) -> None:

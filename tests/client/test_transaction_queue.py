@@ -5,6 +5,7 @@ producer, `test_consumer_...`, `test_service_...`.
 """
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -873,3 +874,30 @@ def test_times_that_outlast_the_deduplication_are_told(fifo: Fifo, caplog: pytes
         fifo.opened(times=Times(timeout=600))
     (told,) = caplog.messages
     assert "idempotency guard" in told
+
+
+def test_a_checker_that_is_closed_does_not_first_ask_about_all_there_is(embedded: EmbeddedClient) -> None:
+    place = Place(embedded, "hidden")
+    place.ledger.answer = Verdict.UNKNOWN
+    producer = place.opened()
+    for _ in range(25):
+        producer.send_transaction("x", lambda prepared: Verdict.UNKNOWN)
+    asking, closing = threading.Event(), threading.Event()
+
+    def check(prepared: Prepared) -> Verdict:
+        asking.set()
+        assert closing.wait(20)
+        return Verdict.ROLLBACK
+
+    queue = TransactionQueue(place.queue, place.log, check, clock=embedded.clock)
+    queue.checker.start()
+    embedded.clock.advance(3 * HOUR)
+    assert asking.wait(20)
+    closer = threading.Thread(target=queue.checker.close)
+    closer.start()
+    while not queue.checker._stop.is_set():
+        closer.join(0.001)
+    closing.set()
+    closer.join(20)
+    assert not closer.is_alive()
+    assert queue.log.stats().visible >= 15

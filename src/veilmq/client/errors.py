@@ -4,6 +4,8 @@ Strategy: the model's errors are what a queue says; these two are about the way 
 caller needs to know before it tries again.
 """
 
+from typing import Final
+
 from veilmq.model.errors import StoreUnknown, UsageError, VeilError
 
 
@@ -14,6 +16,15 @@ class TransportError(VeilError):
     may_have_happened: bool
     """False: certainly nothing was done. True: it may have been done, and the answer was lost."""
     summary = "{reason}"
+
+
+STRANGE: Final = (AttributeError, KeyError, TypeError, ValueError)
+"""What an SDK raises over an answer that is none of its service's, of a proxy for example."""
+
+
+def strange_answer(error: Exception) -> TransportError:
+    """What one of `STRANGE`, or an error of the SDK's own reader, says of the call."""
+    return TransportError(reason=f"the answer cannot be read: {type(error).__name__}", may_have_happened=True)
 
 
 class ServiceError(VeilError):

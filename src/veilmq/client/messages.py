@@ -11,7 +11,11 @@ from typing import Any
 import msgspec
 
 AttributeValue = Any
-"""str (SQS String), int or float (Number), or bytes (Binary)."""
+"""str (SQS String), int, float or Decimal (Number), or bytes (Binary).
+
+A Number comes back as an int, as a float if that is written as this number (`0.1`), else as a Decimal with all its
+digits.
+"""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -74,8 +78,11 @@ class Received(Peeked, frozen=True, kw_only=True):
     lease_end: float
     """Seconds on this process's monotonic clock."""
     first_received: float | None = None
-    """Unix seconds by the queue's clock: the total lease cap counts from here, where the protocol tells."""
+    """Unix seconds by the queue's clock, where the protocol tells."""
     deduplication_id: str | None = None
+    asked: float | None = None
+    """Seconds on this process's monotonic clock: when the request that got it left. A queue that caps its leases in
+    total (`Capabilities.lease_total_max`) counts from there, and tells it."""
 
 
 class Extension(msgspec.Struct, frozen=True):

@@ -8,15 +8,17 @@ messages" (the same promise, from a database).
 """
 
 import logging
+import os
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from msgspec.structs import replace
 
 from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.closing import Closing
 from veilmq.client.dbapi import Connect, paramstyle_of, run, table_name, transactional
 from veilmq.client.message_text import from_text, to_text
 from veilmq.client.messages import Message, Sent
@@ -96,7 +98,7 @@ class _Row(NamedTuple):
     text: str
 
 
-class Relay:
+class Relay(Closing):
     """Sends what an outbox holds. Run it in a thread (`start`), or call `run_once`; any number may share a table.
 
     One relay sends in the order of the rows' positions, as far as the queue keeps it.
@@ -130,11 +132,25 @@ class Relay:
         self._check_every = check_every
         self._clock = clock
         self._holder = secrets.token_hex(16)
+        self._inherited: list[Any] = []
+        """Connections of parent processes: to close one here could end the parent's session."""
+        self._begin()
+
+    def _begin(self) -> None:
         self._connection: Any = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    def _alone(self) -> threading.Lock:
+        """The lock of what this process does; a forked child begins anew."""
+        if self._pid != os.getpid():
+            self._inherited.append(self._connection)
+            self._holder = secrets.token_hex(16)
+            self._begin()
+        return self._lock
 
     def run_once(self) -> int:
         """Send everything that is committed and nobody else's; how many were sent.
@@ -142,9 +158,13 @@ class Relay:
         Rows that the queue refuses for good are marked with the reason and not tried again. Stops at the first error
         that may pass: raises it, and what the driver raises; what was sent is marked.
         """
+        return self._work_off(lambda: False)
+
+    def _work_off(self, ends: Callable[[], bool]) -> int:
+        """Until nothing is left, or `ends` says so."""
         sent = 0
-        with self._lock:
-            while rows := self._take():
+        with self._alone():
+            while not ends() and (rows := self._take()):
                 results = self._send(rows)
                 self._mark(rows, results)
                 sent += sum(isinstance(result, Sent) for result in results)
@@ -156,19 +176,19 @@ class Relay:
     def failures(self, count_max: int = 100) -> list[Failure]:
         """Rows that the queue refuses for good."""
         statement = f"SELECT id, failure FROM {self._outbox.table} WHERE failure IS NOT NULL ORDER BY position"
-        with self._lock, _Transaction(self) as cursor:
+        with self._alone(), _Transaction(self) as cursor:
             return [Failure(*row) for row in self._outbox.run(cursor, statement).fetchmany(count_max)]
 
     def retry(self, identity: str) -> bool:
         """Try a failed row again; False if there is none of that id."""
         statement = f"UPDATE {self._outbox.table} SET failure = NULL WHERE id = ? AND failure IS NOT NULL"
-        with self._lock, _Transaction(self) as cursor:
+        with self._alone(), _Transaction(self) as cursor:
             return bool(self._outbox.run(cursor, statement, (identity,)).rowcount == 1)
 
     def prune(self, older_than: float) -> int:
         """Delete rows that were sent more than `older_than` seconds ago; how many."""
         statement = f"DELETE FROM {self._outbox.table} WHERE sent < ?"
-        with self._lock, _Transaction(self) as cursor:
+        with self._alone(), _Transaction(self) as cursor:
             return int(self._outbox.run(cursor, statement, (self._clock.wall() - older_than,)).rowcount)
 
     def wake(self) -> None:
@@ -177,6 +197,7 @@ class Relay:
 
     def start(self) -> None:
         """Look every `check_every` seconds, in a thread of its own. Twice is once."""
+        self._alone()
         if self._thread is None:
             self._closing = False
             thread = threading.Thread(target=self._run, name="veilmq outbox relay", daemon=True)
@@ -184,23 +205,19 @@ class Relay:
             self._thread = thread
 
     def close(self) -> None:
-        """End the thread and the connection; the queue stays open. Twice is once."""
+        """End the thread, after the rows in hand, and the connection; the queue stays open. Twice is once."""
+        lock = self._alone()
         self._closing = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        with self._lock:
+        with lock:
             self.drop()
 
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def connection(self) -> Any:
         """The relay's own connection."""
@@ -217,7 +234,7 @@ class Relay:
     def _run(self) -> None:
         while not self._closing:
             try:
-                self.run_once()
+                self._work_off(lambda: self._closing)
             except Exception:  # drivers raise what they like; the next look has a connection of its own
                 log.exception("the outbox was not sent to its end")
             self._wake.wait(min(self._check_every, threading.TIMEOUT_MAX))

@@ -1,12 +1,15 @@
 """Message attributes between Python's values and SQS's typed texts.
 
-Strategy: pure functions of one attribute; both adapters that speak SQS's types use them, so that a message sent through
-one reads the same through the other. Source: SQS Developer Guide, "Amazon SQS message metadata".
+Strategy: pure functions of one attribute; all adapters that have attributes use them, so that a message sent through
+one reads the same through the other. A Number is text of up to 38 digits: it becomes a float only where that float is
+this very number, so that nothing is lost on the way, and what was a float is one again. Source: SQS Developer Guide,
+"Amazon SQS message metadata" and "message attribute data types".
 """
 
 import math
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Final
 
 from veilmq.client.messages import AttributeValue
@@ -18,47 +21,74 @@ TYPE_ATTRIBUTE: Final = "veilmq.type"
 LEASE_HINT_ATTRIBUTE: Final = "veilmq.lease_hint"
 """Carries `Message.lease_hint`, in seconds."""
 
+_KINDS: Final = "must be str, int, float, Decimal or bytes"
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+\Z")
 
 
 def typed(name: str, value: AttributeValue) -> tuple[str, str | bytes]:
     """(SQS type, content) of an attribute.
 
-    str: String; int and float: Number; bytes: Binary. Raises ParameterInvalid naming the attribute for other values,
-    for empty ones (SQS has none), and for numbers that are not finite.
+    str: String; int, float and Decimal: Number; bytes: Binary. Raises ParameterInvalid naming the attribute for other
+    values, for empty ones (SQS has none), and for numbers that are not finite.
     """
     kind: str
     content: str | bytes
+    # The types' own texts: a subclass (an enumeration, numpy's float64) may print itself as something else.
     if isinstance(value, str):
-        kind, content = "String", value
+        kind, content = "String", str.__str__(value)
     elif isinstance(value, bool):
-        raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="must be str, int, float or bytes, not bool")
+        raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=f"{_KINDS}, not bool")
     elif isinstance(value, int):
-        return "Number", str(value)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
+        return "Number", _digits(name, value)
+    elif isinstance(value, float | Decimal):
+        if not (math.isfinite(value) if isinstance(value, float) else value.is_finite()):
             raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="must be a finite number")
-        return "Number", repr(value)
+        return "Number", float.__repr__(value) if isinstance(value, float) else Decimal.__str__(value)
     elif isinstance(value, bytes | bytearray | memoryview):
         kind, content = "Binary", bytes(value)
     else:
-        reason = f"must be str, int, float or bytes, not {type(value).__name__}"
-        raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=reason)
+        raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=f"{_KINDS}, not {type(value).__name__}")
     if not content:
         raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="must not be empty")
     return kind, content
 
 
+def _digits(name: str, value: int) -> str:
+    try:
+        return int.__repr__(value)
+    except ValueError:  # beyond what Python prints
+        raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="has too many digits") from None
+
+
 def untyped(kind: str, content: str | bytes) -> AttributeValue:
-    """The value of a typed attribute; a Number that Python cannot read stays text."""
+    """The value of a typed attribute; a Number that is none, or that Python cannot read, stays text.
+
+    A Number of digits alone is an int; another is the float that is written as this number (`0.1`), or else a Decimal
+    with all its digits. `Decimal(str(value))` is the number that was sent, whichever it is.
+    """
     if isinstance(content, bytes) or kind.partition(".")[0] != "Number":
         return content
-    if _INTEGER.match(content):
-        return int(content)
     try:
-        return float(content)
-    except ValueError:
+        if _INTEGER.match(content):
+            return int(content)
+        exact = Decimal(content)
+    except (ValueError, ArithmeticError):
         return content
+    if not exact.is_finite():
+        return content
+    near = float(exact)
+    return near if math.isfinite(near) and Decimal(repr(near)) == exact else exact
+
+
+def hint_of(value: AttributeValue | None) -> float | None:
+    """The seconds of a lease hint; None for what is none: some other sender may write anything under its name."""
+    if not isinstance(value, int | float | Decimal) or not value > 0:
+        return None
+    try:
+        seconds = float(value)
+    except OverflowError:
+        return None
+    return seconds if 0 < seconds < math.inf else None
 
 
 def size_bytes(attributes: Mapping[str, tuple[str, str | bytes]]) -> int:

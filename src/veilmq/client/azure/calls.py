@@ -13,13 +13,11 @@ from xml.etree.ElementTree import ParseError
 from azure.core.exceptions import AzureError, DecodeError, HttpResponseError, ServiceRequestError
 
 from veilmq.client.azure.errors import Said, error_of
-from veilmq.client.errors import TransportError
+from veilmq.client.errors import STRANGE, TransportError, strange_answer
 from veilmq.model.errors import LeaseError
 
 T = TypeVar("T")
 
-_UNEXPECTED: Final = (ParseError, AttributeError, KeyError, TypeError, ValueError)
-"""What the SDK raises for an answer that is none of the service's, of a proxy for example."""
 _REQUEST_ID: Final = "x-ms-request-id"
 _CODE: Final = "x-ms-error-code"
 
@@ -40,9 +38,8 @@ def call(
 
     try:
         return operation(retry_hook=retried, **given)
-    except (DecodeError, *_UNEXPECTED) as error:
-        reason = f"the answer cannot be read: {type(error).__name__}"
-        raise TransportError(reason=reason, may_have_happened=True) from error
+    except (DecodeError, ParseError, *STRANGE) as error:
+        raise strange_answer(error) from error
     except HttpResponseError as error:
         found = error_of(_said(error, queue, names or {}, size_bytes, creating))
         if reached and isinstance(found, LeaseError):

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
+from veilmq.client.closing import Closing
 from veilmq.client.connect import connect_account
 from veilmq.client.documents.messages import Message, QueueMeta, TopicMessage, TopicMeta
 from veilmq.client.documents.transactions import TransactionChecker, TransactionQueue
@@ -25,7 +26,7 @@ DEFINITIONS_DEFAULT: Final = Path(tempfile.gettempdir()) / "veilmq-pull-topics"
 _LOG_SUFFIX: Final = "-operation-log"
 
 
-class CloudQueue:
+class CloudQueue(Closing):
     """A queue by the documents' names: ours, `queue`, with putMessage, popMessage and deleteMessage."""
 
     def __init__(self, queue: Queue) -> None:
@@ -51,8 +52,12 @@ class CloudQueue:
         """The lease ends so many seconds from now; the handle to use next."""
         return self.queue.extend(receiptHandle, visibilityTimeout)
 
+    def close(self) -> None:
+        """Let its connections go."""
+        self.queue.close()
 
-class CloudPullTopic:
+
+class CloudPullTopic(Closing):
     """One message to many queues (seed 002): ours, `topic`."""
 
     def __init__(self, topic: PullTopic) -> None:
@@ -67,8 +72,12 @@ class CloudPullTopic:
         """The topic, and the queues that it created: not, as in the sample, those that were there before."""
         self.topic.delete()
 
+    def close(self) -> None:
+        """Let its queues' connections go."""
+        self.topic.close()
 
-class MNSClient:
+
+class MNSClient(Closing):
     """Queues and topics of one account: ours, `account`."""
 
     def __init__(self, account: Account, definitions: str | None = None) -> None:

@@ -6,6 +6,7 @@ Strategy: ours are LeaseKeeper and Receiver.
 import threading
 import weakref
 
+from veilmq.client.closing import Closing
 from veilmq.client.documents.messages import Message
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.lease import Lease
@@ -13,7 +14,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.receiver import Receiver
 
 
-class Manager:
+class Manager(Closing):
     """Changes visibility in time, until a message is deleted or MessageTimeout is over."""
 
     def __init__(

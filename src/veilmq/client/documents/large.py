@@ -4,13 +4,14 @@ Strategy: ours is LargeMessageQueue. `ossClient` is a URL up to the bucket (`s3:
 since the object store comes through fsspec; `ossBucketName` is appended.
 """
 
+from veilmq.client.closing import Closing
 from veilmq.client.documents.messages import Message
 from veilmq.client.large.queue import LargeMessageQueue
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import DeadLetters
 
 
-class BigMessageSizeQueue:
+class BigMessageSizeQueue(Closing):
     """Large bodies go to the object store, small ones through the queue as they are."""
 
     def __init__(self, cq: Queue, ossClient: str, ossBucketName: str, deadLetterQueue: Queue) -> None:
@@ -45,6 +46,10 @@ class BigMessageSizeQueue:
     def deleteMessage(self, receiptHandle: str) -> None:
         """Done with it. In any process: the handle knows the object."""
         self.queue.delete(receiptHandle)
+
+    def close(self) -> None:
+        """Let the queue go."""
+        self.queue.close()
 
     def _make(self) -> None:
         self.queue = LargeMessageQueue(

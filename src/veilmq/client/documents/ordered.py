@@ -7,10 +7,12 @@ never: then it comes again.
 
 from collections.abc import Mapping
 
+from veilmq.client.closing import Closing
 from veilmq.client.documents.messages import Message
 from veilmq.client.ordered.queue import OrderedQueue
 from veilmq.client.ordered.storage import LocalFile, Storage
 from veilmq.client.queue import Queue
+from veilmq.model.errors import LeaseError, ReceiptInvalid
 
 
 class LocalDiskStorage(LocalFile):
@@ -20,7 +22,7 @@ class LocalDiskStorage(LocalFile):
         super().__init__(config["localFileName"])
 
 
-class OrderedQueueWrapper:
+class OrderedQueueWrapper(Closing):
     """Strict order over a queue that is only roughly ordered: one sending process, one receiving process."""
 
     def __init__(
@@ -55,15 +57,21 @@ class OrderedQueueWrapper:
 
     def DeleteMessage(self, message: Message) -> None:
         """Acknowledge it now, and not with the next receive."""
+        self.queue.delete(message.receipt_handle)
         if self._handed == message.receipt_handle:
             self._handed = None
-        self.queue.delete(message.receipt_handle)
 
     def close(self) -> None:
         """Let the storages go. The message handed out last is not acknowledged: delete it first, if it is done."""
         self.queue.close()
 
     def _acknowledge(self) -> None:
-        handed, self._handed = self._handed, None
-        if handed is not None:
-            self.queue.delete(handed)
+        """What fails is tried again with the next call: until it is acknowledged nothing else comes."""
+        if self._handed is None:
+            return
+        try:
+            self.queue.delete(self._handed)
+        except (LeaseError, ReceiptInvalid):
+            self._handed = None
+            raise
+        self._handed = None

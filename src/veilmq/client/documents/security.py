@@ -6,6 +6,7 @@ changed. A plain-text message that somebody sent by mistake goes to the dead let
 
 from pathlib import Path
 
+from veilmq.client.closing import Closing
 from veilmq.client.documents.messages import Message
 from veilmq.client.encrypted.keys import Key, KeyFile, Keys, add_key, new_key
 from veilmq.client.encrypted.queue import EncryptedQueue
@@ -28,7 +29,7 @@ class SecurityKeyGenerator:
         return KeyFile(path)
 
 
-class SecurityQueue:
+class SecurityQueue(Closing):
     """putMessage encrypts, popMessage decrypts."""
 
     def __init__(self, queue: Queue, key: Key | Keys | KeyFile, deadLetterQueue: Queue) -> None:
@@ -49,3 +50,7 @@ class SecurityQueue:
     def deleteMessage(self, receiptHandle: str) -> None:
         """Done with it."""
         self.queue.delete(receiptHandle)
+
+    def close(self) -> None:
+        """Let the queue go."""
+        self.queue.close()

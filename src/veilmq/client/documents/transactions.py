@@ -7,6 +7,7 @@ swallows a failed commit and deletes the log; ours keeps the log entry until the
 
 from typing import Protocol
 
+from veilmq.client.closing import Closing
 from veilmq.client.documents.messages import Message
 from veilmq.client.queue import Account, Queue
 from veilmq.client.transaction import queue as ours
@@ -29,7 +30,7 @@ class TransactionChecker(Protocol):
         ...
 
 
-class TransactionQueue:
+class TransactionQueue(Closing):
     """Local operation and message together, or neither."""
 
     def __init__(self, account: Account, queue: Queue, log: Queue, checker: TransactionChecker) -> None:
@@ -55,6 +56,10 @@ class TransactionQueue:
     def deleteMessage(self, receiptHandle: str) -> None:
         """Done with it."""
         self.queue.delete(receiptHandle)
+
+    def close(self) -> None:
+        """End the checker, and let both queues go: what is undecided is asked about by the next checker."""
+        self.queue.close()
 
     def delete(self) -> None:
         """End the checker and delete both queues."""

@@ -189,7 +189,7 @@ def _attributes_of(extras: Extras) -> tuple[dict[str, Any], str | None]:
     attributes = {each.name: untyped(each.type, each.value) for each in extras.attributes}
     attributes.pop(LEASE_HINT_ATTRIBUTE, None)
     kind = attributes.pop(TYPE_ATTRIBUTE, None)
-    return attributes, extras.type or kind
+    return attributes, extras.type or (None if kind is None else str(kind))
 
 
 def id_text(message: bytes) -> str:

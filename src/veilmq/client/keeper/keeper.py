@@ -164,7 +164,7 @@ class LeaseKeeper(Closing):
             received,
             lead=table.lead_for(self.parameters.visibility_timeout if wanted is None else wanted),
             fixed=lease,
-            hold_end=table.hold_end(self.parameters.max_hold if max_hold is None else max_hold, now),
+            hold_end=table.hold_end(self.parameters.max_hold if max_hold is None else max_hold, now, received),
             now=now,
         )
         held.wanted = None if wanted is None else table.clamped(wanted, held.hold_end - now)

@@ -21,6 +21,7 @@ from veilmq.client.keeper.plan import Plan
 from veilmq.client.keeper.schedule import Schedule
 from veilmq.client.keeper.states import REFUSALS, STEPS, Reason, State, may_have_happened, reason_of
 from veilmq.client.keeper.stats import LATENESS_BOUNDS
+from veilmq.client.messages import Received
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 SLOT_SECONDS_MAX: Final = 0.25
@@ -53,14 +54,17 @@ class LeaseTable(Generic[H]):
         self._jitter = jitter
         self._lead = parameters.interval + parameters.minimal_life
 
-    def hold_end(self, max_hold: float, now: float) -> float:
-        """Where a lease registered now is let go."""
+    def hold_end(self, max_hold: float, now: float, message: Received) -> float:
+        """Where the lease of a message registered now is let go. The cap counts from its receive."""
         total = self.capabilities.lease_total_max
-        return now + (max_hold if total is None else min(max_hold, total - self.parameters.minimal_life))
+        if total is None:
+            return now + max_hold
+        asked = now if message.asked is None else message.asked
+        return min(now + max_hold, asked + total - self.parameters.minimal_life)
 
     def end_reason(self, hold: H) -> Reason:
         """Which of the two limits `hold_end` is."""
-        capped = self.hold_end(math.inf, hold.registered) <= hold.hold_end
+        capped = self.hold_end(math.inf, hold.registered, hold.message) <= hold.hold_end
         return Reason.TOTAL_CAP if capped else Reason.MAX_HOLD
 
     def lead_for(self, seconds: float) -> float:

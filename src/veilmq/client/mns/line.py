@@ -9,6 +9,7 @@ the character reference there before it is signed. Source: aliyun-mns-sdk 1.3.0,
 """
 
 import os
+import select
 import threading
 import weakref
 from typing import Any, Final
@@ -76,6 +77,17 @@ class _Line:
         self.closing = False
         weakref.finalize(self, self.connection.close)
 
+    def drop_ended(self) -> None:
+        """What can be read before anything was asked is the connection's end: the SDK would write into it all the same,
+        and then nobody could tell whether the request arrived."""
+        sock = self.connection.sock
+        if sock is None:
+            return
+        look = select.poll()
+        look.register(sock, select.POLLIN)
+        if look.poll(0):
+            self.connection.close()
+
     def close(self) -> None:
         """At once, or when the call that is under way ends."""
         self.closing = True
@@ -105,6 +117,7 @@ class Lines:
         """
         line = self._line()
         with line.lock:
+            line.drop_ended()
             line.connection.went_out = False
             try:
                 getattr(line.client, method)(request, response)

@@ -8,7 +8,7 @@ from typing import Any
 
 from veilmq.client.messages import AttributeValue, Peeked, Received
 from veilmq.client.mns.sending import TRACING
-from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, untyped
+from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, hint_of, untyped
 
 
 def received_of(entry: Any, lease_end: float) -> tuple[Received, float | None]:
@@ -21,7 +21,7 @@ def received_of(entry: Any, lease_end: float) -> tuple[Received, float | None]:
         lease_end=lease_end,
         first_received=entry.first_dequeue_time / 1000,
     )
-    return received, float(hint) if isinstance(hint, int | float) and hint > 0 else None
+    return received, hint_of(hint)
 
 
 def peeked_of(entry: Any) -> Peeked:

@@ -87,6 +87,18 @@ class Watch:
         self._token = secrets.token_hex(8)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._pid = 0
+        """Of the process that holds it, from `start` to `stop`."""
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it is the hold of a process that this one was forked from: not ours to save under, nor to release."""
+        return self._pid not in (0, os.getpid())
+
+    def enter(self) -> None:
+        """Before anything else, locks included. Raises StorageHeld in a forked child of the holder."""
+        if self.inherited:
+            raise StorageHeld(storage=self._storage, holder=f"pid {self._pid}")
 
     def owner(self) -> Owner:
         """Me, from now on for `seconds`."""
@@ -105,6 +117,7 @@ class Watch:
     def start(self, renew: Callable[[], None]) -> None:
         """Renew until `stop`."""
         self._stop.clear()
+        self._pid = os.getpid()
         self._thread = threading.Thread(
             target=self._run, args=(renew,), name=f"veilmq hold {self._storage}", daemon=True
         )
@@ -116,6 +129,7 @@ class Watch:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._thread = None
+        self._pid = 0
 
     def _run(self, renew: Callable[[], None]) -> None:
         while not self._stop.wait(min(self._seconds / _RENEWALS, threading.TIMEOUT_MAX)):
@@ -145,6 +159,7 @@ class StateLock:
 
     def acquire(self) -> None:
         """See `LockedStorage.acquire`."""
+        self._watch.enter()
         with self._lock:
             found = opened(self.storage.load(), str(self))
             self._watch.admit(found.owner)
@@ -154,6 +169,8 @@ class StateLock:
 
     def release(self) -> None:
         """See `LockedStorage.release`."""
+        if self._watch.inherited:
+            return
         self._watch.stop()
         with self._lock:
             found = opened(self.storage.load(), str(self))
@@ -165,11 +182,13 @@ class StateLock:
 
     def load(self) -> bytes | None:
         """See `Storage.load`."""
+        self._watch.enter()
         with self._lock:
             return opened(self.storage.load(), str(self)).content
 
     def save(self, state: bytes) -> None:
-        """See `Storage.save`. Raises StorageLost."""
+        """See `Storage.save`. Raises StorageLost, and StorageHeld in a forked child."""
+        self._watch.enter()
         with self._lock:
             self._watch.check(opened(self.storage.load(), str(self)).owner)
             self.storage.save(closed(self._watch.owner(), state))

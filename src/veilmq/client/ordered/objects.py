@@ -51,6 +51,7 @@ class ObjectStorage:
 
     def acquire(self) -> None:
         """See `LockedStorage.acquire`."""
+        self._watch.enter()
         with self._lock:
             before = self._generations()
             latest = self._read(before[-1]) if before else Envelope()
@@ -72,6 +73,8 @@ class ObjectStorage:
 
     def release(self) -> None:
         """See `LockedStorage.release`."""
+        if self._watch.inherited:
+            return
         self._watch.stop()
         with self._lock:
             if self._generation and self._generations()[-1:] == [self._generation]:
@@ -80,6 +83,7 @@ class ObjectStorage:
 
     def load(self) -> bytes | None:
         """See `Storage.load`."""
+        self._watch.enter()
         with self._lock:
             if self._generation:
                 return self._state
@@ -87,7 +91,8 @@ class ObjectStorage:
             return next((content for content in found if content is not None), None)
 
     def save(self, state: bytes) -> None:
-        """See `Storage.save`. Raises StorageLost."""
+        """See `Storage.save`. Raises StorageLost, and StorageHeld in a forked child."""
+        self._watch.enter()
         with self._lock:
             self._write(state)
             self._state = state

@@ -90,7 +90,7 @@ class OrderedQueue(Wrapping):
         return [replace(each, handle=None) if isinstance(each, Sent) else each for each in results]
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        return self.receiver.receive(count_max, lease=lease, wait=wait)
+        return [*self.receiver.receive(count_max, lease=lease, wait=wait)]
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
         return self.receiver.extend(handle, lease, body=body)

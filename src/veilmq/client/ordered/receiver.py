@@ -126,8 +126,8 @@ class OrderedReceiver(Closing):
         """Messages that wait for their turn."""
         return len(self._reorder.held)
 
-    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """The next messages in order, as `Ordered`; empty if the next one did not come within `wait` seconds.
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Ordered]:
+        """The next messages in order; empty if the next one did not come within `wait` seconds.
 
         lease: seconds until each is handed out again unless it was acknowledged or extended; None: not while this
         process lives. Raises GapFound, QueueRecreated, StorageLost, and as `Queue.receive`.
@@ -143,7 +143,7 @@ class OrderedReceiver(Closing):
                 ready = self._hand_out(count_max, lease)
                 left = deadline - self._clock.monotonic()
                 if ready or self._closed or self._interrupts != interrupts:
-                    return [*ready]
+                    return ready
                 if self._pulling or not self._wants_more():
                     if left <= 0:
                         return []

@@ -8,6 +8,7 @@ goes on without it), or raise to whoever runs the loop.
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
@@ -15,7 +16,7 @@ from veilmq.client.messages import Message
 from veilmq.client.ordered.entries import Ordered
 from veilmq.client.ordered.receiver import OrderedReceiver
 from veilmq.client.queue import Queue
-from veilmq.model.errors import ParameterInvalid
+from veilmq.model.errors import ParameterInvalid, VeilError
 
 LOOK_SECONDS: Final = 1.0
 """How often the loop looks whether it shall stop."""
@@ -57,27 +58,48 @@ def run(
         messages = receiver.receive(wait=look)
         quiet = 0.0 if messages else quiet + look
         for message in messages:
-            assert isinstance(message, Ordered)
-            try:
-                handler(message)
-            except Exception:
-                if policy is OnFailure.RAISE:
-                    receiver.release(message.handle)
-                    raise
-                log.exception("number %d: its handler failed (%s)", message.number, policy)
-                if dead_letters is None or policy is OnFailure.BLOCK:
-                    receiver.release(message.handle, retry_delay)
-                    continue
-                _send_on(dead_letters, message)
-            receiver.delete(message.handle)
-            handled += 1
+            handled += _handled(receiver, message, handler, policy, retry_delay, dead_letters)
     return handled
+
+
+def _handled(
+    receiver: OrderedReceiver, message: Ordered, handler: Callable[[Ordered], object], policy: OnFailure,
+    retry_delay: float, dead_letters: Queue | None,
+) -> bool:  # fmt: skip
+    """Whether it is acknowledged. Whatever is raised, it is handed out again: by the next run, too."""
+    settled = False
+    try:
+        try:
+            handler(message)
+        except Exception:
+            if policy is OnFailure.RAISE:
+                raise
+            log.exception("number %d: its handler failed (%s)", message.number, policy)
+            if dead_letters is None or policy is OnFailure.BLOCK:
+                receiver.release(message.handle, retry_delay)
+                settled = True
+                return False
+            _send_on(dead_letters, message)
+        receiver.delete(message.handle)
+        settled = True
+    finally:
+        if not settled:
+            with suppress(VeilError):  # acknowledged after all, or the receiver is closed
+                receiver.release(message.handle)
+    return True
 
 
 def _send_on(dead_letters: Queue, message: Ordered) -> None:
     can = dead_letters.capabilities
-    attributes = message.attributes if can.attributes else {}
-    dead_letters.send(Message(message.body, attributes=attributes, type=message.type if can.attributes else None))
+    dead_letters.send(
+        Message(
+            message.body,
+            attributes=message.attributes if can.attributes else {},
+            type=message.type if can.attributes else None,
+            group=(message.group or message.id) if can.native_fifo else None,
+            deduplication_id=message.id if can.native_fifo else None,
+        )
+    )
 
 
 def _policy(given: OnFailure | str, dead_letters: Queue | None) -> OnFailure:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.errors import TransportError, may_have_happened
+from veilmq.client.message_text import plain
 from veilmq.client.messages import Message, Sent
 from veilmq.client.ordered.holding import locked
 from veilmq.client.ordered.marking import Mark, marking_of
@@ -172,6 +173,7 @@ class OrderedSender(Closing):
         if message.ttl is not None:
             raise ParameterInvalid(parameter="ttl", reason="a message that expires leaves a gap in the order")
         text_bytes(message.body)
+        plain(message)
         capabilities = self.queue.capabilities
         marked = self._marked(Mark(self._state.epoch, self._state.next), message)
         size_bytes = capabilities.transmitted_bytes(marked.body)

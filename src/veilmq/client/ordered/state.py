@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from veilmq.client.errors import QueueRecreated, StateInvalid
+from veilmq.client.message_text import original, plain
 from veilmq.client.messages import Message
 
 
@@ -66,10 +67,10 @@ def check_queue(state: SenderState | ReceiverState, queue: str, incarnation: str
 
 
 def packed(message: Message) -> bytes:
-    """A message as `Pending` keeps it."""
-    return msgspec.msgpack.encode(message)
+    """A message as `Pending` keeps it. Raises ParameterInvalid for an attribute that no queue can carry."""
+    return msgspec.msgpack.encode(plain(message))
 
 
 def unpacked(data: bytes) -> Message:
     """The message that `packed` got."""
-    return msgspec.msgpack.decode(data, type=Message)
+    return original(msgspec.msgpack.decode(data, type=Message))

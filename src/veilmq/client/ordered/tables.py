@@ -70,6 +70,7 @@ class TableStorage:
 
     def acquire(self) -> None:
         """See `LockedStorage.acquire`. Raises StorageLost if another one was faster."""
+        self._watch.enter()
         with self._lock:
             with self._cursor() as cursor:
                 if self._create:
@@ -89,6 +90,8 @@ class TableStorage:
 
     def release(self) -> None:
         """See `LockedStorage.release`."""
+        if self._watch.inherited:
+            return
         self._watch.stop()
         with self._lock:
             if self._connection is None:
@@ -103,18 +106,20 @@ class TableStorage:
 
     def load(self) -> bytes | None:
         """See `Storage.load`."""
+        self._watch.enter()
         with self._lock, self._cursor() as cursor:
             row = self._row(cursor)
         return None if row is None or row[2] is None else row[2].encode()
 
     def save(self, state: bytes) -> None:
-        """See `Storage.save`. Raises StorageLost."""
+        """See `Storage.save`. Raises StorageLost, and StorageHeld in a forked child."""
         with self.saving(state):
             pass
 
     @contextmanager
     def saving(self, state: bytes) -> Iterator[Any]:
-        """See `Transactional.saving`. Raises StorageLost."""
+        """See `Transactional.saving`. Raises as `save`."""
+        self._watch.enter()
         with self._lock, self._cursor() as cursor:
             yield cursor
             self._change(cursor, "holder = ?, state = ?", _text(self._watch.owner()), state.decode())

@@ -9,6 +9,7 @@ is parked any more: one may have been on its way when the first interruption cam
 
 import logging
 import math
+import os
 import secrets
 import threading
 from collections.abc import Sequence
@@ -36,11 +37,22 @@ class Polling:
         self.queue = queue
         self.lease = lease
         self.clock = clock
-        self._exchange = Exchange(limits, secrets.randbelow(_JITTERS) / _JITTERS)
+        self._limits = limits
         self._runners_max = limits.polls + limits.fetches
+        self._begin(closed=False)
+
+    def _begin(self, closed: bool) -> None:
+        self._exchange = Exchange(self._limits, secrets.randbelow(_JITTERS) / _JITTERS)
+        self._exchange.closed = closed
         self._runners = 0
         self._idle = 0
-        self._changed = sleeping_by(clock, threading.Condition())
+        self._changed = sleeping_by(self.clock, threading.Condition())
+        self._pid = os.getpid()
+
+    def _check_process(self) -> None:
+        """The parent's runners are not in a forked child, nor are its callers, and its spares are its own."""
+        if self._pid != os.getpid():
+            self._begin(self._exchange.closed)
 
     @property
     def waiting(self) -> int:
@@ -49,6 +61,7 @@ class Polling:
 
     def ask(self, wish: Wish) -> None:
         """A caller comes."""
+        self._check_process()
         with self._changed:
             now = self.clock.monotonic()
             self._exchange.ask(wish, now)
@@ -79,6 +92,7 @@ class Polling:
     def close(self, deadline: float) -> None:
         """Wake everyone, and end the parked requests; wait up to `deadline` seconds for all that are under way, which
         release what they bring."""
+        self._check_process()
         with self._changed:
             first = not self._exchange.closed
             spares = self._exchange.close()

@@ -23,7 +23,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
-from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.errors import STRANGE, ServiceError, TransportError, strange_answer
 from veilmq.client.service_errors import Said, error_of
 from veilmq.model.errors import ParameterInvalid, VeilError
 
@@ -79,9 +79,8 @@ class Calls:
             raise ParameterInvalid(parameter="request", reason=str(error)) from error
         except BotoCoreError as error:  # no credentials, no region ...: nothing was sent
             raise ServiceError(code=type(error).__name__, status=0, request_id="", message=str(error)) from error
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # JSON that botocore does not expect
-            reason = f"the answer cannot be read: {type(error).__name__}"
-            raise TransportError(reason=reason, may_have_happened=True) from error
+        except STRANGE as error:
+            raise strange_answer(error) from error
         return answer
 
     def _said(self, error: ClientError, queue: str, size_bytes: int) -> VeilError:

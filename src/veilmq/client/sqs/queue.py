@@ -143,7 +143,7 @@ class SqsQueue(CloudQueue):
             messages = self._call("receive_message", **given).get("Messages", [])
         else:
             messages = self._parking.wait(lambda: self._polled(given), self._release_late) or []
-        received = [received_of(message, started + held) for message in messages]
+        received = [received_of(message, started, held) for message in messages]
         if lease is None:
             return self._honour_hints(received)
         return [message for message, _ in received]

@@ -6,13 +6,13 @@ mapping. Source: ReceiveMessage in the SQS API Reference.
 
 from typing import Any
 
-from veilmq.client.messages import AttributeValue, Received
+from veilmq.client.messages import Received
 from veilmq.client.sqs.calls import member
-from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, untyped
+from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, hint_of, untyped
 
 
-def received_of(message: dict[str, Any], lease_end: float) -> tuple[Received, float | None]:
-    """The message, and the sender's lease hint in seconds."""
+def received_of(message: dict[str, Any], asked: float, lease: float) -> tuple[Received, float | None]:
+    """The message, and the sender's lease hint in seconds. asked: when the request left; lease: seconds from then."""
     system: dict[str, str] = message.get("Attributes", {})
     attributes = {
         name: untyped(value.get("DataType", ""), value.get("StringValue", value.get("BinaryValue", "")))
@@ -31,16 +31,12 @@ def received_of(message: dict[str, Any], lease_end: float) -> tuple[Received, fl
         sequence_number=None if sequence is None else int(sequence),
         type=None if kind is None else str(kind),
         handle=member(message, "ReceiptHandle"),
-        lease_end=lease_end,
+        lease_end=asked + lease,
         first_received=_seconds(system.get("ApproximateFirstReceiveTimestamp")),
         deduplication_id=system.get("MessageDeduplicationId"),
+        asked=asked,
     )
-    return received, _hint(hint)
-
-
-def _hint(value: AttributeValue | None) -> float | None:
-    """A hint that some other sender wrote may be anything: then it is none."""
-    return float(value) if isinstance(value, int | float) and value > 0 else None
+    return received, hint_of(hint)
 
 
 def _seconds(milliseconds: str | None) -> float | None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.client.closing import Closing
 from veilmq.client.daemons import DaemonPool
 from veilmq.client.errors import EncodingMismatch, PublishIncomplete
 from veilmq.client.messages import Message, Sent
@@ -52,7 +53,7 @@ class _Copies(msgspec.Struct):
     results: dict[str, Sent | VeilError] = msgspec.field(default_factory=dict)
 
 
-class PullTopic:
+class PullTopic(Closing):
     """A topic whose subscriptions are queues; `create_pull_topic` and `open_pull_topic` make it. Any thread."""
 
     def __init__(

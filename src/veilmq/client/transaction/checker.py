@@ -9,10 +9,10 @@ TransactionChecker.
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from veilmq.client.clock import Clock
+from veilmq.client.closing import Closing
 from veilmq.client.messages import Message, Received
 from veilmq.client.pausing import Stop
 from veilmq.client.queue import Queue
@@ -32,7 +32,7 @@ Compensate = Callable[[Prepared, VeilError], object]
 """Undo the local operation: its message can never be sent, and why."""
 
 
-class Checker:
+class Checker(Closing):
     """Run it in a thread (`start`), or call `run_once`."""
 
     def __init__(
@@ -59,15 +59,16 @@ class Checker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Look every `check_every` seconds, in a thread of its own. Twice is once."""
-        if self._thread is None:
+        """Look every `check_every` seconds, in a thread of its own. Twice is once, but for a forked child, where the
+        parent's thread is not."""
+        if self._thread is None or not self._thread.is_alive():
             self._stop.clear()
             thread = threading.Thread(target=self._run, name="veilmq transaction checker", daemon=True)
             thread.start()
             self._thread = thread
 
     def close(self) -> None:
-        """End the thread. Twice is once."""
+        """End the thread, after the entries that it has received. Twice is once."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -77,20 +78,19 @@ class Checker:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def run_once(self, now: float | None = None) -> int:
         """Work off what is overdue now; how many transactions were settled or parked.
 
         now: Unix seconds, to judge what has ended; None: the clock's. Raises what `Queue.receive` raises; an entry that
         fails is logged, and comes again.
         """
+        return self._look(lambda: False, now)
+
+    def _look(self, ends: Callable[[], bool], now: float | None) -> int:
+        """Until nothing is overdue, or `ends` says so."""
         settled = 0
         seen: set[str] = set()
-        while True:
+        while not ends():
             entries = self._logbook.overdue(BATCH_MAX)
             # One that was given back may come at once: the rest of this look is others'.
             again = [message for message in entries if message.id in seen]
@@ -99,7 +99,8 @@ class Checker:
                     seen.add(message.id)
                     settled += self._work_off(message, self._clock.wall() if now is None else now)
             if not entries or again:
-                return settled
+                break
+        return settled
 
     def decide(self, entry: Entry, verdict: Verdict, now: float) -> bool:
         """Carry out a verdict other than UNKNOWN; False: its message can never be sent, and nobody compensated.
@@ -137,7 +138,7 @@ class Checker:
     def _run(self) -> None:
         while not self._stop.wait(self._times.check_every):
             try:
-                self.run_once()
+                self._look(self._stop.is_set, None)
             except VeilError as error:
                 log.warning("the log cannot be read: %s", error)
             except Exception:  # a pattern around the log runs the user's code: the next look may succeed

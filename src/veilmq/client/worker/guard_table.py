@@ -2,15 +2,21 @@
 
 Strategy: one row a key; every change is a single statement that names the fence it expects, so that it is right at any
 isolation level, and is tried again after it met another's. Put the table into the database that the handler itself
-writes, and both survive the same crashes.
+writes, and both survive the same crashes. Each thread has a connection of its own, which ends with the thread or with
+the guard; a forked child neither uses nor closes those of its parent.
 """
 
+import os
 import sys
 import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
+from veilmq.client.closing import Closing
 from veilmq.client.dbapi import Connect, paramstyle_of, run, table_name
 from veilmq.client.worker.guard import Answer, Begun, Claim, Record, Superseded, abandoned, finished, judge
 from veilmq.model.errors import Overloaded, ParameterInvalid
@@ -18,20 +24,47 @@ from veilmq.model.errors import Overloaded, ParameterInvalid
 _TRIES: Final = 20
 
 
-class TableGuard:
+_PARENTS: Final[list[Any]] = []
+"""Connections of the process that this one was forked from: to close one here could end the parent's session."""
+
+
+class _Held:
+    """A connection, as long as its thread or its guard lives."""
+
+    def __init__(self, connection: Any, error: type[Exception]) -> None:
+        """error: the driver's base of all errors."""
+        self.connection = connection
+        self._error = error
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """A driver may bind a connection to its thread, and refuse."""
+        with suppress(self._error):
+            self.connection.close()
+
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+        if self._pid == getpid():
+            self.close()
+        else:
+            _PARENTS.append(self.connection)
+
+
+class TableGuard(Closing):
     """See `Guard`. All calls raise the driver's errors, and Overloaded when too many want one key at the same time.
 
     connect: makes a new connection; one a thread is kept. table: is created if it is missing, with columns that every
-    database knows. paramstyle: the driver's, if it does not tell. Raises ParameterInvalid, the driver's errors.
+    database knows. paramstyle: the driver's, if it does not tell. Raises ParameterInvalid, the driver's errors. Close
+    it after its workers: from then on all calls raise ParameterInvalid.
     """
 
     def __init__(self, connect: Connect, table: str = "veilmq_guard", paramstyle: str | None = None) -> None:
         self._table = table_name(table)
         self._connect = connect
-        self._local = threading.local()
+        self._closed = False
+        self._begin()
         connection = self._connection()
         self._paramstyle = paramstyle_of(paramstyle, connection)
-        self._taken = _integrity_error(connection)
+        self._taken = _driver_error(connection, "IntegrityError")
         self._run(
             f"CREATE TABLE IF NOT EXISTS {table} (name VARCHAR(255) PRIMARY KEY, fence BIGINT NOT NULL, "
             "record TEXT NOT NULL)"
@@ -60,6 +93,17 @@ class TableGuard:
         after = abandoned(record, fence)
         if after is not None:
             self._write(key, record, after)
+
+    def close(self) -> None:
+        """Close the connections of all threads. Where the driver binds one to its thread (sqlite3, unless
+        check_same_thread=False), that one ends with the thread. Twice is once."""
+        if self._pid != os.getpid():
+            self._begin()
+        with self._lock:
+            self._closed = True
+            every = list(self._all)
+        for held in every:
+            held.close()
 
     def _read(self, key: str) -> Record | None:
         rows = self._run(f"SELECT record FROM {self._table} WHERE name = ?", key)
@@ -90,26 +134,42 @@ class TableGuard:
             cursor.close()
         except BaseException:
             # A connection that failed may be broken: the next call opens another.
-            self._local.connection = None
-            connection.close()
+            self._local.held.close()
+            self._local.held = None
             raise
         return found
 
     def _connection(self) -> Any:
-        connection = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = self._connect()
-        return connection
+        if self._pid != os.getpid():
+            self._begin()
+        held: _Held | None = getattr(self._local, "held", None)
+        if held is None:
+            connection = self._connect()
+            held = _Held(connection, _driver_error(connection, "Error"))
+            with self._lock:
+                self._all.add(held)
+            self._local.held = held
+        if self._closed:
+            held.close()
+            raise ParameterInvalid(parameter="guard", reason="it is closed")
+        return held.connection
+
+    def _begin(self) -> None:
+        """In this process nobody has a connection yet."""
+        self._local = threading.local()
+        self._all: weakref.WeakSet[_Held] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
 
 
-def _integrity_error(connection: Any) -> type[Exception]:
-    """The driver's IntegrityError: an attribute of its connections or of its module (PEP 249)."""
-    found = getattr(connection, "IntegrityError", None)
+def _driver_error(connection: Any, name: str) -> type[Exception]:
+    """An exception of the driver's: an attribute of its connections or of its module (PEP 249)."""
+    found = getattr(connection, name, None)
     package = type(connection).__module__
     while package and found is None:
-        found = getattr(sys.modules.get(package), "IntegrityError", None)
+        found = getattr(sys.modules.get(package), name, None)
         package = package.rpartition(".")[0]
     if not isinstance(found, type):
-        raise ParameterInvalid(parameter="connect", reason="its driver has no IntegrityError: it is no DB-API driver")
+        raise ParameterInvalid(parameter="connect", reason=f"its driver has no {name}: it is no DB-API driver")
     kind: type[Exception] = found
     return kind

@@ -1,0 +1,37 @@
+"""What a user's type checker says of the programs that we show: nothing."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "patterns").glob("*.md"))
+_PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def checked(directory: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "mypy", "--config-file=", f"--cache-dir={directory / 'cache'}", *options]
+    return subprocess.run(command, capture_output=True, text=True, cwd=directory, check=False).stdout
+
+
+@pytest.mark.slow
+def test_the_examples_are_typed(tmp_path: Path) -> None:
+    examples = [str(each) for each in sorted((ROOT / "examples").glob("*.py"))]
+    assert checked(tmp_path, "--strict", *examples).startswith("Success")
+
+
+@pytest.mark.slow
+def test_the_programs_of_the_patterns_pages_fit_the_types(tmp_path: Path) -> None:
+    """Those that are whole: the others go on from what stands above them."""
+    names = []
+    for page in PAGES:
+        found = _PROGRAM.search(page.read_text())
+        if found is not None and found[1].startswith(("import", "from")):
+            names.append(f"{page.stem.replace('-', '_')}.py")
+            (tmp_path / names[-1]).write_text(found[1])
+    assert len(names) >= 9
+    unsaid = ["--disable-error-code=var-annotated", "--check-untyped-defs"]
+    assert checked(tmp_path, *unsaid, *names).startswith("Success")
