@@ -74,6 +74,24 @@ def test_dead_letters_go_back_over_a_kill_of_the_server(local: LocalServer, conn
     assert [each["Body"] for each in messages] == ["0", "1", "2", "3", "4"]
 
 
+def test_a_task_that_takes_longer_than_36_hours_fails(local: LocalServer, connect: Any) -> None:
+    sqs = connect(local.process)
+    dead = sqs.create_queue(QueueName="dead")["QueueUrl"]
+    redrive = json.dumps({"deadLetterTargetArn": _arn("dead"), "maxReceiveCount": 1})
+    sqs.create_queue(QueueName="jobs", Attributes={"RedrivePolicy": redrive})
+    for number in range(3):
+        sqs.send_message(QueueUrl=dead, MessageBody=str(number))
+    sqs.create_queue(QueueName="third")
+    given = {"SourceArn": _arn("dead"), "DestinationArn": _arn("third"), "MaxNumberOfMessagesPerSecond": 1}
+    sqs.start_message_move_task(**given)
+    local.advance(seconds=36 * 3_600)
+    (task,) = sqs.list_message_move_tasks(SourceArn=_arn("dead"))["Results"]
+    assert (task["Status"], task["FailureReason"]) == ("FAILED", "TaskDurationExceeded")
+    assert "TaskHandle" not in task
+    assert task["ApproximateNumberOfMessagesMoved"] < 3
+    sqs.start_message_move_task(**given)
+
+
 def test_a_waiting_receiver_gets_what_is_moved(local: LocalServer, connect: Any) -> None:
     sqs = connect(local.process)
     dead = sqs.create_queue(QueueName="dead")["QueueUrl"]

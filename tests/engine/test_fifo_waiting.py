@@ -105,6 +105,34 @@ def test_an_attempt_that_finds_nothing_waits_in_its_turn(line: Shell) -> None:
     assert line.got("attempt") == ["b1"]
 
 
+def test_who_repeats_an_attempt_that_still_waits_gets_what_it_gets(line: Shell) -> None:
+    """The connection of the first request broke, and nobody has told the server."""
+    wait(line, "before")
+    wait(line, "broken", attempt_id="x")
+    wait(line, "between")
+    wait(line, "another", attempt_id="y")
+    wait(line, "repeated", attempt_id="x")
+    put(line, "a1", "b1")
+    assert [line.got(ticket) for ticket in ("before", "broken", "repeated")] == [["a1"], ["b1"], ["b1"]]
+    (first,), (again,) = line.answers["broken"], line.answers["repeated"]
+    assert [each.handle for each in again.messages] == [each.handle for each in first.messages]  # type: ignore[union-attr]
+    assert (line.got("between"), line.got("another")) == (None, None)
+    put(line, "c1", "d1")
+    assert (line.got("between"), line.got("another")) == (["c1"], ["d1"])
+
+
+def test_who_repeats_an_attempt_whose_client_has_gone_gets_what_it_got(line: Shell) -> None:
+    wait(line, "gone", attempt_id="x")
+    wait(line, "repeated", attempt_id="x")
+    line.submit(sending(LINE, "a1", extras=Extras(group="a")))
+    line.give_back(line.engine.take_batch(line.clock.now))  # type: ignore[arg-type]
+    batch = line.engine.take_batch(line.clock.now)
+    line.engine.cancel("gone")
+    line.give_back(batch)  # type: ignore[arg-type]
+    line.run()
+    assert (line.got("gone"), line.got("repeated")) == (None, ["a1"])
+
+
 def test_an_attempt_whose_answer_was_lost_finds_its_messages_as_they_were(line: Shell) -> None:
     put(line, "a1")
     line.submit(Receive(queue=LINE, origin=TESTER, wait_us=0, attempt_id="again"), ticket="lost")

@@ -463,6 +463,15 @@ def test_the_store_answers_as_the_reference_does() -> None:
     _play(StoreMachine, examples=60, steps=40)
 
 
+def test_a_batch_may_delete_the_queue_that_it_sends_to() -> None:
+    machine = StoreMachine()
+    machine.queues()
+    sends = [sending(queue, queue.name, extras=Extras(group="a", deduplication_id="x")) for queue in (DEAD_LINE, LINE)]
+    machine.run([*sends, DeleteQueue(queue=LINE, origin=TESTER), *map(msgspec.structs.replace, sends)])
+    machine.nothing_is_lost()
+    machine.teardown()
+
+
 def test_a_history_cut_short_gives_the_state() -> None:
     _play(SnapshotMachine, examples=20, steps=40)
 

@@ -29,6 +29,7 @@ STATUS: Final[Mapping[type[VeilError], int]] = {
     errors.MessageGone: 410,
     errors.InFlightFull: 429,
     errors.RateExceeded: 429,
+    errors.MovesFull: 429,
     errors.DiskLow: 507,
     errors.Overloaded: 503,
     errors.StoreFailed: 503,

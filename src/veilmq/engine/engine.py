@@ -283,6 +283,9 @@ class Engine:
         if gone:
             self._gone.discard(call.ticket)
         if type(outcome) is Received:
+            if command.attempt_id is not None and outcome.messages:
+                # Who asked again before there was anything to give (the first request's connection broke) gets it too.
+                self._retry(self.waiting.take_attempt(command.queue, command.attempt_id), at)
             if gone:
                 self.undeliver(command, outcome, at)
                 return

@@ -44,6 +44,8 @@ class WaitingRoom:
         self._lines: dict[QueueKey, list[Waiter]] = {}
         self._free: dict[QueueKey, list[Waiter]] = {}
         """Of each line, those whom no cap on messages in flight can hold up."""
+        self._attempts: dict[tuple[QueueKey, str], list[Waiter]] = {}
+        """Those who gave an attempt id, by queue and id."""
         self._by_ticket: dict[Any, Waiter] = {}
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._accounts: Counter[str] = Counter()
@@ -91,6 +93,8 @@ class WaitingRoom:
         _join(self._lines, waiter)
         if waiter.command.in_flight_max is None:
             _join(self._free, waiter)
+        if waiter.command.attempt_id is not None:
+            self._attempts.setdefault((queue, waiter.command.attempt_id), []).append(waiter)
         waiter.parked = True
         self._by_ticket[waiter.ticket] = waiter
         self._count(queue, 1)
@@ -133,6 +137,10 @@ class WaitingRoom:
         queues = list(self._lines) if queue is None else [queue]
         return [self._leave(waiter) for key in queues for waiter in list(self._lines.get(key, ()))]
 
+    def take_attempt(self, queue: QueueKey, attempt_id: str) -> list[Waiter]:
+        """Take out everybody who asks under that attempt id."""
+        return [self._leave(waiter) for waiter in list(self._attempts.get((queue, attempt_id), ()))]
+
     def next_deadline(self) -> Instant | None:
         """The earliest deadline of anybody who is parked."""
         while self._deadlines and not self._deadlines[0][2].parked:
@@ -155,6 +163,11 @@ class WaitingRoom:
         _step_out(self._lines, waiter)
         if waiter.command.in_flight_max is None:
             _step_out(self._free, waiter)
+        if waiter.command.attempt_id is not None:
+            again = self._attempts[queue, waiter.command.attempt_id]
+            again.remove(waiter)
+            if not again:
+                del self._attempts[queue, waiter.command.attempt_id]
         del self._by_ticket[waiter.ticket]
         self._count(queue, -1)
         waiter.parked = False

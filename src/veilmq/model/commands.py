@@ -333,7 +333,7 @@ class StartMove(Command, tag=True, kw_only=True, gc=False):
     """Begin to move the messages of `queue`, which must be a dead-letter queue. Outcome `MoveStarted`.
 
     Errors QueueMissing (of either queue), ParameterInvalid("source") if it is nobody's dead-letter queue or a task is
-    under way there, ParameterInvalid("destination") if it is the source or of another kind.
+    under way there, ParameterInvalid("destination") if it is the source or of another kind; MovesFull.
     """
 
     destination: QueueKey | None = None

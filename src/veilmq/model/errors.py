@@ -8,7 +8,7 @@
         LeaseError          the normal outcome of a race
             LeaseExpired, LeaseTaken, MessageGone
         CapacityError       a limit that time or an operator lifts: retry later
-            InFlightFull, DiskLow, Overloaded
+            InFlightFull, RateExceeded, MovesFull, DiskLow, Overloaded
         StoreError          the store could not do it
             StoreFailed     certainly not done
             StoreUnknown    perhaps done, perhaps not
@@ -226,6 +226,14 @@ class RateExceeded(CapacityError):
     queue: str
     limit: int
     summary = "queue {queue} hands out at most {limit} messages a second"
+
+
+class MovesFull(CapacityError):
+    """The account has as many message move tasks under way as it may (SQS: 100)."""
+
+    account: str
+    limit: int
+    summary = "account {account} has {limit} message move tasks under way"
 
 
 class DiskLow(CapacityError):

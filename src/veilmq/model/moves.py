@@ -1,7 +1,8 @@
 """Message move tasks: the messages of a dead-letter queue go back to where they came from, or elsewhere.
 
 Strategy: a task is what a store keeps of it. It is begun, looked at and cancelled by commands, and carried on by the
-sweeper's bounded steps, so that it goes on after a restart. Source: StartMessageMoveTask in the SQS API Reference.
+sweeper's bounded steps, so that it goes on after a restart. Source: StartMessageMoveTask in the SQS API Reference;
+"Configuring a dead-letter queue redrive" in the SQS Developer Guide (36 hours, 100 tasks).
 """
 
 from enum import StrEnum
@@ -9,10 +10,14 @@ from typing import Final
 
 import msgspec
 
-from veilmq.model.instant import Instant
+from veilmq.model.instant import HOUR_US, Instant
 from veilmq.model.queue import QueueKey
 
 MOVES_PER_SECOND_MAX: Final = 500
+TASKS_ACTIVE_MAX: Final = 100
+"""Tasks under way of an account in a region."""
+TASK_US_MAX: Final = 36 * HOUR_US
+"""How long a task may run."""
 TASKS_KEPT: Final = 10
 """Of each source, the tasks that a store remembers."""
 TASK_ID_BYTES: Final = 16
@@ -39,6 +44,8 @@ class MoveFailure(StrEnum):
     """Of the two queues one is FIFO, the other is not."""
     MESSAGE_TOO_LARGE = "message too large"
     """The queue to which a message goes takes only smaller ones."""
+    TOO_LONG = "too long"
+    """The task has run for `TASK_US_MAX`, and is not done."""
 
 
 class MoveInfo(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,8 @@ import msgspec
 from veilmq.model.commands import CancelMove, StartMove
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import EventRecord
-from veilmq.model.moves import MoveFailure, MoveInfo, MoveStatus
+from veilmq.model.instant import Instant
+from veilmq.model.moves import TASK_US_MAX, MoveFailure, MoveInfo, MoveStatus
 from veilmq.model.outcomes import MoveCancelled, MoveStarted, Outcome
 from veilmq.model.queue import QueueKey
 from veilmq.model.states import State
@@ -31,6 +32,7 @@ class Task(msgspec.Struct, eq=False):
     destination: QueueKey | None
     last: int
     """What came later stays."""
+    started: Instant
     status: MoveStatus = MoveStatus.RUNNING
     moved: int = 0
 
@@ -68,7 +70,7 @@ class Tasks:
         assert isinstance(outcome, MoveStarted), outcome
         info = outcome.info
         assert (info.status, info.moved) == (MoveStatus.RUNNING, 0)
-        self.all.append(Task(info.id, source, command.destination, self._reference.top))
+        self.all.append(Task(info.id, source, command.destination, self._reference.top, info.started))
 
     def cancel(self, command: CancelMove, outcome: Outcome) -> None:
         """Judge a CancelMove of a task that the model knows."""
@@ -111,6 +113,8 @@ class Tasks:
         assert info.moved == task.moved
         if task.status is MoveStatus.CANCELLING:
             assert info.status is MoveStatus.CANCELLED
+        elif self._reference.now - task.started >= TASK_US_MAX:
+            assert (info.status, info.failure) == (MoveStatus.FAILED, MoveFailure.TOO_LONG)
         elif info.status is MoveStatus.COMPLETED:
             assert self._movable(task) == []
         elif info.status is MoveStatus.FAILED:

@@ -10,6 +10,7 @@ import msgspec
 from veilmq.admin.reading import Scope, snapshot_lines
 from veilmq.model.commands import AnyCommand, Send
 from veilmq.model.events import EventRecord
+from veilmq.model.queue import FIFO_SUFFIX
 from veilmq.store import Store
 from veilmq.store.sqlite import history
 from veilmq.store.sqlite.options import MIB, Options
@@ -81,7 +82,7 @@ class SqliteFactory:
 
         def rank(place: int) -> tuple[int, bool]:
             command = commands[place]
-            queue = store.queues.by_key.get(command.queue) if isinstance(command, Send) else None
-            return kinds.index(type(command)), queue is not None and queue.settings.fifo
+            # By the name: the batch itself may have deleted or made the queue.
+            return kinds.index(type(command)), isinstance(command, Send) and command.queue.name.endswith(FIFO_SUFFIX)
 
         return sorted(range(len(commands)), key=rank)

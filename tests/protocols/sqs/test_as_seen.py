@@ -3,6 +3,7 @@
 Strategy: real clients of both forms on a real store; only the clock is the test's.
 """
 
+import base64
 import json
 from typing import Any
 
@@ -213,6 +214,17 @@ def test_an_empty_value_of_the_other_kind_is_none(
     client.send_message(QueueUrl=url, MessageBody="x", MessageAttributes={"a": value})
     (message,) = client.receive_message(QueueUrl=url, MessageAttributeNames=["All"])["Messages"]
     assert message["MessageAttributes"] == {"a": shown}
+
+
+@pytest.mark.parametrize("text", ["null", "NULL", "nuLl"])
+def test_bytes_whose_base64_is_a_word_stay_bytes(client: Any, url: str, text: str) -> None:
+    value = {"DataType": "Binary", "BinaryValue": base64.b64decode(text)}
+    entry = {"MessageBody": text, "MessageAttributes": {text: value}}
+    client.send_message(QueueUrl=url, **entry)
+    client.send_message_batch(QueueUrl=url, Entries=[{"Id": text, **entry}])
+    given = {"QueueUrl": url, "MaxNumberOfMessages": 10, "MessageAttributeNames": ["All"]}
+    shown = [(each["Body"], each["MessageAttributes"]) for each in client.receive_message(**given)["Messages"]]
+    assert shown == [(text, {text: value})] * 2
 
 
 @pytest.mark.parametrize(("length", "code"), [(524_288, None), (524_289, "AWS.SimpleQueueService.BatchRequestTooLong")])

@@ -322,6 +322,24 @@ class TestMoveTasks:
             assert found[0] == "InvalidParameterValue"
         assert served.refused(client.list_message_move_tasks, SourceArn=arn("nowhere"))[0] == MISSING
 
+    def test_an_account_has_at_most_100_tasks_under_way(self, served: Any, client: Any) -> None:
+        """Developer Guide, "Configuring a dead-letter queue redrive"."""
+        for number in range(101):
+            create(client, f"dead-{number}")
+            create(client, f"jobs-{number}", f"dead-{number}")
+        handles = [
+            client.start_message_move_task(SourceArn=arn(f"dead-{number}"))["TaskHandle"] for number in range(100)
+        ]
+        found = served.refused(client.start_message_move_task, SourceArn=arn("dead-100"))
+        assert found == (
+            "OverLimit",
+            "The maximum number of active message movement tasks of an account is reached: 100.",
+        )
+        assert client.list_message_move_tasks(SourceArn=arn("dead-100")).get("Results", []) == []
+        client.cancel_message_move_task(TaskHandle=handles[0])
+        served.sweep()
+        client.start_message_move_task(SourceArn=arn("dead-100"))
+
     def test_a_key_needs_to_move_and_for_a_destination_to_send(self, served: Any, client: Any) -> None:
         create(client, "dead")
         create(client, "jobs", "dead")

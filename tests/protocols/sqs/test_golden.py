@@ -129,7 +129,7 @@ def test_receive_in_query_on_the_queues_url() -> None:
         + ID
         + b"</MessageId>"
         b"<ReceiptHandle>" + b"ab" * 33 + b"</ReceiptHandle><MD5OfBody>" + MD5 + b"</MD5OfBody>"
-        b'<Body>a&lt;b&gt;&amp;"&#13;\n]]&gt;\xe2\x98\x83</Body>'
+        b'<Body>a&lt;b&gt;&amp;"&#xD;\n]]&gt;\xe2\x98\x83</Body>'
         b"<Attribute><Name>SentTimestamp</Name><Value>1000</Value></Attribute>"
         b"<MD5OfMessageAttributes>a75af2162064b5620e337e05d8ca0cb3</MD5OfMessageAttributes>"
         b"<MessageAttribute><Name>n</Name><Value><StringValue>1</StringValue><DataType>Number</DataType></Value></MessageAttribute>"

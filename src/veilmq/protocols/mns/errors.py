@@ -16,6 +16,7 @@ from veilmq.model.errors import (
     LeaseTaken,
     MessageGone,
     MessageTooLarge,
+    MovesFull,
     Overloaded,
     ParameterInvalid,
     PurgeInProgress,
@@ -190,6 +191,7 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
     LeaseTaken: _just(MESSAGE_NOT_EXIST),
     MessageGone: _just(MESSAGE_NOT_EXIST),
     InFlightFull: _just(TOO_MANY_REQUESTS),
+    MovesFull: _just(TOO_MANY_REQUESTS),
     RateExceeded: lambda error, command: Refusal(
         TOO_MANY_REQUESTS, f"The queue hands out at most {error.limit} messages a second. Please retry."
     ),

@@ -37,7 +37,7 @@ from veilmq.protocols.sqs.errors import (
     redrive_text,
 )
 from veilmq.protocols.sqs.message_attributes import check_text
-from veilmq.protocols.sqs.policy import PolicyInvalid, PolicyTooLarge, read_policy
+from veilmq.protocols.sqs.policy import PolicyInvalid, PolicyTooLarge, check_limits, read_policy
 
 
 class _Number(NamedTuple):
@@ -178,7 +178,7 @@ def _label(name: str, text: str, creating: bool) -> str:
 
 def _check_policy(text: str) -> None:
     try:
-        read_policy(text)
+        check_limits(read_policy(text))
     except PolicyTooLarge as wrong:
         raise Refusal(OVER_LIMIT, str(wrong)) from None
     except PolicyInvalid as wrong:

@@ -23,6 +23,7 @@ from veilmq.model.errors import (
     LeaseTaken,
     MessageGone,
     MessageTooLarge,
+    MovesFull,
     Overloaded,
     ParameterInvalid,
     PurgeInProgress,
@@ -337,6 +338,9 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
     MessageGone: _message_gone,
     InFlightFull: lambda error, command: Refusal(
         OVER_LIMIT, f"The maximum number of in flight messages is reached: {error.limit}."
+    ),
+    MovesFull: lambda error, command: Refusal(
+        OVER_LIMIT, f"The maximum number of active message movement tasks of an account is reached: {error.limit}."
     ),
     RateExceeded: lambda error, command: Refusal(REQUEST_THROTTLED, f"{error}."),
     DiskLow: lambda error, command: Refusal(SERVICE_UNAVAILABLE, "The disk is nearly full. Try again later."),

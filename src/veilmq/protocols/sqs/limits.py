@@ -63,6 +63,8 @@ POLICY_BYTES_MAX: Final = 8_192
 POLICY_STATEMENTS_MAX: Final = 20
 POLICY_ACTIONS_MAX: Final = 7
 POLICY_PRINCIPALS_MAX: Final = 50
+POLICY_CONDITIONS_MAX: Final = 10
+"""Actions, principals and conditions (an operator with a key) are counted in each statement."""
 
 TAGS_MAX: Final = 50
 TAG_KEY_CHARACTERS_MAX: Final = 128

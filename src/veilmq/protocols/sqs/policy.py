@@ -44,8 +44,8 @@ class PolicyInvalid(Exception):
     """The text is no policy: why."""
 
 
-class PolicyTooLarge(PolicyInvalid):
-    """It is one, but beyond a limit."""
+class PolicyTooLarge(Exception):
+    """It is one, but beyond a limit: which."""
 
 
 class Asking(msgspec.Struct, frozen=True):
@@ -70,6 +70,13 @@ def read_policy(text: str) -> dict[str, Any]:
         raise PolicyInvalid("it is not a JSON object")
     if policy.get("Version", VERSIONS[0]) not in VERSIONS:
         raise PolicyInvalid(f"Version must be {' or '.join(VERSIONS)}")
+    for statement in statements_of(policy):
+        _check_statement(statement)
+    return policy
+
+
+def check_limits(policy: dict[str, Any]) -> None:
+    """Raises PolicyTooLarge in AWS's words. Asked when a policy is set, and of none that is in force."""
     statements = statements_of(policy)
     if len(statements) > limits.POLICY_STATEMENTS_MAX:
         raise PolicyTooLarge(
@@ -77,8 +84,20 @@ def read_policy(text: str) -> dict[str, Any]:
             f"{limits.POLICY_STATEMENTS_MAX}"
         )
     for statement in statements:
-        _check_statement(statement)
-    return policy
+        for what, found, most in (
+            ("actions", len(_texts(statement.get("Action", []))), limits.POLICY_ACTIONS_MAX),
+            ("principals", _principals_in(statement), limits.POLICY_PRINCIPALS_MAX),
+            ("conditions", sum(map(len, statement.get("Condition", {}).values())), limits.POLICY_CONDITIONS_MAX),
+        ):
+            if found > most:
+                raise PolicyTooLarge(
+                    f"{found} {what} were found in a statement from the submitted policy, max allowed is {most}"
+                )
+
+
+def _principals_in(statement: dict[str, Any]) -> int:
+    principal = statement.get("Principal", statement.get("NotPrincipal"))
+    return sum(len(_texts(values)) for values in principal.values()) if isinstance(principal, dict) else 1
 
 
 def statements_of(policy: dict[str, Any]) -> list[Any]:
@@ -103,12 +122,6 @@ def _check_statement(statement: Any) -> None:
             _check_principal(given[0], statement[given[0]])
         elif not _texts(statement[given[0]]):
             raise PolicyInvalid(f"{given[0]} must be a text or a list of texts")
-    actions = len(_texts(statement.get("Action", [])))
-    if actions > limits.POLICY_ACTIONS_MAX:
-        raise PolicyTooLarge(
-            f"{actions} actions were found in a statement from the submitted policy, max allowed is "
-            f"{limits.POLICY_ACTIONS_MAX}"
-        )
     _check_condition(statement.get("Condition", {}))
 
 
@@ -126,12 +139,6 @@ def _check_principal(name: str, principal: Any) -> None:
         return
     if not isinstance(principal, dict) or not principal or not all(_texts(values) for values in principal.values()):
         raise PolicyInvalid(f'{name} must be "*" or an object of principals')
-    principals = sum(len(_texts(values)) for values in principal.values())
-    if principals > limits.POLICY_PRINCIPALS_MAX:
-        raise PolicyTooLarge(
-            f"{principals} principals were found in a statement from the submitted policy, max allowed is "
-            f"{limits.POLICY_PRINCIPALS_MAX}"
-        )
 
 
 def _listed(value: Any) -> list[Any]:
@@ -239,6 +246,8 @@ _NEGATED: Final = {
     "arnnotlike": "arnlike",
     "notipaddress": "ipaddress",
 }
+_OVER: Final = frozenset({"", "foranyvalue", "forallvalues"})
+"""What may stand before an operator. Of one value both say what the operator says; of none, all are so and not any."""
 _TIMES: Final = frozenset({"aws:currenttime", "aws:epochtime"})
 """Condition keys whose value is the instant of the request, in seconds since 1970."""
 _ORDERS: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -294,7 +303,9 @@ def _judge(operator: str, key: str, values: list[str], context: dict[str, str]) 
     if operator == "null":
         return values == [str(given is None).lower()]
     optional = operator.endswith("ifexists")
-    operator = operator.removesuffix("ifexists")
+    over, _, operator = operator.removesuffix("ifexists").rpartition(":")
+    if over not in _OVER:
+        return None
     if key in _TIMES and given is not None:
         return _judge_time(operator, key, values, float(given))
     negated = operator in _NEGATED
@@ -302,7 +313,7 @@ def _judge(operator: str, key: str, values: list[str], context: dict[str, str]) 
     if compare is None:
         return None
     if given is None:
-        return optional or negated
+        return optional or (negated if not over else over == "forallvalues")
     return any(compare(value, given) for value in values) is not negated
 
 

@@ -5,6 +5,7 @@ tree that the JSON form would send, by one table of the lists and maps that the 
 the operation's input of it. Source: SQS Developer Guide, "Making Query API requests"; AWS Query protocol.
 """
 
+from base64 import b64decode
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -252,6 +253,9 @@ def _map(member: str, elements: dict[int, Tree]) -> Tree:
             raise Refusal(INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} is repeated.")
         if isinstance(value, dict):
             _fold(value)
+            binary = value.get("BinaryValue")
+            if isinstance(binary, str) and binary.lower() == "null":  # base64 too, but msgspec takes it for no value
+                value["BinaryValue"] = b64decode(binary)
         folded[key] = value
     return folded
 

@@ -21,8 +21,9 @@ _NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U001
 
 
 def escape(text: str) -> str:
-    """The text as character data."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
+    """The text as character data. `&#xD;` is how AWS writes it, and the one reference to it that the SDK for JavaScript
+    of before the JSON form (3.200 to 3.300) reads (aws/aws-sdk-js-v3 #2362)."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#xD;")
 
 
 def answer(operation: str, result: results.Result, request_id: str) -> bytes:

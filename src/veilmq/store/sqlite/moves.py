@@ -13,10 +13,18 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model.commands import CancelMove, ListMoves, StartMove
-from veilmq.model.errors import ParameterInvalid, QueueMissing
+from veilmq.model.errors import MovesFull, ParameterInvalid, QueueMissing
 from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.moves import MOVES_PER_SECOND_MAX, TASKS_KEPT, MoveFailure, MoveInfo, MoveStatus
+from veilmq.model.moves import (
+    MOVES_PER_SECOND_MAX,
+    TASK_US_MAX,
+    TASKS_ACTIVE_MAX,
+    TASKS_KEPT,
+    MoveFailure,
+    MoveInfo,
+    MoveStatus,
+)
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.endings import (
@@ -46,6 +54,10 @@ _COLUMNS: Final = "number, id, source, destination, rate, status, failure, origi
 _ACTIVE: Final = (
     f"SELECT {_COLUMNS} FROM move_task INDEXED BY move_task_active WHERE status IN ('running', 'cancelling')"
     " ORDER BY used, number"
+)
+_ACTIVE_OF: Final = (
+    "SELECT count(*) FROM move_task INDEXED BY move_task_active JOIN queue ON incarnation = source"
+    " WHERE status IN ('running', 'cancelling') AND account = ? AND region = ?"
 )
 _LATEST: Final = f"SELECT {_COLUMNS} FROM move_task WHERE source = ? ORDER BY number DESC LIMIT ?"
 _EVERY: Final = (
@@ -130,7 +142,9 @@ def start(writer: Writer, command: StartMove) -> Outcome:
     return MoveStarted(_latest(writer, source, 1)[0].info(source.key))
 
 
-def _cannot_start(writer: Writer, source: LiveQueue, command: StartMove) -> ParameterInvalid | QueueMissing | None:
+def _cannot_start(
+    writer: Writer, source: LiveQueue, command: StartMove
+) -> ParameterInvalid | QueueMissing | MovesFull | None:
     if command.rate_max is not None and not 1 <= command.rate_max <= MOVES_PER_SECOND_MAX:
         return ParameterInvalid(parameter="rate_max", reason=f"must be from 1 to {MOVES_PER_SECOND_MAX}")
     if source.key not in writer.queues.sources:
@@ -149,7 +163,8 @@ def _cannot_start(writer: Writer, source: LiveQueue, command: StartMove) -> Para
             "There is already a task running. Only one active task is allowed for a source queue arn at a given time."
         )
         return ParameterInvalid(parameter="source", reason=reason)
-    return None
+    ((active,),) = writer.read(_ACTIVE_OF, (source.key.account, source.key.region))
+    return MovesFull(account=source.key.account, limit=TASKS_ACTIVE_MAX) if active >= TASKS_ACTIVE_MAX else None
 
 
 def cancel(writer: Writer, command: CancelMove) -> Outcome:
@@ -204,6 +219,9 @@ def carry_on(writer: Writer) -> bool:
         task = _Task(*row)
         if task.status == MoveStatus.CANCELLING:
             task.status = MoveStatus.CANCELLED
+            _keep(writer, task)
+        elif writer.now - task.started >= TASK_US_MAX:
+            task.status, task.failure = MoveStatus.FAILED, MoveFailure.TOO_LONG.value
             _keep(writer, task)
         elif writer.disk_low is None:  # a move writes before it frees: it waits for space as sends do
             more = not room.is_left() or _step(writer, task, writer.queues.by_incarnation[task.source], room) or more

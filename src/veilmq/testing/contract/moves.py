@@ -5,11 +5,19 @@ from typing import Any
 
 import pytest
 
-from veilmq.model.commands import CancelMove, ListMoves, Receive, StartMove, Sweep
-from veilmq.model.errors import ParameterInvalid, QueueMissing
+from veilmq.model.commands import CancelMove, CreateQueue, ListMoves, Receive, StartMove, Sweep
+from veilmq.model.errors import MovesFull, ParameterInvalid, QueueMissing
 from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.message import Attribute, Extras
-from veilmq.model.moves import MOVES_PER_SECOND_MAX, TASKS_KEPT, MoveFailure, MoveInfo, MoveStatus
+from veilmq.model.moves import (
+    MOVES_PER_SECOND_MAX,
+    TASK_US_MAX,
+    TASKS_ACTIVE_MAX,
+    TASKS_KEPT,
+    MoveFailure,
+    MoveInfo,
+    MoveStatus,
+)
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted
 from veilmq.model.queue import FIFO_SUFFIX, QueueKey, RedrivePolicy
 from veilmq.testing.conservation import ledgers
@@ -278,6 +286,44 @@ class TestMoves:
         assert _tasks(stage, dead) == []
         refused(stage.do(ListMoves(queue=nowhere, origin=TESTER)), QueueMissing)
         refused(stage.do(CancelMove(queue=nowhere, origin=TESTER, task=bytes(16))), QueueMissing)
+
+    def test_a_task_runs_for_36_hours(self, stage: Stage) -> None:
+        queue, dead = _dead_letters(stage, 6)
+        _start(stage, dead, rate_max=1)
+        stage.later(TASK_US_MAX - 1)
+        stage.sweep()
+        running = latest_move(stage, dead)
+        assert (running.status, 0 < running.moved < 6) == (MoveStatus.RUNNING, True)
+        stage.later(1)
+        stage.sweep()
+        ended = latest_move(stage, dead)
+        assert (ended.status, ended.failure, ended.moved) == (MoveStatus.FAILED, MoveFailure.TOO_LONG, running.moved)
+        assert (stage.counts(queue)[0], stage.counts(dead)[0]) == (ended.moved, 6 - ended.moved)
+        _start(stage, dead)
+        assert _finish(stage, dead).moved == 6 - ended.moved
+        _balanced(stage)
+
+    def test_an_account_has_100_tasks_under_way_in_a_region(self, stage: Stage) -> None:
+        dead = [stage.create(f"dead-{number}") for number in range(TASKS_ACTIVE_MAX + 1)]
+        for number, queue in enumerate(dead):
+            stage.create(f"jobs-{number}", redrive=RedrivePolicy(queue, 1))
+            stage.send(queue, "stays until the first step")
+        for queue in dead[:-1]:
+            _start(stage, queue)
+        full = refused(stage.do(StartMove(queue=dead[-1], origin=TESTER)), MovesFull)
+        assert full == MovesFull(account=ACCOUNT, limit=100)
+        assert _tasks(stage, dead[-1]) == []
+        elsewhere = QueueKey(ACCOUNT, "eu-west-1", "dead")
+        for key, change in (
+            (elsewhere, {}),
+            (QueueKey(ACCOUNT, "eu-west-1", "jobs"), {"redrive": RedrivePolicy(elsewhere, 1)}),
+        ):
+            stage.do(CreateQueue(queue=key, origin=TESTER, change=change))
+        _start(stage, elsewhere)
+        stage.do(CancelMove(queue=dead[0], origin=TESTER, task=latest_move(stage, dead[0]).id))
+        refused(stage.do(StartMove(queue=dead[-1], origin=TESTER)), MovesFull)
+        stage.drop(dead[1])
+        _start(stage, dead[-1])
 
     def test_the_latest_tasks_are_remembered_until_the_queue_is_gone(self, stage: Stage) -> None:
         _, dead = _dead_letters(stage, 0)

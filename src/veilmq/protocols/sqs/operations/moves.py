@@ -36,6 +36,7 @@ _FAILURES: Final = {
     MoveFailure.QUEUE_MISSING: "AWS.SimpleQueueService.NonExistentQueue",
     MoveFailure.KIND_DIFFERS: "AWS.SimpleQueueService.UnsupportedOperation",
     MoveFailure.MESSAGE_TOO_LARGE: "InvalidParameterValue",
+    MoveFailure.TOO_LONG: "TaskDurationExceeded",
 }
 
 
