@@ -56,6 +56,7 @@ class Running:
         self.ports: dict[str, Any] = {}
         self.pushes: dict[str, int] = {}
         self.push_room: Any = None
+        self.certificate_ends: Any = None
         self.clock = LeaseClock()
         engine, self.store = open_directory(directory, None, options)
         self.clock.start(self.store.mark)

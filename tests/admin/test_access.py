@@ -32,6 +32,12 @@ KEYS = Keys(
             Grant(frozenset({Action.SEND}), ("orders-2",)),
         ),
     ),
+    AccessKey(
+        "mover",
+        "secret of mover",
+        "111111111111",
+        grants=(Grant(frozenset({Action.MOVE})), Grant(frozenset({Action.SEND}), ("orders-2",))),
+    ),
     AccessKey("reader", "secret of reader", "111111111111", grants=(Grant(frozenset({Action.EVENTS}), ("orders",)),)),
     AccessKey("operator", "secret of operator", "111111111111", grants=(Grant(OF_ALL_ACCOUNTS),)),
     AccessKey("temporary", "secret", "111111111111", grants=EVERYTHING, session_token="session"),
@@ -186,6 +192,19 @@ def test_dead_letters_go_where_a_key_may_send_or_to_its_own(checked: str) -> Non
     assert HTTP.patch(checked + mine, headers=headers, json=redrive("orders")).status_code == 403
     for target in ("orders-2", "mine-1-dead"):
         assert HTTP.patch(checked + mine, headers=headers, json=redrive(target)).status_code == 200
+    for name in (mine, mine + "-dead"):
+        assert HTTP.delete(checked + name, headers=BEARER).status_code == 200
+
+
+def test_moves_go_where_a_key_may_send(checked: str) -> None:
+    mine, headers = ORDERS.removesuffix("orders") + "mine-2", basic("owner")
+    for name, settings in (("-dead", {}), ("", {"redrive": {"target": "mine-2-dead", "receive_count_max": 1}})):
+        assert HTTP.put(checked + mine + name, headers=headers, json=settings).status_code == 201
+    for destination, status in (("orders", 403), ("mine-2", 403), ("orders-2", 200)):
+        body = {"destination": destination}
+        assert HTTP.post(checked + mine + "-dead/move", headers=headers, json=body).status_code == 403
+        answer = HTTP.post(checked + mine + "-dead/move", headers=basic("mover"), json=body)
+        assert answer.status_code == status, answer.text
     for name in (mine, mine + "-dead"):
         assert HTTP.delete(checked + name, headers=BEARER).status_code == 200
 

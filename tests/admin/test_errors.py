@@ -41,6 +41,9 @@ def test_a_parameter_is_named() -> None:
         ("GET", "/api/v1/clock", {"Origin": "http://page.example"}, 403, "origin_refused"),
         ("GET", "/api/v1/queues?limit=0", {}, 400, "ParameterInvalid"),
         ("GET", "/api/v1/queues/000000000000/us-east-1/none", {}, 404, "QueueMissing"),
+        ("GET", "/api/v1/queues/", {}, 404, "not_found"),
+        ("GET", "/health/ready/", {}, 404, "not_found"),
+        ("PUT", "/api/v1/queues/000000000000/us-east-1/new/", {}, 404, "not_found"),
     ],
 )
 def test_every_refusal_has_the_members_of_the_page(

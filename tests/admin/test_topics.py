@@ -8,7 +8,16 @@ import httpx
 import pytest
 
 from veilmq.model.access import AccessKey, Action, Grant
-from veilmq.model.commands import CreateQueue, CreateTopic, Origin, Publish, Receive, StartMove, Subscribe
+from veilmq.model.commands import (
+    CreateQueue,
+    CreateTopic,
+    Origin,
+    Publish,
+    Receive,
+    StartMove,
+    Subscribe,
+    Sweep,
+)
 from veilmq.model.errors import VeilError
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.topic import SubscriptionSettings, TopicKey
@@ -125,6 +134,45 @@ def test_move_tasks_of_all_queues(server: Any, http: httpx.Client) -> None:
     assert shown["status"] in {"running", "completed"}
     assert http.get(MOVES, params={"prefix": "orders"}).json()["moves"] == []
     assert http.get(MOVES, params={"account": "*"}).json()["moves"][0]["id"] == shown["id"]
+
+
+def test_a_move_task_begins_and_ends(server: Any, http: httpx.Client) -> None:
+    where = f"/api/v1/queues/{ACCOUNT}/us-east-1"
+    for name, settings in (
+        ("dead", {}),
+        ("orders", {"redrive": {"target": "dead", "receive_count_max": 1}}),
+        ("x", {}),
+    ):
+        http.put(f"{where}/{name}", json=settings)
+    http.post(f"{where}/dead/messages", json={"messages": [{"body": "x"}] * 9})
+    for body, field in (
+        ({"rate_max": 0}, "rate_max"),
+        ({"rate_max": 501}, "rate_max"),
+        ({"destination": "a b"}, "destination"),
+        ({"destination": "dead"}, "destination"),
+        ({"to": "x"}, "to"),
+    ):
+        refused = http.post(f"{where}/dead/move", json=body)
+        assert (refused.status_code, refused.json()["field"]) == (400, field)
+    assert http.post(f"{where}/orders/move").json()["field"] == "source"
+    assert http.post(f"{where}/dead/move", json={"destination": "none"}).status_code == 404
+    assert http.get(MOVES).json()["moves"] == []
+    begun = http.post(f"{where}/dead/move", json={"destination": "x", "rate_max": 1}).json()
+    assert (begun["status"], begun["to_move"], begun["rate_max"]) == ("running", 9, 1)
+    assert (begun["source"]["name"], begun["destination"]["name"]) == ("dead", "x")
+    assert http.post(f"{where}/dead/move").json()["field"] == "source", "one at a time"
+    for task, path in (("0" * 32, "dead"), (begun["id"], "x"), ("xyz", "dead")):
+        refused = http.post(f"{where}/{path}/move/cancel", json={"task": task})
+        assert (refused.status_code, refused.json()["field"]) == (400, "task")
+    cancelled = http.post(f"{where}/dead/move/cancel", json={"task": begun["id"]}).json()
+    assert (cancelled["id"], cancelled["status"]) == (begun["id"], "cancelling")
+    server.on_loop(server.shell.call(Sweep()))
+    (shown,) = http.get(MOVES).json()["moves"]
+    assert (shown["id"], shown["status"]) == (begun["id"], "cancelled")
+    again = http.post(f"{where}/dead/move/cancel", json={"task": begun["id"]})
+    assert "cancelled" in again.json()["message"]
+    left = [http.get(f"{where}/{name}").json()["counts"]["total"] for name in ("dead", "x")]
+    assert left == [9 - shown["moved"], shown["moved"]]
 
 
 def test_a_trace_goes_over_a_move(server: Any, http: httpx.Client) -> None:

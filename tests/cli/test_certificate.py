@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -58,6 +59,22 @@ def presented(url: str) -> str:
     return str(name.value)
 
 
+def metric(admin: str) -> float:
+    """Until when the certificate is valid that new connections get, as /metrics says."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with urllib.request.urlopen(f"{admin}/metrics", timeout=WAIT_SECONDS, context=context) as answer:
+        lines = answer.read().decode().splitlines()
+    (value,) = (line.split()[1] for line in lines if line.startswith("veilmq_tls_certificate_not_after_timestamp_"))
+    return float(value)
+
+
+def end_of(certificate: bytes) -> float:
+    """The same, as the certificate says."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+
+
 def reloaded(server: ServerProcess, line: str) -> None:
     """SIGHUP, and wait until the log has one more such line."""
     before = server.log.read_text().count(line)
@@ -71,13 +88,14 @@ def reloaded(server: ServerProcess, line: str) -> None:
 @pytest.mark.slow
 def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
     files = certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    first, second = make_pair("first"), make_pair("second")
+    first, second = make_pair("first"), make_pair("second", 2 * HOUR)
     for path, text in zip(files, first, strict=True):
         path.write_bytes(text)
     server = ServerProcess(tmp_path, "--tls-cert", str(certificate), "--tls-key", str(key)).start()
     ports = (server.sqs, server.azure, server.mns, server.admin)
     try:
         assert [presented(port) for port in ports] == ["first"] * 4
+        assert metric(server.admin) == end_of(first[0])
         certificate.write_bytes(second[0])
         reloaded(server, "the certificate stays as it was")
         assert [presented(port) for port in ports] == ["first"] * 4, "a certificate without its key"
@@ -86,10 +104,12 @@ def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
         key.unlink()
         reloaded(server, "the certificate stays as it was")
         assert [presented(port) for port in ports] == ["first"] * 4
+        assert metric(server.admin) == end_of(first[0])
         key.write_bytes(second[1])
         reloaded(server, "new connections get that certificate")
         assert "ends soon" in server.log.read_text()
         assert [presented(port) for port in ports] == ["second"] * 4
+        assert metric(server.admin) == end_of(second[0])
     finally:
         assert server.stop() == 0
 

@@ -24,7 +24,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import ReceiptInvalid
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.message import Delivery
+from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite.backup import DestinationTaken, backup_directory
@@ -243,6 +243,33 @@ def test_a_backup_of_a_store_in_use_is_whole_and_honours_no_old_handle(used: Use
     restored.store.close()
 
 
+def test_a_receive_attempt_of_before_is_a_new_one_in_the_copy(used: Used, tmp_path: Path) -> None:
+    """Its handles are void, so it cannot be answered with them."""
+    line = queue("line.fifo")
+    used.create(line.name, fifo=True)
+    used.run(
+        Send(queue=line, origin=ORIGIN, body="a", md5=md5(b"a").digest(), size_bytes=1, extras=Extras((), "g", "d"))
+    )
+    receive = Receive(queue=line, origin=ORIGIN, count_max=1, lease_us=30 * SECOND_US, attempt_id="again")
+    (first,) = used.run(receive)
+    assert isinstance(first, Received)
+    copy = tmp_path / "copy"
+    backup_directory(used.database, copy)
+    restored = Used(copy)
+    restored.now = used.now
+    (locked,) = restored.run(receive)
+    assert isinstance(locked, Received), locked
+    assert locked.messages == []
+    restored.later(31)
+    (anew,) = restored.run(receive)
+    assert isinstance(anew, Received)
+    (message,) = anew.messages
+    assert (message.body, message.receive_count, message.handle != first.messages[0].handle) == ("a", 2, True)
+    assert not isinstance(restored.delete(line.name, message.handle), Exception)
+    used.store.close()
+    restored.store.close()
+
+
 def test_the_copy_has_a_fresh_secret(used: Used, tmp_path: Path) -> None:
     backup_file(used.database, tmp_path / "copy.db")
     secrets = [
@@ -274,7 +301,11 @@ def test_a_failed_backup_leaves_nothing(used: Used, tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="no space"):
         backup_directory(used.database, tmp_path / "copy", fail)
-    assert list((tmp_path / "copy").iterdir()) == []
+    assert not (tmp_path / "copy").exists()
+    (tmp_path / "made").mkdir()
+    with pytest.raises(OSError, match="no space"):
+        backup_directory(used.database, tmp_path / "made", fail)
+    assert list((tmp_path / "made").iterdir()) == []
 
 
 def test_what_is_no_data_directory_is_told(tmp_path: Path) -> None:

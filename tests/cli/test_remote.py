@@ -119,6 +119,32 @@ def test_settings_are_set_and_listed(veilmq: Run) -> None:
     assert (elsewhere.out, elsewhere.code) == ("", 0)
 
 
+def test_dead_letters_are_put_back(veilmq: Run) -> None:
+    veilmq("queues", "create", "dead")
+    veilmq("queues", "create", "orders", "--dead-letters", "dead", "--max-receives", "1")
+    veilmq("queues", "create", "elsewhere")
+    for body in ("a", "b"):
+        veilmq("send", "orders", body)
+    for _ in range(4):
+        veilmq("receive", "orders", "--lease", "0")
+    assert "move task is under way" in veilmq("moves", "cancel", "dead").err
+    assert veilmq("moves", "start", "orders").code == 2
+    assert "nowhere" in veilmq("moves", "start", "dead", "--to", "nowhere").err
+    assert "rate_max" in veilmq("moves", "start", "dead", "--rate", "501").err
+    begun = veilmq("moves", "start", "dead")
+    assert (begun.code, begun.out.partition(":")[0]) == (0, "moving 2 messages of dead to where they came from")
+    bodies = [veilmq("receive", "orders", "--wait", "20s", "--delete", "--json").json[0]["body"] for _ in range(2)]
+    assert bodies == ["a", "b"]
+    assert veilmq("moves", "list", "--json").json[0]["moved"] == 2
+    veilmq("send", "dead", "--lines", stdin="x\n" * 50)
+    (begun_json,) = veilmq("moves", "start", "dead", "--to", "elsewhere", "--rate", "1", "--json").json
+    assert (begun_json["to_move"], begun_json["destination"]["name"]) == (50, "elsewhere")
+    cancelled = veilmq("moves", "cancel", "dead")
+    assert cancelled.code == 0
+    assert cancelled.out.endswith(" of 50 messages were moved\n")
+    assert veilmq("moves", "cancel", "dead").code != 0
+
+
 def test_lines_of_stdin_are_messages(veilmq: Run) -> None:
     veilmq("queues", "create", "orders")
     bodies = [f"line {number}" for number in range(250)]

@@ -33,6 +33,16 @@ def keys(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(params=["uvloop", "asyncio"])
+def loop(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """Variables under which a server runs on that loop: on asyncio's own where uvloop is not to be had."""
+    if request.param == "uvloop":
+        return {}
+    (tmp_path / "hiding").mkdir()
+    (tmp_path / "hiding" / "uvloop.py").write_text("raise ImportError")
+    return {"PYTHONPATH": str(tmp_path / "hiding")}
+
+
 def status_of(url: str) -> int:
     with urllib.request.urlopen(url, timeout=10) as answer:
         return int(answer.status)
@@ -46,8 +56,10 @@ def kinds(data: Path) -> list[str]:
         connection.close()
 
 
-def test_a_message_outlives_a_restart(serve: Serve) -> None:
-    server = serve().ready()
+def test_a_message_outlives_a_restart(serve: Serve, loop: dict[str, str]) -> None:
+    server = serve(**loop).ready()
+    mapped = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert ("/uvloop/" in mapped) == (not loop)
     url = server.sqs().create_queue(QueueName="orders")["QueueUrl"]
     server.sqs().send_message(QueueUrl=url, MessageBody="order 1")
     assert status_of(server.admin + "/health/live") == 200
@@ -155,10 +167,19 @@ def test_the_admin_token_stays(serve: Serve) -> None:
     server.stop()
     serve().ready().stop()
     assert path.read_text() == token
+    for text in (b"short\n", b"two words in one line\n", b"\xff" * 40):
+        path.write_bytes(text)
+        refused = serve()
+        assert refused.ended() == 3
+        assert f"{path} holds no token" in refused.told()
+        assert path.read_bytes() == text
+    path.write_text("")
+    serve().ready().stop()
+    assert len(path.read_text()) > 40
 
 
-def test_keys_are_checked_and_read_again_on_sighup(serve: Serve, keys: Path) -> None:
-    server = serve("--credentials", str(keys)).ready()
+def test_keys_are_checked_and_read_again_on_sighup(serve: Serve, keys: Path, loop: dict[str, str]) -> None:
+    server = serve("--credentials", str(keys), **loop).ready()
     assert "development" not in server.told()
     server.sqs("AK1", "hush-one").list_queues()
     for key, secret, code in (("AK1", "wrong", "SignatureDoesNotMatch"), ("AK2", "hush-two", "InvalidClientTokenId")):
@@ -207,8 +228,8 @@ def test_a_declared_queue_that_the_store_refuses_ends_the_start(serve: Serve, tm
     assert "Traceback" not in server.told()
 
 
-def test_a_parked_receive_is_answered_at_shutdown(serve: Serve) -> None:
-    server = serve().ready()
+def test_a_parked_receive_is_answered_at_shutdown(serve: Serve, loop: dict[str, str]) -> None:
+    server = serve(**loop).ready()
     url = server.sqs().create_queue(QueueName="orders")["QueueUrl"]
     poll = HTTPConnection(urlsplit(server.url).netloc, timeout=30)
     asked = urlencode({"Action": "ReceiveMessage", "QueueUrl": url, "WaitTimeSeconds": "20"})
@@ -222,8 +243,8 @@ def test_a_parked_receive_is_answered_at_shutdown(serve: Serve) -> None:
     poll.close()
 
 
-def test_a_second_signal_does_not_wait_for_slow_clients(serve: Serve) -> None:
-    server = serve("--body-deadline-s", "600", "--shutdown-deadline-s", "600").ready()
+def test_a_second_signal_does_not_wait_for_slow_clients(serve: Serve, loop: dict[str, str]) -> None:
+    server = serve("--body-deadline-s", "600", "--shutdown-deadline-s", "600", **loop).ready()
     server.sqs().create_queue(QueueName="orders")
     host = urlsplit(server.url)
     with socket.create_connection((host.hostname, host.port)) as slow:
@@ -256,11 +277,11 @@ def test_a_store_that_fails_ends_the_server_with_its_own_code(serve: Serve) -> N
     assert "acknowledged" in {message["Body"] for message in got}
 
 
-def test_tls_is_on_every_port(serve: Serve, tmp_path: Path) -> None:
+def test_tls_is_on_every_port(serve: Serve, tmp_path: Path, loop: dict[str, str]) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     certificate.write_text(CERTIFICATE)
     key.write_text(KEY)
-    server = serve("--tls-cert", str(certificate), "--tls-key", str(key)).ready()
+    server = serve("--tls-cert", str(certificate), "--tls-key", str(key), **loop).ready()
     trust = ssl.create_default_context(cafile=str(certificate))
     for url in (server.admin + "/health/live", server.url + "/?Action=ListQueues"):
         assert url.startswith("https://127.0.0.1:")

@@ -1,6 +1,7 @@
 """A real file system that fills up: a tmpfs of a few MiB (mounting one takes root; others have the VFS's full disk)."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,10 @@ from veilmq.model.commands import AnyCommand, Delete, Receive
 from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
+from veilmq.store.sqlite.backup import SqliteFailed, backup_directory
+from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.options import MIB
+from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.contract.stage import TESTER, Stage, sending
 from veilmq.testing.sqlite import SMALL, SqliteFactory
 
@@ -111,3 +115,32 @@ if os.geteuid() == 0:
         delete = Delete(queue=queue, origin=TESTER, handle=received.messages[0].handle, arrived=stage.now)
         assert type(apply(stage, delete)) is Deleted
         stage.store.close()
+
+    def test_a_disk_too_small_to_begin_on_is_told(small: Path, tmp_path: Path) -> None:
+        """However much of what a new database needs there is room for; and a copy leaves nothing behind there."""
+        used = Stage(SqliteFactory(tmp_path / "used", SMALL))
+        used.send(used.create(), "x" * 100_000)
+        refused = begun = failed = copied = 0
+        said: set[str] = set()
+        left: list[bool] = []
+        for free_bytes in range(0, 640 * 1024, 8 * 1024):
+            fill_up(small / "ballast")
+            os.truncate(small / "ballast", (small / "ballast").stat().st_size - free_bytes)
+            try:
+                SqliteStore(small / "data", SMALL).close()
+                begun += 1
+            except (DatabaseUnusable, OSError):
+                refused += 1
+            shutil.rmtree(small / "data", ignore_errors=True)
+            try:
+                backup_directory(used.store.directory.database, small / "copy")  # type: ignore[attr-defined]
+                copied += 1
+            except (SqliteFailed, OSError) as error:
+                failed += 1
+                said.add(str(error))
+            left.append((small / "copy").exists())
+            shutil.rmtree(small / "copy", ignore_errors=True)
+        used.store.close()
+        assert min(refused, begun, failed, copied) > 3
+        assert left.count(True) == copied
+        assert "not an error" not in said

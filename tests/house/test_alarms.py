@@ -5,15 +5,15 @@ at 0 too, before anything happened: one that begins at 1 did not increase, and i
 """
 
 import re
-import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from tests.cli.test_certificate import make_pair
 
-import veilmq
 from veilmq.testing.server import ServerProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -65,13 +65,19 @@ def unseen(rule: dict[str, Any], shown: list[Series]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> list[Series]:
-    """What a new server with one queue shows, and what Prometheus adds."""
-    server = ServerProcess(tmp_path_factory.mktemp("alarms")).start()
+    """What a new server with TLS and one queue shows, and what Prometheus adds."""
+    directory = tmp_path_factory.mktemp("alarms")
+    files = directory / "cert.pem", directory / "key.pem"
+    for path, text in zip(files, make_pair("mine"), strict=True):
+        path.write_bytes(text)
+    server = ServerProcess(directory, "--tls-cert", str(files[0]), "--tls-key", str(files[1])).start()
     try:
-        with veilmq.connect(f"veil://{server.sqs.removeprefix('http://')}/orders?create=1") as queue:
-            queue.send("order 1")
-        with urllib.request.urlopen(f"{server.admin}/metrics", timeout=30) as answer:
-            families = list(text_string_to_metric_families(answer.read().decode()))
+        headers = {"Authorization": f"Bearer {(server.data / 'admin-token').read_text().strip()}"}
+        with httpx.Client(base_url=server.admin, verify=False, headers=headers, timeout=30) as http:
+            queue = "/api/v1/queues/000000000000/us-east-1/orders"
+            http.put(queue).raise_for_status()
+            http.post(f"{queue}/messages", json={"messages": [{"body": "order 1"}]}).raise_for_status()
+            families = list(text_string_to_metric_families(http.get("/metrics").text))
     finally:
         server.stop()
     return [Series(sample.name, sample.labels) for family in families for sample in family.samples] + [

@@ -23,6 +23,8 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 BASE = PROJECT["project"]["dependencies"]
 BUILD = PROJECT["build-system"]["requires"]
 
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
 WANTED = [
     *(pytest.param("run.txt", one, id=f"run-{one}") for one in [*BASE, *EXTRAS["server"], *BUILD]),
     *(
@@ -107,6 +109,10 @@ def test_the_source_distribution_is_complete(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in content.getnames()}
     source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")}
     assert source | {"src/veilmq/py.typed", "pyproject.toml", "README.md", "LICENSE", "docs/deploy.md"} <= names
+    linked = {target for page in ("README.md", "CONTRIBUTING.md") for target in LINK.findall((ROOT / page).read_text())}
+    assert len(linked) > 15
+    assert {target for target in linked if target not in names and f"{target}/README.md" not in names} == set()
+    assert [name for name in names if "__pycache__" in name] == []
 
 
 def test_importing_the_package_needs_no_dependency() -> None:

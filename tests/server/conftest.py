@@ -13,18 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import uvloop
 
 from veilmq.protocols.http import Request
 from veilmq.server.limits import Limits
 from veilmq.server.listener import Exchange, Listener, listen
 
+try:
+    import uvloop
+except ImportError:  # not to be had on every platform: the server then runs on asyncio's own loop
+    uvloop = None
+
 WAIT_S = 20.0
 
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "uvloop": uvloop.new_event_loop,
-    "asyncio": asyncio.new_event_loop,
-}
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+if uvloop is not None:
+    LOOPS["uvloop"] = uvloop.new_event_loop
 
 
 @dataclass

@@ -78,3 +78,8 @@ def test_one_that_is_refused_is_named(called: Called) -> None:
     called.declare('[[queue]]\nname = "First_"\nalias = "the-name"')
     with pytest.raises(FileInvalid, match="queue Second_"):
         called.declare('[[queue]]\nname = "other"\n[[queue]]\nname = "Second_"\nalias = "the-name"')
+
+
+def test_a_name_that_is_an_alias_is_told(called: Called) -> None:
+    with pytest.raises(FileInvalid, match="queue taken: another queue has this name as its alias"):
+        called.declare('[[queue]]\nname = "Orders_1"\nalias = "taken"\n[[queue]]\nname = "taken"\n')

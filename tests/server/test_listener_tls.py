@@ -6,7 +6,6 @@ import ssl
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from veilmq.protocols.http import Request, Response
 from veilmq.server.listener import Exchange
@@ -132,7 +131,7 @@ async def none_left(context):
     async with asyncio.timeout(20):
         while context.sessions:
             await asyncio.sleep(0.005)
-            if not isinstance(asyncio.get_running_loop(), uvloop.Loop):
+            if isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop):
                 gc.collect()
 
 

@@ -53,7 +53,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
         answers.caller_of(request).check(Action.SETTINGS)
         return answers.answer({"settings": shown_settings(settings)})
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/health/live", live, methods=["GET"]),
             Route("/health/ready", ready, methods=["GET"]),
@@ -81,6 +81,9 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             Exception: answers.failed,
         },
     )
+    # A redirect would lose the body of a request, and says nothing to whoever does not follow it.
+    app.router.redirect_slashes = False
+    return app
 
 
 def _reasons(service: Service) -> dict[str, str]:

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.instant import DAY_US, MINUTE_US, SECOND_US
+from veilmq.model.moves import MOVES_PER_SECOND_MAX
 from veilmq.model.plan import Adaptive
 from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
 
@@ -28,6 +29,7 @@ _REGION: Final = r"^[a-z0-9-]{1,32}\Z"
 _TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
 _STATE: Final = r"^(visible|hidden)\Z"
 _PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
+_TASK: Final = r"^[0-9a-f]{32}\Z"
 _START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
 WORDS: Final = {
     _NAME: "Expected 1 to 256 letters, digits, `-` and `_`, for a FIFO queue with .fifo after them",
@@ -37,6 +39,7 @@ WORDS: Final = {
     _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
     _STATE: "Expected visible or hidden",
     _PAGE: "Expected what the page before gave as `after`",
+    _TASK: "Expected the id of a task, in 32 hexadecimal digits",
     _START: "Expected an offset, first, next or snapshot",
 }
 """What each pattern says, for who has broken it."""
@@ -163,6 +166,20 @@ class PlanInput(_Input):
     by_type: Annotated[dict[str, Annotated[int, Meta(ge=SECOND_US, le=7 * DAY_US)]], Meta(max_length=1_000)] = {}
     floor_us: Annotated[int, Meta(ge=0, le=7 * DAY_US)] = 0
     why: Annotated[str, Meta(max_length=1_000)] = ""
+
+
+class MoveInput(_Input):
+    """Where the messages of a dead-letter queue go (null: each to where it came from), and how many a second."""
+
+    destination: Name | None = None
+    """In the same account and region."""
+    rate_max: Annotated[int, Meta(ge=1, le=MOVES_PER_SECOND_MAX)] | None = None
+
+
+class CancelMoveInput(_Input):
+    """The task to end, by its id."""
+
+    task: Annotated[str, Meta(pattern=_TASK)]
 
 
 class PeekInput(_Input):

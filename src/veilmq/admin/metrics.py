@@ -214,6 +214,13 @@ class Metrics:
         for attribute, text in _LISTENER_COUNTERS.items():
             counts = {name: getattr(listener, attribute) for name, listener in listeners.items()}
             yield _counters(f"veilmq_{attribute}", text, ("listener",), counts.items())
+        ends = self._service.certificate_ends
+        if ends is not None:
+            yield GaugeMetricFamily(
+                "veilmq_tls_certificate_not_after_timestamp_seconds",
+                "Until when the TLS certificate is valid that new connections get, in seconds since 1970.",
+                ends / SECOND_US,
+            )
 
     def _commands(self) -> dict[str, Counter[type]]:
         found = {name: port.commands for name, port in self._service.ports.items()}

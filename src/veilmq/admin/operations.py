@@ -20,6 +20,7 @@ from veilmq.model.access import Action
 from veilmq.model.commands import (
     AfterExpiry,
     AnyCommand,
+    CancelMove,
     ChangeQueue,
     CreateQueue,
     Delete,
@@ -32,6 +33,7 @@ from veilmq.model.commands import (
     Receive,
     RevertPlan,
     Send,
+    StartMove,
     SuggestPlan,
 )
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -40,6 +42,8 @@ from veilmq.model.message import NO_EXTRAS, Attribute, Extras, first_forbidden_c
 from veilmq.model.outcomes import (
     Deleted,
     Extended,
+    MoveCancelled,
+    MoveStarted,
     Outcome,
     Purged,
     QueueChanged,
@@ -216,6 +220,15 @@ def _delete(asked: Asked, wanted: inputs.DeleteInput) -> Sequence[AnyCommand]:
     ]
 
 
+def _move(asked: Asked, wanted: inputs.MoveInput) -> Sequence[AnyCommand]:
+    destination = None if wanted.destination is None else _sibling(asked.queue, wanted.destination)
+    return (StartMove(queue=asked.queue, origin=asked.origin, destination=destination, rate_max=wanted.rate_max),)
+
+
+def _cancel_move(asked: Asked, wanted: inputs.CancelMoveInput) -> Sequence[AnyCommand]:
+    return (CancelMove(queue=asked.queue, origin=asked.origin, task=bytes.fromhex(wanted.task)),)
+
+
 def _peek(asked: Asked, wanted: inputs.PeekInput) -> Sequence[AnyCommand]:
     return (Peek(queue=asked.queue, origin=asked.origin, count_max=wanted.count),)
 
@@ -244,6 +257,17 @@ def _show_messages(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     outcome = _first(outcomes)
     assert isinstance(outcome, Received)
     return {"messages": [views.shown_delivery(message) for message in outcome.messages]}
+
+
+def _show_move(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    outcome = _first(outcomes)
+    assert isinstance(outcome, MoveStarted | MoveCancelled)
+    if outcome.info is None:
+        raise ParameterInvalid(parameter="task", reason="the queue has no such move task")
+    if isinstance(outcome, MoveCancelled) and not outcome.cancelled:
+        reason = f"only a running task can be cancelled: this one is {outcome.info.status}"
+        raise ParameterInvalid(parameter="task", reason=reason)
+    return views.shown_move(outcome.info)
 
 
 def _show_each(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -283,6 +307,8 @@ _TABLE: Final = (
     Operation("receive", "POST", "/receive", Action.RECEIVE, inputs.ReceiveInput, _receive, _show_messages),
     Operation("extend", "POST", "/extend", Action.EXTEND, inputs.ExtendInput, _extend, _show_results),
     Operation("delete", "POST", "/delete", Action.DELETE, inputs.DeleteInput, _delete, _show_results),
+    Operation("move", "POST", "/move", Action.MOVE, inputs.MoveInput, _move, _show_move),
+    Operation("cancel_move", "POST", "/move/cancel", Action.MOVE, inputs.CancelMoveInput, _cancel_move, _show_move),
     Operation("peek", "GET", "/peek", Action.PEEK, inputs.PeekInput, _peek, _show_messages),
 )
 OPERATIONS: Final = {operation.name: operation for operation in _TABLE}

@@ -92,7 +92,7 @@ class Queues:
             asked = Asked(key, caller.origin, self._service.shell.arrived())
             commands = list(operation.plan(asked, wanted))
             if caller.key is not None and not may_lead(caller.key, operation.action, commands[0]):
-                raise Refused(403, "not_granted", f"the key was not granted {Action.SEND} on the dead-letter queue")
+                raise Refused(403, "not_granted", f"the key was not granted {Action.SEND} where messages would go")
             shown = operation.show(await self._run(request, commands))
             return answer(shown, 201 if shown.get("new") else 200)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from veilmq.model.access import Keyring
+from veilmq.model.instant import Instant
 from veilmq.server.clock import LeaseClock
 from veilmq.server.listener import Listener
 from veilmq.server.parking import ParkingWatch
@@ -58,6 +59,11 @@ class Service(Protocol):
     @property
     def parking(self) -> ParkingWatch:
         """Counts receives that found no room to wait."""
+        ...
+
+    @property
+    def certificate_ends(self) -> Instant | None:
+        """Until when the TLS certificate is valid that new connections get; None without TLS."""
         ...
 
     @property

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from veilmq.admin import inputs
 from veilmq.admin.answers import answer, caller_of, members_of
 from veilmq.admin.service import Service
-from veilmq.admin.views import shown_counts, shown_key
+from veilmq.admin.views import shown_counts, shown_move
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT, Action
 from veilmq.model.commands import DeleteTopic
 from veilmq.model.errors import TopicMissing, VeilError
@@ -163,18 +163,3 @@ def all_moves(store: SqliteStore) -> list[MoveInfo]:
     """The latest tasks of all queues, newest first. Blocks."""
     with store.readers.lend() as connection:
         return moves.every(connection, MOVES_MAX)
-
-
-def shown_move(task: MoveInfo) -> dict[str, Any]:
-    """A task."""
-    return {
-        "id": task.id.hex(),
-        "source": shown_key(task.source),
-        "destination": None if task.destination is None else shown_key(task.destination),
-        "rate_max": task.rate_max,
-        "status": task.status,
-        "failure": task.failure,
-        "started": task.started,
-        "moved": task.moved,
-        "to_move": task.to_move,
-    }

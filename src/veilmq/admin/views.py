@@ -10,6 +10,7 @@ import msgspec
 
 from veilmq.model.instant import FOREVER
 from veilmq.model.message import Delivery, Extras
+from veilmq.model.moves import MoveInfo
 from veilmq.model.outcomes import Sent
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 
@@ -99,4 +100,19 @@ def shown_sent(sent: Sent) -> dict[str, Any]:
         "visible": sent.visible,
         "expires": shown_instant(sent.expires),
         "duplicate": sent.duplicate,
+    }
+
+
+def shown_move(task: MoveInfo) -> dict[str, Any]:
+    """A message move task."""
+    return {
+        "id": task.id.hex(),
+        "source": shown_key(task.source),
+        "destination": None if task.destination is None else shown_key(task.destination),
+        "rate_max": task.rate_max,
+        "status": task.status,
+        "failure": task.failure,
+        "started": task.started,
+        "moved": task.moved,
+        "to_move": task.to_move,
     }

@@ -6,12 +6,12 @@ directory.py, and those that go through the admin port in remote.py.
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import veilmq
 from veilmq.cli.exits import SERVER_PACKAGES, Exit, Failure, end, package_missing
+from veilmq.cli.output import OUTPUT_FULL, drop_output, flush_output, prepare_output
 
 try:
     import typer
@@ -68,18 +68,26 @@ def application() -> typer.Typer:
 
 def main() -> None:
     """Run the command that the arguments name."""
+    prepare_output()
     try:
-        application()()
+        try:
+            application()()
+        finally:
+            flush_output()
     except Failure as failure:
         end(failure)
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] not in SERVER_PACKAGES:
             raise
         end(package_missing(error))
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain while it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has gone
+        drop_output()
         raise SystemExit(int(Exit.WRONG)) from None
+    except OSError as error:
+        if error.filename is not None or error.errno not in OUTPUT_FULL:
+            raise
+        drop_output()
+        end(Failure(Exit.WRONG, f"what this command tells could not be written: {error.strerror}"))
 
 
 def _print_version(wanted: bool) -> None:

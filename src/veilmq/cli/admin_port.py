@@ -6,6 +6,7 @@ It may neither set up logs nor take the signals: both are the server's.
 
 import asyncio
 import os
+import re
 import secrets
 import socket
 from collections.abc import Iterator
@@ -24,21 +25,27 @@ from veilmq.store.sqlite.directory import DirectoryUnsafe
 
 TOKEN_FILE: Final = "admin-token"
 _TOKEN_BYTES: Final = 32
+_TOKEN: Final = re.compile(rb"[!-~]{16,2048}")
 _GRACE_S: Final = 2
 _BACKLOG: Final = 128
 
 
 def token(directory: Path) -> str:
-    """The bearer token of the admin port, made at the first start. Raises DirectoryUnsafe if others may read it."""
+    """The bearer token of the admin port, made at the first start.
+
+    Raises DirectoryUnsafe if others may read it, or if the file holds what nobody could send or anybody guess.
+    """
     path = directory / TOKEN_FILE
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         if path.stat().st_mode & 0o077:
             raise DirectoryUnsafe(f"{path} is open to other users: chmod 600 {path}") from None
-        found = path.read_text().strip()
+        found = path.read_bytes().strip()
+        if _TOKEN.fullmatch(found):
+            return found.decode()
         if found:
-            return found
+            raise DirectoryUnsafe(f"{path} holds no token of 16 ASCII characters or more: remove it") from None
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
     made = secrets.token_urlsafe(_TOKEN_BYTES)
     with open(descriptor, "w") as file:

@@ -21,7 +21,7 @@ from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.pipeline import export_events
 from veilmq.cli.remote_events import print_events
-from veilmq.cli.remote_lists import list_moves, list_topics
+from veilmq.cli.remote_lists import cancel_move, list_moves, list_topics, start_move
 from veilmq.cli.remote_plan import plan
 
 if TYPE_CHECKING:
@@ -97,10 +97,15 @@ def register(app: typer.Typer) -> None:
     for name, body in (below | {"delete": _remove}).items():
         queues.command(name)(_command(body))
     app.add_typer(queues, name="queues")
-    for name, text, listing in (("topics", "Topics.", list_topics), ("moves", "Message move tasks.", list_moves)):
-        group = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
-        group.command("list")(_command(listing))
-        app.add_typer(group, name=name)
+    moves: dict[str, Callable[..., None]] = {"list": list_moves, "start": start_move, "cancel": cancel_move}
+    for group, text, bodies in (
+        ("topics", "Topics.", {"list": list_topics}),
+        ("moves", "Message move tasks.", moves),
+    ):
+        noun = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
+        for name, body in bodies.items():
+            noun.command(name)(_command(body))
+        app.add_typer(noun, name=group)
     for name, body in _COMMANDS.items():
         app.command(name)(_command(body))
     events = typer.Typer(invoke_without_command=True, rich_markup_mode=None)

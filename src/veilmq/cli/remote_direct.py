@@ -15,7 +15,7 @@ from veilmq.admin import inputs, views
 from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS, Asked
 from veilmq.admin.reading import Scope, event_lines, find_start, trace
-from veilmq.admin.topics import all_moves, covers, shown_move, shown_topic, topics_of
+from veilmq.admin.topics import all_moves, covers, shown_topic, topics_of
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.remote_door import Piece
 from veilmq.cli.remote_http import failure_of
@@ -95,7 +95,7 @@ class DirectDoor:
         """See `Door.moves`."""
         for task in all_moves(self._store):
             if covers(task.source, account, region, prefix):
-                yield shown_move(task)
+                yield views.shown_move(task)
 
     def trace(self, message: str) -> dict[str, Any]:
         """See `Door.trace`."""

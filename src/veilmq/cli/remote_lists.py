@@ -1,4 +1,4 @@
-"""What there is beside queues: topics with their subscriptions, and message move tasks.
+"""What there is beside queues: topics with their subscriptions, and message move tasks, which begin and end here too.
 
 Strategy: as remote.py has its commands: functions of what was asked, to which it adds the options that all have.
 """
@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from veilmq.cli.exits import Exit, Failure
+
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
 
 Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")]
 Everything = Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")]
+Source = Annotated[str, typer.Argument(metavar="QUEUE", help="The dead-letter queue.", show_default=False)]
 
 
 def list_topics(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
@@ -29,10 +32,47 @@ def list_moves(asked: "Asked", prefix: Prefix = "", everything: Everything = Fal
     _show(asked, asked.door.moves(account, region, prefix), _move_table, "move tasks")
 
 
+def start_move(
+    asked: "Asked",
+    queue: Source,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="QUEUE", help="Not where each came from, but there.")
+    ] = None,
+    rate: Annotated[int | None, typer.Option("--rate", metavar="N", help="Messages a second, up to 500.")] = None,
+) -> None:
+    """Begin to move the messages of a dead-letter queue back to where they came from, or elsewhere."""
+    task = asked.run("move", queue, destination=to, rate_max=rate)
+    if not asked.as_json:
+        print(f"moving {task['to_move']} messages of {queue} to {_goal(task)}: task {task['id']}")
+    else:
+        _print_json(task)
+
+
+def cancel_move(asked: "Asked", queue: Source) -> None:
+    """End the move task that is under way from a queue; what was moved stays moved."""
+    found = asked.door.moves(asked.account, asked.region, queue)
+    running = [task for task in found if task["source"]["name"] == queue and task["status"] == "running"]
+    if not running:
+        raise Failure(Exit.WRONG, f"no move task is under way from {queue}", "See them with: veilmq moves list")
+    task = asked.run("cancel_move", queue, task=running[0]["id"])
+    if not asked.as_json:
+        print(f"cancelled: {task['moved']} of {task['to_move']} messages were moved")
+    else:
+        _print_json(task)
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    print(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def _goal(task: Mapping[str, Any]) -> str:
+    return "where they came from" if task["destination"] is None else str(task["destination"]["name"])
+
+
 def _show(asked: "Asked", found: Iterable[Mapping[str, Any]], table: Any, noun: str) -> None:
     if asked.as_json:
         for each in found:
-            print(json.dumps(each, ensure_ascii=False, separators=(",", ":")))
+            _print_json(each)
         return
     rows = list(found)
     if rows:
@@ -67,7 +107,7 @@ def _move_table(tasks: list[Mapping[str, Any]]) -> None:
         [
             task["id"],
             task["source"]["name"],
-            "where they came from" if task["destination"] is None else task["destination"]["name"],
+            _goal(task),
             task["status"] + (f": {task['failure']}" if task["failure"] else ""),
             instant(task["started"]),
             f"{task['moved']} of {task['to_move']}",

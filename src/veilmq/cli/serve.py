@@ -25,12 +25,12 @@ from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.notify import READY, STOPPING, notify
 from veilmq.cli.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
-from veilmq.server.clock import LeaseClock, wall
+from veilmq.server.clock import LeaseClock
 from veilmq.server.credentials import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.logs import set_up
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
-from veilmq.server.tls import server_context, tell_end
+from veilmq.server.tls import server_context
 from veilmq.server.toml_file import FileInvalid
 from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
@@ -84,7 +84,6 @@ def _check_tls(settings: Settings) -> None:
     except ssl.SSLError as error:
         advice = "--tls-cert takes a PEM chain, the server's own certificate first; --tls-key its key, unencrypted."
         raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None
-    tell_end(settings.tls_cert, wall())
 
 
 def _raise_open_files(settings: Settings) -> None:

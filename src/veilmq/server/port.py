@@ -216,9 +216,6 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
         named = getattr(command, "queue", None) or getattr(command, "topic", None)
         if not key.allows(action, None if named is None else named.name):
             return action
-        destination = command.destination if type(command) is StartMove else None
-        if destination is not None and not key.allows(Action.SEND, destination.name):
-            return Action.SEND
         if not may_lead(key, action, command):
             return Action.SEND
     return None
@@ -227,8 +224,11 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
 def may_lead(key: AccessKey, action: Action, command: AnyCommand) -> bool:
     """Whether the key may let messages go where the command's settings point: by `send` there, or by the same action.
 
-    Else a key would send to any queue by making it the dead-letter queue or the endpoint of what is its own.
+    Else a key would send to any queue by making it the dead-letter queue or the endpoint of what is its own. A move
+    task needs `send` itself.
     """
+    if type(command) is StartMove:
+        return command.destination is None or key.allows(Action.SEND, command.destination.name)
     ends = _ENDS.get(type(command))
     return ends is None or all(
         end is None or key.allows(Action.SEND, end.name) or key.allows(action, end.name) for end in ends(command)

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from veilmq.model.commands import SERVER, AnyCommand, ChangeQueue, CreateQueue
-from veilmq.model.errors import QueueExists, VeilError
+from veilmq.model.errors import QueueExists, QueueMissing, VeilError
 from veilmq.model.instant import DAY_US, HOUR_US, MILLISECOND_US, MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Outcome
 from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange, XmlBody, is_alias
@@ -88,10 +88,13 @@ async def declare(declared: Declared, call: Call) -> None:
             found = outcome
             if isinstance(found, VeilError):
                 (found,) = await call(declaration.create)  # what was in its way may have been changed just now
+            key = declaration.create.queue
             if isinstance(found, QueueExists):
                 (found,) = await call(declaration.change)
+                if isinstance(found, QueueMissing) and found.queue == str(key):  # so it is not there by that name
+                    raise FileInvalid(declared.path, f"queue {key.name}: another queue has this name as its alias")
             if isinstance(found, VeilError):
-                raise FileInvalid(declared.path, f"queue {declaration.create.queue.name}: {found}")
+                raise FileInvalid(declared.path, f"queue {key.name}: {found}")
 
 
 class _Entry(NamedTuple):

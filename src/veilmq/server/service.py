@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Final, Protocol
 
 from veilmq.engine import open_directory
+from veilmq.model.instant import Instant
 from veilmq.protocols.azure import codec as azure_codec
 from veilmq.protocols.mns import codec as mns_codec
 from veilmq.protocols.sqs import codec as sqs_codec
@@ -80,6 +81,8 @@ class Service:
         """Opened when the first subscription wants it."""
         self.contexts: list[ssl.SSLContext] = []
         """TLS of all ports; whoever opens another port adds its own."""
+        self.certificate_ends: Instant | None = None
+        """Until when the certificate is valid that new connections get; None without TLS."""
         self._at_point = at_point
         self._urls: dict[str, str] = {}
         self._undo = AsyncExitStack()
@@ -105,6 +108,8 @@ class Service:
         if settings.queues is not None:
             declared = queues_file.read(settings.queues, self.keyring.sole_account)
         contexts = [self._context() for _ in range(3)]
+        if settings.tls_cert is not None:
+            self.certificate_ends = tell_end(settings.tls_cert, wall())
         engine, self.store = open_directory(
             settings.data, settings.engine_limits(), settings.store_options(), self._at_point
         )
@@ -208,7 +213,7 @@ class Service:
         if not self.contexts or settings.tls_cert is None or settings.tls_key is None:
             return
         if renew(self.contexts, settings.tls_cert, settings.tls_key):
-            tell_end(settings.tls_cert, wall())
+            self.certificate_ends = tell_end(settings.tls_cert, wall())
 
     def announce(self, urls: dict[str, str]) -> None:
         """Tell those who find the directory held where to reach us."""

@@ -57,8 +57,8 @@ class Address(NamedTuple):
             return self.host.lower() == "localhost"
 
 
-AtLeast1 = Annotated[int, Meta(ge=1)]
-Bytes = Annotated[int, Meta(ge=0)]
+AtLeast1 = Annotated[int, Meta(ge=1, le=2**53)]
+Bytes = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
@@ -141,7 +141,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     body_deadline_s: Annotated[Seconds, Meta(description="For its body, and more for a long one.")] = 60.0
     answer_deadline_s: Annotated[Seconds, Meta(description="For a client to read an answer.")] = 30.0
     idle_s: Annotated[Seconds, Meta(description="How long a connection without a request stays open.")] = 75.0
-    history_s_max: Annotated[AtLeast1, Meta(description="Events older than this are trimmed.")] = 7 * 86_400
+    history_s_max: Annotated[
+        Annotated[int, Meta(ge=1, le=100 * 366 * 86_400)], Meta(description="Events older than this are trimmed.")
+    ] = 7 * 86_400
     history_bytes_max: Annotated[Bytes, Meta(description="The oldest events beyond this size are trimmed.")] = (
         1024 * MIB
     )
@@ -272,7 +274,10 @@ def parse(name: str, given: object, *, from_text: bool) -> Any:
     if kind is Address:
         return _address(name, given)
     if kind is Path:
-        return Path(_text(name, given, "a path"))
+        text = _text(name, given, "a path")
+        if text.startswith("~"):  # in a file, and after `--data=` for most shells, it is a name like any other
+            raise SettingInvalid(name, f"expected a path that is written out, not {given!r}: only a shell knows ~")
+        return Path(text)
     if kind == tuple[str, ...]:
         return _listed(name, given)
     if get_origin(kind) is Literal:

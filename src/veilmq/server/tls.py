@@ -70,14 +70,17 @@ def renew(contexts: Iterable[ssl.SSLContext], certificate: Path, key: Path) -> b
     return True
 
 
-def tell_end(certificate: Path, now: Instant) -> None:
-    """Log until when that certificate is valid: a warning if it is not, or will not be in two weeks."""
+def tell_end(certificate: Path, now: Instant) -> Instant | None:
+    """Log until when that certificate is valid: a warning if it is not, or will not be in two weeks.
+
+    Returns that instant, or None if the file does not tell it.
+    """
     from cryptography import x509  # late: only a server with TLS needs it
 
     try:
         found = x509.load_pem_x509_certificates(certificate.read_bytes())[0]
     except (OSError, ValueError, IndexError):  # OpenSSL took it, so this is no reason to refuse it
-        return
+        return None
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     if not begin.timestamp() <= now / SECOND_US <= end.timestamp():
         logger.warning(
@@ -87,6 +90,7 @@ def tell_end(certificate: Path, now: Instant) -> None:
         logger.warning("the certificate in %s ends soon: %s", certificate, end)
     else:
         logger.info("the certificate in %s is valid until %s", certificate, end)
+    return Instant(int(end.timestamp()) * SECOND_US)
 
 
 def _no_passphrase() -> str:

@@ -69,7 +69,10 @@ def replay(writer: Writer, queue: LiveQueue, command: Receive, attempt_id: str) 
 def _held(writer: Writer, queue: LiveQueue, leases: list[tuple[str, int]]) -> list[Place] | None:
     """Where the messages are, if each is still under the lease that the row knows."""
     receipts = [writer.receipts.unseal(handle) for handle, _ in leases]
-    places = find_places(writer, [receipt.sequence for receipt in receipts if receipt is not None])
+    known = [receipt.sequence for receipt in receipts if receipt is not None]
+    if len(known) < len(receipts):  # a backup was restored since: its handles are void
+        return None
+    places = find_places(writer, known)
     held = []
     for receipt, (_, due) in zip(receipts, leases, strict=True):
         place = None if receipt is None else places.get(receipt.sequence)

@@ -8,7 +8,8 @@ what happens in the copy and in the original from now on are two histories.
 
 import glob
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
@@ -57,7 +58,8 @@ def backup(database: Path, copy: Path, progress: Progress = _unseen) -> None:
         for left in copy.parent.glob(glob.escape(part.name) + "*"):
             left.unlink()
         if isinstance(error, apsw.Error):
-            raise SqliteFailed(str(error)) from error
+            # SQLite's words for it are those of the other database, where nothing is wrong.
+            raise SqliteFailed("no space is left" if isinstance(error, apsw.FullError) else str(error)) from error
         raise
     _sync(copy.parent)
 
@@ -67,8 +69,8 @@ def backup_directory(database: Path, destination: Path, progress: Progress = _un
 
     Raises as `backup` does; DestinationTaken also for a directory that is not empty.
     """
-    _make(destination)
-    backup(database, destination / DATABASE, progress)
+    with _made(destination):
+        backup(database, destination / DATABASE, progress)
     _sync(destination.parent)
     return (destination / DATABASE).stat().st_size
 
@@ -78,27 +80,36 @@ def receive_directory(destination: Path, write: Callable[[IO[bytes]], None]) -> 
 
     Raises DestinationTaken, OSError, and what `write` raises; then there is no database.
     """
-    _make(destination)
     part = destination / f"{DATABASE}.part"
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(part, destination / DATABASE)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with _made(destination):
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(part, destination / DATABASE)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
     _sync(destination)
     _sync(destination.parent)
     return (destination / DATABASE).stat().st_size
 
 
-def _make(destination: Path) -> None:
+@contextmanager
+def _made(destination: Path) -> Iterator[None]:
+    """Make the directory, and take it away again if what follows fails and it was not there before."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise DestinationTaken(f"{destination} exists already")
+    is_new = not destination.exists()
     destination.mkdir(mode=0o700, parents=True, exist_ok=True)
     destination.chmod(0o700)
+    try:
+        yield
+    except BaseException:
+        if is_new and not any(destination.iterdir()):
+            destination.rmdir()
+        raise
 
 
 def check_ours(connection: apsw.Connection) -> None:

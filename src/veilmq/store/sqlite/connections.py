@@ -74,18 +74,18 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     except apsw.NotADBError:
         raise schema.NotOurs(f"{path} is not a database, or its first page is damaged: restore a backup") from None
     except apsw.Error as error:
-        raise DatabaseUnusable(_in_the_way(path, error)) from error
+        raise unusable(path, error) from error
     if 0 < found < schema.VERSION:
         logger.info("%s: brought from schema %d to %d; older releases refuse it now", path, found, schema.VERSION)
     return connection
 
 
-def _in_the_way(path: Path, error: apsw.Error) -> str:
+def unusable(path: Path, error: apsw.Error) -> DatabaseUnusable:
     """Why the database cannot be opened; SQLite says little of files that belong to somebody else."""
     for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         if each.exists() and not os.access(each, os.R_OK | os.W_OK):
-            return f"{each} may not be read and written by this user (uid {os.geteuid()}): chown it"
-    return (
+            return DatabaseUnusable(f"{each} may not be read and written by this user (uid {os.geteuid()}): chown it")
+    return DatabaseUnusable(
         f"{path} cannot be opened ({type(error).__name__}: {error}):"
         " free space if the disk is full, restore a backup if the file is damaged"
     )

@@ -38,7 +38,7 @@ class DirectoryHeld(Exception):
 
 
 class DirectoryUnsafe(Exception):
-    """The directory is open to other users, or is no directory."""
+    """The directory is open to other users, is no directory, or has a name that SQLite cannot open."""
 
 
 class DataDirectory:
@@ -50,6 +50,10 @@ class DataDirectory:
         self._reserve_bytes = reserve_bytes
         self._floor_bytes = floor_bytes
         self.pid = os.getpid()
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise DirectoryUnsafe(f"{str(path)!a}: SQLite opens no file below a name that is not UTF-8") from None
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.stat().st_mode & 0o077:
             raise DirectoryUnsafe(f"{path} is open to other users: chmod 700 {path}")

@@ -68,7 +68,15 @@ from veilmq.store.sqlite import (
     topic_commands,
     topics,
 )
-from veilmq.store.sqlite.connections import Checkpointer, DatabaseUnusable, Readers, check_version, open_writer, verdict
+from veilmq.store.sqlite.connections import (
+    Checkpointer,
+    DatabaseUnusable,
+    Readers,
+    check_version,
+    open_writer,
+    unusable,
+    verdict,
+)
 from veilmq.store.sqlite.directory import DataDirectory
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.writer import Mark, Writer
@@ -125,7 +133,10 @@ class SqliteStore:
             if not self.directory.give_up_reserve():
                 raise
             connection = open_writer(database, self.options)  # the disk may be full: the reserve is for that
-        _give_birth(connection)
+        try:
+            _give_birth(connection)
+        except apsw.Error as error:
+            raise unusable(database, error) from error
         receipts = ReceiptKey(_row(connection, "SELECT receipts FROM secret")[0])
         mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
         loaded = queues.load(connection)

@@ -1,0 +1,42 @@
+"""What commands print: into any encoding, and to a file that may be full or a pipe that may close.
+
+Strategy: a character that stdout cannot take is written as JSON writes it (`\\u20ac`), so that what was printed stays
+JSON where it was. What is left in the buffer is flushed by the command itself: at its exit the interpreter would say
+what went wrong in words of its own.
+"""
+
+import codecs
+import errno
+import io
+import json
+import os
+import sys
+from typing import Final
+
+OUTPUT_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What a file says that takes no more."""
+_ESCAPED: Final = "veilmq.escaped"
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def prepare_output() -> None:
+    """Let stdout take every character, and what is printed when a command was started with it closed."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    codecs.register_error(_ESCAPED, _escape)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=_ESCAPED)
+
+
+def flush_output() -> None:
+    """Write what is in the buffer. Raises OSError."""
+    sys.stdout.flush()
+
+
+def drop_output() -> None:
+    """Forget what is in the buffer, which nobody takes: the interpreter would complain of it at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

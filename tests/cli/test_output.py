@@ -1,0 +1,78 @@
+"""What a command prints, where stdout takes no more, is closed, or cannot hold every character."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import IO
+
+import pytest
+from tests.cli.conftest import VEILMQ, WAIT_S
+
+import veilmq
+
+BODY = "h\u00e9llo \u20ac \U0001f600"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    with veilmq.connect(f"veil://{tmp_path}/data?queue=q&create=1") as queue:
+        queue.send(BODY)
+    return tmp_path / "data"
+
+
+def run(*arguments: str | bytes, out: int | IO[bytes] = subprocess.PIPE, **environment: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*VEILMQ, *arguments],
+        stdout=out,
+        stderr=subprocess.PIPE,
+        timeout=WAIT_S,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )
+    return done.returncode, (done.stdout or b"").decode("ascii", "replace"), done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "command", [("--help",), ("queues", "list"), ("peek", "q"), ("events", "--json")], ids=" ".join
+)
+def test_a_full_disk_is_told(data: Path, command: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        code, _, said = run(*command, out=full, VEILMQ_DATA=str(data))
+    assert (code, said) == (1, "veilmq: what this command tells could not be written: No space left on device\n")
+
+
+def test_a_reader_that_has_gone_is_no_news(data: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        assert run("peek", "q", "--json", out=pipe, VEILMQ_DATA=str(data)) == (1, "", "")
+
+
+def test_nobody_needs_to_hear_it(data: Path) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *VEILMQ, "queues", "list", "--data", str(data)],
+        stderr=subprocess.PIPE,
+        timeout=WAIT_S,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_lacks_is_written_as_in_json(data: Path, encoding: str) -> None:
+    names = {"VEILMQ_DATA": str(data), "PYTHONIOENCODING": encoding}
+    done = subprocess.run(
+        [*VEILMQ, "peek", "q", "--json"], capture_output=True, timeout=WAIT_S, env={"PATH": "/usr/bin:/bin", **names}
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout.decode(encoding))["body"] == BODY
+    code, out, _ = run("peek", "q", **names)
+    assert code == 0
+    assert "llo \\u20ac \\ud83d\\ude00" in out
+
+
+def test_a_directory_that_sqlite_cannot_open_is_refused(tmp_path: Path) -> None:
+    code, _, said = run("serve", "--data", os.fsencode(tmp_path) + b"/d\xff")
+    assert code == 3
+    assert "is not UTF-8" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
