@@ -22,7 +22,7 @@ from typing import Any
 from measure import load_1min
 
 from veilmq.client.connect import connect
-from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
+from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory, last_instant
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.loop import Loop
 from veilmq.pipeline.jobs.timeouts import timeouts
@@ -194,8 +194,13 @@ def by_size(spark: Any, places: dict[int, Path]) -> dict[str, Any]:
     found = {}
     for size, place in places.items():
         frame = load(spark, path=str(place))
-        rows = ParquetHistory(str(place)).bounds().following
-        found[str(size)] = rate(rows, timed(lambda frame=frame: timeouts(attempts(frame)).collect()))
+        history = ParquetHistory(str(place))
+        rows = history.bounds().following
+        # As the command does it: without `until` the events are read once more, for the last instant.
+        until = last_instant(history, 0, rows)
+        found[str(size)] = rate(
+            rows, timed(lambda frame=frame, until=until: timeouts(attempts(frame, until)).collect())
+        )
         print(size, json.dumps(found[str(size)]), flush=True)
     return found
 

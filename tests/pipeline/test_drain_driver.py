@@ -3,20 +3,22 @@
 A driver is closed without a word, as a killed one ends: its lock goes, its leases run out.
 """
 
+import resource
 import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from mns.account import Account
 from tests.pipeline.drain_stage import Stage, come_again, left, send
 
 import veilmq
-from veilmq.client.messages import Message
+from veilmq.client.messages import Message, Template
 from veilmq.client.wrapping import Wrapping
-from veilmq.pipeline.drain import DirectoryForeign, DirectoryTaken, ManifestDamaged
+from veilmq.pipeline.drain import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged
 from veilmq.pipeline.drain.driver import Driver
-from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest
+from veilmq.pipeline.drain.manifests import BYTES_PER_BATCH, Directory, Offset, open_manifest
 from veilmq.pipeline.drain.options import ROWS_DEFAULT, ROWS_DEFAULT_SINGLY, read_options, rows_default
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 
@@ -283,6 +285,77 @@ def test_a_checkpoint_that_went_back_is_refused(stage: Stage) -> None:
         play.again()
         with pytest.raises(DirectoryForeign, match="newest checkpoint"):
             play.driver.latest(first, 10)
+        play.driver.close()
+
+
+def test_a_checkpoint_from_a_backup_is_refused_when_its_manifests_are_gone(stage: Stage) -> None:
+    """Spark would give its next batch a number that the sink has: dropped there, and deleted here."""
+    with stage.make() as queue:
+        send(queue, bodies(30))
+        play = Play(stage)
+        first = play.driver.latest(START, 10)
+        assert play.to_the_end(first, 10).seq == 3
+        assert not list(play.driver.directory.files("arrow"))
+        play.again()
+        send(queue, ["new"])
+        with pytest.raises(DirectoryForeign, match="has come to batch 3, and the checkpoint only to 1"):
+            play.driver.latest(first, 10)
+        assert left(queue) == 1
+        play.driver.close()
+
+
+def test_a_queue_that_is_made_anew_amid_leaves_nothing_to_wait_for(stage: Stage, scheme: str) -> None:
+    with stage.make() as queue:
+        send(queue, bodies(5))
+        play = Play(stage, scheme)
+        end = play.driver.latest(START, 10)
+        play.run(START, end)
+        account = Account(stage.server.mns, "id", "secret", "")
+        account.get_queue(stage.name).delete()
+        account.get_client().close_connection()
+        with veilmq.connect(stage.url("mns"), template=Template()) as anew:
+            send(anew, ["new"])
+            play.to_the_end(end)
+            assert sorted(play.rows) == [*bodies(5), "new"]
+            assert left(anew) == 0
+        # What `drain` waits for.
+        assert not list(play.driver.directory.files("arrow"))
+        play.driver.close()
+
+
+def test_a_disk_that_is_full_is_told_and_nothing_stays_held(stage: Stage) -> None:
+    with stage.make() as queue:
+        send(queue, ["x" * 100_000] * 3)
+        play = Play(stage, lease=1)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+        try:
+            with pytest.raises(DirectoryUnwritable, match="cannot be written: File too large"):
+                play.driver.latest(START, 10)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert not list(play.driver.directory.path.glob(".*.part"))
+        again = [each for _ in range(3) for each in queue.receive(1, lease=0, wait=5)]
+        assert len(again) == 3
+        play.to_the_end(START)
+        assert len(play.rows) == 3
+        play.driver.close()
+
+
+def test_large_bodies_are_handed_on_a_few_at_a_time(stage: Stage) -> None:
+    with stage.make() as queue:
+        for _ in range(4):
+            send(queue, ["x" * 1_000_000] * 5)
+        play = Play(stage)
+        end = play.driver.latest(START, 100)
+        with open_manifest(play.driver.directory.path / end.file) as reader:
+            sizes = [reader.get_batch(at).nbytes for at in range(reader.num_record_batches)]
+        assert sum(sizes) > 20_000_000
+        assert max(sizes) < BYTES_PER_BATCH + 1_000_000
+        assert len(play.driver.pieces(START, end)) == len(sizes) == 2
+        play.run(START, end)
+        play.to_the_end(end)
+        assert [len(body) for body in play.rows] == [1_000_000] * 20
         play.driver.close()
 
 

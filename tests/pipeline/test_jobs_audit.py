@@ -4,12 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, sent, table_of
 
 from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
+from veilmq.pipeline.events.reading import ServerHistory
 from veilmq.pipeline.jobs.audit import RULES, audit
+from veilmq.pipeline.jobs.snapshots import known
 from veilmq.testing.histories import Workload, history, lognormal
 from veilmq.testing.seeded import chance
 from veilmq.testing.server import ServerProcess
@@ -35,6 +39,53 @@ TRUE: list[Event] = [
     event("purged", 100, None, sequence=None, detail={"count": 2, "watermark": 5}),
 ]
 """Two messages, one of them dead-lettered, and two that are purged."""
+
+
+def held(sequence: int, attempt: int, due: int) -> Event:
+    """A message of a snapshot, under a lease."""
+    return free(sequence, attempt) | {"state": "in flight", "rotation": 0, "due": due * S}
+
+
+def free(sequence: int, attempt: int) -> Event:
+    """A message of a snapshot, visible."""
+    return {"sequence": sequence, "state": "visible", "receive_count": attempt}
+
+
+def told(at: int, *messages: Event) -> Event:
+    """A part of a snapshot."""
+    return event("snapshot", at, None, sequence=None, detail={"part": "messages", "messages": list(messages)})
+
+
+def edge(part: str, at: int, **more: Any) -> Event:
+    """Its begin or end."""
+    return event("snapshot", at, None, sequence=None, incarnation=None, queue=None, detail={"part": part} | more)
+
+
+TRIMMED: list[Event] = [
+    sent(20, sequence=3),
+    received(21, sequence=3),
+    edge("begin", 22, last=6),
+    event("deleted", 23, attempt=4, sequence=2),
+    told(24, held(3, 1, due=51), free(4, 2)),
+    event("deleted", 25, sequence=3),
+    sent(26, sequence=7),
+    told(27, free(5, 0), free(6, 7)),
+    edge("end", 28, begin=32),
+    received(29, attempt=3, sequence=4),
+    received(30, sequence=7),
+    event("lease_expired", 59, attempt=3, sequence=4),
+    event("deleted", 60, sequence=7),
+    received(61, sequence=5),
+    event("purged", 70, None, sequence=None, detail={"count": 3, "watermark": 7}),
+]
+"""What is left from offset 30 on. When its snapshot began there were six messages; one left before it was told."""
+
+
+def trimmed(*changes: Callable[[list[Event]], None]) -> list[Event]:
+    events = [dict(each) for each in TRIMMED]
+    for change in changes:
+        change(events)
+    return [{"offset": at + 30} | each for at, each in enumerate(events)]
 
 
 def without(place: int) -> Callable[[list[Event]], None]:
@@ -68,6 +119,11 @@ FALSE: dict[str, tuple[Callable[[list[Event]], None], str]] = {
         lambda events: events.append(event("expired", 101, 0, sequence=7)),
         "conservation",
     ),
+    "a snapshot tells another count": (lambda events: events.insert(10, told(63, held(2, 2, due=61))), "snapshot"),
+    "a snapshot tells of what left": (lambda events: events.insert(10, told(63, free(1, 2))), "snapshot"),
+    "a snapshot tells of what never came": (lambda events: events.insert(10, told(63, free(9, 0))), "snapshot"),
+    "a snapshot gives a lease back": (lambda events: events.insert(10, told(63, free(2, 1))), "snapshot"),
+    "a snapshot tells another lease": (lambda events: events.insert(10, told(63, held(2, 1, due=99))), "snapshot"),
     "an offset is there twice": (lambda events: events[5].update(offset=4), "offsets"),
     "an offset is missing": (lambda events: [each.update(offset=at + 30) for at, each in enumerate(events) if at > 9],
                              "offsets"),
@@ -139,6 +195,60 @@ def test_a_history_that_was_trimmed_is_judged_by_what_it_shows(spark: Any) -> No
     assert {"left once", "offsets"} <= rules(spark, events[9:])
 
 
+def test_a_history_that_was_trimmed_is_known_from_its_snapshot_on(spark: Any) -> None:
+    assert rules(spark, trimmed()) == set()
+    purged = event("purged", 24, None, sequence=None, detail={"count": 9, "watermark": 1})
+    amid = trimmed(changed(8, detail={"part": "end", "begin": 32}), lambda events: events.insert(5, purged))
+    assert rules(spark, amid) == set()
+
+
+def test_a_trimmed_history_that_is_false_is_found_out(spark: Any) -> None:
+    events = trimmed(
+        changed(4, detail=told(24, held(3, 2, due=51), free(4, 2))["detail"]),
+        changed(9, attempt=4),
+        changed(13, attempt=2),
+        changed(14, detail={"count": 4, "watermark": 7}),
+        without(6),
+    )
+    found = {(row.offset, row.rule) for row in audit(frame(spark, table_of(events))).collect()}
+    assert found >= {
+        (34, "snapshot"),
+        (38, "receive count"),
+        (39, "received was sent"),
+        (42, "receive count"),
+        (43, "conservation"),
+    }
+
+
+def test_a_servers_history_is_true_after_it_was_trimmed(spark: Any, tmp_path: Path) -> None:
+    """And without a send after its snapshot it is not."""
+    server = ServerProcess(tmp_path, "--history-bytes-max", "40000").start()
+    try:
+        token = (server.data / "admin-token").read_text().strip()
+        live = ServerHistory(server.admin, token)
+        for number in range(20):
+            _work(server, chance(number), f"work{number}", steps=300)
+            if live.bounds().first:
+                break
+        table = pa.Table.from_batches(list(live.read(*live.bounds())))
+    finally:
+        server.stop()
+    assert table["offset"][0].as_py() > 0
+    events = frame(spark, table)
+    reach = known(events)
+    assert 0 < reach.begin < reach.end < table["offset"][-1].as_py()
+    assert audit(events).collect() == []
+    rows = table.select(["offset", "kind", "sequence"]).to_pylist()
+    later = {row["sequence"] for row in rows if row["kind"] == "received"}
+    lost = next(
+        row["offset"]
+        for row in rows
+        if row["kind"] == "sent" and row["offset"] > reach.end and row["sequence"] in later
+    )
+    without_it = frame(spark, table.filter(pc.field("offset") != lost))
+    assert {row.rule for row in audit(without_it).collect()} >= {"offsets", "received was sent"}
+
+
 def test_made_up_histories_are_true(spark: Any) -> None:
     workloads = [
         Workload("a", lognormal(20, 1), "t", 300, lease=20.0, receives_max=3),
@@ -168,16 +278,16 @@ def test_a_servers_history_is_true(spark: Any, tmp_path: Path) -> None:
     assert found == []
 
 
-def _work(server: ServerProcess, random: Any) -> None:
+def _work(server: ServerProcess, random: Any, name: str = "work", steps: int = 1_200) -> None:
     address = server.sqs.removeprefix("http://")
     from veilmq.client.messages import Template
 
     with connect(f"veil://{address}/dead", template=Template()):
         pass
     template = Template(dead_letter_queue="dead", receive_count_max=3)
-    with connect(f"veil://{address}/work", template=template) as queue:
+    with connect(f"veil://{address}/{name}", template=template) as queue:
         handles: list[str] = []
-        for step in range(1_200):
+        for step in range(steps):
             draw = random.random()
             try:
                 if draw < 0.3:
@@ -194,4 +304,4 @@ def _work(server: ServerProcess, random: Any) -> None:
             except VeilError:
                 continue
         account = queue.account
-        account.delete("work")
+        account.delete(name)

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from veilmq.client.timeouts import Costs
-from veilmq.pipeline.jobs.buckets import BOUNDS, CRASHED, DONE, SCHEMA, bucket_of
+from veilmq.pipeline.jobs.buckets import BOUNDS, CRASHED, DONE, SCHEMA, WATCHED, bucket_of
 from veilmq.pipeline.jobs.curves import Curve, sample_of
 from veilmq.pipeline.jobs.pricing import timeout_price
+from veilmq.pipeline.jobs.survival import _quantiles
 from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, recommend
 from veilmq.testing.histories import Law, bimodal, lognormal, pareto
 
@@ -111,6 +112,35 @@ def test_the_end_of_a_small_sample_does_not_refute_its_law() -> None:
     assert sum(fits) >= DRAWS - 1
     refuted = Curve(sample_of(cells(bimodal(2, 60, 0.2), 1e-9, 1_000, 600.0, None, random)))
     assert not refuted.fits
+
+
+@pytest.mark.parametrize("rate", [1 / 400, 1 / 2_000])
+def test_at_least_holds_where_a_crash_cannot_be_told_from_long_work(rate: float) -> None:
+    """Work of 20 s on leases of 12 h, in a history of one hour: no lease of a crashed worker has expired."""
+    law, span, number = lognormal(20, 0.5), 3_600.0, 3_000
+    random = np.random.default_rng(5)
+    left = random.uniform(0, span, number)
+    takes, crash = law.draw(random, np.zeros(number)), random.exponential(1 / rate, number)
+    done = takes <= np.minimum(crash, left)
+    values = {
+        "ended": np.where(done, DONE, WATCHED),
+        "bucket": bucket_of(np.where(done, takes, 0.0)),
+        "until": np.where(done, 0, bucket_of(left)),
+        "lease": bucket_of(43_200.0),
+        "leases": 1.0,
+        "held_s": np.where(done, takes, 0.0),
+        "lease_s": 43_200.0,
+    }
+    named = dict(zip(("account", "region", "queue", "type"), ("0", "r", "q", "t"), strict=True))
+    sums = dict.fromkeys(("renewals", "renewed_share", "redeliveries", "redone", "squares"), 0.0)
+    rows = pd.DataFrame(named | values | sums)
+    found = _quantiles(rows).iloc[0]
+    assert found.p50_s == pytest.approx(law.quantile(0.5), rel=0.1)
+    assert found.p99_basis == "at least"
+    assert 0.5 * law.quantile(0.99) < found.at_least_s < 1.1 * law.quantile(0.99)
+    planned = recommend(rows, None)
+    best, _ = best_timeout(np.asarray(law.survival(BOUNDS), float), Costs(crashes_per_second=rate), 43_200)
+    assert 0.3 * best < planned["timeout_at_least_s"] < 1.1 * best
 
 
 class TestCrashRate:

@@ -5,10 +5,12 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from tests.pipeline.histories_stage import frame
 
 from veilmq.pipeline.jobs.analysis import Analysis
+from veilmq.pipeline.report import figures
 from veilmq.pipeline.report.drawing import ROLES, say
 from veilmq.pipeline.report.page import page
 from veilmq.testing.histories import Workload, bimodal, history, lognormal, pareto
@@ -133,3 +135,46 @@ def test_a_history_that_says_nothing_says_so(found: Any) -> None:
 )
 def test_times_are_said_as_people_say_them(seconds: float | None, said: str) -> None:
     assert say(seconds) == said
+
+
+def test_the_split_of_a_queue_is_drawn_from_that_queues_times() -> None:
+    """Not from those of one of the same name in another region; and a median beyond what was seen has its bar."""
+    named = {"account": "0", "queue": "q"}
+    times = {"a": (2.0, 4.0, None), "b": (60.0, 90.0, None), "c": (None, None, 700.0)}
+    quantiles = pd.DataFrame(
+        named | {"region": region, "type": kind, "p50_s": p50, "p99_s": p99, "at_least_s": at_least, "reach_s": 900.0}
+        for region, factor in (("far", 0.1), ("near", 1.0))
+        for kind, (p50, p99, at_least) in (
+            (kind, [None if each is None else each * factor for each in row]) for kind, row in times.items()
+        )
+    )
+    part = named | {"region": "near", "parts": 3, "timeout_s": 800.0, "together_timeout_s": 900.0, "gain": 0.3}
+    parts = pd.DataFrame([part | {"part": number, "types": [kind]} for number, kind in enumerate(times)])
+    drawn = figures.split(parts, quantiles)
+    assert drawn == figures.split(parts, quantiles[quantiles.region == "near"])
+    assert drawn != figures.split(parts, quantiles[quantiles.region == "far"].assign(region="near"))
+    moved = quantiles.assign(at_least_s=quantiles.at_least_s * 0.5)
+    assert drawn != figures.split(parts, moved)
+
+
+def test_of_nothing_it_says_that_it_is_too_little() -> None:
+    """And not that today's leases cost what the best would."""
+    rows = pd.DataFrame(columns=["queue", "type", "attempts", "basis", "today_cost"])
+    text = page(SimpleNamespace(timeouts=rows, quantiles=rows), source="x", offsets=(0, 1), now=0.0)  # type: ignore[arg-type]
+    assert Seen(text).titles == ["Too few leases"]
+
+
+def test_a_long_name_does_not_push_panels_apart() -> None:
+    """A queue's name may have 80 characters."""
+    rows = pd.DataFrame(
+        {"account": "0", "region": "r", "queue": name, "type": "t", "basis": "curve", "attempts": 50.0,
+         "today_cost": 1.0, "reach_s": 9.0, "today_lease_s": 30.0, "timeout_s": 10.0, "timeout_at_least_s": None}
+        for name in ("short", "n" * 80)
+    )  # fmt: skip
+    points = rows.assign(timeout_s=5.0, redelivered=0.1, low=0.05, high=0.2, recovery_s=9.0, within_reach=True)
+    drawn = figures.redelivery(points, rows)
+    width = float(re.search(r'viewBox="0 0 (\S+)', drawn)[1])  # type: ignore[index]
+    short = figures.redelivery(points.replace("n" * 80, "n"), rows.replace("n" * 80, "n"))
+    assert width == float(re.search(r'viewBox="0 0 (\S+)', short)[1])  # type: ignore[index]
+    assert "n" * 80 not in drawn
+    assert f"{'n' * 13}…{'n' * 9} · t" in drawn

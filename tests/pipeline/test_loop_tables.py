@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.events.reading import ParquetHistory
@@ -126,3 +127,19 @@ def test_places_may_have_any_name(spark: Any, tmp_path: Path, kind: str) -> None
         tables.write(spark.range(4), place, kind)
         assert tables.read(spark, place).count() == 4
         assert [each.name for each in place.parent.iterdir()] == ["table"]
+
+
+def test_a_delta_table_is_read_with_all_its_columns(spark: Any, tmp_path: Path) -> None:
+    """Whichever of its files came last: some were written before a column was."""
+    place = tmp_path / "table"
+    for rows in ({"body": ["a"]}, {"body": ["b"], "type": ["t"]}, {"body": ["c"]}):
+        write_deltalake(str(place), pa.table(rows), mode="append", schema_mode="merge")
+    found = {row.body: row["type"] for row in tables.read(spark, place).collect()}
+    assert found == {"a": None, "b": "t", "c": None}
+
+
+def test_a_delta_table_whose_files_are_not_its_rows_is_refused(spark: Any, tmp_path: Path) -> None:
+    place = tmp_path / "table"
+    write_deltalake(str(place), pa.table({"body": ["a"], "type": ["x y"]}), partition_by=["type"])
+    with pytest.raises(OptionInvalid, match="is partitioned by type: its files lack that"):
+        tables.read(spark, place)

@@ -6,13 +6,20 @@ Strategy: `driver` is the whole of it, without Spark: it receives, writes manife
 says why each step is where it is.
 """
 
-from veilmq.pipeline.drain.errors import DirectoryForeign, DirectoryTaken, DrainUnfinished, ManifestDamaged
+from veilmq.pipeline.drain.errors import (
+    DirectoryForeign,
+    DirectoryTaken,
+    DirectoryUnwritable,
+    DrainUnfinished,
+    ManifestDamaged,
+)
 from veilmq.pipeline.drain.quarantine import Quarantined, quarantined
 from veilmq.pipeline.drain.run import Drained, drain
 
 __all__ = [
     "DirectoryForeign",
     "DirectoryTaken",
+    "DirectoryUnwritable",
     "DrainUnfinished",
     "Drained",
     "ManifestDamaged",

@@ -109,7 +109,12 @@ class Driver:
         seq = start.seq + 1
         holding = Holding(self._queue, messages, self._options.lease, self._clock)
         holding.start()
-        offset = self.directory.write(seq, table_of(messages, seq))
+        try:
+            offset = self.directory.write(seq, table_of(messages, seq))
+        except BaseException:
+            # Nobody will commit them: they come back when their leases end.
+            holding.stop()
+            raise
         with self._lock:
             self._batches[seq] = Batch(seq, self.directory.path / offset.file, messages, holding)
         self._emitted += len(messages)

@@ -11,6 +11,10 @@ class DirectoryForeign(PipelineError):
     """The manifest directory is of another query or another queue."""
 
 
+class DirectoryUnwritable(PipelineError):
+    """The manifest directory takes no file: its disk is full, or it may not be written."""
+
+
 class ManifestDamaged(PipelineError):
     """A manifest is missing, or is not what was written."""
 

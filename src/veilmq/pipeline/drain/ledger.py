@@ -2,7 +2,9 @@
 
 Strategy: an id is forgotten when the queue confirmed its delete under a lease that was never broken. A protocol may say
 "done" or "gone" when only the handle was stale (SQS says both): such an id stays known, and is
-deleted again if it comes again. A message that comes again gives its new handle and is not emitted.
+deleted again if it comes again. So does one whose handle was refused: it comes again, unless somebody else has dealt
+with it or its queue was made anew, and nobody will tell. A message that comes again gives its new handle and is not
+emitted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,9 +25,7 @@ class Batch:
         self.seq, self.path, self.holding = seq, path, holding
         self.places = {each.id: place for place, each in enumerate(messages)}
         self.doubtful: set[str] = set()
-        """Called deleted, but perhaps by a stale handle."""
-        self.stale: set[str] = set()
-        """Their handles are no good: they come again."""
+        """Called deleted, but perhaps by a stale handle; or refused, because it was one."""
         self.is_tidied = False
         """What its rows leave behind was dealt with: quarantine, objects."""
 
@@ -36,11 +36,10 @@ class Batch:
             return  # deleted for good a moment ago
         self.holding.renew(place, message)
         self.doubtful.discard(message.id)
-        self.stale.discard(message.id)
 
     def to_delete(self) -> list[str]:
         """Ids whose delete is worth a try."""
-        return [each for each in self.places if each not in self.stale and each not in self.doubtful]
+        return [each for each in self.places if each not in self.doubtful]
 
     def deleted(self, message: str, handle: str, answer: VeilError | None) -> bool:
         """Take the answer to its delete by that handle; False if the delete must be tried again."""
@@ -54,7 +53,7 @@ class Batch:
             else:
                 self.doubtful.add(message)
         elif isinstance(answer, LeaseError | ReceiptInvalid):
-            self.stale.add(message)
+            self.doubtful.add(message)
         else:
             return False
         return True

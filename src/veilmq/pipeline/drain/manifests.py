@@ -22,12 +22,15 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.pipeline.drain.columns import MANIFEST_SCHEMA
-from veilmq.pipeline.drain.errors import DirectoryForeign, DirectoryTaken, ManifestDamaged
+from veilmq.pipeline.drain.errors import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged
 
 ROWS_PER_BATCH: Final = 1_000
+BYTES_PER_BATCH: Final = 16 << 20
+"""Of a record batch, about: Java takes each as a whole, and would take a thousand large bodies so."""
 LOCK_SECONDS: Final = 15.0
 _LOCK: Final = "lock"
 """The process of a query that was killed needs a moment to notice."""
@@ -59,6 +62,8 @@ class _Owner(msgspec.Struct):
     queue: str
     begun: bool = False
     """A batch was committed."""
+    reach: int = 0
+    """The last batch that was: its manifest is gone, and a sink that has its number takes no other for it."""
 
 
 class Directory:
@@ -82,9 +87,9 @@ class Directory:
             self._lock = -1
 
     def begin(self, start: Offset) -> None:
-        """Everything up to `start` is committed. Raises DirectoryForeign if that cannot be."""
-        if start.seq and not self._owner.begun:
-            self._owner.begun = True
+        """Everything up to `start` is committed. Raises DirectoryForeign if that cannot be, DirectoryUnwritable."""
+        if start.seq > self._owner.reach:
+            self._owner.begun, self._owner.reach = True, start.seq
             self._write_owner()
         elif not start.seq and self._owner.begun:
             raise DirectoryForeign(
@@ -96,6 +101,7 @@ class Directory:
         """One manifest may lie beyond the start of a query. Raises DirectoryForeign if its checkpoint went back."""
         reach = [seq for seq, _ in self.files("arrow") if seq > start.seq + 1]
         reach += [seq for seq, _ in self.files("ids") if seq > start.seq]
+        reach += [self._owner.reach] if self._owner.reach > start.seq else []
         if reach:
             raise DirectoryForeign(
                 f"{self.path} has come to batch {max(reach)}, and the checkpoint only to {start.seq}.",
@@ -103,10 +109,11 @@ class Directory:
             )
 
     def write(self, seq: int, table: Any) -> Offset:
-        """Durable when this returns."""
+        """Durable when this returns. Raises DirectoryUnwritable."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, MANIFEST_SCHEMA) as writer:
-            writer.write_table(table, ROWS_PER_BATCH)
+            for start, stop in _cuts(table.column("body")):
+                writer.write_table(table.slice(start, stop - start), ROWS_PER_BATCH)
         content = sink.getvalue()
         name = f"{seq:020}-{secrets.token_hex(8)}.arrow"
         self._put(name, content)
@@ -163,18 +170,36 @@ class Directory:
 
 
 def put(path: Path, content: Any) -> None:
-    """Write a file as a whole: it is there and durable, or it is not there."""
+    """Write a file as a whole: it is there and durable, or it is not there. Raises DirectoryUnwritable."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        # A disk that is full is not helped by half a file.
+        part.unlink(missing_ok=True)
+        raise DirectoryUnwritable(
+            f"{path.parent} cannot be written: {error.strerror}.", "Run the query again when it can: it goes on."
+        ) from error
+
+
+def _cuts(bodies: Any) -> Iterator[tuple[int, int]]:
+    """Places of rows that are a record batch together."""
+    start = size = 0
+    for place, length in enumerate(pc.binary_length(bodies).to_pylist()):
+        if place > start and (place - start == ROWS_PER_BATCH or size + length > BYTES_PER_BATCH):
+            yield start, place
+            start, size = place, 0
+        size += length
+    yield start, len(bodies)
 
 
 def open_manifest(path: Path) -> Any:

@@ -3,11 +3,14 @@
 Strategy: the events of one message, in the order of their offsets, are walked by window functions: each row sees the
 last grant, the last end of a lease and whether the message had left before it. A rule is a condition on such a row; a
 row that breaks one is a finding. What concerns a whole queue (the count of a purge, contiguous offsets) is summed
-apart. A history that does not begin at offset 0 leaves out what it cannot know: where messages came from. Source:
-architecture.md, "Invariants".
+apart. A history that was trimmed is known from its first snapshot on; before that, or without one, what cannot be known
+is left out: where messages came from. Every snapshot is held against the events before it. Source: architecture.md,
+"Invariants".
 """
 
 from typing import TYPE_CHECKING, Final
+
+from veilmq.pipeline.jobs.snapshots import Known, known, told
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -24,6 +27,7 @@ RULES: Final = {
     "stale handles": "a handle that is not current changes nothing",
     "lease end": "a lease ends when its last grant or extension said",
     "refused rightly": "a handle that is current is not refused",
+    "snapshot": "a snapshot tells what the events before it tell",
     "conservation": "sent and moved in = deleted, expired, moved, quarantined, purged and what is left",
 }
 """Rule and what it says."""
@@ -32,20 +36,28 @@ _MESSAGE_KINDS: Final = (
     "sent", "received", "extended", "released", "lease_expired", "undelivered", "delete_refused", "content_updated",
     *_ENDINGS,
 )  # fmt: skip
+_TOLD_HELD: Final = "told in flight"
+_TOLD_FREE: Final = "told"
+_TOLD: Final = (_TOLD_HELD, _TOLD_FREE)
+"""By a snapshot: of a message under a lease, of another."""
 
 
 def audit(events: "DataFrame") -> "DataFrame":
-    """One row a finding: rule (of `RULES`), offset, queue, incarnation, sequence, attempt, said. Empty: all is well."""
-    found = _of_messages(events)
-    for part in (_of_offsets(events), _of_sends(events), _of_purges(events)):
+    """One row a finding: rule (of `RULES`), offset, queue, incarnation, sequence, attempt, said. Empty: all is well.
+
+    Looks at the events once when it is called, for what can be known of them.
+    """
+    reach = known(events)
+    found = _of_messages(events, reach)
+    for part in (_of_offsets(events), _of_sends(events), _of_purges(events, reach)):
         found = found.unionByName(part)
     return found.orderBy("offset", "rule")
 
 
-def _of_messages(events: "DataFrame") -> "DataFrame":
+def _of_messages(events: "DataFrame", reach: Known) -> "DataFrame":
     from pyspark.sql import functions as F
 
-    rules = _rules_of_life() | _rules_of_leases() | _rules_of_handles()
+    rules = _rules_of_life(reach) | _rules_of_snapshots(reach) | _rules_of_leases() | _rules_of_handles()
     broken = F.array_compact(F.array(*(F.when(rule, F.lit(name)) for name, rule in rules.items())))
     said = F.concat_ws(
         " ", "kind", F.lit("of attempt"), F.col("attempt").cast("string"), F.lit("after a receive of attempt"),
@@ -57,8 +69,9 @@ def _of_messages(events: "DataFrame") -> "DataFrame":
 def _lines(events: "DataFrame") -> "DataFrame":
     """The events of messages, each with what went before it in its message's line; instants in microseconds UTC.
 
-    come, grant, over, left: offsets of the last send or move in, receive, end of a lease, ending. count, turned: the
-    attempt and the rotation as last granted. due: when the last grant or extension ends. first_offset: of the history.
+    come, grant, over, left: offsets of the last send or move in, receive, end of a lease, ending; what a snapshot tells
+    counts as such. count, turned: the attempt and the rotation as last granted. due: when the last grant or extension
+    ends.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -77,30 +90,47 @@ def _lines(events: "DataFrame") -> "DataFrame":
             "visible_since", "detail",
         )
         .unionByName(_arrivals(events))
-        .withColumn("come", last(offset, "sent", "moved in"))
-        .withColumn("grant", last(offset, "received"))
-        .withColumn("count", last(F.col("attempt"), "received"))
-        .withColumn("over", last(offset, "lease_expired", "released", "undelivered"))
+        .unionByName(_tellings(events))
+        .withColumn("come", last(offset, "sent", "moved in", *_TOLD))
+        .withColumn("grant", last(offset, "received", _TOLD_HELD))
+        .withColumn("count", last(F.coalesce("attempt", F.lit(0)), "sent", "moved in", "received", *_TOLD))
+        .withColumn("over", last(offset, "lease_expired", "released", "undelivered", _TOLD_FREE))
         .withColumn("left", last(offset, *_ENDINGS))
-        .withColumn("due", last(ends, "received", "extended"))
-        .withColumn("turned", last(F.col("rotation"), "received", "extended", "released"))
-        .crossJoin(F.broadcast(events.agg(F.min("offset").alias("first_offset"))))
+        .withColumn("due", last(ends, "received", "extended", _TOLD_HELD))
+        .withColumn("turned", last(F.col("rotation"), "received", "extended", "released", *_TOLD))
     )  # fmt: skip
 
 
-def _rules_of_life() -> "dict[str, Column]":
+def _rules_of_life(reach: Known) -> "dict[str, Column]":
     """How a message comes and leaves."""
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
     comes, left = F.col("come").isNotNull(), F.col("left").isNotNull()
     needs_a_send = kind.isin("received", "deleted", "expired", "dead_lettered")
+    new = (F.col("offset") > reach.begin) & (F.col("sequence") > reach.last)
     return {
         "sent once": (kind == "sent") & comes,
-        "received was sent": (F.col("first_offset") == 0) & needs_a_send & ~comes,
+        "received was sent": (new | (F.col("offset") > reach.end)) & needs_a_send & ~comes,
         "left once": kind.isin(*_ENDINGS) & left,
-        "no resurrection": ~kind.isin(*_ENDINGS, "delete_refused") & left,
+        "no resurrection": ~kind.isin(*_ENDINGS, "delete_refused", *_TOLD) & left,
     }
+
+
+def _rules_of_snapshots(reach: Known) -> "dict[str, Column]":
+    """What a snapshot tells of a message."""
+    from pyspark.sql import functions as F
+
+    came, left = F.col("come").isNotNull(), F.col("left").isNotNull()
+    granted, is_held = F.col("grant").isNotNull(), F.col("kind") == _TOLD_HELD
+    held = granted & (F.col("over").isNull() | (F.col("over") < F.col("grant")))
+    otherwise = (
+        ((F.col("offset") > reach.end) & ~came)
+        | (F.col("attempt") != F.col("count"))
+        | ((granted | F.col("over").isNotNull()) & (is_held != held))
+        | (is_held & held & (F.col("at") + F.col("lease_us") != F.col("due")))
+    )
+    return {"snapshot": F.col("kind").isin(*_TOLD) & (left | F.coalesce(otherwise, F.lit(False)))}
 
 
 def _rules_of_leases() -> "dict[str, Column]":
@@ -109,10 +139,8 @@ def _rules_of_leases() -> "dict[str, Column]":
 
     received, granted = F.col("kind") == "received", F.col("grant").isNotNull()
     held = granted & (F.col("over").isNull() | (F.col("over") < F.col("grant")))
-    follows = F.when(granted, F.col("attempt") == F.col("count") + 1)
-    is_first = F.col("come").isNull() | (F.col("attempt") == 1)
     return {
-        "receive count": received & ~follows.otherwise(is_first),
+        "receive count": received & (F.col("attempt") != F.col("count") + 1),
         "one lease": received & held,
         "visible": received & (F.col("at") < F.col("visible_since")),
         "lease end": (F.col("kind") == "lease_expired") & held & (F.col("at") != F.col("due")),
@@ -151,6 +179,19 @@ def _arrivals(events: "DataFrame") -> "DataFrame":
             none.cast("string").alias("detail"),
         )
         .where(F.col("sequence").isNotNull())
+    )  # fmt: skip
+
+
+def _tellings(events: "DataFrame") -> "DataFrame":
+    """What snapshots tell of messages, as their lines; `at` and `lease_us` add up to the lease's end."""
+    from pyspark.sql import functions as F
+
+    held = F.col("state") == "in flight"
+    none = F.lit(None)
+    return told(events).select(
+        "offset", F.when(held, _TOLD_HELD).otherwise(_TOLD_FREE).alias("kind"), "at", "queue", "incarnation",
+        "sequence", "attempt", "rotation", F.when(held, F.col("due") - F.col("at")).alias("lease_us"),
+        none.cast("long").alias("visible_since"), none.cast("string").alias("detail"),
     )  # fmt: skip
 
 
@@ -197,31 +238,40 @@ def _of_sends(events: "DataFrame") -> "DataFrame":
     return _finding(rows, F.lit("sent once"), said)
 
 
-def _of_purges(events: "DataFrame") -> "DataFrame":
+def _of_purges(events: "DataFrame", reach: Known) -> "DataFrame":
     """A purge, and the deletion of a queue, says how many messages it took: what came less what left until then."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    kind = F.col("kind")
-    come = events.where(kind == "sent").select("offset", "queue", "incarnation", F.lit(1).alias("change"))
-    moved = _arrivals(events).select("offset", "queue", "incarnation", F.lit(1).alias("change"))
-    left = events.where(kind.isin(*_ENDINGS)).select("offset", "queue", "incarnation", F.lit(-1).alias("change"))
+    kind, names = F.col("kind"), ("offset", "queue", "incarnation", "sequence")
+    new = F.col("sequence") > reach.last
+    come = events.where((kind == "sent") & new).select(*names, F.lit(1).alias("change"))
+    moved = _arrivals(events).where(new).select(*names, F.lit(1).alias("change"))
+    there = told(events).where(F.col("offset").between(reach.begin, reach.end)).select(*names, F.lit(1).alias("change"))
+    left = events.where(kind.isin(*_ENDINGS)).select(*names, F.lit(-1).alias("change"))
     taken = (
         events.where(kind.isin("purged", "queue_deleted"))
         .withColumn("counted", F.get_json_object("detail", "$.count").cast("long"))
-        .select("offset", "queue", "incarnation", (-F.col("counted")).cast("int").alias("change"), "counted")
+        .select(*names, (-F.col("counted")).cast("int").alias("change"), "counted")
     )
+    if reach.end >= 0:
+        # What left, and what a purge took, before the snapshot came to it was never told.
+        early = (F.col("offset") < reach.end) & ~new
+        met = there.select("incarnation", "sequence", F.col("offset").alias("met"))
+        left = left.join(met, ["incarnation", "sequence"], "left").where(~early | (F.col("met") < F.col("offset")))
+        amid = taken.where(F.col("offset").between(reach.begin, reach.end)).select("incarnation").distinct()
+        come, moved, there, left, taken = (
+            each.join(amid, "incarnation", "left_anti") for each in (come, moved, there, left.drop("met"), taken)
+        )
     line = Window.partitionBy("incarnation").orderBy("offset").rowsBetween(Window.unboundedPreceding, 0)
-    start = events.agg(F.min("offset").alias("first_offset"))
     rows = (
         come.unionByName(moved)
+        .unionByName(there)
         .unionByName(left)
         .unionByName(taken, allowMissingColumns=True)
+        .where(F.col("offset") > reach.begin)
         .withColumn("live", F.sum("change").over(line))
-        .crossJoin(F.broadcast(start))
-        .where(
-            (F.col("first_offset") == 0) & ((F.col("live") < 0) | (F.col("counted").isNotNull() & (F.col("live") != 0)))
-        )
+        .where((F.col("live") < 0) | (F.col("counted").isNotNull() & (F.col("live") != 0)))
         .select("offset", "queue", "incarnation", _missing("sequence"), _missing("attempt"), "live")
     )
     said = F.format_string("after it %d messages are left by the books", "live")

@@ -71,6 +71,17 @@ def sample_of(rows: Any) -> Sample:
     return _placed(finished, stopped, alive, until, count, watched, exposure)
 
 
+def doubted(rows: Any) -> "Curve | None":
+    """The curve if all attempts whose lease runs on had crashed; None unless crashes and long work look alike.
+
+    They do where leases outlast the history and none has expired in it. Work takes no less than this curve says.
+    """
+    watched = rows.ended == WATCHED
+    if not watched.any() or (rows.ended == CRASHED).any():
+        return None
+    return Curve(sample_of(rows.assign(ended=rows.ended.where(~watched, CRASHED))))
+
+
 def _placed(
     finished: Any, stopped: Any, alive: Any, until: Any, count: Any, watched: Any, exposure: float
 ) -> Sample:  # fmt: skip

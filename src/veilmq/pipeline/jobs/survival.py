@@ -99,9 +99,10 @@ def _placed(rows: Any) -> Any:
 def _quantiles(rows: Any) -> Any:
     import pandas as pd
 
-    from veilmq.pipeline.jobs.curves import Curve, sample_of
+    from veilmq.pipeline.jobs.curves import Curve, doubted, sample_of
 
     found = Curve(sample_of(rows))
+    doubt = doubted(rows)
     row: dict[str, Any] = _names(rows) | {
         "attempts": found.attempts,
         "finished": found.finished,
@@ -118,8 +119,9 @@ def _quantiles(rows: Any) -> Any:
     for share in QUANTILES:
         name = f"p{round(share * 100)}"
         row[f"{name}_s"], row[f"{name}_basis"] = found.quantile(share)
-        if row[f"{name}_s"] is None:
-            row["at_least_s"] = found.reach_s
+        if row[f"{name}_s"] is None and row["at_least_s"] is None:
+            low = found.reach_s if doubt is None else doubt.quantile(share)[0] or doubt.reach_s
+            row["at_least_s"] = min(found.reach_s, low)
     return pd.DataFrame([row])
 
 

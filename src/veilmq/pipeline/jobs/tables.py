@@ -5,6 +5,7 @@ new one. Tables that grow are kept by day: `compact` makes one file of a day's m
 same by its own means. The Delta writer is Rust in this process: Spark needs no jar.
 """
 
+import json
 import re
 import shutil
 from datetime import date
@@ -22,6 +23,8 @@ FORMATS: Final = ("parquet", "delta")
 _DAY: Final = "day="
 _OFFSETS: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
 _PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
+_BEYOND: Final = frozenset({"deletionVectors", "columnMapping"})
+"""Features of the Delta protocol by which a table's Parquet files alone are not its rows."""
 _ROW_GROUP_ROWS: Final = 131_072
 """As `veilmq events export` has them."""
 _JUDGED: Final = ("day", "to", "sent")
@@ -75,17 +78,33 @@ def _take_place(beside: Path, place: Path) -> None:
 
 
 def read(spark: "SparkSession", place: Path) -> "DataFrame":
-    """A table that `write`, a drain or anybody else left, of either format. Raises OptionInvalid."""
+    """A table that `write`, a drain or anybody else left, of either format; Delta plain. Raises OptionInvalid."""
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
+        from pyspark.sql.types import StructType
 
-        files = [unquote(each) for each in DeltaTable(str(place)).file_uris()]
+        table = DeltaTable(str(place))
+        _check_plain(table, place)
+        files = [unquote(each) for each in table.file_uris()]
         if not files:
             raise OptionInvalid(f"{place} is an empty table.", "")
-        return spark.read.parquet(*map(literal, files))
+        # Of its own accord Spark takes the columns of any one file, which others may have more of.
+        schema = StructType.fromJson(json.loads(table.schema().to_json()))
+        return spark.read.schema(schema).parquet(*map(literal, files))
     if not any(place.glob("**/*.parquet")):
         raise OptionInvalid(f"{place} holds no table.", "Name a directory of Parquet files or a Delta table.")
     return spark.read.parquet(literal(str(place)))
+
+
+def _check_plain(table: Any, place: Path) -> None:
+    """Whether the table's files hold its rows, all and nothing else. Raises OptionInvalid."""
+    mend = "Read it with Spark's own Delta, and write a plain table."
+    if table.metadata().partition_columns:
+        names = ", ".join(table.metadata().partition_columns)
+        raise OptionInvalid(f"{place} is partitioned by {names}: its files lack that.", mend)
+    beyond = _BEYOND.intersection(table.protocol().reader_features or ())
+    if beyond or table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        raise OptionInvalid(f"{place} has {', '.join(sorted(beyond)) or 'columnMapping'}.", mend)
 
 
 def literal(path: str) -> str:

@@ -136,7 +136,7 @@ def plan(alive: Any, costs: "Costs") -> "Schedule":
 
 def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     from veilmq.client.timeouts.schedule import Costs
-    from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, sample_of
+    from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, doubted, sample_of
     from veilmq.pipeline.jobs.survival import _names
 
     curve = Curve(sample_of(rows))
@@ -154,7 +154,11 @@ def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     alive = curve.extended()
     row["basis"] = "lognormal" if curve.fits else "level" if alive[-1] > 1e-3 else "curve"
     resampled = _resampled(curve, (given or Costs()).crashes_per_second)
-    return row | _today(rows, curve, costs) | _plain(curve, alive, resampled, costs) | _kept(alive, resampled, costs)
+    plain = _plain(curve, alive, resampled, costs)
+    doubt = doubted(rows)
+    if doubt is not None and "timeout_at_least_s" in plain:
+        plain["timeout_at_least_s"] = min(plain["timeout_at_least_s"], _at_least(doubt, rated(doubt.sample, given)))
+    return row | _today(rows, curve, costs) | plain | _kept(alive, resampled, costs)
 
 
 def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
@@ -191,11 +195,10 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
 
     from veilmq.pipeline.jobs.pricing import timeout_price
 
-    longest = LEASE_LONGEST_S if curve.fits else min(curve.reach_s, LEASE_LONGEST_S)
-    timeout, beyond = best_timeout(alive, costs, longest)
+    timeout, beyond = best_timeout(alive, costs, _longest(curve))
     # A curve that came down to nothing within its reach has nothing beyond.
     if beyond and not curve.fits and alive[-1] > 0:
-        return {"timeout_at_least_s": best_timeout(curve.ended(), costs, longest, near=_NEAR)[0]}
+        return {"timeout_at_least_s": _at_least(curve, costs)}
     at = np.array([timeout])
     price = timeout_price(alive, costs.crashes_per_second, at)
     curves, rates = resampled
@@ -209,6 +212,15 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
         "timeout_redelivered": float(price.duplicates[0]),
         "timeout_recovery_s": float(price.recovery_s[0]) / crash,
     }
+
+
+def _at_least(curve: "Curve", costs: "Costs") -> float:
+    """The best timeout if no work took longer than was seen."""
+    return best_timeout(curve.ended(), costs, _longest(curve), near=_NEAR)[0]
+
+
+def _longest(curve: "Curve") -> float:
+    return LEASE_LONGEST_S if curve.fits else min(curve.reach_s, LEASE_LONGEST_S)
 
 
 def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:

@@ -23,6 +23,7 @@ from veilmq.pipeline.report.drawing import (
 )  # fmt: skip
 
 PANELS_MAX: Final = 6
+TITLE_MAX: Final = 27
 _COLUMNS: Final = 3
 _LOWEST: Final = 3e-4
 """Of the shares: below it a name has no room under its point."""
@@ -35,6 +36,14 @@ def label_of(row: Any) -> str:
     """Queue and type, as a title."""
     kind = row["type"]
     return str(row["queue"]) if kind is None or kind != kind else f"{row['queue']} · {kind}"
+
+
+def shortened(label: str) -> str:
+    """As it fits over a panel, which else grows with its title: a name's beginning and end tell most."""
+    if len(label) <= TITLE_MAX:
+        return label
+    half = (TITLE_MAX - 1) // 2
+    return f"{label[:half]}…{label[-half:]}"
 
 
 def worst(timeouts: Any) -> Any:
@@ -81,7 +90,7 @@ def survival(curve: Any, timeouts: Any) -> str:
         low, high = _spread(rows, group)
         time_axis(panel.xaxis, low, high, "")
         panel.set_ylim(0, 1.02)
-        panel.set_title(label_of(group))
+        panel.set_title(shortened(label_of(group)))
         if group.reach_s < high:
             panel.axvspan(group.reach_s, high, color=MUTED, alpha=0.10, linewidth=0)
             panel.text(high, 0.99, "not seen ", fontsize=8, color=MUTED, va="top", ha="right")
@@ -116,7 +125,7 @@ def redelivery(points: Any, timeouts: Any) -> str:
         high = max(float(rows.timeout_s.max()) if len(rows) else 10.0, group.today_lease_s * 1.3)
         time_axis(panel.xaxis, 1.0, high, "")
         _mark_leases(panel, group)
-        panel.set_title(label_of(group))
+        panel.set_title(shortened(label_of(group)))
     if pairs:
         pairs[0][0].set_ylabel("started twice")
     return drawing.svg()
@@ -153,7 +162,7 @@ def tradeoff(points: Any, timeouts: Any) -> str:
         panel.set_ylim(7e-5, 1.5)
         panel.set_yticks([1, 0.1, 0.01, 0.001, 0.0001], ["100 %", "10 %", "1 %", "0.1 %", "0.01 %"])
         panel.minorticks_off()
-        panel.set_title(label_of(group))
+        panel.set_title(shortened(label_of(group)))
         twice = float(group.today_redelivered)
         if len(rows) and not group.today_renewed:
             twice = float(rows.redelivered[(rows.timeout_s - group.today_lease_s).abs().idxmin()])
@@ -184,6 +193,8 @@ def _point(panel: Any, x: float, y: float, color: str, text: str, *, up: float =
 @styled
 def split(parts: Any, quantiles: Any) -> str:
     """Which types belong together? Each bar goes from the median to the p99; a colour is a queue."""
+    from pandas import isna
+
     queues = [rows for _, rows in parts[parts.parts > 1].groupby(["account", "region", "queue"])]
     queues.sort(key=lambda rows: -float(rows.gain.max()))
     queues = queues[:_COLUMNS]
@@ -197,15 +208,16 @@ def split(parts: Any, quantiles: Any) -> str:
             color = SERIES[number % len(SERIES)]
             start, longest_of = place, [0.0]
             for kind in part.types:
-                row = quantiles[(quantiles.queue == part.queue) & (quantiles.account == part.account)]
-                row = row[row["type"].isna() if kind is None else row["type"].eq(kind)].iloc[0]
-                middle, end = row.p50_s or row.reach_s, row.p99_s if row.p99_s == row.p99_s else row.at_least_s
-                end = end if end == end and end is not None else middle
+                group = part.copy()
+                group["type"] = kind
+                row = _of(quantiles, group).iloc[0]
+                # What is not known is at least so much.
+                middle, end = (row.at_least_s if isna(each) else each for each in (row.p50_s, row.p99_s))
                 panel.plot([middle, end], [place, place], color=color, linewidth=7, solid_capstyle="round")
                 panel.plot([middle], [place], "o", color=SURFACE, markersize=4)
                 low, high = min(low, float(middle)), max(high, float(end), float(part.timeout_s))
                 longest_of.append(float(end))
-                names.append("no type" if kind is None else str(kind))
+                names.append("no type" if kind is None else shortened(str(kind)))
                 place += 1
             panel.plot([part.timeout_s] * 2, [start - 0.42, place - 0.58], color=color, linewidth=1.6)
             beside = max(float(part.timeout_s), *longest_of) * 1.03

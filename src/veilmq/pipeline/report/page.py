@@ -78,7 +78,8 @@ def page(found: "Analysis", *, source: str, offsets: tuple[int, int], now: float
 
 def _cards(timeouts: Any) -> str:
     cards = []
-    for _, row in figures.worst(timeouts).iterrows():
+    known = figures.worst(timeouts)
+    for _, row in known.iterrows():
         saved = 1 - float(row.cost) / float(row.today_cost) if row.today_cost else 0.0
         if saved < _WORTH:
             continue
@@ -96,6 +97,8 @@ def _cards(timeouts: Any) -> str:
             f"costs {100 * saved:.0f} % less, waits {say(float(row.recovery_s))} after a crash. "
             f"{escape(plain)}</small></div>"
         )
+    if not len(known):
+        return ""
     if not cards:
         return "<section><h2>Nothing to change</h2><p>Today's leases cost about what the best would.</p></section>"
     return f'<div class="cards">{"".join(cards[:_CARDS_MAX])}</div>'
