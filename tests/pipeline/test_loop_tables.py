@@ -138,8 +138,22 @@ def test_a_delta_table_is_read_with_all_its_columns(spark: Any, tmp_path: Path) 
     assert found == {"a": None, "b": "t", "c": None}
 
 
+def test_a_delta_table_in_partitions_is_read_with_their_columns(spark: Any, tmp_path: Path) -> None:
+    place = tmp_path / "table"
+    rows = {"body": ["a", "b", "c"], "type": ["x y/z=%20", None, "1"], "day": [date(2026, 1, 1)] * 3}
+    write_deltalake(str(place), pa.table(rows), partition_by=["type", "day"])
+    found = tables.read(spark, place).orderBy("body").collect()
+    assert [(row.body, row["type"], row.day) for row in found] == [
+        (body, kind, date(2026, 1, 1)) for body, kind in zip(rows["body"], rows["type"], strict=True)
+    ]
+
+
 def test_a_delta_table_whose_files_are_not_its_rows_is_refused(spark: Any, tmp_path: Path) -> None:
     place = tmp_path / "table"
-    write_deltalake(str(place), pa.table({"body": ["a"], "type": ["x y"]}), partition_by=["type"])
-    with pytest.raises(OptionInvalid, match="is partitioned by type: its files lack that"):
+    write_deltalake(str(place), pa.table({"body": ["a"], "type": ["x"]}), partition_by=["type"])
+    (log,) = (place / "_delta_log").glob("*.json")
+    (file,) = place.glob("type=x/*.parquet")
+    file.rename(place / "elsewhere.parquet")
+    log.write_text(log.read_text().replace(f"type=x/{file.name}", "elsewhere.parquet"))
+    with pytest.raises(OptionInvalid, match="is partitioned by type, and not all paths of its files tell those"):
         tables.read(spark, place)

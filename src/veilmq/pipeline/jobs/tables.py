@@ -80,28 +80,33 @@ def _take_place(beside: Path, place: Path) -> None:
 def read(spark: "SparkSession", place: Path) -> "DataFrame":
     """A table that `write`, a drain or anybody else left, of either format; Delta plain. Raises OptionInvalid."""
     if (place / "_delta_log").is_dir():
+        import pyarrow as pa
         from deltalake import DeltaTable
         from pyspark.sql.types import StructType
 
         table = DeltaTable(str(place))
-        _check_plain(table, place)
-        files = [unquote(each) for each in table.file_uris()]
+        # The log has paths encoded, below the table or absolute (Delta protocol, "Add File"); file_uris() mixes both.
+        paths = [unquote(each) for each in pa.table(table.get_add_actions()).column("path").to_pylist()]
+        files = [each if "://" in each else str(place / each) for each in paths]
+        _check_plain(table, place, paths)
         if not files:
             raise OptionInvalid(f"{place} is an empty table.", "")
-        # Of its own accord Spark takes the columns of any one file, which others may have more of.
+        # Of its own accord Spark takes the columns of any one file, which others may have more of; values of a
+        # partition's columns it takes from the directories below the base path.
         schema = StructType.fromJson(json.loads(table.schema().to_json()))
-        return spark.read.schema(schema).parquet(*map(literal, files))
+        return spark.read.schema(schema).option("basePath", str(place)).parquet(*map(literal, files))
     if not any(place.glob("**/*.parquet")):
         raise OptionInvalid(f"{place} holds no table.", "Name a directory of Parquet files or a Delta table.")
     return spark.read.parquet(literal(str(place)))
 
 
-def _check_plain(table: Any, place: Path) -> None:
+def _check_plain(table: Any, place: Path, paths: list[str]) -> None:
     """Whether the table's files hold its rows, all and nothing else. Raises OptionInvalid."""
     mend = "Read it with Spark's own Delta, and write a plain table."
-    if table.metadata().partition_columns:
-        names = ", ".join(table.metadata().partition_columns)
-        raise OptionInvalid(f"{place} is partitioned by {names}: its files lack that.", mend)
+    names = table.metadata().partition_columns
+    if any(f"/{name}=" not in f"/{path}" for name in names for path in paths):
+        told = ", ".join(names)
+        raise OptionInvalid(f"{place} is partitioned by {told}, and not all paths of its files tell those.", mend)
     beyond = _BEYOND.intersection(table.protocol().reader_features or ())
     if beyond or table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
         raise OptionInvalid(f"{place} has {', '.join(sorted(beyond)) or 'columnMapping'}.", mend)

@@ -56,7 +56,7 @@ _ACTIVE: Final = (
     " ORDER BY used, number"
 )
 _ACTIVE_OF: Final = (
-    "SELECT count(*) FROM move_task INDEXED BY move_task_active JOIN queue ON incarnation = source"
+    "SELECT count(*) FROM move_task INDEXED BY move_task_active CROSS JOIN queue ON incarnation = source"
     " WHERE status IN ('running', 'cancelling') AND account = ? AND region = ?"
 )
 _LATEST: Final = f"SELECT {_COLUMNS} FROM move_task WHERE source = ? ORDER BY number DESC LIMIT ?"
