@@ -1,6 +1,7 @@
 """Snapshots and backups that many ask for at once, and whose readers are slow."""
 
 import asyncio
+import io
 import os
 import socket
 import threading
@@ -146,3 +147,24 @@ def test_a_long_wal_is_given_time_before_the_next_reading(
         server.on_loop(play())
         assert begun[0] < 1 << 10
         assert begun[1] == 1 << 20, "it does not wait for ever"
+
+
+def test_a_file_is_closed_beside_the_loop(tmp_path: Path) -> None:
+    """The kernel frees the blocks of a large file in that call, and nobody would be answered meanwhile."""
+    closed_by: list[int] = []
+
+    class Watched(io.FileIO):
+        def close(self) -> None:
+            closed_by.append(threading.get_ident())
+            super().close()
+
+    async def run() -> None:
+        ended = asyncio.Event()
+        (tmp_path / "copy").write_bytes(b"all of it")
+        copy = copies.Copy(Watched(tmp_path / "copy"), ended.set)
+        assert [part async for part in copy.parts()] == [b"all of it"]
+        await ended.wait()
+
+    asyncio.run(run())
+    assert closed_by
+    assert threading.get_ident() not in closed_by

@@ -84,6 +84,7 @@ class Copy:
     def __init__(self, file: IO[bytes], ended: Callable[[], None]) -> None:
         self.file = file
         self._ended = ended
+        self._given_up = False
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(STALL_S, self._stalled)
 
@@ -91,7 +92,7 @@ class Copy:
         """The bytes; the file is closed at the end, or when the client leaves. Raises TimeoutError after a stall."""
         try:
             while True:
-                if self.file.closed:
+                if self._given_up:
                     raise TimeoutError(f"nothing was taken for {STALL_S:g} s")
                 part = await run_in_threadpool(self.file.read, PIECE_BYTES)
                 if not part:
@@ -103,11 +104,12 @@ class Copy:
             self.close()
 
     def close(self) -> None:
-        """Give the file up."""
+        """Give the file up. In a thread: to free the blocks of a large one takes a while."""
         self._timer.cancel()
-        if not self.file.closed:
-            self.file.close()
-            self._ended()
+        if not self._given_up:
+            self._given_up = True
+            closing = self._loop.run_in_executor(None, self.file.close)
+            closing.add_done_callback(lambda _: self._ended())
 
     def _stalled(self) -> None:
         logger.warning("a snapshot or backup is dropped: its reader took nothing for %g s", STALL_S)
