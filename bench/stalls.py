@@ -6,8 +6,8 @@ One probe, a process of its own, sends, receives and deletes a message in a queu
 one connection, and notes how long each took. Meanwhile something heavy is done once, and the probe goes on for a while
 after it, because much of the work follows in steps. Everything is done `--turns` times. A delay that the server causes
 comes back in every turn, one that a neighbour on the machine causes does not: so the smallest of the turns' longest
-answers is what counts, beside the same for turns in which nothing is done. Goal: 50 ms (issue "Foundation": a purge of
-a million messages holds up nobody's answer by more). Exit code 0 if all meet it, 1 if not.
+answers is what counts, beside the same for turns in which nothing is done. Goal: 50 ms. Exit code 0 if all meet it, 1
+if not.
 """
 
 import argparse
