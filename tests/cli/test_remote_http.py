@@ -2,11 +2,15 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.cli.conftest import Serve
 
+from veilmq.cli import remote_events
 from veilmq.cli.remote_http import HttpDoor
 from veilmq.model.queue import QueueKey
+from veilmq.store.sqlite.directory import read_holder
 
 QUEUE = QueueKey("000000000000", "us-east-1", "orders")
 
@@ -22,4 +26,33 @@ def test_a_connection_that_the_server_ended_is_renewed(serve: Serve, tmp_path: P
     server.stop()
     serve("--admin", admin).ready()
     assert door.run("describe", QUEUE, {})["name"] == "orders"
+    door.close()
+
+
+def test_the_history_is_printed_to_where_it_ended_when_it_was_asked_for(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy server's grows faster than a terminal shows it."""
+    serve().ready()
+    data = tmp_path / "data"
+    door = HttpDoor(read_holder(data).listeners["admin"], (data / "admin-token").read_text().strip())  # type: ignore[union-attr]
+    door.run("create", QUEUE, {})
+    pieces = 0
+
+    def print_and_send(asked: Any, lines: bytes) -> None:
+        nonlocal pieces
+        pieces += 1
+        assert pieces < 10
+        door.run("send", QUEUE, {"messages": [{"body": "more"}]})
+
+    monkeypatch.setattr(remote_events, "_print", print_and_send)
+    monkeypatch.setattr(remote_events, "_PIECE", 1)
+
+    class Asked:
+        door: HttpDoor
+
+    asked: Any = Asked()
+    asked.door = door
+    remote_events.print_events(asked)
+    assert pieces >= 1
     door.close()
