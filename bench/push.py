@@ -11,7 +11,6 @@ pooled delays. Exit code 0 if both are met, 1 if not, 2 if a push was lost.
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -243,11 +242,7 @@ def bench(pairs: int, count: int, rate: float, quick: bool) -> int:
         "ratios": ratios, "goal": GOAL,
     }  # fmt: skip
     text = text_of(record, rows, ratios)
-    stem = f"{record['at']}-push{'-quick' if quick else ''}"
-    report.RESULTS.mkdir(exist_ok=True)
-    (report.RESULTS / f"{stem}.md").write_text(text + "\n")
-    (report.RESULTS / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(f"\n{text}\n\nwritten to bench/results/{stem}.md and .json")
+    print("\n" + report.save(f"{record['at']}-push{'-quick' if quick else ''}", text, record))
     return 0 if max(ratios.values()) <= GOAL else 1
 
 

@@ -133,8 +133,12 @@ def write(kind: str, name: str, result: Result, peers: list[Peer], disk: Disk, l
         "scenario": name, "kind": kind, "at": stamp, "quick": quick, "load_at_start": load, "machine": machine(),
         "servers": servers, "disk": asdict(disk), "result": result,
     }  # fmt: skip
+    return save(f"{stamp}-{name}{'-quick' if quick else ''}", text, record)
+
+
+def save(stem: str, text: str, record: Result) -> str:
+    """Write both files; the text, and where it was written."""
     RESULTS.mkdir(exist_ok=True)
-    stem = f"{stamp}-{name}{'-quick' if quick else ''}"
     (RESULTS / f"{stem}.md").write_text(text + "\n")
     (RESULTS / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
     return f"{text}\n\nwritten to bench/results/{stem}.md and .json"

@@ -377,11 +377,7 @@ def main() -> int:
         "depth": options.depth, "machine": machine(), "rows": [asdict(row) for row in rows], "goal_ms": GOAL_MS,
     }  # fmt: skip
     text = text_of(record, rows)
-    stem = f"{record['at']}-stalls"
-    report.RESULTS.mkdir(exist_ok=True)
-    (report.RESULTS / f"{stem}.md").write_text(text + "\n")
-    (report.RESULTS / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(f"\n{text}\n\nwritten to bench/results/{stem}.md and .json")
+    print("\n" + report.save(f"{record['at']}-stalls", text, record))
     return 0 if all(min(row.longest) <= GOAL_MS for row in rows) else 1
 
 

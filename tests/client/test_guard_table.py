@@ -4,7 +4,8 @@ import gc
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,31 +40,9 @@ def in_thread(work: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_close_ends_the_connections_of_all_threads(tmp_path: Path) -> None:
-    connect = counted(tmp_path / "guard.db")
-    ready, end = threading.Event(), threading.Event()
-    with TableGuard(connect, paramstyle="qmark") as guard:
-
-        def work() -> None:
-            guard.begin("there", CLAIM)
-            ready.set()
-            end.wait(20)
-
-        other = threading.Thread(target=work)
-        other.start()
-        assert ready.wait(20)
-        assert isinstance(guard.begin("here", CLAIM), Begun)
-        assert Counted.closed == []
-    assert len({which for which, _ in Counted.closed}) == 2
-    with pytest.raises(ParameterInvalid, match="closed"):
-        guard.begin("more", CLAIM)
-    guard.close()
-    end.set()
-    other.join()
-
-
-def test_a_driver_that_binds_connections_to_threads_does_not_stop_the_close(tmp_path: Path) -> None:
-    guard = TableGuard(counted(tmp_path / "guard.db", check=True), paramstyle="qmark")
+@contextmanager
+def elsewhere(guard: TableGuard) -> Iterator[None]:
+    """While another thread, which has used the guard, lives."""
     ready, end = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -74,9 +53,29 @@ def test_a_driver_that_binds_connections_to_threads_does_not_stop_the_close(tmp_
     other = threading.Thread(target=work)
     other.start()
     assert ready.wait(20)
-    guard.close()
-    end.set()
-    other.join()
+    try:
+        yield
+    finally:
+        end.set()
+        other.join()
+
+
+def test_close_ends_the_connections_of_all_threads(tmp_path: Path) -> None:
+    guard = TableGuard(counted(tmp_path / "guard.db"), paramstyle="qmark")
+    with elsewhere(guard):
+        with guard:
+            assert isinstance(guard.begin("here", CLAIM), Begun)
+            assert Counted.closed == []
+        assert len({which for which, _ in Counted.closed}) == 2
+        with pytest.raises(ParameterInvalid, match="closed"):
+            guard.begin("more", CLAIM)
+        guard.close()
+
+
+def test_a_driver_that_binds_connections_to_threads_does_not_stop_the_close(tmp_path: Path) -> None:
+    guard = TableGuard(counted(tmp_path / "guard.db", check=True), paramstyle="qmark")
+    with elsewhere(guard):
+        guard.close()
 
 
 def test_a_connection_ends_with_its_thread(tmp_path: Path) -> None:

@@ -192,6 +192,13 @@ class Stage:
         while await self.waiting(name):  # noqa: ASYNC110 as in `until`
             await asyncio.sleep(0.01)
 
+    async def exhausted(self, name: str) -> None:
+        """Let the four tries of BACKOFF_RETRY fail, and return when nothing waits any more."""
+        for attempt in range(1, 5):
+            await until(lambda n=attempt: len(self.pushes()) >= n)  # type: ignore[misc]
+            await self.advance(21)
+        await self.drained(name)
+
     async def do(self, command: Any) -> Any:
         (outcome,) = await self.shell.call(command)
         assert not isinstance(outcome, VeilError), outcome

@@ -54,10 +54,7 @@ def test_after_that_an_endpoint_that_fails_has_all_its_tries(play: Any, dead_let
             await stage.room.stop()
             await stage.open()
             await stage.advance(31)
-            for attempt in range(1, 5):
-                await until(lambda n=attempt: len(stage.pushes()) >= n)  # type: ignore[misc]
-                await stage.advance(21)
-            await stage.drained("s")
+            await stage.exhausted("s")
             assert len(endpoint.got) == 4
             assert stage.room.results == {"failed": 3, "exhausted": 1}
             assert [each.body for each in await stage.receive(dead)] == (["poison"] if dead_letters else [])

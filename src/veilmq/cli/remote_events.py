@@ -17,7 +17,7 @@ from veilmq.cli.exits import Exit, Failure, Unreachable
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
-    from veilmq.cli.remote_door import Door, Piece
+    from veilmq.cli.remote_door import Piece
     from veilmq.cli.remote_http import HttpDoor
 
 _FOLLOW_S: Final = 20.0
@@ -39,14 +39,14 @@ def print_events(
         raise Failure(Exit.USAGE, f"--from: expected an offset, first, next or snapshot, not {start!r}")
     if last is not None and start != "first":
         raise Failure(Exit.USAGE, "--from and --last: give one of them")
-    at = start if last is None else _before_end(asked.door, last)
+    # What comes meanwhile is left out, unless it is followed: a busy server's history has no end.
+    end = asked.door.events("next", 1, 0.0).start
+    at = start if last is None else str(max(asked.door.events("first", 1, 0.0).start, end - last))
     left = sys.maxsize if limit is None else limit
     try:
         if follow:
             _follow(asked, at, left)
             return
-        # What comes meanwhile is left out: a busy server's history has no end.
-        end = asked.door.events("next", 1, 0.0).start
         while left > 0:
             piece = asked.door.events(at, min(left, _PIECE), 0.0)
             _print(asked, piece.lines)
@@ -56,11 +56,6 @@ def print_events(
             at = str(piece.following)
     except KeyboardInterrupt:
         return
-
-
-def _before_end(door: "Door", count: int) -> str:
-    first, end = (door.events(at, 1, 0.0).start for at in ("first", "next"))
-    return str(max(first, end - count))
 
 
 def _follow(asked: "Asked", start: str, left: int) -> None:

@@ -3,8 +3,7 @@
 Strategy: SQLite's backup API over a reading connection that holds one snapshot open, so that the copy is one committed
 state and never starts over, however much is written meanwhile (the WAL cannot shrink before it ends). The copy is made
 beside its place and renamed when it is whole and synced; before that it gets a fresh receipt key and epoch, because
-what happens in the copy and in the original from now on are two histories. It is synced as it grows: all of it at the
-end would hold up the commits that the disk has to sync meanwhile.
+what happens in the copy and in the original from now on are two histories.
 """
 
 import glob
@@ -23,7 +22,6 @@ from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.schema import APPLICATION_ID, VERSION, NotOurs, SchemaNewer
 
 _PAGES_STEP: Final = 1_024
-_SYNC_BYTES: Final = 4 << 20
 
 Progress = Callable[[int, int], None]
 """Called with what is done and what there is in all."""
@@ -85,8 +83,7 @@ def receive_directory(destination: Path, write: Callable[[IO[bytes]], None]) -> 
     part = destination / f"{DATABASE}.part"
     with _made(destination):
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DSYNC
-            with open(os.open(part, flags, 0o600), "wb", buffering=_SYNC_BYTES) as file:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -127,22 +124,16 @@ def check_ours(connection: apsw.Connection) -> None:
 def _copy(database: Path, part: Path, progress: Progress) -> None:
     source = open_reader(database, Options())
     target = apsw.Connection(str(part))
-    descriptor = os.open(part, os.O_WRONLY)
     try:
         check_ours(source)
-        # Half a copy is thrown away, and a whole one is synced here and by what follows.
-        target.pragma("journal_mode", "OFF")
-        target.pragma("synchronous", "OFF")
         source.execute("BEGIN")
         source.execute("SELECT count(*) FROM mark").fetchall()  # from here on the snapshot is fixed
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)
-                os.fdatasync(descriptor)
                 progress(copying.page_count - copying.remaining, copying.page_count)
     finally:
         target.close()
-        os.close(descriptor)
         source.close()
 
 
