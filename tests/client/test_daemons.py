@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+from tests.client.test_forked import code_of, in_child
 
 from veilmq.client import daemons
 from veilmq.client.daemons import DaemonPool
@@ -206,3 +207,26 @@ def test_a_forked_child_begins_anew_though_the_lock_was_taken(closed: bool) -> N
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     parking.close()
     pool.shutdown()
+
+
+def test_a_forked_child_lets_a_pool_go_whose_lock_another_thread_had() -> None:
+    pools = [DaemonPool(1, "parent")]
+    line, held, free = pools[0]._line, threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with line._lock:
+            held.set()
+            free.wait(END_SECONDS)
+
+    def work() -> bool:
+        done = pools[0].submit(int).result(END_SECONDS)
+        pools.clear()
+        return done == 0
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(END_SECONDS)
+    pid = in_child(work)
+    free.set()
+    holder.join()
+    assert code_of(pid) == 0

@@ -1,5 +1,8 @@
-"""A guard in a table: its connections end with it, with their threads, and stay the parent's in a forked child."""
+"""A guard in a table: its connections end with it, with their threads, and stay the parent's in a forked child; its
+claims end by the database's clock.
+"""
 
+import contextlib
 import gc
 import os
 import sqlite3
@@ -10,11 +13,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.client.clocks_apart import HOUR, Apart, by
 from tests.client.test_forked import code_of, in_child
 
 from veilmq.client.worker import TableGuard
-from veilmq.client.worker.guard import Begun, Claim, Done
+from veilmq.client.worker.guard import Begun, Busy, Claim, Done
 from veilmq.model.errors import ParameterInvalid
+from veilmq.testing.client_contract.clock import MovableClock
 
 CLAIM = Claim("orders 1", 1, now=1_000.0, until=1_030.0)
 
@@ -90,18 +95,55 @@ def test_a_forked_child_has_connections_of_its_own(tmp_path: Path) -> None:
     """Over the parent's, a database server would mix up the answers of both."""
     guard = TableGuard(counted(tmp_path / "guard.db"), paramstyle="qmark")
     guard.begin("parent", CLAIM)
-    parents = guard._connection()
+    parents = guard._held().connection
 
     def work() -> bool:
         fence = guard.begin("child", CLAIM)
         assert isinstance(fence, Begun)
         guard.finish("child", fence.fence, "done")
-        own = guard._connection() is not parents
+        own = guard._held().connection is not parents
         gc.collect()
         guard.close()
         return own and id(parents) not in {which for which, _ in Counted.closed}
 
     assert code_of(in_child(work)) == 0
-    assert guard._connection() is parents
+    assert guard._held().connection is parents
     assert guard.begin("child", CLAIM) == Done("done")
     guard.close()
+
+
+@pytest.mark.parametrize("apart", [-HOUR, HOUR])
+def test_a_claim_ends_for_a_machine_whose_clock_is_an_hour_off_when_it_ends_for_all(
+    tmp_path: Path, apart: float
+) -> None:
+    clock = MovableClock()
+
+    def connect() -> sqlite3.Connection:
+        return by(clock.wall, sqlite3.connect(tmp_path / "guard.db"))
+
+    def claim(owner: str, wall: float) -> Claim:
+        return Claim(owner, 1, wall, wall + 30)
+
+    other = Apart(clock, apart)
+    with TableGuard(connect) as guard:
+        assert guard.begin("order 7", claim("a", clock.wall())) == Begun(1)
+        busy = guard.begin("order 7", claim("b", other.wall()))
+        assert isinstance(busy, Busy)
+        assert busy.until - other.wall() == pytest.approx(30, abs=5)
+        clock.advance(31)
+        assert guard.begin("order 7", claim("b", other.wall())) == Begun(2)
+        busy = guard.begin("order 7", claim("a", clock.wall()))
+        assert isinstance(busy, Busy)
+        assert busy.until - clock.wall() == pytest.approx(30, abs=5)
+
+
+def test_a_record_of_an_older_version_ends_when_its_writer_said(tmp_path: Path) -> None:
+    clock = MovableClock()
+    until = clock.wall() + 30
+    record = f'{{"fence":3,"owner":"a","attempt":1,"until":{until},"done":false,"result":null}}'
+    with TableGuard(lambda: by(clock.wall, sqlite3.connect(tmp_path / "guard.db"))) as guard:
+        with contextlib.closing(sqlite3.connect(tmp_path / "guard.db")) as there, there:
+            there.execute("INSERT INTO veilmq_guard VALUES ('k', 3, ?)", (record,))
+        assert isinstance(guard.begin("k", Claim("b", 1, clock.wall(), clock.wall() + 30)), Busy)
+        clock.advance(31)
+        assert guard.begin("k", Claim("b", 1, clock.wall(), clock.wall() + 30)) == Begun(4)

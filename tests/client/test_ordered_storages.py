@@ -13,9 +13,11 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from tests.client.clocks_apart import HOUR, Apart, by, pass_time
 from tests.client.numeric_driver import Numeric
 from tests.client.test_forked import code_of, in_child
 
+from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.dbapi import rewritten
 from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
 from veilmq.client.ordered import LocalFile, ObjectStorage, OrderedReceiver, OrderedSender, StateLock, TableStorage
@@ -38,9 +40,9 @@ class TwoMethods:
         self.path.write_bytes(state)
 
 
-def connection(path: Path, paramstyle: str | None = None) -> Callable[[], sqlite3.Connection]:
+def connection(path: Path, paramstyle: str | None = None, clock: Clock = SYSTEM) -> Callable[[], sqlite3.Connection]:
     factory = Numeric if paramstyle == "numeric" else sqlite3.Connection
-    return lambda: sqlite3.connect(path, check_same_thread=False, factory=factory)
+    return lambda: by(clock.wall, sqlite3.connect(path, check_same_thread=False, factory=factory))
 
 
 def local(directory: Path, clock: MovableClock) -> LockedStorage:
@@ -48,7 +50,7 @@ def local(directory: Path, clock: MovableClock) -> LockedStorage:
 
 
 def table(directory: Path, clock: MovableClock) -> LockedStorage:
-    return TableStorage(connection(directory / "numbers.db"), "sender", clock=clock)
+    return TableStorage(connection(directory / "numbers.db", clock=clock), "sender", clock=clock)
 
 
 def objects(directory: Path, clock: MovableClock) -> LockedStorage:
@@ -124,10 +126,10 @@ def test_a_silent_holder_is_overtaken_and_fenced(
     made += [first, second]
     first.acquire()
     first.save(b"[1]")
-    clock.advance(29)
+    pass_time(tmp_path, clock, 29)
     with pytest.raises(StorageHeld):
         second.acquire()
-    clock.advance(2)
+    pass_time(tmp_path, clock, 2)
     second.acquire()
     assert second.load() == b"[1]"
     with pytest.raises(StorageLost):
@@ -149,7 +151,7 @@ def test_a_save_renews_the_hold(make: Make, tmp_path: Path, clock: MovableClock,
     made += [first, second]
     first.acquire()
     for _ in range(4):
-        clock.advance(20)
+        pass_time(tmp_path, clock, 20)
         first.save(b"{}")
     with pytest.raises(StorageHeld):
         second.acquire()
@@ -445,7 +447,7 @@ def test_who_was_overtaken_leaves_no_rows_either(tmp_path: Path, clock: MovableC
     path = tmp_path / "application.db"
     with contextlib.closing(sqlite3.connect(path)) as there:
         there.execute("CREATE TABLE done (body TEXT)")
-        first, second = (TableStorage(connection(path), "receiver", clock=clock) for _ in range(2))
+        first, second = (TableStorage(connection(path, clock=clock), "receiver", clock=clock) for _ in range(2))
         first.acquire()
         clock.advance(31)
         second.acquire()
@@ -480,3 +482,66 @@ def test_the_state_is_readable(tmp_path: Path, embedded: EmbeddedClient) -> None
             "type": "ordered sender", "queue": "orders", "incarnation": "1", "epoch": sender.epoch, "next": 2,
             "pending": [],
         }  # fmt: skip
+
+
+@pytest.mark.parametrize("apart", [-HOUR, HOUR])
+@pytest.mark.parametrize("make", [table, objects, memory_objects])
+def test_a_holder_is_overtaken_when_it_fell_silent_whatever_our_clocks_are(
+    make: Make, apart: float, tmp_path: Path, clock: MovableClock, made: list[LockedStorage]
+) -> None:
+    first, second = make(tmp_path, clock), make(tmp_path, clock)
+    second._watch._clock = Apart(clock, apart)  # type: ignore[attr-defined]
+    made += [first, second]
+    first.acquire()
+    for passes in (20, 20):
+        pass_time(tmp_path, clock, passes)
+        first.save(b"[1]")
+    pass_time(tmp_path, clock, 29)
+    with pytest.raises(StorageHeld):
+        second.acquire()
+    pass_time(tmp_path, clock, 2)
+    second.acquire()
+    assert second.load() == b"[1]"
+    with pytest.raises(StorageLost):
+        first.save(b"[2]")
+    second.save(b"[3]")
+    first.release()
+    with pytest.raises(StorageHeld):
+        first.acquire()
+
+
+@pytest.mark.parametrize("make", [table, objects])
+def test_a_holder_of_an_older_version_is_judged_by_the_end_that_it_wrote(
+    make: Make, tmp_path: Path, clock: MovableClock, made: list[LockedStorage]
+) -> None:
+    storage = make(tmp_path, clock)
+    made.append(storage)
+    storage.acquire()
+    storage.save(b"[1]")
+    storage.release()
+    until = clock.wall() + 30
+    owner = json.dumps({"token": "0123456789abcdef", "pid": 1, "place": "elsewhere", "until": until})
+    if make is table:
+        with contextlib.closing(sqlite3.connect(tmp_path / "numbers.db")) as there, there:
+            there.execute("UPDATE veilmq_numbers SET holder = ?", (owner,))
+    else:
+        (tmp_path / "numbers.000000000001").write_text(f'{{"owner":{owner},"state":[1]}}')
+    with pytest.raises(StorageHeld, match="pid 1 on elsewhere"):
+        storage.acquire()
+    pass_time(tmp_path, clock, 31)
+    storage.acquire()
+    assert storage.load() == b"[1]"
+
+
+def test_a_store_that_tells_no_time_is_judged_by_our_own(
+    tmp_path: Path, clock: MovableClock, made: list[LockedStorage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = objects(tmp_path, clock), objects(tmp_path, clock)
+    made += [first, second]
+    monkeypatch.setattr("veilmq.client.objects._MODIFIED", ())
+    first.acquire()
+    with pytest.raises(StorageHeld):
+        second.acquire()
+    assert [path.name for path in tmp_path.iterdir()] == ["numbers.000000000001"]
+    clock.advance(31)
+    second.acquire()

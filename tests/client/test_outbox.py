@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.client.clocks_apart import HOUR, Apart, by
 from tests.client.numeric_driver import Numeric
 from tests.client.test_forked import code_of, in_child
 
@@ -45,7 +46,7 @@ class Place:
 
     def connect(self, paramstyle: str | None = None) -> sqlite3.Connection:
         factory = Numeric if paramstyle == "numeric" else sqlite3.Connection
-        return sqlite3.connect(self.path, check_same_thread=False, factory=factory)
+        return by(self.embedded.clock.wall, sqlite3.connect(self.path, check_same_thread=False, factory=factory))
 
     def add(self, *messages: str | Message, commit: bool = True, **options: str) -> list[str]:
         """A transaction of the application."""
@@ -348,7 +349,7 @@ def test_a_killed_relay_loses_nothing(place: Place, tmp_path: Path, point: str, 
     place.embedded.account.close()
     done = subprocess.run([sys.executable, "-c", MORTAL, str(tmp_path), point], timeout=60, env=os.environ)
     assert done.returncode == -signal.SIGKILL
-    client = EmbeddedClient(tmp_path / "embedded")
+    client = place.embedded = EmbeddedClient(tmp_path / "embedded")
     client.pass_time(61)
     queue = client.account.queue("orders")
     relay = Relay(OUTBOX, place.connect, queue, clock=client.clock)
@@ -413,3 +414,70 @@ def test_numbers_and_bytes_are_sent_as_they_were_given(place: Place) -> None:
     assert place.relay().run_once() == 1
     (message,) = place.queue.receive()
     assert {name: message.attributes[name] for name in given} == given
+
+
+class LikePsycopg(sqlite3.Connection):
+    """Psycopg's isolation_level is None unless one was chosen, and its transactions are transactions."""
+
+    autocommit = False
+    isolation_level = None  # type: ignore[assignment]
+
+
+def test_a_connection_that_says_it_has_no_autocommit_is_taken_at_its_word(place: Place) -> None:
+    place.add("1")
+    relay = Relay(
+        OUTBOX, lambda: sqlite3.connect(place.path, check_same_thread=False, factory=LikePsycopg), place.queue
+    )
+    place.relays.append(relay)
+    assert relay.run_once() == 1
+
+
+# Machines whose clocks differ.
+
+
+class Meanwhile(Wrapping):
+    """Something happens while a batch is being sent."""
+
+    def __init__(self, inner: Queue, happens: Callable[[], object]) -> None:
+        super().__init__(inner)
+        self.happens = happens
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        self.happens()
+        return self.inner.send_batch(messages)
+
+
+@pytest.mark.parametrize("apart", [-HOUR, HOUR])
+def test_a_relay_whose_clock_is_an_hour_off_takes_no_rows_that_are_held(place: Place, apart: float) -> None:
+    place.add("1", "2")
+    other = place.relay(clock=Apart(place.embedded.clock, apart))
+    others: list[int] = []
+    relay = place.relay(Meanwhile(place.queue, lambda: others.append(other.run_once())))
+    assert (relay.run_once(), others) == (2, [0])
+    assert place.bodies() == ["1", "2"]
+
+
+@pytest.mark.parametrize("apart", [-HOUR, HOUR])
+def test_a_dead_relay_s_rows_wait_no_hour_more_for_one_whose_clock_is_off(place: Place, apart: float) -> None:
+    place.add("1")
+    dead = place.relay()
+    assert len(dead._take()) == 1
+    dead.drop()
+    other = place.relay(clock=Apart(place.embedded.clock, apart))
+    place.embedded.pass_time(59)
+    assert other.run_once() == 0
+    place.embedded.pass_time(2)
+    assert other.run_once() == 1
+    assert place.rows(f"abs(sent - {place.embedded.clock.wall()}) < 60") == 1
+
+
+def test_a_database_whose_clock_nobody_knows_is_judged_by_our_own(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("veilmq.client.dbapi._CLOCKS", ("no_clock_of_this_name()",))
+    place.add("1")
+    assert len(place.relay()._take()) == 1
+    assert place.relay().run_once() == 0
+    place.embedded.pass_time(61)
+    assert place.relay().run_once() == 1
+    assert place.relay().prune(-1) == 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.client.clocks_apart import by
 from tests.client.worker_stage import Stage
 
 from veilmq.client.capabilities import Capabilities
@@ -250,6 +251,12 @@ class TestSideRecords:
         assert records.load("../../etc/passwd\x00" + "é" * 500) == Saved(1, [1])
 
 
+class Now:
+    """What the claims and the database say that it is."""
+
+    seconds = 100.0
+
+
 @pytest.fixture(params=["directory", "table"])
 def guard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Guard]:
     if request.param == "directory":
@@ -258,7 +265,8 @@ def guard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Guard]:
     made = []
 
     def connect() -> sqlite3.Connection:
-        made.append(sqlite3.connect(tmp_path / "guard.db", timeout=30, check_same_thread=False))
+        there = sqlite3.connect(tmp_path / "guard.db", timeout=30, check_same_thread=False)
+        made.append(by(lambda: Now.seconds, there))
         return made[-1]
 
     yield TableGuard(connect)
@@ -267,6 +275,7 @@ def guard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Guard]:
 
 
 def claim(owner: str = "m1", attempt: int = 1, now: float = 100.0, until: float = 200.0) -> Claim:
+    Now.seconds = now
     return Claim(owner, attempt, now, until)
 
 

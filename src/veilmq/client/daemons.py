@@ -6,7 +6,6 @@ without work, with the pool, or when nobody has the pool any more: they hold its
 none of them, and begins anew. Where no thread can be started, whoever asks does the work.
 """
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -15,6 +14,8 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar
+
+from veilmq.client.forked import Anew
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -117,22 +118,21 @@ class _Line:
             return inbox.get()  # it is on its way
 
 
-class DaemonPool(Executor):
+class DaemonPool(Executor, Anew):
     """Runs calls on up to `threads_max` threads, None: on as many as there are calls. Any thread may use it."""
 
     def __init__(self, threads_max: int | None, name: str) -> None:
         self._threads_max = threads_max
         self._name = name
         self._closed = False
-        self._begin()
+        self._here()
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
         """See `concurrent.futures.Executor.submit`; done when this returns, where no thread can be started.
 
         Raises RuntimeError once it is shut down.
         """
-        if self._pid != os.getpid():
-            self._begin()
+        self._here()
         future: Future[R] = Future()
         task = _Task(future, partial(fn, *args, **kwargs))
         if not self._line.put(task):
@@ -145,9 +145,10 @@ class DaemonPool(Executor):
         self._end()
 
     def _begin(self) -> None:
+        if self.inherited:
+            self._end.detach()  # the parent's line may be locked here for ever
         self._line = _Line(self._threads_max, self._name)
-        self._end = weakref.finalize(self, self._line.end)
+        self._end: weakref.finalize[[], DaemonPool] = weakref.finalize(self, self._line.end)
         self._end.atexit = False
-        self._pid = os.getpid()
         if self._closed:
             self._end()

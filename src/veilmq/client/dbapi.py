@@ -1,18 +1,28 @@
 """SQL through any DB-API driver: how its parameters are written, and how its connections are used.
 
 Strategy: statements are written with `?`, and rewritten once for the driver's paramstyle (PEP 249); a value never
-becomes text of a statement. Names of tables are checked, because they do.
+becomes text of a statement. Names of tables are checked, because they do. What several machines judge by the time is
+judged by the one clock that they share: the database's (`clock_of`).
 """
 
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from veilmq.model.errors import ParameterInvalid
 
 PARAMSTYLES: Final = ("qmark", "numeric", "format", "pyformat", "named")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?")
+
+_CLOCKS: Final = (
+    "CAST(EXTRACT(EPOCH FROM statement_timestamp()) AS DOUBLE PRECISION)",
+    "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)",
+    "((julianday('now') - 2440587.5) * 86400.0)",
+)
+"""PostgreSQL's, MySQL's and SQLite's, each of which the others refuse: Unix seconds, the same all through a statement,
+whatever the session's time zone is, and without a character that a paramstyle knows."""
 
 Connect = Callable[[], Any]
 """Makes a new DB-API connection, not in autocommit mode."""
@@ -31,10 +41,7 @@ def paramstyle_of(given: str | None, near: Any) -> str:
     Raises ParameterInvalid for a style that PEP 249 does not know, or a driver that does not tell.
     """
     if given is None:
-        package = type(near).__module__
-        while package and given is None:
-            given = getattr(sys.modules.get(package), "paramstyle", None)
-            package = package.rpartition(".")[0]
+        given = _of_driver(near, "paramstyle")
     if given not in PARAMSTYLES:
         raise ParameterInvalid(parameter="paramstyle", reason=f"must be one of {', '.join(PARAMSTYLES)}, not {given!r}")
     return given
@@ -43,11 +50,48 @@ def paramstyle_of(given: str | None, near: Any) -> str:
 def transactional(connect: Connect) -> Any:
     """A new connection. Raises ParameterInvalid if each statement on it would be a transaction of its own."""
     connection = connect()
-    if getattr(connection, "autocommit", False) is True or getattr(connection, "isolation_level", "") is None:
+    each = getattr(connection, "autocommit", None)
+    # sqlite3's isolation_level None says the same; psycopg's says "the server's", and its autocommit is False.
+    if each is True or (each is not False and getattr(connection, "isolation_level", "") is None):
         connection.close()
         reason = "makes connections in autocommit mode: a transaction of several statements is needed"
         raise ParameterInvalid(parameter="connect", reason=reason)
     return connection
+
+
+def driver_error(connection: Any, name: str) -> type[Exception]:
+    """An exception of the driver's: an attribute of its connections or of its module (PEP 249).
+
+    Raises ParameterInvalid.
+    """
+    found = getattr(connection, name, None) or _of_driver(connection, name)
+    if not isinstance(found, type):
+        raise ParameterInvalid(parameter="connect", reason=f"its driver has no {name}: it is no DB-API driver")
+    kind: type[Exception] = found
+    return kind
+
+
+def clock_of(connection: Any) -> str | None:
+    """The expression that is the database's own time, in Unix seconds; None: it is none that we know. For a connection
+    without a transaction, and leaves it so."""
+    for expression in _CLOCKS:
+        cursor, found = connection.cursor(), False
+        with suppress(Exception):  # it is another's; what is wrong with the connection is met again
+            cursor.execute(f"SELECT {expression}")
+            found = bool(cursor.fetchall())
+        connection.rollback()
+        if found:
+            return expression
+    return None
+
+
+def _of_driver(near: Any, name: str) -> Any:
+    """What the module has that this connection or cursor is of, or one of the packages around it."""
+    package, found = type(near).__module__, None
+    while package and found is None:
+        found = getattr(sys.modules.get(package), name, None)
+        package = package.rpartition(".")[0]
+    return found
 
 
 def run(cursor: Any, paramstyle: str, statement: str, values: Sequence[object] = ()) -> Any:

@@ -169,7 +169,7 @@ class ObjectStore:
         except FileNotFoundError:
             return
         for name, entry in found.items():
-            yield Found(name[len(self._root) + 1 :], int(entry.get("size") or 0), _modified(entry))
+            yield Found(name[len(self._root) + 1 :], int(entry.get("size") or 0), modified_of(entry))
 
     def key_of(self, url: str) -> str | None:
         """The key of an object by its URL; None if it is not below ours."""
@@ -227,7 +227,8 @@ def _faults(scheme: str) -> Iterator[type[Exception]]:
             continue
 
 
-def _modified(entry: Mapping[str, Any]) -> float | None:
+def modified_of(entry: Mapping[str, Any]) -> float | None:
+    """When fsspec's entry of an object says that it was written: Unix seconds, by the store's clock."""
     for name in _MODIFIED:
         told = entry.get(name)
         if isinstance(told, datetime.datetime):

@@ -3,12 +3,11 @@
 Strategy: `Outbox.add` writes a row through the user's cursor, in the user's transaction; a `Relay` sends what is
 committed and marks it. It dies between the two at worst: then the row is sent again, with the same id, which travels as
 deduplication id where the queue is FIFO and as an attribute where it has some. Relays share a table by holding rows for
-a time. Plain SQL that SQLite, PostgreSQL and MySQL have; any DB-API driver (PEP 249). Source: seed 002, "transaction
-messages" (the same promise, from a database).
+a time, by the database's clock. Plain SQL that SQLite, PostgreSQL and MySQL have; any DB-API driver (PEP 249).
+Source: seed 002, "transaction messages" (the same promise, from a database).
 """
 
 import logging
-import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +18,8 @@ from msgspec.structs import replace
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
-from veilmq.client.dbapi import Connect, paramstyle_of, run, table_name, transactional
+from veilmq.client.dbapi import Connect, clock_of, paramstyle_of, run, table_name, transactional
+from veilmq.client.forked import KEPT, Anew
 from veilmq.client.message_text import from_text, to_text
 from veilmq.client.messages import Message, Sent
 from veilmq.client.prepared import as_message, text_bytes
@@ -34,7 +34,7 @@ _POSITIONS: Final = {
     "postgresql": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     "mysql": "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY",
 }
-_FREE: Final = "sent IS NULL AND failure IS NULL AND (holder IS NULL OR held_until < ?)"
+_FREE: Final = "sent IS NULL AND failure IS NULL AND (holder IS NULL OR held_until < {now})"
 
 log = logging.getLogger("veilmq.outbox")
 
@@ -98,7 +98,7 @@ class _Row(NamedTuple):
     text: str
 
 
-class Relay(Closing):
+class Relay(Closing, Anew):
     """Sends what an outbox holds. Run it in a thread (`start`), or call `run_once`; any number may share a table.
 
     One relay sends in the order of the rows' positions, as far as the queue keeps it.
@@ -131,25 +131,22 @@ class Relay(Closing):
         self._hold = hold
         self._check_every = check_every
         self._clock = clock
-        self._holder = secrets.token_hex(16)
-        self._inherited: list[Any] = []
-        """Connections of parent processes: to close one here could end the parent's session."""
-        self._begin()
+        self._connection: Any = None
+        self._here()
 
     def _begin(self) -> None:
-        self._connection: Any = None
+        if self._connection is not None:
+            KEPT.append(self._connection)
+            self._connection = None
+        self._holder = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
 
     def _alone(self) -> threading.Lock:
-        """The lock of what this process does; a forked child begins anew."""
-        if self._pid != os.getpid():
-            self._inherited.append(self._connection)
-            self._holder = secrets.token_hex(16)
-            self._begin()
+        """The lock of what this process does."""
+        self._here()
         return self._lock
 
     def run_once(self) -> int:
@@ -187,9 +184,9 @@ class Relay(Closing):
 
     def prune(self, older_than: float) -> int:
         """Delete rows that were sent more than `older_than` seconds ago; how many."""
-        statement = f"DELETE FROM {self._outbox.table} WHERE sent < ?"
         with self._alone(), _Transaction(self) as cursor:
-            return int(self._outbox.run(cursor, statement, (self._clock.wall() - older_than,)).rowcount)
+            statement = f"DELETE FROM {self._outbox.table} WHERE sent < {self._now()} - ?"
+            return int(self._outbox.run(cursor, statement, (older_than,)).rowcount)
 
     def wake(self) -> None:
         """Something was committed: look now."""
@@ -222,8 +219,14 @@ class Relay(Closing):
     def connection(self) -> Any:
         """The relay's own connection."""
         if self._connection is None:
-            self._connection = transactional(self._connect)
+            connection = transactional(self._connect)
+            self._database_clock = clock_of(connection)
+            self._connection = connection
         return self._connection
+
+    def _now(self) -> str:
+        """What is Unix seconds in a statement: the database's, which all relays share, or else our own."""
+        return self._database_clock or repr(self._clock.wall())
 
     def drop(self) -> None:
         """Closing rolls back what is open (PEP 249)."""
@@ -242,15 +245,16 @@ class Relay(Closing):
 
     def _take(self) -> list[_Row]:
         """Hold the next rows; fewer if others hold some of them."""
-        now = self._clock.wall()
         table = self._outbox.table
-        select = f"SELECT position, id, message FROM {table} WHERE {_FREE} ORDER BY position LIMIT {self._batch:d}"
-        hold = f"UPDATE {table} SET holder = ?, held_until = ? WHERE position = ? AND {_FREE}"
         with _Transaction(self) as cursor:
-            found = [_Row(*row) for row in self._outbox.run(cursor, select, (now,)).fetchall()]
+            now = self._now()
+            free = _FREE.format(now=now)
+            select = f"SELECT position, id, message FROM {table} WHERE {free} ORDER BY position LIMIT {self._batch:d}"
+            hold = f"UPDATE {table} SET holder = ?, held_until = {now} + ? WHERE position = ? AND {free}"
+            found = [_Row(*row) for row in self._outbox.run(cursor, select).fetchall()]
             mine = []
             for row in found:
-                values = (self._holder, now + self._hold, row.position, now)
+                values = (self._holder, self._hold, row.position)
                 if self._outbox.run(cursor, hold, values).rowcount == 1:
                     mine.append(row)
             return mine
@@ -276,17 +280,17 @@ class Relay(Closing):
         table = self._outbox.table
         mine = "WHERE position = ? AND holder = ?"
         with _Transaction(self) as cursor:
-            value: object
+            values: tuple[str, ...]
             for row, result in zip(rows, results, strict=True):
                 if isinstance(result, Sent):
-                    what, value = "sent = ?", self._clock.wall()
+                    what, values = f"sent = {self._now()}", ()
                 elif _hopeless(result):
                     log.error("row %s of %s can never be sent: %s", row.id, table, result)
-                    what, value = "failure = ?", str(result)
+                    what, values = "failure = ?", (str(result),)
                 else:
-                    what, value = "held_until = ?", None
+                    what, values = "held_until = NULL", ()
                 statement = f"UPDATE {table} SET holder = NULL, {what} {mine}"
-                self._outbox.run(cursor, statement, (value, row.position, self._holder))
+                self._outbox.run(cursor, statement, (*values, row.position, self._holder))
 
 
 class _Transaction:

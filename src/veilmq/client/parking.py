@@ -6,7 +6,6 @@ answer to `late`, which releases what it still brings. The threads are a pool's,
 the interpreter's exit.
 """
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from veilmq.client.daemons import DaemonPool
+from veilmq.client.forked import Anew
 from veilmq.client.unreadable import log
 from veilmq.model.errors import VeilError
 
@@ -49,19 +49,18 @@ class _Job(Generic[Answer]):
             log.error("a call that nobody waits for any more failed", exc_info=failure)
 
 
-class Parking:
+class Parking(Anew):
     """The waiting calls of one queue."""
 
     def __init__(self, name: str) -> None:
         self._pool = DaemonPool(None, f"veilmq-poll-{name}")
         self._closed = False
-        self._begin()
+        self._here()
 
     def wait(self, call: Callable[[], Answer], late: Callable[[Answer], None]) -> Answer | None:
         """The call's answer, or None if `interrupt` or `close` came first; then `late` gets it. Raises what the call
         raises."""
-        if self._pid != os.getpid():  # what waits in the parent waits there, and its lock may never be free here
-            self._begin()
+        self._here()
         job = _Job(call, late)
         with self._lock:
             if self._closed:
@@ -81,8 +80,7 @@ class Parking:
 
     def interrupt(self) -> None:
         """Give up all that wait now."""
-        if self._pid != os.getpid():
-            self._begin()
+        self._here()
         with self._lock:
             jobs = list(self._jobs)
         for job in jobs:
@@ -96,6 +94,6 @@ class Parking:
         self._pool.shutdown()
 
     def _begin(self) -> None:
+        """What waits in the parent waits there."""
         self._jobs: set[_Job[Any]] = set()
         self._lock = threading.Lock()
-        self._pid = os.getpid()

@@ -6,13 +6,13 @@ directories, and the child's use of them is refused.
 """
 
 import atexit
-import os
 import threading
 from pathlib import Path
 
 from veilmq.client.clock import Clock
 from veilmq.client.embedded.shell import Shell
 from veilmq.client.errors import TransportError
+from veilmq.client.forked import KEPT, forget_in_child
 from veilmq.engine import open_directory
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
@@ -36,11 +36,18 @@ class _Table:
     def __init__(self) -> None:
         self.entries: dict[Path, _Entry] = {}
         self.lock = threading.Lock()
-        self.inherited: list[_Entry] = []
-        """A forked child keeps its parent's connections: SQLite forbids both their use and their end there."""
+
+    def forget(self) -> None:
+        """In a forked child nothing is open; SQLite forbids both use and end of its parent's connections there."""
+        for entry in self.entries.values():
+            entry.shell.forget()
+            KEPT.append(entry)
+        self.entries = {}
+        self.lock = threading.Lock()
 
 
 _table = _Table()
+forget_in_child(_table)
 
 
 def take(path: Path, clock: Clock, options: Options | None, create: bool) -> Shell:
@@ -107,14 +114,4 @@ def _close_all() -> None:
         _table.entries.clear()
 
 
-def _forked() -> None:
-    """This is a child: nothing that its parent opened is open here, and nobody holds the lock."""
-    _table.lock = threading.Lock()
-    for entry in _table.entries.values():
-        entry.shell.forget()
-        _table.inherited.append(entry)
-    _table.entries.clear()
-
-
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_forked)

@@ -7,7 +7,6 @@ reason, everybody who waits is told: nobody hangs.
 """
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Final
 
 from veilmq.client.clock import Clock
 from veilmq.client.errors import TransportError
+from veilmq.client.forked import OfProcess
 from veilmq.engine import Answer, Engine
 from veilmq.engine.lease_clock import LeaseClock
 from veilmq.model.commands import AnyCommand, Peek, Receive, Sweep
@@ -66,12 +66,12 @@ class _Cancel:
         self.abandoned = abandoned
 
 
-class Shell:
+class Shell(OfProcess):
     """Runs one engine on a thread of its own, from construction to `close`."""
 
     def __init__(self, engine: Engine, store: SqliteStore, clock: Clock) -> None:
         self.clock = clock
-        self.pid = os.getpid()
+        self._pid = self._this()
         self._engine = engine
         self._store = store
         self._lease_clock = LeaseClock(
@@ -102,7 +102,7 @@ class Shell:
 
     def check_usable(self) -> None:
         """Raises TransportError if the directory was closed or this is a forked child, StoreUnknown."""
-        if os.getpid() != self.pid:
+        if self.inherited:
             raise TransportError(
                 reason="a forked process may not use its parent's data directory: serve it, and connect to the server",
                 may_have_happened=False,
@@ -143,7 +143,7 @@ class Shell:
 
     def close(self) -> None:
         """Answer who waits, finish what was submitted, close the files. Twice is once; not for a forked child."""
-        if os.getpid() != self.pid:
+        if self.inherited:
             return
         with self._door:
             if self._shut is None:

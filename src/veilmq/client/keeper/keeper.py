@@ -10,7 +10,6 @@ Source: the documents' manager (seeds 000, 001 and 002, "processing time, self-a
 
 import logging
 import math
-import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from typing import Final, Self
 
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.closing import Closing
+from veilmq.client.forked import OfProcess
 from veilmq.client.keeper.lease import Lease
 from veilmq.client.keeper.parameters import (
     INTERVAL,
@@ -51,7 +51,7 @@ _JITTERS: Final = 1 << 30
 log = logging.getLogger("veilmq.keeper")
 
 
-class LeaseKeeper(Closing):
+class LeaseKeeper(Closing, OfProcess):
     """Extends the leases of registered messages until they are deleted, released, lost, or held too long.
 
     Durations are seconds. A lease is extended to `visibility_timeout` when no more than `interval + minimal_life` of it
@@ -105,7 +105,7 @@ class LeaseKeeper(Closing):
         """Batches that the senders have not finished."""
         self._closing = False
         self._stopped = False
-        self._pid = os.getpid()
+        self._pid = self._this()
 
     @classmethod
     def steady(cls, queue: Queue, extend: float = 120, every: float = 60, *, clock: Clock = SYSTEM) -> Self:
@@ -236,7 +236,7 @@ class LeaseKeeper(Closing):
         They are extended while they are waited for. Then the handlers of the rest are told (Reason.CLOSED) and, with
         `release`, the messages given back at once. Twice is once, and nothing happens in a forked child.
         """
-        if self._pid != os.getpid():
+        if self.inherited:
             return
         with self._lock:
             self._closing = True
@@ -313,7 +313,7 @@ class LeaseKeeper(Closing):
 
     def _check_process(self) -> None:
         """The parent's threads are not here, and what they had locked stays locked."""
-        if self._pid != os.getpid():
+        if self.inherited:
             reason = "was made before this process was forked: make another one here"
             raise ParameterInvalid(parameter="keeper", reason=reason)
 

@@ -8,7 +8,6 @@ the character reference there before it is signed. Source: aliyun-mns-sdk 1.3.0,
 1.0, section 2.11.
 """
 
-import os
 import select
 import threading
 import weakref
@@ -23,6 +22,7 @@ from mns.mns_exception import (  # type: ignore[import-untyped]
 from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[import-untyped]
 
 from veilmq.client.errors import TransportError
+from veilmq.client.forked import OfProcess
 from veilmq.client.mns.errors import Said, error_of
 from veilmq.model.errors import ParameterInvalid, VeilError
 
@@ -64,7 +64,7 @@ class _Client(MNSClient):  # type: ignore[misc]
         super().build_header(req, req_inter)
 
 
-class _Line:
+class _Line(OfProcess):
     """One thread's client. `lock` is held while it is in use."""
 
     def __init__(self, url: str, credentials: Any) -> None:
@@ -73,7 +73,7 @@ class _Line:
         self.connection.timeout = TIMEOUT_SECONDS
         self.client.http.conn = self.connection
         self.lock = threading.Lock()
-        self.pid = os.getpid()
+        self._pid = self._this()
         self.closing = False
         weakref.finalize(self, self.connection.close)
 
@@ -143,7 +143,7 @@ class Lines:
 
     def _line(self) -> _Line:
         line: _Line | None = getattr(self._mine, "line", None)
-        if line is None or line.pid != os.getpid():
+        if line is None or line.inherited:
             line = self._mine.line = _Line(self._url, self._credentials)
             with self._lock:
                 self._all.add(line)

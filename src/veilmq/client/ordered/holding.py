@@ -1,8 +1,9 @@
 """Locks for storages that no kernel watches: who holds it, until when, and the renewing of that.
 
 Strategy: the holder writes its name and an end into what it stores, and renews it from a thread of its own. Another one
-is refused until that end, or at once let in if the holder ran on this machine and is dead. `StateLock` gives such a
-lock to any object that can load and save. Source: seed 002 (one sender process, one receiver process).
+is refused until that end, or at once let in if the holder ran on this machine and is dead. The end is judged by the
+storage's own clock where it has one, for all holders share that. `StateLock` gives such a lock to any object that can
+load and save. Source: seed 002 (one sender process, one receiver process).
 """
 
 import logging
@@ -17,6 +18,7 @@ import msgspec
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
+from veilmq.client.forked import OfProcess
 from veilmq.client.ordered.storage import LockedStorage, Storage
 from veilmq.model.errors import ParameterInvalid
 
@@ -38,6 +40,8 @@ class Owner(msgspec.Struct, frozen=True):
     """The machine, its boot and its process namespace: where the pid means something."""
     until: float
     """Unix seconds."""
+    seconds: float = 0.0
+    """From the writing of this to `until`; 0: written by an older version, which did not say."""
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.place.partition(' ')[0]}"
@@ -75,8 +79,8 @@ def closed(owner: Owner | None, state: bytes | None) -> bytes:
     return msgspec.json.encode(Envelope(owner, msgspec.Raw(_NOTHING if state is None else state)))
 
 
-class Watch:
-    """One holder's name, and the thread that renews its hold."""
+class Watch(OfProcess):
+    """One holder's name, and the thread that renews its hold: from `start` to `stop` it is of this process."""
 
     def __init__(self, storage: str, clock: Clock, seconds: float) -> None:
         if not seconds > 0:
@@ -85,15 +89,10 @@ class Watch:
         self._clock = clock
         self._seconds = seconds
         self._token = secrets.token_hex(8)
+        self._ahead: float | None = None
+        """Seconds that the storage's clock is ahead of our monotonic one; None: nobody knows."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._pid = 0
-        """Of the process that holds it, from `start` to `stop`."""
-
-    @property
-    def inherited(self) -> bool:
-        """Whether it is the hold of a process that this one was forked from: not ours to save under, nor to release."""
-        return self._pid not in (0, os.getpid())
 
     def enter(self) -> None:
         """Before anything else, locks included. Raises StorageHeld in a forked child of the holder."""
@@ -102,12 +101,23 @@ class Watch:
 
     def owner(self) -> Owner:
         """Me, from now on for `seconds`."""
-        return Owner(self._token, os.getpid(), _place(), self._clock.wall() + self._seconds)
+        return Owner(self._token, os.getpid(), _place(), self._now() + self._seconds, self._seconds)
 
-    def admit(self, holder: Owner | None) -> None:
-        """Raises StorageHeld if I must stay outside."""
-        if holder is not None and holder.shuts_out(self.owner(), self._clock.wall()):
+    def told(self, now: float) -> None:
+        """The storage's clock reads `now` (Unix seconds)."""
+        self._ahead = now - self._clock.monotonic()
+
+    def admit(self, holder: Owner | None, age: float | None = None) -> None:
+        """Raises StorageHeld if I must stay outside. age: seconds since the holder wrote that, by the storage's
+        clock, where it tells that alone."""
+        if holder is None:
+            return
+        now = self._now() if age is None or not holder.seconds else holder.until - holder.seconds + age
+        if holder.shuts_out(self.owner(), now):
             raise StorageHeld(storage=self._storage, holder=str(holder))
+
+    def _now(self) -> float:
+        return self._clock.wall() if self._ahead is None else self._clock.monotonic() + self._ahead
 
     def check(self, holder: Owner | None) -> None:
         """Raises StorageLost unless I am the holder."""
@@ -117,7 +127,7 @@ class Watch:
     def start(self, renew: Callable[[], None]) -> None:
         """Renew until `stop`."""
         self._stop.clear()
-        self._pid = os.getpid()
+        self._pid = self._this()
         self._thread = threading.Thread(
             target=self._run, args=(renew,), name=f"veilmq hold {self._storage}", daemon=True
         )
@@ -146,7 +156,8 @@ class StateLock:
     """A lock for a storage that has only `load` and `save`.
 
     Two that begin within the same instant can both believe to hold it until one of them saves: then the other is told
-    (StorageLost). Storages with a lock of their own have no such instant.
+    (StorageLost). Storages with a lock of their own have no such instant. The end of a hold is judged by each machine's
+    own clock: `load` and `save` tell no time.
     """
 
     def __init__(self, storage: Storage, *, clock: Clock = SYSTEM, hold_seconds: float = HOLD_SECONDS) -> None:

@@ -4,15 +4,18 @@ Strategy: object stores do not compare and swap, but they create exclusively. So
 `<path>.<generation>`, and taking over is creating the next one before the last one's state is read. Who saves looks
 afterwards whether a successor exists, and is then told that nothing of it counts: either the successor read the state
 after it was saved, or the saver sees the successor. Needs a store that shows what was written to whoever looks next
-(S3 since 2020, OSS, Azure, GCS do) and that refuses to create what exists (`mode="create"`).
+(S3 since 2020, OSS, Azure, GCS do) and that refuses to create what exists (`mode="create"`). Whether a holder fell
+silent is judged by the store's clock: what it wrote last is as old as a new object, written to see, is younger.
 """
 
 import re
+import secrets
 import threading
 from typing import Any, Final
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import StorageHeld, StorageLost
+from veilmq.client.objects import modified_of
 from veilmq.client.ordered.holding import HOLD_SECONDS, Envelope, Watch, closed, opened
 
 _GENERATION: Final = re.compile(r"\.(\d{12})\Z")
@@ -55,7 +58,8 @@ class ObjectStorage:
         with self._lock:
             before = self._generations()
             latest = self._read(before[-1]) if before else Envelope()
-            self._watch.admit(latest.owner)
+            if latest.owner is not None:
+                self._watch.admit(latest.owner, self._age(before[-1]))
             generation = before[-1] + 1 if before else 1
             try:
                 self._files.pipe_file(self._object(generation), closed(self._watch.owner(), None), mode="create")
@@ -110,6 +114,22 @@ class ObjectStorage:
 
     def _read(self, generation: int) -> Envelope:
         return opened(self._files.cat_file(self._object(generation)), self._url)
+
+    def _age(self, generation: int) -> float | None:
+        """Seconds since the object was written, by the store's clock; None: the store does not tell.
+
+        Raises StorageHeld if it is gone: somebody took over.
+        """
+        probe = f"{self._path}.{secrets.token_hex(8)}.now"
+        self._files.pipe_file(probe, b"now")
+        try:
+            self._files.invalidate_cache()
+            written, now = (modified_of(self._files.info(path)) for path in (self._object(generation), probe))
+        except FileNotFoundError:
+            raise StorageHeld(storage=self._url, holder="another process") from None
+        finally:
+            self._files.rm_file(probe)
+        return None if written is None or now is None else now - written
 
     def _generations(self) -> list[int]:
         """In rising order."""

@@ -7,12 +7,12 @@ beside itself, synced and renamed, and locked with flock, which the kernel lets 
 
 import fcntl
 import os
-import weakref
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 from veilmq.client.errors import StorageHeld
+from veilmq.client.forked import OfProcess, forget_in_child
 
 
 class Storage(Protocol):
@@ -47,14 +47,13 @@ class Transactional(Protocol):
         ...
 
 
-class LocalFile:
+class LocalFile(OfProcess):
     """One file, and `<file>.lock` beside it. Its directory must exist. Raises OSError as the file system does."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._lock: int | None = None
-        self._pid = 0
-        _files.add(self)
+        forget_in_child(self)
 
     def __str__(self) -> str:
         return str(self.path)
@@ -70,11 +69,12 @@ class LocalFile:
             raise StorageHeld(storage=str(self), holder=holder or "another process") from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"pid {os.getpid()}\n".encode(), 0)
-        self._lock, self._pid = lock, os.getpid()
+        self._lock = lock
+        self._pid = self._this()
 
     def release(self) -> None:
         """See `LockedStorage.release`."""
-        if self._lock is not None and self._pid == os.getpid():
+        if self._lock is not None:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that is being forked may have it open still
         self._pid = 0
         self.forget()
@@ -94,7 +94,7 @@ class LocalFile:
 
     def save(self, state: bytes) -> None:
         """See `Storage.save`. Raises StorageHeld in a forked child: the lock is its parent's."""
-        if self._pid not in (0, os.getpid()):
+        if self.inherited:
             raise StorageHeld(storage=str(self), holder=f"pid {self._pid}")
         written = self._beside(".new")
         file = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -113,15 +113,3 @@ class LocalFile:
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)
-
-
-_files: "weakref.WeakSet[LocalFile]" = weakref.WeakSet()
-
-
-def _forked() -> None:
-    """A child that outlives its parent must not hold the parent's locks."""
-    for file in list(_files):
-        file.forget()
-
-
-os.register_at_fork(after_in_child=_forked)

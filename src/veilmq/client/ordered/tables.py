@@ -1,9 +1,9 @@
 """Numbers in a table of any database that has a DB-API driver: SQLite, PostgreSQL, MySQL.
 
 Strategy: one row a storage, changed only by `UPDATE ... WHERE version = ?`: who was overtaken changes nothing and is
-told. The row also says who holds it (holding.py). One connection, made when it is needed and again after an error, used
-by one thread at a time. `saving` lends a cursor, so that the application's own rows and the acknowledged number are one
-transaction: then nothing is done twice, wherever the process dies.
+told. The row also says who holds it, by the database's clock (holding.py). One connection, made when it is needed and
+again after an error, used by one thread at a time. `saving` lends a cursor, so that the application's own rows and the
+acknowledged number are one transaction: then nothing is done twice, wherever the process dies.
 """
 
 import threading
@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.dbapi import Connect, paramstyle_of, run, table_name, transactional
+from veilmq.client.dbapi import Connect, clock_of, paramstyle_of, run, table_name, transactional
 from veilmq.client.errors import StateInvalid, StorageLost
 from veilmq.client.ordered.holding import HOLD_SECONDS, Owner, Watch
 from veilmq.model.errors import ParameterInvalid
@@ -76,6 +76,7 @@ class TableStorage:
                 if self._create:
                     self._run(cursor, self.ddl)
             with self._cursor() as cursor:
+                self._look_at_clock(cursor)
                 row = self._row(cursor)
                 if row is None:
                     # Two at once: the primary key lets one of them in, and the driver's error stops the other.
@@ -126,7 +127,14 @@ class TableStorage:
 
     def _renew(self) -> None:
         with self._lock, self._cursor() as cursor:
+            self._look_at_clock(cursor)
             self._change(cursor, "holder = ?", _text(self._watch.owner()))
+
+    def _look_at_clock(self, cursor: Any) -> None:
+        """At every renewal: two clocks that run on for months do not stay together."""
+        if self._clock is not None:
+            self._run(cursor, f"SELECT {self._clock}")
+            self._watch.told(float(cursor.fetchone()[0]))
 
     def _row(self, cursor: Any) -> tuple[int, Owner | None, str | None] | None:
         self._run(cursor, f"SELECT version, holder, state FROM {self._table} WHERE name = ?", (self.name,))
@@ -162,7 +170,9 @@ class TableStorage:
     def _cursor(self) -> Iterator[Any]:
         """A cursor in a transaction: committed at the end, rolled back and reconnected after any error."""
         if self._connection is None:
-            self._connection = transactional(self._connect)
+            connection = transactional(self._connect)
+            self._clock = clock_of(connection)
+            self._connection = connection
         self._changed = False
         cursor = self._connection.cursor()
         done = False

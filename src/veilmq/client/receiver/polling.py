@@ -9,13 +9,13 @@ is parked any more: one may have been on its way when the first interruption cam
 
 import logging
 import math
-import os
 import secrets
 import threading
 from collections.abc import Sequence
 from typing import Final
 
 from veilmq.client.clock import Clock, sleeping_by
+from veilmq.client.forked import Anew
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.client.receiver.exchange import Call, Exchange, Limits, Wish
@@ -30,7 +30,7 @@ _JITTERS: Final = 1 << 30
 log = logging.getLogger("veilmq.receiver")
 
 
-class Polling:
+class Polling(Anew):
     """The requests of one receiver."""
 
     def __init__(self, queue: Queue, limits: Limits, lease: float | None, clock: Clock) -> None:
@@ -39,20 +39,15 @@ class Polling:
         self.clock = clock
         self._limits = limits
         self._runners_max = limits.polls + limits.fetches
-        self._begin(closed=False)
+        self._closed = False
+        self._here()
 
-    def _begin(self, closed: bool) -> None:
+    def _begin(self) -> None:
         self._exchange = Exchange(self._limits, secrets.randbelow(_JITTERS) / _JITTERS)
-        self._exchange.closed = closed
+        self._exchange.closed = self._closed
         self._runners = 0
         self._idle = 0
         self._changed = sleeping_by(self.clock, threading.Condition())
-        self._pid = os.getpid()
-
-    def _check_process(self) -> None:
-        """The parent's runners are not in a forked child, nor are its callers, and its spares are its own."""
-        if self._pid != os.getpid():
-            self._begin(self._exchange.closed)
 
     @property
     def waiting(self) -> int:
@@ -61,7 +56,7 @@ class Polling:
 
     def ask(self, wish: Wish) -> None:
         """A caller comes."""
-        self._check_process()
+        self._here()
         with self._changed:
             now = self.clock.monotonic()
             self._exchange.ask(wish, now)
@@ -92,7 +87,8 @@ class Polling:
     def close(self, deadline: float) -> None:
         """Wake everyone, and end the parked requests; wait up to `deadline` seconds for all that are under way, which
         release what they bring."""
-        self._check_process()
+        self._here()
+        self._closed = True
         with self._changed:
             first = not self._exchange.closed
             spares = self._exchange.close()

@@ -7,7 +7,6 @@ closes its copies of its parent's connections before its first call: either woul
 botocore's exceptions.py and endpoint.py.
 """
 
-import os
 import threading
 from typing import Any
 
@@ -24,6 +23,7 @@ from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
 from veilmq.client.errors import STRANGE, ServiceError, TransportError, strange_answer
+from veilmq.client.forked import OfProcess
 from veilmq.client.service_errors import Said, error_of
 from veilmq.model.errors import ParameterInvalid, VeilError
 
@@ -38,12 +38,12 @@ class _Attempts(threading.local):
     """An attempt may have been carried out."""
 
 
-class Calls:
+class Calls(OfProcess):
     """A boto3 SQS client whose calls raise the house's errors. As thread-safe as the client is: fully."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self._pid = os.getpid()
+        self._pid = self._this()
         self._attempts = _Attempts()
         self._id = f"veilmq-attempts-{id(self)}"
         client.meta.events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
@@ -65,8 +65,8 @@ class Calls:
         Raises QueueMissing, TransportError, ServiceError and what `service_errors` has.
         """
         self._attempts.reached = False
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
+        if self.inherited:
+            self._pid = self._this()
             self.client.close()  # which opens new ones when it needs them
         try:
             answer: dict[str, Any] = getattr(self.client, method)(**given)

@@ -54,7 +54,6 @@ class Checker(Closing):
         self._park = park
         self._compensate = compensate
         self._running = running
-        self._clock = clock
         self._stop = Stop(clock)
         self._thread: threading.Thread | None = None
 
@@ -81,7 +80,7 @@ class Checker(Closing):
     def run_once(self, now: float | None = None) -> int:
         """Work off what is overdue now; how many transactions were settled or parked.
 
-        now: Unix seconds, to judge what has ended; None: the clock's. Raises what `Queue.receive` raises; an entry that
+        now: Unix seconds, to judge what has ended; None: the queue's. Raises what `Queue.receive` raises; an entry that
         fails is logged, and comes again.
         """
         return self._look(lambda: False, now)
@@ -97,7 +96,7 @@ class Checker(Closing):
             for message in entries:
                 if message.id not in seen:
                     seen.add(message.id)
-                    settled += self._work_off(message, self._clock.wall() if now is None else now)
+                    settled += self._work_off(message, now)
             if not entries or again:
                 break
         return settled
@@ -144,7 +143,7 @@ class Checker(Closing):
             except Exception:  # a pattern around the log runs the user's code: the next look may succeed
                 log.exception("the log cannot be read")
 
-    def _work_off(self, message: Received, now: float) -> bool:
+    def _work_off(self, message: Received, now: float | None) -> bool:
         """One entry; whether it is out of the log."""
         try:
             return self._worked_off(message, now)
@@ -154,7 +153,7 @@ class Checker(Closing):
             log.exception("log entry %s comes again", message.id)
         return False
 
-    def _worked_off(self, message: Received, now: float) -> bool:
+    def _worked_off(self, message: Received, now: float | None) -> bool:
         queue = self._logbook.queue
         entry = decode(message.body)
         if entry is None:
@@ -165,6 +164,8 @@ class Checker(Closing):
             return False
         else:
             verdict = self.ask(entry)
+            if now is None:  # the producer's clock, by which the entry was written
+                now = entry.prepared + self._logbook.age(message, entry)
             if verdict is Verdict.UNKNOWN and now - entry.prepared < self._times.decided_within:
                 queue.release(message.handle, self._times.ask_every)
                 return False

@@ -3,7 +3,8 @@
 Strategy: where a send returns a handle, the entry is delayed by the transaction's timeout and deleted by that handle.
 Where it does not (SQS), the entry is sent plain and received at once, with a lease as long as the timeout: threads of
 one process share what they find, and what belongs to other processes is given back. Either way an entry that nobody
-deletes is visible when the timeout is over, and then it is overdue.
+deletes is visible when the timeout is over, and then it is overdue. How old it is the queue's own clock says, which
+producers and checkers share: a message that nobody received before tells what it reads.
 """
 
 import logging
@@ -31,6 +32,8 @@ class Logbook:
         self._times = times
         self._clock = clock
         self._claims = claims(queue.capabilities)
+        self._ahead: float | None = None
+        """Seconds that the queue's clock is ahead of our monotonic one; None: it was not told yet."""
         self._changed = threading.Condition()
         self._searching = False
         self._wanted: set[str] = set()
@@ -70,8 +73,21 @@ class Logbook:
     def overdue(self, count_max: int) -> list[Received]:
         """Visible entries, leased for the time of a check. Raises as `Queue.receive`."""
         count = min(count_max, self.queue.capabilities.receive_messages_max)
-        came = self.queue.receive(count, lease=self._times.check_lease)
+        came = self._receive(count, self._times.check_lease)
         return self._sorted_out(came, self._times.check_lease) if self._claims else came
+
+    def age(self, message: Received, entry: Entry) -> float:
+        """Seconds since it was logged: by the queue's clock, or by the producer's and ours until that is known."""
+        if self._ahead is None or message.sent is None:
+            return self._clock.wall() - entry.prepared
+        return self._clock.monotonic() + self._ahead - message.sent
+
+    def _receive(self, count: int, lease: float, wait: float = 0.0) -> list[Received]:
+        came = self.queue.receive(count, lease=lease, wait=wait)
+        for message in came:
+            if message.receive_count == 1 and message.first_received is not None:
+                self._ahead = message.first_received - self._clock.monotonic()
+        return came
 
     def _claim(self, transaction: str) -> str:
         """Find the own entry. One thread of the process searches for all."""
@@ -90,7 +106,7 @@ class Logbook:
             try:
                 wait = min(1.0, self.queue.capabilities.wait_max, max(0.0, self._left(deadline)))
                 count = min(CLAIM_MAX, self.queue.capabilities.receive_messages_max)
-                came = self.queue.receive(count, lease=self._times.asked_after, wait=wait)
+                came = self._receive(count, self._times.asked_after, wait)
                 for message in self._sorted_out(came, self._times.asked_after):
                     self._give_back(message)
             finally:
@@ -105,7 +121,6 @@ class Logbook:
         """What is overdue. An entry that a thread here waits for is handed to it, what is another process's given
         back.
         """
-        now = self._clock.wall()
         overdue = []
         for message in messages:
             entry = decode(message.body)
@@ -113,7 +128,7 @@ class Logbook:
                 wanted = entry is not None and entry.id in self._wanted
             if entry is not None and wanted:
                 self._hand_over(entry.id, message, lease)
-            elif entry is not None and now - entry.prepared < self._times.asked_after:
+            elif entry is not None and self.age(message, entry) < self._times.asked_after:
                 self._give_back(message)
             else:
                 overdue.append(message)

@@ -5,11 +5,9 @@ times as much). A socket that was used before is looked at first: what is readab
 whether the request may have been carried out: not before its last byte was handed to the kernel. Source: RFC 9112.
 """
 
-import os
 import select
 import socket
 import ssl
-import weakref
 from collections import deque
 from typing import Final
 
@@ -17,6 +15,7 @@ import msgspec
 
 from veilmq.client.clock import Clock
 from veilmq.client.errors import TransportError
+from veilmq.client.forked import forget_in_child
 
 _READ_BYTES: Final = 65_536
 _HEAD_BYTES_MAX: Final = 65_536
@@ -246,7 +245,7 @@ class Pool:
         self._clock = clock
         self._idle: deque[Connection] = deque()
         self.closed = False
-        _pools.add(self)
+        forget_in_child(self)  # parent and child would read each other's answers
 
     def take(self) -> Connection:
         """One that is open, or a new one. Raises TransportError; nothing was sent then."""
@@ -312,16 +311,3 @@ class Pool:
                 self._idle.pop().close()
             except IndexError:
                 break
-
-
-_pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    """A forked process shares its parent's sockets: their answers would go to either."""
-    for pool in list(_pools):
-        pool.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
