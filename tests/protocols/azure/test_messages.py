@@ -101,6 +101,7 @@ def test_a_receipt_of_another_message_finds_none(wire: Any) -> None:
         assert (refused.status, refused.code) == (404, "MessageNotFound"), message
         refused = wire.ask("PUT", f"{queue}/messages/{message}?popreceipt={receipt}&visibilitytimeout=0")
         assert (refused.status, refused.code) == (404, "MessageNotFound"), message
+    assert wire.ask("DELETE", f"{queue}/messages/no-id?popreceipt=x").code == "MessageNotFound"
     assert wire.ask("DELETE", f"{queue}/messages/{second}?popreceipt={receipt}").status == 204
 
 
@@ -310,6 +311,8 @@ def test_a_queue_that_is_not_there(wire: Any) -> None:
         ("DELETE", "/none/messages"),
         ("DELETE", f"/none/messages/{message}?popreceipt=x"),
         ("PUT", f"/none/messages/{message}?popreceipt=x&visibilitytimeout=1"),
+        ("DELETE", "/none/messages/no-id?popreceipt=x"),
+        ("PUT", "/none/messages/no-id?popreceipt=x&visibilitytimeout=1"),
         ("DELETE", "/none"),
         ("GET", "/none?comp=metadata"),
         ("PUT", "/none?comp=metadata"),

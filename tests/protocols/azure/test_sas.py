@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from veilmq.model.access import AccessKey, NamedAccount
@@ -471,6 +472,14 @@ class TestBearer:
         assert self.ask(wire, oid="reader").code == "AuthorizationPermissionMismatch"
         wire.account.identities["lister"] = AccessKey("lister", "", "000000000000", grants=wire.key.grants)
         assert self.ask(wire, oid="lister").status == 200
+
+    def test_in_development_mode_a_token_need_not_name_anybody(self, wire: Any) -> None:
+        wire.ring.named[wire.account.name] = msgspec.structs.replace(wire.account, any_identity=True)
+        assert self.ask(wire, oid=None).status == 200
+        assert wire.calls[-1].commands[0].origin.principal == "examplename/00000000-0000-0000-0000-000000000000"
+        assert self.ask(wire, oid=None, sub="somebody").status == 200
+        assert wire.calls[-1].commands[0].origin.principal == "examplename/somebody"
+        assert self.ask(wire, oid=None, aud="https://elsewhere").status == 401
 
     def test_policies_from_their_version_on(self, wire: Any) -> None:
         wire.queue()

@@ -267,8 +267,32 @@ class TestCors:
         answer = wire.ask("GET", "/none?comp=metadata", headers={"origin": "https://app.example"})
         assert answer.code == "QueueNotFound"
         assert answer.headers["access-control-allow-origin"] == "https://app.example"
-        assert answer.headers["access-control-expose-headers"] == "x-ms-*"
+        assert answer.headers["access-control-expose-headers"] == "x-ms-error-code,x-ms-request-id,x-ms-version"
         assert "access-control-allow-origin" not in wire.ask("GET", "/?comp=list").headers
+
+    @pytest.mark.parametrize(
+        ("exposed", "names"),
+        [
+            ("x-ms-meta-*", "x-ms-meta-colour"),
+            ("X-Ms-Meta-C*,x-ms-approx*", "x-ms-approximate-messages-count,x-ms-meta-colour"),
+            ("Server,x-ms-version,x-ms-v*", "Server,x-ms-version"),
+            ("x-other*", None),
+            ("", None),
+            (
+                "*",
+                "x-ms-approximate-messages-count,x-ms-meta-colour,x-ms-request-id,x-ms-version,"
+                "Content-Type,Content-Length,Date",
+            ),
+        ],
+    )
+    def test_a_browser_is_told_names_of_headers_and_no_prefixes(
+        self, wire: Any, exposed: str, names: str | None
+    ) -> None:
+        queue = wire.queue()
+        wire.ask("PUT", f"{queue}?comp=metadata", headers={"x-ms-meta-colour": "red"})
+        wire.ask("PUT", TARGET, rules({"exposed": exposed}))
+        answer = wire.ask("GET", f"{queue}?comp=metadata", headers={"origin": "https://app.example"})
+        assert answer.headers.get("access-control-expose-headers") == names
 
     def test_for_headers_alone_rules_are_asked_for_once(self, wire: Any) -> None:
         def questions() -> int:

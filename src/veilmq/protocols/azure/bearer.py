@@ -18,6 +18,8 @@ RESOURCE: Final = "https://storage.azure.com"
 _SKEW_US: Final = 300 * SECOND_US
 _TENANT: Final = re.compile(r"[A-Za-z0-9.-]{1,253}\Z")
 _COMMON_TENANT: Final = "common"
+_NOBODY: Final = "00000000-0000-0000-0000-000000000000"
+"""Who bears a token without oid and sub, where anybody may: tokens made for emulators often have aud and exp alone."""
 
 
 class TokenRefused(Exception):
@@ -59,7 +61,7 @@ def identify(tokens: Tokens, authority: str, account: NamedAccount | None, token
     except TokenRefused as refused:
         extra = {"AuthenticationErrorDetail": f"{refused}."}
         raise Refusal(INVALID_TOKEN, extra, headers=challenge(authority, tokens)) from None
-    object_id, tenant = _text(claims, "oid") or _text(claims, "sub"), _text(claims, "tid")
+    object_id, tenant = _object_id(claims, account), _text(claims, "tid")
     key = None if account is None else account.identity(object_id)
     if key is None:
         raise Refusal(AUTHORIZATION_PERMISSION_MISMATCH)
@@ -75,7 +77,7 @@ def _check(claims: dict[str, Any], audiences: frozenset[str], account: NamedAcco
     given = named if isinstance(named, list) else [named]
     if not any(isinstance(each, str) and each.rstrip("/") in allowed for each in given):
         raise TokenRefused("Issuer or audience validation failed: the token is for another audience")
-    if not (_text(claims, "oid") or _text(claims, "sub")):
+    if not _object_id(claims, account):
         raise TokenRefused("the token names neither oid nor sub")
     if not _TENANT.match(_text(claims, "tid") or _COMMON_TENANT):
         raise TokenRefused("tid is malformed")
@@ -85,6 +87,12 @@ def _check(claims: dict[str, Any], audiences: frozenset[str], account: NamedAcco
     if wall + _SKEW_US < start * SECOND_US:
         raise TokenRefused("Lifetime validation failed: the token is not valid yet")
     return Instant(expiry * SECOND_US)
+
+
+def _object_id(claims: dict[str, Any], account: NamedAccount | None) -> str:
+    """Whom the token names; empty: nobody, where somebody must be named."""
+    named = _text(claims, "oid") or _text(claims, "sub")
+    return named or (_NOBODY if account is not None and account.any_identity else "")
 
 
 def _time(value: Any) -> int:

@@ -17,6 +17,7 @@ from veilmq.model.outcomes import Outcome
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.azure.addresses import Endpoint, Place, check_queue_name
 from veilmq.protocols.azure.caller import Caller
+from veilmq.protocols.azure.cors import NOTHING, Told
 from veilmq.protocols.azure.errors import fault_of
 from veilmq.protocols.http import Request, Response
 
@@ -37,8 +38,8 @@ class Asked(msgspec.Struct, gc=False):
     arrived: Instant
     endpoint: Endpoint
     caller: Caller | None = None
-    cors: Headers = ()
-    """Headers that let the page's browser show it the answer."""
+    cors: Told = NOTHING
+    """What lets the page's browser show it the answer."""
 
     @property
     def sender(self) -> Caller:

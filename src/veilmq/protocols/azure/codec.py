@@ -136,7 +136,7 @@ class Codec:
         known = self._rules.get(account.name)
         if b"origin" not in asked.request.headers and known is not None and known[0] is account:
             if known[1]:
-                asked.cors = cors.answer_headers(known[1], None, method)
+                asked.cors = cors.told(known[1], None, method)
         elif b"origin" in asked.request.headers or method in cors.CACHED:
             questions.append(DescribeQueue(queue=service_queue(account.key), origin=caller.origin))
         if caller.sas is not None and caller.sas.policy is not None:
@@ -156,7 +156,7 @@ class Codec:
                 if b"origin" in asked.request.headers:
                     self._admit_page(asked, rules)
                 else:
-                    asked.cors = cors.answer_headers(rules, None, asked.request.method)
+                    asked.cors = cors.told(rules, None, asked.request.method)
             else:
                 _complete(asked, row, command, outcome)
         return self._planned(asked, row)
@@ -167,18 +167,14 @@ class Codec:
             # Everybody knows the key of development mode: a page must not use it unless the rules let it.
             raise Refusal(errors.AUTHORIZATION_FAILURE, {"Reason": "No CORS rule lets this Origin in."})
         if origin.isascii() and origin.isprintable():
-            asked.cors = cors.answer_headers(rules, origin, method)
+            asked.cors = cors.told(rules, origin, method)
 
     def _refused(self, refusal: Refusal, request: Request, wall: Instant | None, asked: Asked | None) -> Response:
         message = f"{refusal.message}\nRequestId:{request.request_id}"
         if wall is not None:
             message += f"\nTime:{print_iso(wall)[:-1]}.{wall % SECOND_US * 10:07d}Z"
         code = refusal.fault.code
-        headers = (
-            (b"x-ms-error-code", code.encode()),
-            *refusal.headers,
-            *_headers(request, asked),
-        )
+        headers = _headers(request, asked, ((b"x-ms-error-code", code.encode()), *refusal.headers))
         body = write_error(code, message, refusal.extra)
         return Response(refusal.fault.status, CONTENT_TYPE, body, headers)
 
@@ -233,16 +229,16 @@ def _is_own(request: Request, origin: str) -> bool:
 
 
 def _finish(response: Response, asked: Asked) -> Response:
-    response.headers = (*response.headers, *_headers(asked.request, asked))
+    response.headers = _headers(asked.request, asked, response.headers)
     return response
 
 
-def _headers(request: Request, asked: Asked | None) -> Headers:
-    """What every answer has."""
-    headers: Headers = ((b"x-ms-request-id", request.request_id.encode()),)
+def _headers(request: Request, asked: Asked | None, own: Headers) -> Headers:
+    """The headers of an answer that has these of its own."""
+    headers: Headers = (*own, (b"x-ms-request-id", request.request_id.encode()))
     if asked is not None:
         headers += ((b"x-ms-version", asked.version.encode()),)
     echoed = request.headers.get(b"x-ms-client-request-id")
     if echoed and len(echoed) <= limits.CLIENT_REQUEST_ID_CHARACTERS_MAX and _VISIBLE.fullmatch(echoed):
         headers += ((b"x-ms-client-request-id", echoed),)
-    return headers if asked is None else headers + asked.cors
+    return headers if asked is None else headers + asked.cors.beside(headers)

@@ -3,11 +3,14 @@
 Strategy: origins count byte for byte. The first rule whose origin and method fit decides, also if its headers do not
 fit and a later rule's would. None fits: a preflight is refused, and an actual request is carried out and answered
 without headers, so that the browser hides it. What a cache may keep says whether it depends on the Origin, also to
-those who sent none. Source: "Cross-Origin Resource Sharing (CORS) support for Azure Storage", "Preflight Queue
-Request".
+those who sent none. A browser knows no prefixes of headers that it may show, so each header of an answer that a rule's
+pattern fits is told by its name. Source: "Cross-Origin Resource Sharing (CORS) support for Azure Storage",
+"Preflight Queue Request".
 """
 
 from typing import Final
+
+import msgspec
 
 from veilmq.protocols.azure.errors import CORS_PREFLIGHT_FAILURE, INVALID_HEADER_VALUE, Refusal, bad_header
 from veilmq.protocols.azure.properties import CorsRule
@@ -18,6 +21,32 @@ CACHED: Final = frozenset({"GET", "HEAD"})
 """Methods whose answers caches keep."""
 _ANY: Final = "*"
 _VARY: Final = ((b"vary", b"Origin"),)
+_ALWAYS: Final = (b"Content-Type", b"Content-Length", b"Date")
+"""Headers of every answer that the listener writes."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What the rules add to an answer."""
+
+    headers: Headers = ()
+    exposed: tuple[str, ...] = ()
+    """Names, and prefixes that end in an asterisk, of headers that the page may read."""
+
+    def beside(self, headers: Headers) -> Headers:
+        """All that is added to an answer which has these headers."""
+        if not self.exposed:
+            return self.headers
+        prefixes = [name.lower() for name in self.exposed if name.endswith(_ANY)]
+        shown = [name.encode() for name in self.exposed if not name.endswith(_ANY)]
+        if prefixes:
+            names = (*(name for name, _ in headers), *_ALWAYS)
+            shown += [name for name in names if any(_header_fits(each, name.decode().lower()) for each in prefixes)]
+        if not shown:
+            return self.headers
+        return (*self.headers, (b"access-control-expose-headers", b",".join(dict.fromkeys(shown))))
+
+
+NOTHING: Final = Told()
 
 
 def preflight(rules: tuple[CorsRule, ...], request: Request) -> Response:
@@ -51,15 +80,13 @@ def read_preflight(request: Request) -> tuple[str, str, tuple[str, ...]]:
     return values[0], values[1], headers
 
 
-def answer_headers(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> Headers:
+def told(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> Told:
     """What is added to the answer of an actual request. origin None: it sent no Origin."""
     rule = _rule_for(rules, origin, method)
     varies = _VARY if rules and method in CACHED and not (rule is not None and _ANY in rule.origins) else ()
     if rule is None:
-        return varies
-    exposed = ",".join(rule.exposed_headers).encode()
-    shown = ((b"access-control-expose-headers", exposed),) if exposed else ()
-    return (*_origin_headers(rule, origin or _ANY), *varies, *shown)
+        return Told(varies)
+    return Told((*_origin_headers(rule, origin or _ANY), *varies), rule.exposed_headers)
 
 
 def fits(rules: tuple[CorsRule, ...], origin: str, method: str) -> bool:

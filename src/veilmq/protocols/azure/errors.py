@@ -41,6 +41,8 @@ from veilmq.model.errors import (
 from veilmq.model.receipt import HANDLE_CHARACTERS
 
 _VALUE_CHARACTERS_MAX: Final = 256
+NO_ID: Final = b""
+"""The id of no message, for what in a path is none."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -294,8 +296,9 @@ def looks_like_receipt(text: str) -> bool:
 def _receipt_invalid(error: ReceiptInvalid, command: AnyCommand) -> Refusal:
     """A stale or foreign one names no message that is here; one that does not parse is the example of the page "Status
     and error codes"."""
-    handle = command.handle if isinstance(command, Delete | Extend) else ""
-    if looks_like_receipt(handle):
+    assert isinstance(command, Delete | Extend)
+    handle = command.handle
+    if looks_like_receipt(handle) or command.message_id == NO_ID:
         return Refusal(MESSAGE_NOT_FOUND)
     return bad_parameter("popreceipt", handle, "Invalid pop receipt format.")
 

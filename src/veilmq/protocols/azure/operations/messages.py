@@ -20,7 +20,7 @@ from veilmq.model.xml_bodies import encode_xml_body
 from veilmq.protocols.azure import limits
 from veilmq.protocols.azure.call import Asked, Call, Plan, sole
 from veilmq.protocols.azure.errors import (
-    MESSAGE_NOT_FOUND,
+    NO_ID,
     UNSUPPORTED_QUERY_PARAMETER,
     Refusal,
     bad_node,
@@ -183,11 +183,9 @@ def plan_clear(asked: Asked) -> Plan:
 
 
 def _message_id(asked: Asked) -> bytes:
-    """The id in the path. A text that is no id names no message."""
+    """The id in the path. A text that is no id names no message; whether the queue is there is told first."""
     text = asked.place.message
-    if not _ID.match(text):
-        raise Refusal(MESSAGE_NOT_FOUND)
-    return bytes.fromhex(text.replace("-", ""))
+    return bytes.fromhex(text.replace("-", "")) if _ID.match(text) else NO_ID
 
 
 def plan_delete(asked: Asked) -> Plan:
