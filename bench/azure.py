@@ -14,13 +14,12 @@ import http.client
 import os
 import re
 import secrets
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import install
 import peers
 from measure import Load, MeasureFailed, Target, measured_run, wrk_line
-from peers import Peer, Place, Server, prepare
+from peers import Peer, Place, Server, prepare, running
 from scenarios import DEPTH_GOAL, DEPTH_RSS_MIB_MAX, Lane, Result, Settings, by_turns
 from sqs import CallFailed
 
@@ -171,17 +170,10 @@ class AzureLane(Lane):
         return self.server.caller("azure").forgeries_let_in(queue_url)
 
 
-@contextlib.contextmanager
-def started(peer: Peer, run: str) -> Iterator[AzureServer]:
+def started(peer: Peer, run: str) -> contextlib.AbstractContextManager[AzureServer]:
     place = prepare(peer, run).place
     key = base64.b64encode(secrets.token_bytes(64)).decode()
-    server = AzureServer(peer, dataclasses.replace(place, secret=key))
-    try:
-        server.launch()
-        server.wait_ready()
-        yield server
-    finally:
-        server.remove()
+    return running(AzureServer(peer, dataclasses.replace(place, secret=key)))
 
 
 def _lane(server: AzureServer, count: int, settings: Settings) -> AzureLane:

@@ -219,10 +219,6 @@ class Run:
     void: str = ""
 
 
-def wrk_command(wrk: str, target: Target, load: Load) -> tuple[list[str], dict[str, str]]:
-    return target.wrk_command(wrk, load)
-
-
 def measured_run(wrk: str, server_pid: int, target: Target, load: Load) -> Run:
     """Drive one server and measure it meanwhile; raises MeasureFailed if wrk says nothing that can be read."""
     command, env = target.wrk_command(wrk, load)

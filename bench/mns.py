@@ -7,12 +7,12 @@ of an SQS request. Both drive the same process, each run on a fresh queue. A for
 after each run.
 """
 
+import argparse
 import contextlib
 import http.client
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import formatdate
 
@@ -20,7 +20,7 @@ import install
 import peers
 import report
 from measure import Load, MeasureFailed, Target, fdatasync, load_1min, refuse_memory, wrk_line
-from peers import Place, Server, prepare
+from peers import Place, Server, prepare, running
 from scenarios import Lane, Result, Settings, by_turns
 from sqs import Caller
 
@@ -98,21 +98,10 @@ class MnsLane(Lane):
         return let_in
 
 
-@contextlib.contextmanager
-def started(peer: peers.Peer) -> Iterator[BothServer]:
-    server = BothServer(peer, prepare(peer, "mns").place)
-    try:
-        server.launch()
-        server.wait_ready()
-        yield server
-    finally:
-        server.remove()
-
-
 def against_sqs(ours: peers.Peer, batches: list[int], connections: int, settings: Settings) -> Result:
     """One row a batch size."""
     rows = []
-    with started(ours) as server:
+    with running(BothServer(ours, prepare(ours, "mns").place)) as server:
         for batch in batches:
             settings.say(f"MNS against SQS: {connections} connections, {batch} messages a request")
             left = MnsLane(server, PROTO, label=f"MNS, {batch} a request")  # type: ignore[arg-type]
@@ -124,8 +113,6 @@ def against_sqs(ours: peers.Peer, batches: list[int], connections: int, settings
 
 def main() -> int:
     """Measure and write the report. 0 if the goal is met, 1 if not, 2 if a run was void or nothing could run."""
-    import argparse
-
     parser = argparse.ArgumentParser(prog="bench/mns.py", description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=10)

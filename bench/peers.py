@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import install
 from measure import Target
@@ -326,15 +327,22 @@ def prepare(peer: Peer, run: str) -> Server:
     return Server(peer, Place(port, admin_port, directory, "AKIDBENCH0000000001", secrets.token_hex(20)))
 
 
+S = TypeVar("S", bound=Server)
+
+
 @contextlib.contextmanager
-def started(peer: Peer, run: str) -> Iterator[Server]:
-    server = prepare(peer, run)
+def running(server: S) -> Iterator[S]:
+    """The prepared server, started; everything it has written is deleted at the end. Raises ServerGone."""
     try:
         server.launch()
         server.wait_ready()
         yield server
     finally:
         server.remove()
+
+
+def started(peer: Peer, run: str) -> contextlib.AbstractContextManager[Server]:
+    return running(prepare(peer, run))
 
 
 def _free_ports() -> tuple[int, int]:

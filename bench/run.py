@@ -39,12 +39,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--proto", choices=("json", "query"), default="json", help="wire form; a peer without it decides its pair's")
     add("--deep", type=_positive, metavar="N", help="depth: speed with N messages in the queue against 1,000")
     add("--parked", type=_positive, metavar="N", help="idle cost of N parked long polls, and how fast one is answered")
-    azure = "the Azure protocol against azurite, shallow and with N messages in the queue (20,000)"
-    restart = "first answer after stops and kills with N messages (1,000,000)"
-    add("--azure", type=_positive, metavar="N", nargs="?", const=20_000, help=azure)
+    of_azure = "the Azure protocol against azurite, shallow and with N messages in the queue (20,000)"
+    of_restart = "first answer after stops and kills with N messages (1,000,000)"
+    add("--azure", type=_positive, metavar="N", nargs="?", const=20_000, help=of_azure)
     add("--mns", action="store_true", help="the MNS protocol against SQS, on one server")
     add("--push", action="store_true", help="delay of pushes to healthy endpoints, beside 20 dead ones and without")
-    add("--restart", type=_positive, metavar="N", nargs="?", const=1_000_000, help=restart)
+    add("--restart", type=_positive, metavar="N", nargs="?", const=1_000_000, help=of_restart)
     add("--quick", action="store_true", help="short runs, marked as not to be quoted")
     add("--install-only", action="store_true", help="install the peers and end")
     options = parser.parse_args(argv)

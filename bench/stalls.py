@@ -30,7 +30,7 @@ import report
 from measure import load_1min, machine, percentile
 from peers import DATA
 
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.server import VEILMQ, ServerProcess
 
 GOAL_MS = 50
 EVERY_S = 0.002
@@ -127,8 +127,7 @@ class Ground:
 
     def command(self, *words: str) -> None:
         """`veilmq` beside the server."""
-        program = [sys.executable, "-c", "from veilmq.cli import main; main()", *words]
-        subprocess.run([*program, "--data", str(self.server.data)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*VEILMQ, *words, "--data", str(self.server.data)], check=True, stdout=subprocess.DEVNULL)
 
     def name(self, ending: str = "") -> str:
         """Of a new queue or topic."""

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +13,9 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from veilmq.testing.server import VEILMQ
+
 WAIT_S = 30.0
-VEILMQ = [sys.executable, "-c", "from veilmq.cli import main; main()"]
 
 
 class Server:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from tests.cli.conftest import VEILMQ, WAIT_S
+from tests.cli.conftest import WAIT_S
 
 import veilmq
+from veilmq.testing.server import VEILMQ
 
 BODY = "h\u00e9llo \u20ac \U0001f600"
 

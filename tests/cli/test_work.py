@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,10 +15,9 @@ import pytest
 from veilmq.client.connect import connect_account
 from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.queue import Account, Queue
-from veilmq.testing.server import ServerProcess
+from veilmq.testing.server import VEILMQ, ServerProcess
 
 WAIT_S = 60.0
-VEILMQ = [sys.executable, "-c", "from veilmq.cli import main; main()"]
 HANDLERS = """
 import os, time
 from pathlib import Path

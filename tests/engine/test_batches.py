@@ -1,16 +1,13 @@
 """Batches: what goes together, what a failure tells whom, what is due by itself."""
 
-from typing import Any
+from tests.engine.conftest import QUEUE, Shell
 
-from veilmq.model.commands import Delete, Extend, Receive, RecordPolls, Send, Sweep
+from veilmq.engine.polls import POLLERS_MAX, Polls
+from veilmq.model.commands import Delete, Extend, Origin, Receive, RecordPolls, Send, Sweep
 from veilmq.model.errors import LeaseTaken, Overloaded, StoreFailed
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Deleted, Received, Sent
-from veilmq.model.queue import QueueKey
 from veilmq.testing.contract.stage import TESTER, sending
-
-QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
-Shell = Any
 
 
 class TestGathering:
@@ -140,6 +137,15 @@ class TestHousekeeping:
         shell.later(MINUTE_US)
         kinds = [event.kind for event in shell.factory.history(shell.store, 0, 1_000)]
         assert kinds.count("polled") == 1, "a minute without polls has no event"
+
+    def test_the_pollers_of_a_minute_are_bounded(self) -> None:
+        polls = Polls()
+        for number in [*range(POLLERS_MAX + 1), 0]:
+            polls.count(Receive(queue=QUEUE, origin=Origin("sqs", f"key-{number}")), empty=True)
+        first, *others = polls.take()
+        assert (first.origin.principal, first.receives) == ("key-0", 2)
+        assert len(others) == POLLERS_MAX - 1
+        assert polls.take() == ()
 
     def test_refused_parkings_are_counted(self, shell: Shell) -> None:
         shell.limit(parked_max=0)

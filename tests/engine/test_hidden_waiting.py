@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tests.engine.conftest import QUEUE, Shell
+
 from veilmq.model.commands import CreateQueue, Receive
 from veilmq.model.instant import MINUTE_US
 from veilmq.model.outcomes import Received
@@ -9,9 +11,7 @@ from veilmq.model.queue import QueueKey
 from veilmq.model.topic import TopicKey, hidden_queue
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, sending
 
-QUEUE = QueueKey(ACCOUNT, REGION, "jobs")
 HIDDEN = [hidden_queue(TopicKey(ACCOUNT, REGION, "news"), f"reader-{number}") for number in range(5)]
-Shell = Any
 
 
 def waits(shell: Shell, queue: QueueKey) -> Any:

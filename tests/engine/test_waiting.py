@@ -1,9 +1,10 @@
 """The waiting room: who is woken, in which order, and who is answered without a message."""
 
-from typing import Any
-
 import pytest
+from tests.engine.conftest import QUEUE, Shell
 
+from veilmq.engine.limits import Limits
+from veilmq.engine.waiting import WaitingRoom
 from veilmq.model.commands import (
     ChangeQueue,
     CreateQueue,
@@ -14,15 +15,15 @@ from veilmq.model.commands import (
     Receive,
 )
 from veilmq.model.errors import QueueMissing, RateExceeded
-from veilmq.model.instant import MINUTE_US, SECOND_US
+from veilmq.model.instant import MINUTE_US, SECOND_US, Instant
 from veilmq.model.outcomes import QueueDescribed, Received
 from veilmq.model.queue import QueueKey
 from veilmq.testing.contract.stage import TESTER, sending
 
-QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 OTHER = QueueKey("000000000000", "us-east-1", "other")
 WAIT_US = 20 * SECOND_US
-Shell = Any
+HANGING_UP = 2_000
+"""Receives that park and leave again, more than the heap of deadlines keeps entries for."""
 
 
 def _receive(count_max: int = 1, wait_us: int = WAIT_US, queue: QueueKey = QUEUE) -> Receive:
@@ -241,6 +242,17 @@ class TestDeadlines:
         shell.later(SECOND_US // 2)
         assert shell.got("a") == []
 
+    def test_a_claim_under_way_while_others_hang_up_keeps_its_deadline(self) -> None:
+        room = WaitingRoom(Limits())
+        room.park(waiter := room.new("a", _receive(), Instant(1)))
+        room.take_first(QUEUE)
+        for _ in range(HANGING_UP):
+            room.park(room.new("b", _receive(), Instant(2)))
+            room.cancel("b")
+        room.park(waiter)
+        assert room.next_deadline() == 1
+        assert room.take_expired(Instant(1)) == [waiter]
+
     def test_the_queues_own_wait_counts_for_who_names_none(self, shell: Shell) -> None:
         shell.wait("short", None)
         assert shell.got("short") == []
@@ -294,6 +306,12 @@ class TestCaps:
         shell.send("1")
         shell.later(1)
         assert [shell.got(ticket) for ticket in "abcd"] == [["1"], [], None, []]
+
+    def test_the_brake_holds_back_no_more_answers_than_calls_may_wait(self, shell: Shell) -> None:
+        shell.limit(parked_max=1, brake_us=SECOND_US, pending_max=2)
+        for ticket in "abcd":
+            shell.wait(ticket, WAIT_US)
+        assert [shell.got(ticket) for ticket in "abcd"] == [None, None, None, []]
 
     def test_shut_down_lets_the_brake_go(self, shell: Shell) -> None:
         shell.limit(parked_max=1, brake_us=SECOND_US)

@@ -22,6 +22,7 @@ from veilmq.store.sqlite.directory import read_holder
 from veilmq.store.sqlite.store import CRASH_POINTS, SqliteStore
 from veilmq.testing.acknowledged import Log
 from veilmq.testing.seeded import chance
+from veilmq.testing.server import VEILMQ
 from veilmq.testing.sqlite import SMALL
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
@@ -29,7 +30,6 @@ CLIENTS = 3
 START_S = 30
 ANSWERS_MAX = 100
 """After at most so many a server is killed."""
-SERVE = [sys.executable, "-c", "from veilmq.cli import main; main()"]
 
 
 class Client(threading.Thread):
@@ -118,7 +118,7 @@ def _answered(clients: list[Client], count: int) -> None:
 def one_round(data: Path, name: str, seed: int, point: str | None) -> tuple[Log, int]:
     """One life of a server; what its clients were told, and how many answers that was."""
     if point is None:
-        command = [*SERVE, "serve", "--data", str(data), "--sqs", "127.0.0.1:0", "--admin", "127.0.0.1:0",
+        command = [*VEILMQ, "serve", "--data", str(data), "--sqs", "127.0.0.1:0", "--admin", "127.0.0.1:0",
                    "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0"]  # fmt: skip
     else:
         command = [sys.executable, "-m", "veilmq.testing.crashing", point, str(chance(seed).randint(1, 40)), str(data)]

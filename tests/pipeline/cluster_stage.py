@@ -15,11 +15,11 @@ from pathlib import Path
 import pyspark
 
 from veilmq.pipeline.java import find_java
+from veilmq.testing.server import VEILMQ
 
 HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).parents[2]
 QUICK = "-XX:TieredStopAtLevel=1"
-COMMAND = [sys.executable, "-c", "from veilmq.cli import main; main()"]
 _SECONDS = 120
 _LOOK_SECONDS = 0.05
 
@@ -126,7 +126,7 @@ def command(directory: Path, *arguments: object, **more: str) -> tuple[int, str,
     """One `veilmq` command to its end: exit code, stdout, stderr. In files: a JVM may outlive a pipe."""
     with (directory / "out").open("w") as out, (directory / "err").open("w") as err:
         done = subprocess.run(
-            [*COMMAND, *map(str, arguments)], stdout=out, stderr=err, timeout=300, cwd=directory,
+            [*VEILMQ, *map(str, arguments)], stdout=out, stderr=err, timeout=300, cwd=directory,
             env=environment(directory, **more),
         )  # fmt: skip
     return done.returncode, (directory / "out").read_text(), (directory / "err").read_text()

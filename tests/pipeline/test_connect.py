@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from tests.pipeline import cluster_stage
-from tests.pipeline.cluster_stage import COMMAND, Process, command
+from tests.pipeline.cluster_stage import Process, command
 from tests.pipeline.drain_stage import Stage, left, send
 
 from veilmq.pipeline.errors import Unready
 from veilmq.pipeline.session import session
+from veilmq.testing.server import VEILMQ
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_archive_and_replay_over_spark_connect_whose_server_is_killed(stage: Sta
         send(queue, sent)
         server, remote = cluster_stage.connect_server(stage.directory, "first")
         servers.append(server)
-        client = Process(stage.directory, "client", *COMMAND, *archive, "--remote", remote)
+        client = Process(stage.directory, "client", *VEILMQ, *archive, "--remote", remote)
         servers.append(client)
         # Received and written down, and nothing more of it can have happened yet.
         while not list(kept.glob("drain/manifests/*.arrow")):

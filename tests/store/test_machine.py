@@ -133,7 +133,7 @@ class StoreMachine(RuleBasedStateMachine):
                     queue,
                     str(self.bodies),
                     priority=8 if fifo else data.draw(st.sampled_from([8, 8, 1, 16]), "priority"),
-                    delay_us=None if fifo else data.draw(st.none() | SPANS, "delay"),
+                    delay_us=data.draw(st.none() | (st.just(0) if fifo else SPANS), "delay"),
                     extras=NO_EXTRAS if extras == NO_EXTRAS else extras,
                     ttl_us=data.draw(st.sampled_from([None, None, SECOND_US, 20 * SECOND_US, FOREVER]), "ttl"),
                     wants_handle=data.draw(st.booleans(), "wants handle"),

@@ -277,8 +277,13 @@ class TestRefusal:
 
     @pytest.mark.parametrize(
         "statement",
-        ["CREATE TABLE theirs (id INTEGER)", "PRAGMA application_id = 7", "PRAGMA user_version = 1"],
-        ids=["a table", "an application", "a version"],
+        [
+            "CREATE TABLE theirs (id INTEGER)",
+            "PRAGMA application_id = 7",
+            "PRAGMA user_version = 1",
+            "PRAGMA user_version = 900",
+        ],
+        ids=["a table", "an application", "a version", "a high version"],
     )
     def test_another_programs(self, data: Path, statement: str) -> None:
         path = data / "veilmq.db"

@@ -18,7 +18,7 @@ from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
 from veilmq.model.message import NO_EXTRAS
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite import rows, snapshots
-from veilmq.store.sqlite.endings import read_extras
+from veilmq.store.sqlite.extras import read_extras
 from veilmq.store.sqlite.history import Names, bounds, events_from
 from veilmq.store.sqlite.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.rows import Connection, Held

@@ -58,7 +58,11 @@ class Command(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Send(Command, tag=True, kw_only=True, gc=False):
-    """Append a message. Outcome `Sent`; errors QueueMissing, MessageTooLarge, DiskLow."""
+    """Append a message. Outcome `Sent`; errors QueueMissing, MessageTooLarge, DiskLow, ParameterInvalid.
+
+    The last is for `from_xml` with a body that does not decode, and on a FIFO queue for a message without a group or a
+    deduplication id, or with a delay of its own.
+    """
 
     body: str
     md5: bytes
@@ -92,7 +96,10 @@ class Receive(Command, tag=True, kw_only=True, gc=False):
 
 
 class Extend(Command, tag=True, kw_only=True, gc=False):
-    """Set the end of a lease to `lease_us` from now; 0 releases. Outcome `Extended`; errors ReceiptInvalid, LeaseError.
+    """Set the end of a lease to `lease_us` from now; 0 releases. Outcome `Extended`.
+
+    Errors QueueMissing, ReceiptInvalid, LeaseError; ParameterInvalid("lease_us") beyond `lease_total_us_max`;
+    MessageTooLarge and ParameterInvalid("body"), as of `Send`.
 
     `arrived` is the instant at which the server began to read the request: a lease that ended after it was in time.
     """
@@ -115,7 +122,7 @@ class Extend(Command, tag=True, kw_only=True, gc=False):
 
 
 class Delete(Command, tag=True, kw_only=True, gc=False):
-    """Delete the message that a handle names. Outcome `Deleted`; errors ReceiptInvalid, LeaseError."""
+    """Delete the message that a handle names. Outcome `Deleted`; errors QueueMissing, ReceiptInvalid, LeaseError."""
 
     handle: str
     arrived: Instant
@@ -130,7 +137,9 @@ class Undeliver(Command, tag=True, kw_only=True, gc=False):
 
 
 class CreateQueue(Command, tag=True, kw_only=True, gc=False):
-    """Create, or meet the same queue again. Outcome `QueueCreated`; errors QueueExists, QueueDeletedRecently.
+    """Create, or meet the same queue again. Outcome `QueueCreated`.
+
+    Errors QueueExists, QueueDeletedRecently, ParameterInvalid, RedriveRefused, DiskLow.
 
     A queue that exists is the same if the settings in `change` have those values; with `compare_all`, if all settings
     have the values that creation would give.
@@ -144,7 +153,10 @@ class CreateQueue(Command, tag=True, kw_only=True, gc=False):
 
 
 class ChangeQueue(Command, tag=True, kw_only=True, gc=False):
-    """Set some settings. Outcome `QueueChanged`; errors QueueMissing, RedriveRefused, ParameterInvalid."""
+    """Set some settings. Outcome `QueueChanged`.
+
+    Errors QueueMissing, ParameterInvalid, RedriveRefused, QueueExists (of the alias).
+    """
 
     change: SettingsChange
     expected: SettingsChange = {}
@@ -247,7 +259,10 @@ class TopicCommand(msgspec.Struct, kw_only=True, gc=False):
 
 
 class CreateTopic(TopicCommand, tag=True, kw_only=True, gc=False):
-    """Create, or meet the same topic again (all settings compared). Outcome `TopicCreated`; errors TopicExists."""
+    """Create, or meet the same topic again (all settings compared). Outcome `TopicCreated`.
+
+    Errors TopicExists, DiskLow.
+    """
 
     change: SettingsChange = {}
 
@@ -295,7 +310,8 @@ class Subscribe(TopicCommand, tag=True, kw_only=True, gc=False):
     """Add a subscription, or meet the same one again. Outcome `Subscribed`.
 
     Errors TopicMissing, SubscriptionExists, SubscriptionsFull; QueueMissing or ParameterInvalid("queue") if its queue
-    is not there or takes only smaller messages than the topic.
+    is not there or takes only smaller messages than the topic; QueueMissing if its dead-letter queue is not there;
+    with a URL also those of `CreateQueue`.
     """
 
     name: str
@@ -303,14 +319,21 @@ class Subscribe(TopicCommand, tag=True, kw_only=True, gc=False):
 
 
 class ChangeSubscription(TopicCommand, tag=True, kw_only=True, gc=False):
-    """Set some settings; the endpoint stays. Outcome `SubscriptionDescribed`; errors SubscriptionMissing."""
+    """Set some settings; the endpoint stays. Outcome `SubscriptionDescribed`.
+
+    Errors TopicMissing, SubscriptionMissing; QueueMissing, ParameterInvalid or RedriveRefused for what a push's own
+    queue cannot have.
+    """
 
     name: str
     change: SettingsChange
 
 
 class Unsubscribe(TopicCommand, tag=True, kw_only=True, gc=False):
-    """Remove a subscription with what waits to be pushed. Outcome `Deleted`; errors SubscriptionMissing."""
+    """Remove a subscription with what waits to be pushed. Outcome `Deleted`.
+
+    Errors TopicMissing, SubscriptionMissing.
+    """
 
     name: str
 

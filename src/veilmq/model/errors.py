@@ -102,7 +102,7 @@ class QueueMissing(UsageError):
 
 
 class QueueExists(UsageError):
-    """A queue of that name exists with another value of the named setting."""
+    """A queue of that name exists with another value of the named setting, or of the label of that name."""
 
     queue: str
     setting: str

@@ -72,7 +72,7 @@ class Delivery(msgspec.Struct, gc=False):
     """
 
     id: bytes
-    """16 bytes; never changes, not even when the message is dead-lettered."""
+    """16 bytes, a UUID of version 4; never changes, not even when the message is dead-lettered."""
     sequence: int
     body: str
     md5: bytes

@@ -97,14 +97,12 @@ class QueuesListed(msgspec.Struct, gc=False):
 
 
 class Swept(msgspec.Struct, gc=False):
-    """Rows touched; `more` if the bound cut the work short.
-
-    unhurried: a snapshot of the history is under way: there is more to do soon, and none of it at once.
-    """
+    """Rows touched; `more` if the bound cut the work short."""
 
     steps: int
     more: bool
     unhurried: bool = False
+    """A snapshot of the history is under way: there is more to do soon, and none of it at once."""
 
 
 class Recorded(msgspec.Struct, gc=False):

@@ -249,7 +249,7 @@ class Reference:
             return
         if settings.fifo and self._not_taken(queue, command, outcome):
             return
-        delay_us = settings.delay_us if command.delay_us is None else command.delay_us
+        delay_us = settings.delay_us if settings.fifo or command.delay_us is None else command.delay_us
         state = State.DELAYED if delay_us else State.READY
         own = None if command.ttl_us is None else min(self.now + command.ttl_us, FOREVER)
         message = Message(queue, command.body, command.priority, self.now, own, state, self.now + delay_us)

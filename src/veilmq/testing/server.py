@@ -20,7 +20,8 @@ START_SECONDS: Final = 60
 STOP_SECONDS: Final = 60
 PORTS: Final = ("sqs", "azure", "mns", "admin")
 _LOOK_SECONDS: Final = 0.01
-_COMMAND: Final = (sys.executable, "-c", "from veilmq.cli import main; main()", "serve")
+VEILMQ: Final = (sys.executable, "-c", "from veilmq.cli import main; main()")
+"""The command `veilmq` of the Python that runs the tests, whether its script is installed or not."""
 
 
 class ServerProcess:
@@ -36,7 +37,7 @@ class ServerProcess:
     def start(self) -> "ServerProcess":
         """Returns once all ports take connections. Raises RuntimeError with the log if that does not come."""
         free = [part for name in PORTS for part in (f"--{name}", "127.0.0.1:0")]
-        command = [*_COMMAND, "--data", str(self.data), *free, *self.options]
+        command = [*VEILMQ, "serve", "--data", str(self.data), *free, *self.options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log)
         for _ in range(int(START_SECONDS / _LOOK_SECONDS)):

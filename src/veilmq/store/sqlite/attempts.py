@@ -15,7 +15,8 @@ from veilmq.model.commands import LeaseSource, Receive
 from veilmq.model.events import Kind
 from veilmq.model.instant import MINUTE_US, Instant
 from veilmq.model.message import Delivery
-from veilmq.store.sqlite.endings import Place, event_of, find_places, intact
+from veilmq.store.sqlite.extras import intact
+from veilmq.store.sqlite.places import Place, event_of, find_places
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.writer import Writer
 

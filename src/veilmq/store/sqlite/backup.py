@@ -19,7 +19,7 @@ from veilmq.model.receipt import KEY_BYTES
 from veilmq.store.sqlite.connections import check_version, open_reader
 from veilmq.store.sqlite.directory import DATABASE
 from veilmq.store.sqlite.options import Options
-from veilmq.store.sqlite.schema import APPLICATION_ID, VERSION, NotOurs, SchemaNewer
+from veilmq.store.sqlite.schema import check_ours
 
 _PAGES_STEP: Final = 1_024
 
@@ -110,15 +110,6 @@ def _made(destination: Path) -> Iterator[None]:
         if is_new and not any(destination.iterdir()):
             destination.rmdir()
         raise
-
-
-def check_ours(connection: apsw.Connection) -> None:
-    """Raises NotOurs or SchemaNewer, if this release cannot read the database."""
-    if connection.pragma("application_id") != APPLICATION_ID:
-        raise NotOurs("veilmq.db is not a VeilMQ database")
-    found = int(connection.pragma("user_version"))
-    if found > VERSION:
-        raise SchemaNewer(found)
 
 
 def _copy(database: Path, part: Path, progress: Progress) -> None:

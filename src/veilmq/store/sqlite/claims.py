@@ -18,16 +18,9 @@ from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import RedrivePolicy
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.disorder import disordered
-from veilmq.store.sqlite.endings import (
-    MANY,
-    Place,
-    dead_letter,
-    expire,
-    intact,
-    look_for_due,
-    numbers,
-    quarantine,
-)
+from veilmq.store.sqlite.endings import dead_letter, expire, look_for_due, quarantine
+from veilmq.store.sqlite.extras import intact
+from veilmq.store.sqlite.places import MANY, Place, numbers
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.sends import INSERT_LEASE
 from veilmq.store.sqlite.writer import Row, Writer
@@ -255,45 +248,16 @@ class Granting:
         queue.in_flight += 1
         if due < queue.next_due:
             writer.queues.lower_due(queue, due)
-        writer.events.append(
-            Event(
-                _RECEIVED,
-                now,
-                queue.incarnation,
-                self._origin,
-                candidate.id,
-                sequence,
-                attempt,
-                rotation,
-                lease_us,
-                source,
-                sent,
-                visible_since,
-                None,
-                len(candidate.body),
-                candidate.group,
-                candidate.type,
-            )
-        )
+        writer.events.append(Event(
+            _RECEIVED, now, queue.incarnation, self._origin, candidate.id, sequence, attempt, rotation, lease_us,
+            source, sent, visible_since, None, len(candidate.body), candidate.group, candidate.type,
+        ))  # fmt: skip
         expires = sent + queue.settings.retention_us if candidate.own_expiry is None else candidate.own_expiry
-        self.granted.append(
-            Delivery(
-                candidate.id,
-                sequence,
-                candidate.body.decode(),
-                candidate.md5,
-                extras,
-                candidate.sender,
-                candidate.priority,
-                sent,
-                Instant(expires),
-                attempt,
-                first,
-                writer.receipts.seal(queue.incarnation, sequence, attempt, rotation),
-                due,
-                lease_us,
-            )
-        )
+        self.granted.append(Delivery(
+            candidate.id, sequence, candidate.body.decode(), candidate.md5, extras, candidate.sender,
+            candidate.priority, sent, Instant(expires), attempt, first,
+            writer.receipts.seal(queue.incarnation, sequence, attempt, rotation), due, lease_us,
+        ))  # fmt: skip
 
     def _planned(self, candidate: Candidate, extras: Extras) -> tuple[int, int, Instant]:
         """The first lease of a message for which its sender or the queue's plan may want another than is usual."""

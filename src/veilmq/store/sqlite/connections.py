@@ -100,7 +100,7 @@ def _configure(connection: apsw.Connection, options: Options) -> None:
     connection.pragma("temp_store", "MEMORY")
     connection.pragma("journal_size_limit", 4 * options.checkpoint_bytes)
     connection.wal_autocheckpoint(0)
-    # Without this each execution of a select is compiled anew: its plan might depend on what is bound (17 us to 1.5).
+    # Without this each execution of a select compiles it anew: its plan might depend on what is bound (decision 0003).
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
 
 

@@ -64,10 +64,9 @@ def _prepare(queue: LiveQueue, command: Send) -> tuple[Send, bytes] | ParameterI
     identity = identity_of(queue, command)
     if identity is None:
         return ParameterInvalid(parameter="deduplication_id", reason=IDENTITY_REASON)
-    delay_us = None
     if extras.deduplication_id is None:
         extras = msgspec.structs.replace(extras, deduplication_id=identity)
         command = msgspec.structs.replace(command, extras=extras, delay_us=None)
-    elif command.delay_us is not delay_us:
+    elif command.delay_us is not None:  # a delay of 0 is none of its own: the queue's holds
         command = msgspec.structs.replace(command, delay_us=None)
     return command, key_of(queue, extras.group, identity)

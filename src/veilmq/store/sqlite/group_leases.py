@@ -3,7 +3,7 @@
 Strategy: two questions that `leases.py` asks; everything else is noted by `uncount` and settled later (groups.py).
 """
 
-from veilmq.store.sqlite.endings import Place
+from veilmq.store.sqlite.places import Place
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.writer import Writer
 

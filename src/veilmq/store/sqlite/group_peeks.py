@@ -12,7 +12,7 @@ import apsw
 
 from veilmq.model.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.claims import RETURNS_MAX
-from veilmq.store.sqlite.endings import numbers
+from veilmq.store.sqlite.places import numbers
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 
 _DUE: Final = (

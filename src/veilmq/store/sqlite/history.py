@@ -7,7 +7,7 @@ that nobody ever adds them up.
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import apsw
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind, shown_detail
 from veilmq.model.instant import Instant
+from veilmq.store.sqlite.rows import origin_names, queue_names
 from veilmq.store.sqlite.writer import Writer
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
@@ -107,31 +108,26 @@ class Names:
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
-        self._queues: dict[int, tuple[str, str, str]] = {}
-        self._origins: dict[int, tuple[str, str, str]] = {}
+        self._queues: dict[int, tuple[Any, ...]] = {}
+        self._origins: dict[int, tuple[Any, ...]] = {}
 
-    def _queue(self, incarnation: int | None) -> tuple[str | None, str | None, str | None]:
+    def _queue(self, incarnation: int | None) -> tuple[Any, ...]:
         if incarnation is None:
             return None, None, None
         found = self._queues.get(incarnation)
         if found is None:
-            row = self._connection.execute(
-                "SELECT account, region, name FROM queue WHERE incarnation = ?", (incarnation,)
-            ).fetchone()
+            row = queue_names(self._connection, incarnation)
             if row is None:
                 return None, None, None
-            found = self._queues[incarnation] = (row[0], row[1], row[2])
+            found = self._queues[incarnation] = row
         return found
 
-    def _origin(self, number: int | None) -> tuple[str | None, str | None, str | None]:
+    def _origin(self, number: int | None) -> tuple[Any, ...]:
         if number is None:
             return None, None, None
         found = self._origins.get(number)
         if found is None:
-            row = self._connection.execute(
-                "SELECT protocol, principal, client FROM origin WHERE id = ?", (number,)
-            ).fetchone()
-            found = self._origins[number] = ("", "", "") if row is None else (row[0], row[1], row[2])
+            found = self._origins[number] = origin_names(self._connection, number) or ("", "", "")
         return found
 
     def record(self, offset: int, event: Event) -> EventRecord:

@@ -15,12 +15,12 @@ import apsw
 import msgspec
 
 from veilmq.model.events import Event, HeldMessage, Kind, Part
-from veilmq.store.sqlite.backup import SqliteFailed, check_ours
+from veilmq.store.sqlite.backup import SqliteFailed
 from veilmq.store.sqlite.connections import check_version, open_reader
-from veilmq.store.sqlite.endings import read_extras
+from veilmq.store.sqlite.extras import read_extras
 from veilmq.store.sqlite.history import bounds, events_from
 from veilmq.store.sqlite.options import Options
-from veilmq.store.sqlite.schema import VERSION, SchemaOlder
+from veilmq.store.sqlite.schema import VERSION, SchemaOlder, check_ours
 from veilmq.store.sqlite.snapshots import newest
 
 PROBLEMS_MAX: Final = 1_000
@@ -86,8 +86,7 @@ def _open(database: Path) -> apsw.Connection:
     try:
         connection = open_reader(database, Options())
         try:
-            check_ours(connection)
-            found = int(connection.pragma("user_version"))
+            found = check_ours(connection)
             if found < VERSION:
                 raise SchemaOlder(found)
             connection.execute("BEGIN")

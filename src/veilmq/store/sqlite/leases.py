@@ -22,19 +22,9 @@ from veilmq.model.events import Event, Kind, Refusal
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Undelivered
 from veilmq.model.receipt import Receipt
-from veilmq.store.sqlite.endings import (
-    MANY,
-    Place,
-    end_lease,
-    event_of,
-    expire,
-    find_place,
-    find_places,
-    numbers,
-    remove_rows,
-    uncount,
-)
+from veilmq.store.sqlite.endings import end_lease, expire, remove_rows
 from veilmq.store.sqlite.group_leases import line_aside, may_extend
+from veilmq.store.sqlite.places import MANY, Place, event_of, find_place, find_places, numbers, uncount
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.sends import INSERT_LEASE, as_stored
 from veilmq.store.sqlite.writer import Writer

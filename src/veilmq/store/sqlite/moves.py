@@ -10,6 +10,7 @@ Developer Guide.
 
 from typing import Any, Final
 
+import apsw
 import msgspec
 
 from veilmq.model.commands import CancelMove, ListMoves, StartMove
@@ -27,21 +28,12 @@ from veilmq.model.moves import (
 )
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite.endings import (
-    Place,
-    event_of,
-    expire,
-    find_places,
-    intact,
-    quarantine,
-    remove,
-    return_due,
-)
-from veilmq.store.sqlite.groups import is_grouped, join, settle
+from veilmq.store.sqlite.endings import expire, put_elsewhere, quarantine, return_due
+from veilmq.store.sqlite.extras import intact, pack_extras
+from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.options import MIB
+from veilmq.store.sqlite.places import Place, event_of, find_places
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.rows import Connection
-from veilmq.store.sqlite.sends import INSERT_MESSAGE, detail_of
 from veilmq.store.sqlite.writer import Row, Writer
 
 STEP_MESSAGES_MAX: Final = 64
@@ -194,7 +186,7 @@ def _latest(writer: Writer, source: LiveQueue, count_max: int) -> list[_Task]:
     return [_Task(*row) for row in writer.read(_LATEST, (source.incarnation, count_max))]
 
 
-def every(connection: Connection, count_max: int) -> list[MoveInfo]:
+def every(connection: apsw.Connection, count_max: int) -> list[MoveInfo]:
     """The latest tasks of all queues that exist, newest first, as a reader sees them."""
     rows: list[tuple[Any, ...]] = connection.execute(_EVERY, (count_max,)).fetchall()
     return [_Task(*row[3:]).info(QueueKey(*row[:3])) for row in rows]
@@ -313,24 +305,11 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
         return MoveFailure.KIND_DIFFERS
     if place.body_bytes > to.settings.message_bytes_max:
         return MoveFailure.MESSAGE_TOO_LARGE
-    writer.touch(to)
-    remove(writer, source, place)
-    message, sequence = writer.next_id(), writer.next_sequence()
-    line = place.priority
-    if place.group is not None and is_grouped(to, place.priority):
-        line = join(writer, to, place.group, sequence)
-    kept = None
     if packed is not None:
         extras = msgspec.structs.replace(extras, dead_letter_source=None, dead_first_received=None, dead_receives=0)
-        kept = _ENCODER.encode(extras)
-    values: tuple[Any, ...] = (sequence, to.generation, line, place.priority, message, writer.now, place.own_expiry)
-    writer.write(INSERT_MESSAGE, (*values, sender, place.group, place.type, kept, md5, body))
-    if line <= LINES_MAX:
-        to.ready[line] = to.ready.get(line, 0) + 1
-    to.visible += 1
-    to.woken += not to.settings.fifo
-    writer.queues.lower_expiry(to, place.own_expiry or writer.now + to.settings.retention_us)
-    detail: dict[str, object] = {"target": to.incarnation, "target_sequence": sequence, "target_message": message.hex()}
-    detail |= detail_of(place.priority, place.own_expiry) or {}
+        packed = pack_extras(extras)
+    message = writer.next_id()
+    detail = put_elsewhere(writer, source, place, to, message, writer.now, (sender, packed, md5, body))
+    detail["target_message"] = message.hex()
     writer.events.append(event_of(Kind.MOVED, writer.now, source, task.origin, place, detail))
     return True

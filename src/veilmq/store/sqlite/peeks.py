@@ -14,8 +14,9 @@ from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.store.sqlite.claims import RETURNS_MAX
-from veilmq.store.sqlite.endings import intact, numbers
+from veilmq.store.sqlite.extras import intact
 from veilmq.store.sqlite.group_peeks import next_in_groups
+from veilmq.store.sqlite.places import numbers
 from veilmq.store.sqlite.queues import LiveQueue, Queues
 
 _COLUMNS: Final = "m.sequence, m.id, m.sent, m.expires, m.priority, m.sender, m.extras, m.md5, m.body"

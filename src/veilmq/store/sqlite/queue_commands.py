@@ -37,6 +37,7 @@ from veilmq.model.queue import (
     DeduplicationScope,
     QueueKey,
     QueueSettings,
+    RedriveAllowPolicy,
     RedrivePermission,
     SettingsChange,
     is_alias,
@@ -63,9 +64,9 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
     if present is not None:
         wanted = settings if command.compare_all else with_change(present.settings, command.change)
         wanted = _with_own_plan(wanted, present.settings, command.change)
-        for name in QueueSettings.__struct_fields__:
-            if getattr(present.settings, name) != getattr(wanted, name):
-                return QueueExists(queue=str(command.queue), setting=name)
+        difference = _difference(present.settings, wanted, command.change.get("labels", {}))
+        if difference is not None:
+            return QueueExists(queue=str(command.queue), setting=difference)
         return QueueCreated(present.info(), created=False)
     refusal = _cannot_create(writer, command, settings)
     if refusal is not None:
@@ -83,6 +84,24 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
     writer.undo(lambda: writer.queues.remove(queue))
     _record(writer, Kind.QUEUE_CREATED, command, queue, recorded_settings(key, settings))
     return QueueCreated(queue.info(), created=True)
+
+
+def _difference(present: QueueSettings, wanted: QueueSettings, named: dict[str, str]) -> str | None:
+    """The first setting in which they differ; of labels that label, the named ones first."""
+    for name in QueueSettings.__struct_fields__:
+        one, other = getattr(present, name), getattr(wanted, name)
+        if one == other or (name == "redrive_allow" and _allows_all(one) and _allows_all(other)):
+            continue
+        if name == "labels":
+            label: str = next(label for label in {**named, **one, **other} if one.get(label) != other.get(label))
+            return label
+        return name
+    return None
+
+
+def _allows_all(allow: RedriveAllowPolicy | None) -> bool:
+    """Spelled out or not, it is what a queue has from the start."""
+    return allow is None or allow.permission is RedrivePermission.ALLOW_ALL
 
 
 def _with_own_plan(wanted: QueueSettings, present: QueueSettings, change: SettingsChange) -> QueueSettings:

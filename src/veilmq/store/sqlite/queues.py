@@ -20,8 +20,13 @@ from veilmq.store.sqlite.names import OrderedNames
 SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
 SETTINGS_ENCODER: Final = msgspec.msgpack.Encoder()
 STALE_MAX: Final = 4_096
+"""Entries in a heap of bounds, beyond two a queue, before it is built anew."""
 LINES_MAX: Final = 16
 """Lines up to here are priorities; the others are groups (groups.py)."""
+_NEXT_WITH_GROUPS: Final = (
+    "SELECT min(generation) FROM message_group INDEXED BY message_group_name WHERE generation > ?"
+)
+_FIRST_DUE: Final = "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1"
 
 
 class LiveQueue:
@@ -144,12 +149,6 @@ class LiveQueue:
         """The queue as others see it."""
         counts = QueueCounts(self.visible, self.delayed, self.in_flight)
         return QueueInfo(self.key, self.incarnation, self.created, self.modified, self.settings, counts, self.plan)
-
-
-_NEXT_WITH_GROUPS: Final = (
-    "SELECT min(generation) FROM message_group INDEXED BY message_group_name WHERE generation > ?"
-)
-_FIRST_DUE: Final = "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1"
 
 
 class Groups:

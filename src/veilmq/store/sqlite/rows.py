@@ -1,4 +1,4 @@
-"""The statements behind `reading` and `columns`: rows of a reading connection, as they are stored.
+"""What the admin room reads: rows of a reading connection, as they are stored.
 
 Strategy: everything here is a select of one read transaction (`Readers.lend`). Pages seek by index and never count;
 what goes through the history does so row by row, newest or oldest first, and leaves the unpacking to its caller.
@@ -12,7 +12,7 @@ import apsw
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 
 Connection = apsw.Connection
-PRIORITIES: Final = range(1, 17)
+PRIORITIES: Final = range(1, LINES_MAX + 1)
 
 _COLUMNS: Final = (
     "m.sequence, m.id, m.priority, m.sent, m.expires, m.sender, m.extras, length(m.body),"

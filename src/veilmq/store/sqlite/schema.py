@@ -217,6 +217,7 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     _RETIMING,
 )
 VERSION: Final = len(MIGRATIONS)
+_FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 
 
 class SchemaNewer(Exception):
@@ -246,11 +247,18 @@ def check(connection: apsw.Connection) -> int:
     """The version of the file, changing nothing. Raises SchemaNewer or NotOurs."""
     found = int(connection.pragma("user_version"))
     owner = int(connection.pragma("application_id"))
+    if owner != APPLICATION_ID and (found or owner or connection.execute("SELECT count(*) FROM sqlite_schema").get):
+        raise NotOurs(_FOREIGN)
     if found > VERSION:
         raise SchemaNewer(found)
-    if owner != APPLICATION_ID and (found or owner or connection.execute("SELECT count(*) FROM sqlite_schema").get):
-        raise NotOurs("veilmq.db is not a VeilMQ database")
     return found
+
+
+def check_ours(connection: apsw.Connection) -> int:
+    """The same for who only reads: an empty file is none of ours either."""
+    if connection.pragma("application_id") != APPLICATION_ID:
+        raise NotOurs(_FOREIGN)
+    return check(connection)
 
 
 def migrate(connection: apsw.Connection) -> int:

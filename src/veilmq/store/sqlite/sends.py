@@ -1,4 +1,8 @@
-"""Sends: append to the line, or hide until the delay ends."""
+"""Sends: append to the line, or hide until the delay ends.
+
+Strategy: a message costs one row, of `message`, or two if it is delayed, and one event; rows are gathered and written
+at the end, and what the messages of a wire batch have in common is asked once.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
@@ -13,6 +17,7 @@ from veilmq.model.message import NO_EXTRAS
 from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.queue import PRIORITY_DEFAULT, XmlBody
 from veilmq.model.xml_bodies import decode_xml_body
+from veilmq.store.sqlite.extras import pack_extras
 from veilmq.store.sqlite.fifo_sends import send_fifo
 from veilmq.store.sqlite.groups import Joining, is_grouped
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
@@ -21,7 +26,6 @@ from veilmq.store.sqlite.writer import Row, Writer
 INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SENT: Final = int(Kind.SENT)
-_EXTRAS: Final = msgspec.msgpack.Encoder()
 
 
 def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
@@ -113,23 +117,11 @@ class _Appending:
         if group is not None and is_grouped(queue, priority):
             order = self.joining.join(queue, group, sequence, hidden=delay_us > 0)
             line = leased_line = -order if delay_us and not queue.settings.fifo else order
-        self._messages.append(
-            (
-                sequence,
-                queue.generation,
-                line,
-                priority,
-                message,
-                now,
-                own_expiry,
-                sender.principal,
-                group,
-                kind,
-                None if extras is NO_EXTRAS else _EXTRAS.encode(extras),
-                command.md5,
-                body,
-            )
-        )
+        packed = None if extras is NO_EXTRAS else pack_extras(extras)
+        self._messages.append((
+            sequence, queue.generation, line, priority, message, now, own_expiry, sender.principal, group, kind,
+            packed, command.md5, body,
+        ))  # fmt: skip
         visible = now
         if delay_us:
             visible = Instant(now + delay_us)
@@ -144,27 +136,11 @@ class _Appending:
         if expires < queue.next_expiry:
             writer.queues.lower_expiry(queue, expires)
         detail = detail_of(priority, own_expiry)
-        writer.events.append(
-            Event(
-                _SENT,
-                now,
-                queue.incarnation,
-                origin,
-                message,
-                sequence,
-                0,
-                0,
-                None,
-                None,
-                now,
-                visible,
-                None,
-                len(body),
-                group,
-                kind,
-                detail,
-            )
-        )
+        # By place: with names it would take nearly a third more instructions.
+        writer.events.append(Event(
+            _SENT, now, queue.incarnation, origin, message, sequence, 0, 0, None, None, now, visible, None, len(body),
+            group, kind, detail,
+        ))  # fmt: skip
         handle = writer.receipts.seal(queue.incarnation, sequence, 0, 0) if command.wants_handle else ""
         return Sent(message, sequence, now, visible, expires, handle)
 

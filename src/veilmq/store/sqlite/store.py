@@ -152,9 +152,15 @@ class SqliteStore:
         connection.set_wal_hook(self._wal_grew)
         self._disk_looked = Instant(-_DISK_LOOK_US)
         self._broken: str | None = None
-        # The serial order that a batch is given: what was sent can be received in the same batch, and a use of a
-        # handle comes before any claim that could take its message.
-        self._handlers: dict[type, GroupHandler] = {
+        self._handlers = self._serial_order()
+
+    def _serial_order(self) -> dict[type, GroupHandler]:
+        """Who handles each kind of command, in the order that a batch gives the kinds.
+
+        What was sent can be received in the same batch, and a use of a handle comes before any claim that could take
+        its message (docs/decisions/0003-one-batch-by-kind.md).
+        """
+        return {
             CreateQueue: _each(queue_commands.create),
             ChangeQueue: _each(queue_commands.change),
             SuggestPlan: _each(plans.suggest),

@@ -13,9 +13,10 @@ from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import Outcome, Recorded, Swept
 from veilmq.store.sqlite import attempts, deduplication, fifo_delays, history, moves
-from veilmq.store.sqlite.endings import expire, find_places, return_due
+from veilmq.store.sqlite.endings import expire, return_due
 from veilmq.store.sqlite.groups import first_of_groups
 from veilmq.store.sqlite.options import MIB, Options
+from veilmq.store.sqlite.places import find_places
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.snapshots import Snapshots
 from veilmq.store.sqlite.writer import Writer

@@ -24,6 +24,9 @@ from veilmq.store.sqlite.topics import Topics
 ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new ones are recorded without their user agent."""
 _IDS: Final = struct.Struct("16s" * 256)
+_VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
+_VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
+"""What a random byte 6 and 8 becomes in a UUID of version 4 (RFC 9562, 5.4)."""
 
 Row = tuple[Any, ...]
 
@@ -176,9 +179,12 @@ class Writer:
         return self.mark.generation
 
     def next_id(self) -> bytes:
-        """16 random bytes, taken from a pool."""
+        """A UUID of version 4, taken from a pool."""
         if not self._ids:
-            self._ids = list(_IDS.unpack(os.urandom(_IDS.size)))
+            pool = bytearray(os.urandom(_IDS.size))
+            pool[6::16] = pool[6::16].translate(_VERSION_4)
+            pool[8::16] = pool[8::16].translate(_VARIANT)
+            self._ids = list(_IDS.unpack(pool))
         return self._ids.pop()
 
     def queue(self, key: QueueKey) -> LiveQueue | None:

@@ -7,6 +7,7 @@ import pytest
 from veilmq.model.commands import Receive
 from veilmq.model.errors import MessageGone, RedriveRefused
 from veilmq.model.instant import HOUR_US, SECOND_US
+from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey, RedriveAllowPolicy, RedrivePermission, RedrivePolicy
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, refused
 
@@ -70,6 +71,19 @@ class TestDeadLetters:
         stage.take(queue, lease_us=LEASE_US)
         stage.later(LEASE_US)
         assert stage.batch([Receive(queue=queue, origin=TESTER)]).visible[dead] == 1
+
+    def test_who_waits_behind_more_than_one_receive_moves_is_told_that_there_are_others(self, stage: Stage) -> None:
+        queue, dead = _pair(stage, 1)
+        for number in range(200):
+            stage.send(queue, str(number))
+        stage.receive(queue, 200, lease_us=LEASE_US)
+        stage.later(LEASE_US)
+        stage.sweep()
+        applied = stage.batch([Receive(queue=queue, origin=TESTER)])
+        left = stage.counts(queue)[0]
+        assert applied.outcomes == [Received([])]
+        assert 0 < left < 200
+        assert applied.visible == {queue: 1, dead: 200 - left}
 
     def test_more_than_one_receive_moves_on_its_way_are_all_moved_in_the_end(self, stage: Stage) -> None:
         queue, dead = _pair(stage, 1)

@@ -26,6 +26,12 @@ class TestFifoDelay:
         stage.later(SECOND_US // 2)
         assert bodies(stage.receive(queue, 10)) == ["b1"], "a1 is in flight"
 
+    @pytest.mark.parametrize("identity", [None, "id"])
+    def test_a_delay_of_0_is_none_of_the_messages_own(self, stage: Stage, identity: str | None) -> None:
+        queue = fifo(stage, delay_us=SECOND_US)
+        stage.send(queue, delay_us=0, extras=Extras(group="a", deduplication_id=identity))
+        assert stage.counts(queue) == (0, 1, 0)
+
     def test_a_group_is_freed_into_the_delay_of_its_next_message(self, stage: Stage) -> None:
         queue = fifo(stage, delay_us=SECOND_US)
         put(stage, queue, "a1")

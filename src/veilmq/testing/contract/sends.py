@@ -1,5 +1,7 @@
 """Sends: what is sent is received, exactly and in order; what is refused leaves nothing."""
 
+from uuid import RFC_4122, UUID
+
 import pytest
 
 from veilmq.model.errors import MessageTooLarge, QueueMissing
@@ -60,6 +62,12 @@ class TestSends:
         assert sequences == sorted(set(sequences))
         assert len({answer.id for answer in answers}) == len(answers)
         assert all(len(answer.id) == 16 for answer in answers)
+
+    def test_ids_are_uuids_of_version_4(self, stage: Stage) -> None:
+        """RFC 9562, 5.4: programs that check the ids of a cloud's messages check these bits too."""
+        queue = stage.create()
+        ids = [UUID(bytes=stage.send(queue).id) for _ in range(20)]
+        assert {(each.variant, each.version) for each in ids} == {(RFC_4122, 4)}
 
     @pytest.mark.parametrize("kill", [False, True])
     def test_sequences_grow_across_a_reopening_even_if_the_messages_are_gone(self, stage: Stage, kill: bool) -> None:

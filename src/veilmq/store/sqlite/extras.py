@@ -1,0 +1,27 @@
+"""What only some messages carry, as it is stored, and whether a message is as it was stored."""
+
+from hashlib import md5 as md5_of
+from typing import Final
+
+import msgspec
+
+from veilmq.model.message import NO_EXTRAS, Extras
+
+_decode: Final = msgspec.msgpack.Decoder(Extras).decode
+pack_extras: Final = msgspec.msgpack.Encoder().encode
+"""The column `extras` of a message that has some; NULL stands for `NO_EXTRAS`."""
+
+
+def read_extras(packed: bytes | None) -> Extras | None:
+    """The stored extras, or the shared empty ones; None if they are damaged."""
+    if packed is None:
+        return NO_EXTRAS
+    try:
+        return _decode(packed)
+    except msgspec.MsgspecError:
+        return None
+
+
+def intact(body: bytes, md5: bytes, packed: bytes | None) -> Extras | None:
+    """The extras of a message that is as it was stored; None if its body lost its MD5, or its extras are damaged."""
+    return read_extras(packed) if md5_of(body, usedforsecurity=False).digest() == md5 else None
