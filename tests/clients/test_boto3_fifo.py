@@ -16,7 +16,7 @@ from veilmq.testing.local import LocalServer
 OTHER_TYPE = "The request include parameter that is not valid for this queue type"
 TOKEN = "can only include alphanumeric and punctuation characters. 1 to 128 in length"
 NEITHER = "should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly"
-THROUGHPUT = "allowed only when the value for DeduplicationScope is messageGroup"
+THROUGHPUT = "To set FifoThroughputLimit to perMessageGroupId, the DeduplicationScope must be messageGroup."
 NOT_FIFO = "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
 PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
@@ -357,7 +357,8 @@ class TestAttributes:
         url = create(sqs)
         sqs.set_queue_attributes(QueueUrl=url, Attributes={"FifoQueue": "true"})
         code, text = refused(sqs.set_queue_attributes, QueueUrl=url, Attributes={"FifoQueue": "false"})
-        assert (code, "Modifying queue type is not supported" in text) == ("InvalidParameterValue", True)
+        words = "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported."
+        assert (code, text) == ("InvalidAttributeValue", words)
 
     def test_what_a_standard_queue_does_not_take(self, sqs: Any) -> None:
         url = sqs.create_queue(QueueName="standard")["QueueUrl"]

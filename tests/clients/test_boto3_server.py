@@ -184,3 +184,16 @@ def _await_parked(server: ServerProcess, count: int = 1) -> None:
         if float(value) == count:
             return
     raise AssertionError(f"{count} parked receives were never seen")
+
+
+def test_what_the_server_does_not_even_read_is_refused_by_its_name(start: Any, connect: Any) -> None:
+    """ "BatchRequestTooLong: The length of all the messages put together is more than the limit." """
+    client = connect(start())
+    url = client.create_queue(QueueName="orders")["QueueUrl"]
+    entries = [{"Id": str(number), "MessageBody": "x" * 1_048_576} for number in range(10)]
+    with pytest.raises(client.exceptions.BatchRequestTooLong) as raised:
+        client.send_message_batch(QueueUrl=url, Entries=entries)
+    assert raised.value.response["Error"]["Message"].startswith("Batch requests cannot be longer than 1048576 bytes.")
+    with pytest.raises(ClientError, match="Message must be shorter than 1048576 bytes") as too_long:
+        client.send_message(QueueUrl=url, MessageBody="x" * 5_000_000)
+    assert too_long.value.response["Error"]["Code"] == "InvalidParameterValue"

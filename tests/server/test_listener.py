@@ -349,7 +349,8 @@ async def test_what_http_forbids_is_refused_and_ends_the_connection(serve, case)
 async def test_a_refusal_has_the_form_of_the_protocol(serve, caplog):
     refused: list[tuple[int, str, str]] = []
 
-    def refuse(status: int, reason: str, request_id: str) -> Response:
+    def refuse(status: int, reason: str, request_id: str, request: Request | None) -> Response:
+        assert request is None
         refused.append((status, reason, request_id))
         return Response(status, b"text/xml", b"<no/>", ((b"x-request-id", request_id.encode()),))
 
@@ -359,6 +360,23 @@ async def test_a_refusal_has_the_form_of_the_protocol(serve, caplog):
     assert refused == [(400, "HTTP/1.1 requires a host header", answer.headers["x-request-id"])]
     assert answer.body == b"<no/>"
     assert refused[0][2] in [record.request for record in caplog.records]
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
+async def test_who_sends_too_long_a_body_is_answered_by_its_headers(serve, framing):
+    refused: list[tuple[str, Request | None]] = []
+
+    def refuse(status: int, reason: str, request_id: str, request: Request | None) -> Response:
+        refused.append((request_id, request))
+        return Response(status, b"text/plain", b"no")
+
+    client = await (await serve(echo, refuse=refuse, limits={"body_bytes_max": 99})).client()
+    sent = b"POST /q?a HTTP/1.1\r\nHost: h\r\nX-Form: json\r\n%b\r\n\r\n64\r\n%b" % (framing, b"x" * 100)
+    assert (await client.ask(sent)).status == 413
+    ((request_id, request),) = refused
+    assert request is not None
+    assert (request.method, request.target, request.headers[b"x-form"]) == ("POST", b"/q?a", b"json")
+    assert (request.body, request.request_id) == (b"", request_id)
 
 
 async def test_a_refusal_comes_after_the_answers_before_it(serve):
@@ -422,7 +440,7 @@ async def test_an_exception_after_the_answer_changes_nothing(serve):
 
 
 async def test_a_broken_refuse_hook_leaves_a_plain_refusal(serve):
-    def refuse(status: int, reason: str, request_id: str) -> Response:
+    def refuse(status: int, reason: str, request_id: str, request: Request | None) -> Response:
         raise LookupError("broken on purpose")
 
     client = await (await serve(echo, refuse=refuse)).client()

@@ -29,12 +29,16 @@ _NO_DUPLICATES: Final[frozenset[bytes]] = frozenset()
 
 
 class Refusal(Exception):
-    """A request that goes no further: the status to answer, and why, for the client to read."""
+    """A request that goes no further: the status to answer, and why, for the client to read.
 
-    def __init__(self, status: int, reason: str) -> None:
+    request: without its body, if that is all that is wrong with it: the answer has its form.
+    """
+
+    def __init__(self, status: int, reason: str, request: Request | None = None) -> None:
         super().__init__(status, reason)
         self.status = status
         self.reason = reason
+        self.request = request
 
 
 class Intake:
@@ -212,7 +216,7 @@ class Intake:
             except ValueError:  # thousands of zeros before a number, which llhttp takes
                 raise Refusal(400, "the content-length has too many digits") from None
             if too_long:
-                raise Refusal(413, f"body exceeds {self._limits.body_bytes_max} bytes")
+                raise self._body_too_long()
         elif b"transfer-encoding" in headers:
             self._begin_chunked(headers[b"transfer-encoding"])
         if b"expect" in headers:
@@ -269,23 +273,29 @@ class Intake:
         else:
             self._body = bytearray(body) + part
         if len(self._body) > self._limits.body_bytes_max:
-            raise Refusal(413, f"body exceeds {self._limits.body_bytes_max} bytes")
+            raise self._body_too_long()
 
-    def on_message_complete(self) -> None:
-        if self._upgrading:
-            return
-        body = self._body
-        request = Request(
+    def _body_too_long(self) -> Refusal:
+        return Refusal(413, f"body exceeds {self._limits.body_bytes_max} bytes", self._request(b""))
+
+    def _request(self, body: bytes) -> Request:
+        return Request(
             self._method,
             self._target,
             self._headers_taken,
-            body if type(body) is bytes else bytes(body),
+            body,
             self._peer,
             self._secure,
             self._next_id(),
             self._authority,
             self._duplicates,
         )
+
+    def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
+        body = self._body
+        request = self._request(body if type(body) is bytes else bytes(body))
         self.ready.append((request, self._form))
         self.in_body = self.expects = self._chunked = False
         self._target = self._body = b""

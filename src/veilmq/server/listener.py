@@ -28,14 +28,15 @@ log = logging.getLogger("veilmq.listener")
 # Called on the loop as soon as a request is complete; answers through the exchange, at once or later.
 Handler: TypeAlias = Callable[[Request, Exchange], None]
 
-# (status, reason, request id) -> the answer to what HTTP itself or a limit forbids, in the protocol's own form.
-Refuse: TypeAlias = Callable[[int, str, str], Response]
+# (status, reason, request id, the request if its headers were read) -> the answer to what HTTP itself or a limit
+# forbids, in the protocol's own form.
+Refuse: TypeAlias = Callable[[int, str, str, Request | None], Response]
 
 # The answer to a request whose handler raised.
 Failure: TypeAlias = Callable[[Request], Response]
 
 
-def refuse_plainly(status: int, reason: str, request_id: str) -> Response:
+def refuse_plainly(status: int, reason: str, request_id: str, request: Request | None = None) -> Response:
     return Response(status, b"text/plain; charset=utf-8", f"{reason} (request {request_id})\n".encode())
 
 
@@ -222,11 +223,12 @@ class Listener:
 
     def refusal_answer(self, refusal: Refusal, peer: str) -> bytes:
         self.refusals += 1
-        request_id = self.next_request_id()
+        request = refusal.request
+        request_id = self.next_request_id() if request is None else request.request_id
         extra = {"request": request_id}
         log.info("%s: refused %s: %d %s", self.name, peer, refusal.status, refusal.reason, extra=extra)
         try:
-            return self.answers.write(self._refuse(refusal.status, refusal.reason, request_id), CLOSE)
+            return self.answers.write(self._refuse(refusal.status, refusal.reason, request_id, request), CLOSE)
         except Exception as error:
             log.error("%s: the refused request gets a plain answer", self.name, exc_info=error, extra=extra)
             return self.answers.write(refuse_plainly(refusal.status, refusal.reason, request_id), CLOSE)

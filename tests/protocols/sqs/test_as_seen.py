@@ -96,6 +96,7 @@ class TestCreateQueueThatMeetsAQueue:
             {"SqsManagedSseEnabled": "true"},
             {"VisibilityTimeout": "30", "MaximumMessageSize": "1048576", "MessageRetentionPeriod": "345600"},
             {"Policy": "", "RedrivePolicy": "", "KmsMasterKeyId": ""},
+            {"RedriveAllowPolicy": '{"redrivePermission":"allowAll"}'},
         ],
     )
     def test_defaults_that_are_spelled_out_are_no_difference(
@@ -122,6 +123,25 @@ class TestCreateQueueThatMeetsAQueue:
         assert found == ("QueueAlreadyExists", words)
         client.set_queue_attributes(QueueUrl=url, Attributes={name: text})
         assert client.create_queue(QueueName="jobs", Attributes={name: text})["QueueUrl"] == url
+
+    def test_the_one_label_of_several_that_differs_is_named(self, served: Any, client: Any) -> None:
+        asked = {"KmsMasterKeyId": "alias/mine", "Policy": '{"Statement":[]}'}
+        client.create_queue(QueueName="locked", Attributes=asked)
+        found = served.refused(client.create_queue, QueueName="locked", Attributes={**asked, "Policy": "{}"})
+        assert found[1].endswith("attribute Policy")
+        found = served.refused(client.create_queue, QueueName="locked", Attributes={**asked, "KmsMasterKeyId": "b"})
+        assert found[1].endswith("attribute KmsMasterKeyId")
+
+    def test_a_key_is_reused_for_five_minutes_unless_one_says_otherwise(self, served: Any, client: Any) -> None:
+        """ "KmsDataKeyReusePeriodSeconds: Default: 300 (5 minutes)": what GetQueueAttributes shows can be asked for."""
+        key, default = {"KmsMasterKeyId": "alias/mine"}, {"KmsDataKeyReusePeriodSeconds": "300"}
+        url = client.create_queue(QueueName="locked", Attributes=key)["QueueUrl"]
+        shown = client.get_queue_attributes(QueueUrl=url, AttributeNames=list(default))["Attributes"]
+        assert client.create_queue(QueueName="locked", Attributes=key | shown)["QueueUrl"] == url
+        client.set_queue_attributes(QueueUrl=url, Attributes=key | {"KmsDataKeyReusePeriodSeconds": "600"})
+        assert client.create_queue(QueueName="locked", Attributes=key)["QueueUrl"] == url
+        found = served.refused(client.create_queue, QueueName="locked", Attributes=key | default)
+        assert found[1].endswith("attribute KmsDataKeyReusePeriodSeconds")
 
     def test_encryption_that_was_ended(self, served: Any, client: Any, url: str) -> None:
         client.set_queue_attributes(QueueUrl=url, Attributes={"SqsManagedSseEnabled": "false"})

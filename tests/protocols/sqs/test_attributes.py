@@ -123,10 +123,10 @@ def test_receive_counts_have_a_range(count: int, right: bool) -> None:
             for target, reason in (
                 (7, "Invalid value for deadLetterTargetArn"),
                 ("dead", "Invalid value for deadLetterTargetArn"),
-                ("arn:aws:sns:eu-west-1:111122223333:dead", "Invalid value for deadLetterTargetArn"),
+                ("arn:aws:sns:eu-west-1:111122223333:dead", "Only SQS queues are valid resources for deadLetter"),
                 ("arn:aws:sqs:eu-west-1:444455556666:dead", "owner should be same"),
-                ("arn:aws:sqs:us-east-1:111122223333:dead", "owner should be same"),
-                ("arn:aws:sqs:eu-west-1:111122223333:dead.fifo", "must be same type"),
+                ("arn:aws:sqs:us-east-1:111122223333:dead", "target must be in same region as the source."),
+                ("arn:aws:sqs:eu-west-1:111122223333:dead.fifo", "queue must be same type of queue as the source.."),
             )
         ),
         *(
@@ -173,24 +173,35 @@ def test_redrive_allow_policies(
     assert shown == {name: value for name, value in policy.items() if value}
 
 
+UNSUPPORTED = ", as it\u2019s in an unsupported format."
+ONE_TO_TEN = ". When you specify the byQueue permission type, you must also specify between 1 and 10 source queue ARNs."
+BY_QUEUE_ALONE = ". You can specify source queue ARNs only when the permission type is byQueue."
+
+
 @pytest.mark.parametrize(
-    "policy",
+    ("policy", "reason"),
     [
-        {},
-        {"redrivePermission": "some"},
-        {"redrivePermission": "denyAll", "sourceQueueArns": [arn(QUEUE)]},
-        {"redrivePermission": "byQueue"},
-        {"redrivePermission": "byQueue", "sourceQueueArns": []},
-        {"redrivePermission": "byQueue", "sourceQueueArns": [arn(QUEUE)] * 11},
-        {"redrivePermission": "byQueue", "sourceQueueArns": [7]},
-        {"redrivePermission": "byQueue", "sourceQueueArns": "x"},
-        {"redrivePermission": ["allowAll"]},
+        ("{", UNSUPPORTED),
+        ([], UNSUPPORTED),
+        ({}, UNSUPPORTED),
+        ({"redrivePermission": "some"}, UNSUPPORTED),
+        ({"redrivePermission": ["allowAll"]}, UNSUPPORTED),
+        ({"redrivePermission": "allowAll", "sourceQueueArns": [arn(QUEUE)]}, BY_QUEUE_ALONE),
+        ({"redrivePermission": "denyAll", "sourceQueueArns": [arn(QUEUE)]}, BY_QUEUE_ALONE),
+        ({"redrivePermission": "byQueue"}, ONE_TO_TEN),
+        ({"redrivePermission": "byQueue", "sourceQueueArns": []}, ONE_TO_TEN),
+        ({"redrivePermission": "byQueue", "sourceQueueArns": [arn(QUEUE)] * 11}, ONE_TO_TEN),
+        ({"redrivePermission": "byQueue", "sourceQueueArns": [7]}, UNSUPPORTED),
+        ({"redrivePermission": "byQueue", "sourceQueueArns": ["jobs"]}, UNSUPPORTED),
+        ({"redrivePermission": "byQueue", "sourceQueueArns": "x"}, UNSUPPORTED),
     ],
 )
-def test_wrong_redrive_allow_policies(policy: dict[str, Any]) -> None:
-    code, message = refused({"RedriveAllowPolicy": json.dumps(policy)})
-    assert code == "InvalidParameterValue"
-    assert "for parameter RedriveAllowPolicy is invalid" in message
+def test_wrong_redrive_allow_policies(policy: object, reason: str) -> None:
+    words = (
+        "Invalid value for the parameter RedriveAllowPolicy. Reason: Amazon SQS can't create the redrive allow policy"
+    )
+    text = policy if isinstance(policy, str) else json.dumps(policy)
+    assert refused({"RedriveAllowPolicy": text}) == ("InvalidAttributeValue", words + reason)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_handle_of_another_queue_and_one_that_is_none(served: Any, client: Any
 
 def test_a_dead_letter_target_that_is_none(served: Any, client: Any) -> None:
     url = create(client, "jobs")
-    policy = json.dumps({"deadLetterTargetArn": NOWHERE, "maxReceiveCount": 3}, separators=(",", ":"))
+    policy = json.dumps({"maxReceiveCount": "3", "deadLetterTargetArn": NOWHERE})
     words = f"Value {policy} for parameter RedrivePolicy is invalid. Reason: Dead letter target does not exist."
     for call, where in ((client.set_queue_attributes, {"QueueUrl": url}), (client.create_queue, {"QueueName": "new"})):
         found = served.refused(call, **where, Attributes={"RedrivePolicy": policy})

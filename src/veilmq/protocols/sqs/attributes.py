@@ -71,6 +71,8 @@ NAMES: Final = frozenset(
 )
 """QueueAttributeName of the service model."""
 
+_REUSE: Final = LABEL_PREFIX + "KmsDataKeyReusePeriodSeconds"
+_REUSE_DEFAULT: Final = "300"
 _ONE_ENCRYPTION: Final = (
     "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or SQS SSE."
 )
@@ -132,7 +134,8 @@ def _check_fifo(text: str, queue: QueueKey, creating: bool) -> None:
         if not is_fifo(queue.name):
             raise unknown_name("FifoQueue")
         if not value:
-            raise invalid_value("FifoQueue", text, "Modifying queue type is not supported.")
+            words = "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported."
+            raise Refusal(INVALID_ATTRIBUTE_VALUE, words)
     elif not value:
         raise unknown_name("FifoQueue")
     elif not is_fifo(queue.name):
@@ -150,6 +153,8 @@ def _check_encryption(labels: dict[str, str]) -> None:
     # that spells it out meets the same queue.
     if labels.get(LABEL_PREFIX + "KmsMasterKeyId"):
         labels.setdefault(LABEL_PREFIX + "SqsManagedSseEnabled", "false")
+        if labels.get(_REUSE) == _REUSE_DEFAULT:
+            labels[_REUSE] = ""
     elif labels.get(LABEL_PREFIX + "SqsManagedSseEnabled") == "true":
         labels[LABEL_PREFIX + "SqsManagedSseEnabled"] = ""
         labels.setdefault(LABEL_PREFIX + "KmsMasterKeyId", "")
@@ -187,16 +192,6 @@ def _check_policy(text: str) -> None:
         raise Refusal(INVALID_ATTRIBUTE_VALUE, reason) from None
 
 
-def _object(name: str, text: str) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        raise _bad_value(name) from None
-    if not isinstance(value, dict):
-        raise _bad_value(name)
-    return value
-
-
 def _set_redrive(change: SettingsChange, text: str, queue: QueueKey) -> None:
     if not text:
         change["redrive"] = None
@@ -210,6 +205,9 @@ def _set_redrive(change: SettingsChange, text: str, queue: QueueKey) -> None:
     target_arn, count = value["deadLetterTargetArn"], value["maxReceiveCount"]
     target = queue_of_arn(target_arn) if isinstance(target_arn, str) else None
     if target is None:
+        service = target_arn.split(":")[2:3] if isinstance(target_arn, str) else []
+        if service and service != ["sqs"]:
+            raise invalid_value("RedrivePolicy", text, "Only SQS queues are valid resources for deadLetterTargetArn.")
         raise invalid_value("RedrivePolicy", text, "Invalid value for deadLetterTargetArn.")
     if isinstance(count, str) and count.isascii() and count.isdigit() and len(count) <= 10:
         count = int(count)
@@ -217,10 +215,12 @@ def _set_redrive(change: SettingsChange, text: str, queue: QueueKey) -> None:
         shown = str(count)[:64]
         reason = f"Invalid value for maxReceiveCount: {shown}, valid values are from 1 to 1000 both inclusive."
         raise invalid_value("RedrivePolicy", text, reason)
-    if (target.account, target.region) != (queue.account, queue.region):
+    if target.region != queue.region:
+        raise invalid_value("RedrivePolicy", text, "Dead-letter target must be in same region as the source.")
+    if target.account != queue.account:
         raise invalid_value("RedrivePolicy", text, "Dead-letter target owner should be same as the source.")
-    if is_fifo(target.name) is not is_fifo(queue.name):
-        raise invalid_value("RedrivePolicy", text, "Dead-letter target must be same type of queue as the source.")
+    if is_fifo(target.name) is not is_fifo(queue.name):  # AWS ends this one with two full stops
+        raise invalid_value("RedrivePolicy", text, "Dead-letter queue must be same type of queue as the source..")
     change["redrive"] = RedrivePolicy(target, count)
 
 
@@ -234,31 +234,44 @@ def _redrive_object(text: str) -> dict[str, Any]:
     return value
 
 
+class _RedriveAllow(msgspec.Struct, rename="camel"):
+    """RedriveAllowPolicy in its JSON text."""
+
+    redrive_permission: RedrivePermission
+    source_queue_arns: list[str] | None = None
+
+
 def _set_redrive_allow(change: SettingsChange, text: str, queue: QueueKey) -> None:
     if not text:
         change["redrive_allow"] = None
         return
-    value = _object("RedriveAllowPolicy", text)
-    arns = value.get("sourceQueueArns")
     try:
-        permission = RedrivePermission(str(value.get("redrivePermission")))
-    except ValueError:
-        reason = "redrivePermission must be allowAll, denyAll or byQueue."
-        raise invalid_value("RedriveAllowPolicy", text, reason) from None
+        policy = msgspec.json.decode(text, type=_RedriveAllow)
+    except (ValueError, RecursionError):
+        raise _bad_redrive_allow(_UNSUPPORTED) from None
+    permission, arns = policy.redrive_permission, policy.source_queue_arns or []
     if permission is not RedrivePermission.BY_QUEUE:
         if arns:
-            reason = "sourceQueueArns can be given only if redrivePermission is byQueue."
-            raise invalid_value("RedriveAllowPolicy", text, reason)
-        change["redrive_allow"] = RedriveAllowPolicy(permission)
-        return
-    if not isinstance(arns, list) or not 1 <= len(arns) <= limits.REDRIVE_SOURCES_MAX:
-        reason = f"sourceQueueArns must name from 1 to {limits.REDRIVE_SOURCES_MAX} queues with byQueue."
-        raise invalid_value("RedriveAllowPolicy", text, reason)
-    sources = [queue_of_arn(source) if isinstance(source, str) else None for source in arns]
-    named = tuple(source for source in sources if source is not None)
-    if len(named) != len(sources):
-        raise invalid_value("RedriveAllowPolicy", text, "sourceQueueArns must be queue ARNs.")
-    change["redrive_allow"] = RedriveAllowPolicy(permission, named)
+            raise _bad_redrive_allow(". You can specify source queue ARNs only when the permission type is byQueue.")
+    elif not 1 <= len(arns) <= limits.REDRIVE_SOURCES_MAX:
+        raise _bad_redrive_allow(
+            ". When you specify the byQueue permission type, you must also specify between 1 and "
+            f"{limits.REDRIVE_SOURCES_MAX} source queue ARNs."
+        )
+    sources = tuple(source for source in map(queue_of_arn, arns) if source is not None)
+    if len(sources) != len(arns):
+        raise _bad_redrive_allow(_UNSUPPORTED)
+    change["redrive_allow"] = RedriveAllowPolicy(permission, sources)
+
+
+_UNSUPPORTED: Final = ", as it\u2019s in an unsupported format."
+
+
+def _bad_redrive_allow(reason: str) -> Refusal:
+    text = (
+        "Invalid value for the parameter RedriveAllowPolicy. Reason: Amazon SQS can't create the redrive allow policy"
+    )
+    return Refusal(INVALID_ATTRIBUTE_VALUE, text + reason)
 
 
 def _set_content_deduplication(change: SettingsChange, text: str, queue: QueueKey) -> None:
@@ -322,7 +335,7 @@ def _all_of(info: QueueInfo) -> dict[str, str]:
     labels = {name: settings.labels.get(LABEL_PREFIX + name, "") for name in _LABELS}
     labels["SqsManagedSseEnabled"] = labels["SqsManagedSseEnabled"] or ("false" if labels["KmsMasterKeyId"] else "true")
     if labels["KmsMasterKeyId"]:
-        labels["KmsDataKeyReusePeriodSeconds"] = labels["KmsDataKeyReusePeriodSeconds"] or "300"
+        labels["KmsDataKeyReusePeriodSeconds"] = labels["KmsDataKeyReusePeriodSeconds"] or _REUSE_DEFAULT
     texts.update((name, text) for name, text in labels.items() if text)
     if settings.redrive is not None:
         texts["RedrivePolicy"] = redrive_text(settings.redrive)

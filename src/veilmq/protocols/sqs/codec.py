@@ -95,6 +95,9 @@ class Codec:
         refusal = Refusal(fault, reason)
         if request is None:
             return query_form.write_refusal(refusal, Form.QUERY, request_id, request_id_header(request_id))
+        if status == 413 and (target := request.headers.get(b"x-amz-target", b"")) in errors.TOO_LARGE:
+            fault, text = errors.TOO_LARGE[target]
+            refusal = Refusal(fault, f"{text} ({reason})")
         return self._refused(refusal, form_of(request), request)
 
     def failure(self, request: Request) -> Response:

@@ -151,6 +151,18 @@ HTTP_FAULTS: Final = {
 }
 """What the listener refuses before the codec sees it, by status."""
 
+TOO_LARGE: Final = {
+    b"AmazonSQS.SendMessage": (
+        Fault("InvalidParameterValue", _SQS + "InvalidParameterValueException", 413, 413),
+        f"One or more parameters are invalid. Reason: Message must be shorter than {limits.MESSAGE_BYTES_MAX} bytes.",
+    ),
+    b"AmazonSQS.SendMessageBatch": (
+        Fault(_PREFIX + "BatchRequestTooLong", _SQS + "BatchRequestTooLong", 413, 413),
+        f"Batch requests cannot be longer than {limits.MESSAGE_BYTES_MAX} bytes.",
+    ),
+}
+"""What a body is that the listener does not read, by the request's target: nothing that SQS takes is as long."""
+
 NO_QUEUE: Final = "The specified queue does not exist."
 QUERY_WORDS: Final = {NO_QUEUE: "The specified queue does not exist for this wsdl version."}
 """What the Query form has always said, where the JSON form says something else."""
@@ -228,8 +240,8 @@ _NO_IDENTITY: Final = (
     "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly"
 )
 THROUGHPUT: Final = (
-    "Invalid value for the parameter FifoThroughputLimit. Reason: The perMessageGroupId value is allowed only when the "
-    "value for DeduplicationScope is messageGroup."
+    "Invalid value for the parameter FifoThroughputLimit. Reason: To set FifoThroughputLimit to perMessageGroupId, the "
+    "DeduplicationScope must be messageGroup."
 )
 
 
@@ -268,7 +280,11 @@ def redrive_text(policy: RedrivePolicy) -> str:
 
 def _redrive_refused(error: RedriveRefused, command: AnyCommand) -> Refusal:
     policy = command.change.get("redrive") if isinstance(command, CreateQueue | ChangeQueue) else None
-    text = error.target if policy is None else redrive_text(policy)
+    return redrive_refused(error, error.target if policy is None else redrive_text(policy))
+
+
+def redrive_refused(error: RedriveRefused, text: str) -> Refusal:
+    """A dead-letter queue that cannot be one; `text` is the RedrivePolicy as it was sent."""
     reason = _NO_TARGET if error.reason == TARGET_MISSING else f"Dead letter target: {error.reason}."
     return invalid_value("RedrivePolicy", text, reason)
 
@@ -306,9 +322,7 @@ _SETTING_NAMES: Final = {
 
 
 def _queue_exists(error: QueueExists, command: AnyCommand) -> Refusal:
-    name = _SETTING_NAMES.get(error.setting, error.setting)
-    if error.setting == "labels" and isinstance(command, CreateQueue):
-        name = next(iter(command.change["labels"]), name).removeprefix(LABEL_PREFIX)
+    name = _SETTING_NAMES.get(error.setting, error.setting).removeprefix(LABEL_PREFIX)
     text = f"A queue already exists with the same name and a different value for attribute {name}"
     return Refusal(QUEUE_NAME_EXISTS, text)
 

@@ -5,7 +5,7 @@ tree that the JSON form would send, by one table of the lists and maps that the 
 the operation's input of it. Source: SQS Developer Guide, "Making Query API requests"; AWS Query protocol.
 """
 
-from base64 import b64decode
+import re
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -85,6 +85,19 @@ _TEXT_MAPS: Final = frozenset({"Attributes", "tags"})
 
 _COLLECTIONS: Final = frozenset({"Entries", *_ENTRIES, *_MEMBER_OF_LIST, *_MAPS, *_MAP_MEMBERS})
 
+_INTEGERS: Final = frozenset(
+    {
+        "DelaySeconds",
+        "MaxNumberOfMessages",
+        "MaxNumberOfMessagesPerSecond",
+        "MaxResults",
+        "VisibilityTimeout",
+        "WaitTimeSeconds",
+    }
+)
+"""Members that are integers wherever they occur. All else is text, in the form and in the tree."""
+_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,29})")
+
 _NAMES_MAX: Final = 4_096
 _NAME_BYTES_CACHED_MAX: Final = 128
 _NAME_CHARACTERS_MAX: Final = 256
@@ -118,7 +131,7 @@ def read(request: Request) -> tuple[Operation, Any]:
             raise _invalid_action(action)
         tree["QueueUrl"] = request.path.decode("latin-1")
     try:
-        return row, msgspec.convert(tree, row.input_type, strict=False)
+        return row, msgspec.convert(tree, row.input_type)
     except msgspec.ValidationError as wrong:
         raise Refusal(INVALID_PARAMETER_VALUE, f"The request does not fit {row.name}: {wrong}") from None
 
@@ -162,7 +175,7 @@ def _tree(form: bytes) -> Tree:
             node = _descend(node, way, name)
         if last in node:
             raise _repeated(name)
-        node[last] = value
+        node[last] = int(value) if last in _INTEGERS and _INTEGER.fullmatch(value) else value
     if deep:
         for node in (tree, *entries.values()):
             _fold(node)
@@ -253,9 +266,6 @@ def _map(member: str, elements: dict[int, Tree]) -> Tree:
             raise Refusal(INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} is repeated.")
         if isinstance(value, dict):
             _fold(value)
-            binary = value.get("BinaryValue")
-            if isinstance(binary, str) and binary.lower() == "null":  # base64 too, but msgspec takes it for no value
-                value["BinaryValue"] = b64decode(binary)
         folded[key] = value
     return folded
 

@@ -7,7 +7,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues, PurgeQueue
-from veilmq.model.errors import VeilError
+from veilmq.model.errors import RedriveRefused, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.queue import QueueKey
@@ -15,7 +15,7 @@ from veilmq.protocols.sqs import errors, limits, results
 from veilmq.protocols.sqs.addresses import is_queue_name, queue_url, url_start
 from veilmq.protocols.sqs.attributes import attributes_of, checked_names, settings_change
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
-from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
+from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing, redrive_refused
 from veilmq.protocols.sqs.inputs import (
     CreateQueueInput,
     GetQueueAttributesInput,
@@ -54,11 +54,18 @@ def plan_create(asked: Asked, given: CreateQueueInput) -> Plan:
         defaults={"tags": check_tags(given.tags, name)} if given.tags else {},
         cooldown_us=_cooldown_us(asked),
     )
-    return (command,), None
+    return (command,), attributes.get("RedrivePolicy")
+
+
+def _check_redrive(call: Call, outcomes: Sequence[Outcome]) -> None:
+    """Raises Refusal if the dead-letter queue cannot be one; the memo is the policy as it was sent."""
+    if isinstance(outcomes[0], RedriveRefused) and call.memo:
+        raise redrive_refused(outcomes[0], call.memo)
 
 
 def answer_create(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult:
     """CreateQueueResult."""
+    _check_redrive(call, outcomes)
     created: QueueCreated = sole(call, outcomes)
     note(call.endpoint, created.info)
     return results.QueueUrlResult(queue_url(url_start(call.endpoint, call.request), created.info.key))
@@ -191,11 +198,13 @@ def plan_set_attributes(asked: Asked, given: SetQueueAttributesInput) -> Plan:
     if not given.attributes:
         raise missing("Attributes")
     change = settings_change(queue, given.attributes, creating=False)
-    return (ChangeQueue(queue=queue, origin=asked.caller.origin, change=change),), None
+    command = ChangeQueue(queue=queue, origin=asked.caller.origin, change=change)
+    return (command,), given.attributes.get("RedrivePolicy")
 
 
 def answer_set_attributes(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:
     """Nothing but success."""
+    _check_redrive(call, outcomes)
     changed: QueueChanged = sole(call, outcomes)
     note(call.endpoint, changed.info)
     return results.EMPTY

@@ -1,0 +1,59 @@
+"""Values in the Query form: an integer is digits, and every other value is the text that it is."""
+
+from typing import Any
+
+import pytest
+from msgspec import inspect
+
+from veilmq.protocols.http import Request
+from veilmq.protocols.sqs import query_form
+from veilmq.protocols.sqs.errors import INVALID_PARAMETER_VALUE, Refusal
+from veilmq.protocols.sqs.operations.table import OPERATIONS
+
+URL = "QueueUrl=http%3A%2F%2Flocalhost%3A9324%2F000000000000%2Fjobs"
+
+
+def read(form: str) -> Any:
+    return query_form.read(Request("POST", b"/", {}, form.encode(), "::1", False, "the-id"))[1]
+
+
+@pytest.mark.parametrize(
+    "text", ["1e1", "1.0", "null", "NULL", "true", "", "%2B5", "+5", "5+", "0x5", "1_0", "٣", "nan"]
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        f"Action=SendMessage&{URL}&MessageBody=x&DelaySeconds=",
+        f"Action=ChangeMessageVisibility&{URL}&ReceiptHandle=h&VisibilityTimeout=",
+        f"Action=ReceiveMessage&{URL}&WaitTimeSeconds=",
+        f"Action=SendMessageBatch&{URL}&SendMessageBatchRequestEntry.1.Id=a&SendMessageBatchRequestEntry.1.MessageBody=x"
+        "&SendMessageBatchRequestEntry.1.DelaySeconds=",
+    ],
+)
+def test_what_is_no_integer_is_refused(form: str, text: str) -> None:
+    with pytest.raises(Refusal, match=form.rpartition("&")[2].rpartition(".")[2].rstrip("=")) as refused:
+        read(form + text)
+    assert refused.value.fault is INVALID_PARAMETER_VALUE
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ("10", 10), ("-1", -1), ("9" * 30, 10**30 - 1)])
+def test_an_integer_is_read(text: str, value: int) -> None:
+    assert read(f"Action=SendMessage&{URL}&MessageBody=x&DelaySeconds={text}").delay_seconds == value
+
+
+def test_a_text_of_which_json_would_have_a_word_stays_a_text() -> None:
+    asked = read(f"Action=SendMessage&{URL}&MessageBody=null&MessageGroupId=null&MessageDeduplicationId=10")
+    assert (asked.message_body, asked.message_group_id, asked.message_deduplication_id) == ("null", "null", "10")
+
+
+def test_every_integer_of_an_input_is_known_as_one() -> None:
+    for row in OPERATIONS.values():
+        shape = inspect.type_info(row.input_type)
+        assert isinstance(shape, inspect.StructType)
+        given = {field.encode_name: 1 for field in shape.fields if _is_integer(field.type)}
+        assert given.keys() <= query_form._INTEGERS, row.name
+
+
+def _is_integer(kind: inspect.Type) -> bool:
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return any(isinstance(each, inspect.IntType) for each in kinds)
