@@ -1,14 +1,17 @@
 """A certificate is renewed by SIGHUP: every port of a running server presents it, and a bad pair changes nothing."""
 
+import contextlib
 import datetime
 import os
 import signal
 import socket
 import ssl
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,9 +20,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from veilmq.model.instant import DAY_US, HOUR_US, Instant
+from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
 from veilmq.server.clock import wall
-from veilmq.server.tls import tell_end
+from veilmq.server.tls import Certificate, tell_end
 from veilmq.testing.server import ServerProcess
 
 WAIT_SECONDS = 20
@@ -44,6 +47,11 @@ def make_pair(name: str, left: datetime.timedelta = HOUR) -> tuple[bytes, bytes]
     return certificate, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
+def name_of(found: x509.Certificate) -> str:
+    (name,) = found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    return str(name.value)
+
+
 def presented(url: str) -> str:
     """The name in the certificate that the port presents now."""
     where = urlsplit(url)
@@ -54,9 +62,7 @@ def presented(url: str) -> str:
         socket.create_connection((where.hostname or "", where.port or 0), timeout=WAIT_SECONDS) as plain,
         context.wrap_socket(plain) as secure,
     ):
-        found = x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
-    (name,) = found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    return str(name.value)
+        return name_of(x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b""))
 
 
 def metric(admin: str) -> float:
@@ -114,6 +120,54 @@ def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+def shaken(server: ssl.SSLContext) -> x509.Certificate:
+    """The certificate that a port with that context presents now, without a port."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours, theirs = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+    for end in (ours, theirs, ours):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    return x509.load_der_x509_certificate(ours.getpeercert(binary_form=True) or b"")
+
+
+def test_all_ports_present_the_same_whenever_the_files_are_swapped(tmp_path: Path) -> None:
+    pairs = [make_pair("odd"), make_pair("even", 2 * HOUR)]
+    files = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def swap(pair: tuple[bytes, bytes]) -> None:
+        for path, text in zip(files, pair, strict=True):
+            path.with_suffix(".new").write_bytes(text)
+            path.with_suffix(".new").rename(path)
+
+    def swap_on() -> None:
+        for pair in cycle(pairs):
+            if ended.is_set():
+                return
+            swap(pair)
+
+    swap(pairs[0])
+    certificate = Certificate(*files, wall())
+    ports = [certificate.context() for _ in range(4)]
+    ended = threading.Event()
+    swapping = threading.Thread(target=swap_on)
+    swapping.start()
+    try:
+        for _ in range(100):
+            certificate.renew(wall())
+            assert len({name_of(shaken(port)) for port in ports}) == 1
+    finally:
+        ended.set()
+        swapping.join()
+    for pair, name in zip(pairs, ("odd", "even"), strict=True):
+        swap(pair)
+        certificate.renew(wall())
+        assert {name_of(shaken(port)) for port in ports} == {name}
+        assert certificate.ends == end_of(pair[0]) * SECOND_US
+
+
 @pytest.fixture
 def named(tmp_path: Path) -> Iterator[ServerProcess]:
     """A server whose certificate has the name that other machines use, which nobody has vouched for."""
@@ -167,19 +221,16 @@ def test_the_log_tells_when_a_certificate_ends(
 ) -> None:
     """It is good for an hour before and after now."""
     path = tmp_path / "cert.pem"
-    path.write_bytes(b"some words before it\n" + make_pair("mine")[0])
-    tell_end(path, Instant(wall() + at))
+    tell_end(path, b"some words before it\n" + make_pair("mine")[0], Instant(wall() + at))
     (record,) = caplog.records
     assert f"{record.levelname} {record.getMessage()}".startswith(said.format(path))
 
 
 def test_a_certificate_that_lasts_is_told_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "cert.pem"
-    path.write_bytes(make_pair("mine", datetime.timedelta(days=30))[0])
     with caplog.at_level("INFO"):
-        tell_end(path, wall())
+        tell_end(path, make_pair("mine", datetime.timedelta(days=30))[0], wall())
     assert f"the certificate in {path} is valid until 20" in caplog.text
     caplog.clear()
-    path.write_text("no certificate")
-    tell_end(path, wall())
+    tell_end(path, b"no certificate", wall())
     assert caplog.text == ""

@@ -1,6 +1,7 @@
 """`veilmq serve` under a service manager: readiness as systemd hears it, and whose directory it is."""
 
 import errno
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,4 +47,4 @@ def test_another_users_directory_is_not_given_up_for_another() -> None:
     failure = _in_the_way(PermissionError(errno.EACCES, "Permission denied", "d/lock"), Settings(data=Path("d")))
     assert failure.code is Exit.DIRECTORY
     assert str(failure) == "d/lock: Permission denied"
-    assert failure.advice.endswith("chown -R d")
+    assert failure.advice.endswith(f"chown -R {os.geteuid()}: d")

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.sources import flag, resolve, variable
+from veilmq.cli.sources import flag, resolve, takes_settings, variable
 from veilmq.server.settings import FIELDS, Address, Settings
 
 # For each setting three values that differ from each other and from the default: file, variable, flag.
@@ -128,6 +130,38 @@ def test_an_error_names_the_flag_or_the_variable() -> None:
     ):
         with pytest.raises(Failure, match=f"^{name}: "):
             resolve(flags, environment)
+
+
+LISTS = {
+    "push_allow": ("10.0.0.0/8", "192.168.0.0/16", "fd00::/8"),
+    "cors_origins": ("https://a.example", "https://b.example", "http://localhost:3000"),
+    "kms_faults": ("alias/a=disabled", "alias/b=not-found", "alias/c=throttled"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.listed])
+def test_a_list_is_gathered_in_each_source(tmp_path: Path, name: str) -> None:
+    first, second, third = LISTS[name]
+
+    def command(flags: dict[str, Any]) -> None:
+        assert getattr(resolve(flags, {}).settings, name) == LISTS[name]
+
+    runner = CliRunner()
+    app = typer.Typer()
+    app.command()(takes_settings(command))
+    for given in ([first, second, third], [f"{first},{second}", third], [f"{first}, {second} ,{third}"]):
+        done = runner.invoke(app, [part for each in given for part in (flag(name), each)], catch_exceptions=False)
+        assert done.exit_code == 0
+    assert getattr(resolve({}, {variable(name): f"{first},{second}, {third}"}).settings, name) == LISTS[name]
+    path = tmp_path / "veilmq.toml"
+    for value in ([first, second, third], [f"{first},{second}", third], f"{first}, {second}, {third}"):
+        path.write_text(toml(name, value))
+        assert getattr(resolve({"config": str(path)}, {}).settings, name) == LISTS[name]
+
+
+def test_one_bad_member_of_a_list_is_named() -> None:
+    with pytest.raises(Failure, match=r"^--push-allow: expected networks such as .*, not '10\.0\.0\.1'"):
+        resolve({"push_allow": ["fd00::/8", "10.0.0.0/8,10.0.0.1"]}, {})
 
 
 def test_names() -> None:

@@ -3,7 +3,10 @@
 from typing import Any
 
 import pytest
-from stage import Endpoint, Stage, until
+from stage import NEWS, TESTER, Endpoint, Stage, until
+
+from veilmq.model.commands import DescribeQueue
+from veilmq.model.topic import hidden_queue
 
 REFUSES = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
 CUTS = 5
@@ -60,3 +63,33 @@ def test_after_that_an_endpoint_that_fails_has_all_its_tries(play: Any, dead_let
             assert [each.body for each in await stage.receive(dead)] == (["poison"] if dead_letters else [])
 
     play(test)
+
+
+def test_what_waits_for_its_turn_at_the_end_comes_at_once_afterwards(play: Any) -> None:
+    """Two subscriptions lease for one endpoint more than it takes at a time."""
+
+    async def test(stage: Stage) -> None:
+        async with Endpoint(delay_s=60) as endpoint:
+            for name in ("a", "b"):
+                await stage.subscribe(name, endpoint.url)
+            await stage.room.stop()
+            await stage.publish("survivor")
+            await stage.open()
+            await until(lambda: endpoint.now == 1)
+            assert await leased(stage) == 2
+            await stage.room.stop()
+            assert await leased(stage) == 1, "the one under way"
+            endpoint.delay_s = 0
+            await stage.open()
+            await until(lambda: len(endpoint.got) == 1)
+            await stage.advance(31)
+            await stage.drained("a")
+            await stage.drained("b")
+            assert stage.room.results == {"delivered": 2}
+
+    play(test)
+
+
+async def leased(stage: Stage) -> int:
+    described = [await stage.do(DescribeQueue(queue=hidden_queue(NEWS, name), origin=TESTER)) for name in ("a", "b")]
+    return sum(each.info.counts.in_flight for each in described)

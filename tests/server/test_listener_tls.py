@@ -2,14 +2,16 @@
 
 import asyncio
 import gc
+import socket
 import ssl
 from pathlib import Path
 
 import pytest
 
 from veilmq.protocols.http import Request, Response
+from veilmq.server.clock import wall
 from veilmq.server.listener import Exchange
-from veilmq.server.tls import server_context
+from veilmq.server.tls import Certificate
 
 # Self-signed for localhost and 127.0.0.1, for a hundred years; made for these tests and used nowhere else.
 CERTIFICATE = """\
@@ -58,6 +60,10 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
+def server_context(certificate: Path, key: Path, sessions_max: int | None = None) -> ssl.SSLContext:
+    return Certificate(certificate, key, wall()).context(sessions_max)
+
+
 async def secure_streams(port, version: ssl.TLSVersion):
     context = ssl.create_default_context(cadata=CERTIFICATE)
     context.maximum_version = version
@@ -81,6 +87,26 @@ async def test_requests_over_tls(serve, files, version):
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 400")
     writer.close()
     await port.left()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_client_takes_its_session_up_again(serve, files, version):
+    """Every port hands over to a context that it does not own: that must not cost a full handshake each time."""
+    port = await serve(tell, ssl=server_context(*files))
+
+    def ask(session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession]:
+        context.maximum_version = version
+        with socket.create_connection(port.listener.address) as plain:
+            with context.wrap_socket(plain, server_hostname="localhost", session=session) as secure:
+                secure.sendall(GET)
+                while not secure.recv(4_096).endswith(b"secure"):
+                    pass
+                return bool(secure.session_reused), secure.session
+
+    context = ssl.create_default_context(cadata=CERTIFICATE)
+    reused, session = await asyncio.to_thread(ask, None)
+    assert not reused
+    assert (await asyncio.to_thread(ask, session))[0]
 
 
 async def test_a_parked_tls_client_that_hangs_up_is_told(serve, files):
@@ -177,10 +203,14 @@ async def test_no_connection_stays_counted(serve, files):
 
 def test_bad_files_are_clear_errors(files, tmp_path):
     certificate, key = files
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(OSError, match=r"No such file.*missing"):
         server_context(certificate, tmp_path / "missing")
     with pytest.raises(ssl.SSLError):
         server_context(key, key)
+    certificate.write_text(CERTIFICATE[:300])
+    with pytest.raises(ssl.SSLError, match="no whole PEM file"):
+        server_context(certificate, key)
+    certificate.write_text(CERTIFICATE)
     key.write_text(KEY_WITH_PASSPHRASE)
     with pytest.raises(ssl.SSLError, match="passphrase"):
         server_context(certificate, key)

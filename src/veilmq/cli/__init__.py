@@ -28,15 +28,19 @@ _EPILOG: Final = (
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+# Readable or not: the commands say themselves what is wrong with a directory or file, and what to do.
 Data = Annotated[
-    Path, typer.Option("--data", metavar="DIR", envvar="VEILMQ_DATA", help="The data directory.", show_default=True)
+    Path,
+    typer.Option(
+        "--data", metavar="DIR", envvar="VEILMQ_DATA", help="The data directory.", show_default=True, readable=False
+    ),
 ]
 
 Admin = Annotated[
     str | None, typer.Option("--admin", metavar="HOST:PORT", help="Ask this server, not the directory's owner.")
 ]
 TokenFile = Annotated[
-    Path | None, typer.Option("--token-file", metavar="FILE", help="Its token, if not DIR/admin-token.")
+    Path | None, typer.Option("--token-file", metavar="FILE", help="Its token, if not DIR/admin-token.", readable=False)
 ]
 
 

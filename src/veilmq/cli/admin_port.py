@@ -75,12 +75,10 @@ class AdminPort:
             ws="none",
             proxy_headers=False,
             timeout_graceful_shutdown=_GRACE_S,
-            ssl_certfile=settings.tls_cert,
-            ssl_keyfile=settings.tls_key,
         )
         config.load()
-        if config.ssl is not None:
-            service.contexts.append(config.ssl)
+        if service.certificate is not None:
+            config.ssl = service.certificate.context()
         self._server = _Server(config)
         self._service = service
         self._socket = _open(settings.admin)

@@ -65,10 +65,13 @@ _OPTIONS: Final = {
     ],
     "token_file": Annotated[
         Path | None,
-        typer.Option("--token-file", metavar="FILE", help="Its bearer token [admin-token in the data directory]."),
+        typer.Option(
+            "--token-file", metavar="FILE", help="Its bearer token [admin-token in the data directory].", readable=False
+        ),
     ],
     "data": Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="This data directory, or the server that holds it.")
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="This data directory, or the server that holds it.", readable=False),
     ],
     "as_json": Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")],
 }

@@ -5,6 +5,7 @@ table of operations (admin/operations.py), so that a command is written once and
 picks: a flag goes before a variable, and a directory that a server holds is reached through that server.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 ADMIN_DEFAULT: Final = "127.0.0.1:9325"
 DATA_DEFAULT: Final = Path("veilmq-data")
 TOKEN_FILE: Final = "admin-token"
+_TOKEN: Final = re.compile(rb"[!-~]+")
 
 
 class Piece(NamedTuple):
@@ -94,8 +96,7 @@ def http_door(target: Target, environment: Mapping[str, str]) -> "HttpDoor | Non
         admin = announced = _admin_of_holder(home)
         if admin is None:
             return None
-    token_file = target.token_file or _path(environment.get("VEILMQ_TOKEN_FILE")) or home / TOKEN_FILE
-    return HttpDoor(admin or ADMIN_DEFAULT, _token(token_file), announced=announced is not None)
+    return HttpDoor(admin or ADMIN_DEFAULT, _token(target, environment, home), announced=announced is not None)
 
 
 @contextmanager
@@ -111,8 +112,7 @@ def holder_door(target: Target, environment: Mapping[str, str]) -> Iterator["Htt
     if admin is None:
         yield None
         return
-    token_file = target.token_file or _path(environment.get("VEILMQ_TOKEN_FILE")) or home / TOKEN_FILE
-    door = HttpDoor(admin, _token(token_file), announced=target.admin is None)
+    door = HttpDoor(admin, _token(target, environment, home), announced=target.admin is None)
     try:
         yield door
     finally:
@@ -131,7 +131,12 @@ def _admin_of_holder(directory: Path) -> str | None:
     """The admin URL that the directory's owner announced, if it has one. Raises Failure if it is no data directory."""
     from veilmq.store.sqlite.directory import DATABASE, is_held, read_holder
 
-    if not (directory / DATABASE).is_file():
+    try:
+        is_there = (directory / DATABASE).is_file()
+    except PermissionError as error:
+        advice = "Say the command as the server's user, or name the server with --admin and --token-file."
+        raise Failure(Exit.DIRECTORY, f"{directory}: {error.strerror}", advice) from None
+    if not is_there:
         raise Failure(
             Exit.DIRECTORY,
             f"{directory} is not a data directory",
@@ -147,13 +152,18 @@ def _admin_of_holder(directory: Path) -> str | None:
     return holder.listeners.get("admin") if holder else None
 
 
-def _token(path: Path) -> str | None:
-    """The bearer token, or None if the default file is not there: the server will say that one is missing."""
+def _token(target: Target, environment: Mapping[str, str], home: Path) -> str | None:
+    """The bearer token, or None if nobody named a file and there is none: the server will say that one is missing."""
+    named = target.token_file or _path(environment.get("VEILMQ_TOKEN_FILE"))
+    path = named or home / TOKEN_FILE
     try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        return None
+        text = path.read_bytes().strip()
     except OSError as error:
+        if named is None and isinstance(error, FileNotFoundError):
+            return None
         raise Failure(
             Exit.USAGE, f"{path}: {error.strerror}", "Name a file that you may read with --token-file."
         ) from None
+    if not _TOKEN.fullmatch(text):
+        raise Failure(Exit.USAGE, f"{path} holds no token", "Name the server's admin-token with --token-file.")
+    return text.decode()

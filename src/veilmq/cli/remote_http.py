@@ -109,19 +109,22 @@ class HttpDoor:
         return Piece(body, int(read["veilmq-start-offset"]), int(read["veilmq-next-offset"]), epoch)
 
     def download(self, path: str, file: IO[bytes], step: Callable[[int, int], None]) -> None:
-        """Write what the server answers into the file. Raises Failure, also if less comes than was said."""
+        """Write what the server answers into the file. Raises Failure, also if less comes than was said; OSError of
+        the file."""
         with self._failures():
             self._request("POST", path, b"{}", self._headers)
             answer = self._connection.getresponse()
             if answer.status >= 300:
                 raise self._failure(answer.status, answer.read())
-            total, done = int(answer.headers["content-length"]), 0
-            while part := answer.read(_PIECE_BYTES):
-                file.write(part)
-                done += len(part)
-                step(done, total)
-            if done < total:
-                raise http.client.IncompleteRead(b"", total - done)
+        total, done = int(answer.headers["content-length"]), 0
+        while done < total:
+            with self._failures():
+                part = answer.read(_PIECE_BYTES)
+                if not part:
+                    raise http.client.IncompleteRead(b"", total - done)
+            file.write(part)  # its failures are the destination's, and no server's
+            done += len(part)
+            step(done, total)
 
     def steps(self, path: str, members: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """What a long job says while it runs, and at last its result. Raises Failure."""

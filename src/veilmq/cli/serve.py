@@ -25,12 +25,11 @@ from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.notify import READY, STOPPING, notify
 from veilmq.cli.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
-from veilmq.server.clock import LeaseClock
+from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.credentials import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.logs import set_up
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
-from veilmq.server.tls import server_context
 from veilmq.server.toml_file import FileInvalid
 from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
@@ -54,11 +53,10 @@ def serve(resolved: Resolved, manager: str | None = None) -> Exit:
     log.info("settings that differ from the defaults: %s", json.dumps(settings.shown()))
     for name, meant in resolved.misspelt.items():
         log.warning("%s is no setting: did you mean %s?", name, meant)
-    _check_tls(settings)
-    keys = _keys(settings)
+    service = _service(settings, _keys(settings))
     _raise_open_files(settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(settings, keys, manager))
+        return runner.run(_run(service, manager))
 
 
 def _keys(settings: Settings) -> Keys:
@@ -71,19 +69,14 @@ def _keys(settings: Settings) -> Keys:
         raise Failure(Exit.USAGE, str(error), "Make a key with: veilmq keys new") from None
 
 
-def _check_tls(settings: Settings) -> None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return
-    for path in (settings.tls_cert, settings.tls_key):
-        try:
-            path.open().close()  # what loads them does not say which of the two is missing
-        except OSError as error:
-            raise Failure(Exit.USAGE, f"TLS: {path}: {error.strerror}") from None
+def _service(settings: Settings, keys: Keys) -> Service:
     try:
-        server_context(settings.tls_cert, settings.tls_key)
+        return Service(settings, keys, LeaseClock())
     except ssl.SSLError as error:
         advice = "--tls-cert takes a PEM chain, the server's own certificate first; --tls-key its key, unencrypted."
         raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None
+    except OSError as error:
+        raise Failure(Exit.USAGE, f"TLS: {error.filename}: {error.strerror}") from None
 
 
 def _raise_open_files(settings: Settings) -> None:
@@ -112,9 +105,9 @@ def _tell_end_of_pushes(pushing: asyncio.Task[None]) -> None:
         log.error("no pushes any more, until a restart", exc_info=error)
 
 
-async def _run(settings: Settings, keys: Keys, manager: str | None) -> Exit:
+async def _run(service: Service, manager: str | None) -> Exit:
+    settings = service.settings
     ended = asyncio.Event()
-    service = Service(settings, keys, LeaseClock())
     _on_signals(ended, service)
     sys.setswitchinterval(_SWITCH_S)
     gc.disable()
@@ -166,7 +159,8 @@ def _on_signals(ended: asyncio.Event, service: Service) -> None:
 
     async def reload() -> None:
         await service.keyring.reload_aside()
-        service.renew_certificate()
+        if service.certificate is not None:
+            service.certificate.renew(wall())
 
     def begin_reload() -> None:
         task = loop.create_task(reload())
@@ -209,7 +203,7 @@ def _in_the_way(error: OSError, settings: Settings) -> Failure:
         return Failure(Exit.ADDRESS, f"a port is not allowed: {error.strerror}", "Ports below 1024 need privileges.")
     where = error.filename or settings.data
     if error.errno in {errno.EACCES, errno.EPERM}:
-        advice = f"The data directory and all in it must belong to the server's user (uid {os.geteuid()}): chown -R"
+        advice = f"The data directory and all in it must belong to the server's user: chown -R {os.geteuid()}:"
         return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", f"{advice} {settings.data}")
     return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", "Choose another directory with --data DIR.")
 

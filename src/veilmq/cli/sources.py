@@ -43,7 +43,7 @@ class _Given(NamedTuple):
 def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Resolved:
     """The settings that the sources add up to. A flag of None was not given. Raises Failure.
 
-    flags: by field name, and `config`.
+    flags: by field name, and `config`; of a list, each time that it was given.
     """
     given = _from_file(flags.get(CONFIG) or environment.get(variable(CONFIG)))
     for name in FIELDS:
@@ -123,6 +123,10 @@ def _parameter(field: Field) -> inspect.Parameter:
     if field.type is bool:
         both = f"{flag(field.name)}/--no-{field.name.replace('_', '-')}"
         annotation = Annotated[bool | None, typer.Option(both, help=text, show_default=False)]
+    elif field.listed:
+        repeated = f"{text} May be repeated."
+        option = typer.Option(flag(field.name), metavar=field.metavar, help=repeated, show_default=False)
+        annotation = Annotated[list[str] | None, option]
     else:
         option = typer.Option(flag(field.name), metavar=field.metavar, help=text, show_default=False)
         annotation = Annotated[str | None, option]

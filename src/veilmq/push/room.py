@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Final, Protocol
 
@@ -60,6 +61,7 @@ _ORIGIN: Final = Origin("push", "push")
 log = logging.getLogger("veilmq.push")
 
 Subscription = tuple[TopicKey, str]
+Leased = tuple[QueueKey, Delivery]
 
 
 class Engine(Protocol):
@@ -107,7 +109,9 @@ class PushRoom:
         self._wanted: Mapping[Subscription, SubscriptionSettings] = {}
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._tasks: dict[Subscription, asyncio.Task[None]] = {}
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending: dict[asyncio.Task[None], Leased] = {}
+        self._unsent: list[Leased] = []
+        """Those that were leased, and for which no task was begun any more."""
         self._calling: set[asyncio.Task[None]] = set()
         """Those of `_sending` that have their turn."""
         self.results: Counter[str] = Counter()
@@ -119,19 +123,35 @@ class PushRoom:
         self._watching = asyncio.create_task(self._watch())
 
     async def stop(self, grace_s: float = 0) -> None:
-        """End the tasks. A call under way has `grace_s` to be answered; then it is cut off, and its lease ends by
-        itself: its message is pushed again."""
-        tasks = [self._watching, *self._tasks.values(), *self._sending]
-        for task in tasks:
-            if task not in self._calling:
-                task.cancel()
-        if self._calling:
-            await asyncio.wait(self._calling, timeout=grace_s)
-        for task in self._calling:
+        """End the tasks. What waits for its turn is released. A call under way has `grace_s` to be answered; then it is
+        cut off, and its lease ends by itself: its message is pushed again."""
+        waiting = {task: leased for task, leased in self._sending.items() if task not in self._calling}
+        ending = [self._watching, *self._tasks.values(), *waiting]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
+        await self._release([*waiting.values(), *self._unsent])
+        calling = list(self._calling)
+        if calling:
+            await asyncio.wait(calling, timeout=grace_s)
+        for task in calling:
+            task.cancel()
+        await asyncio.gather(*calling, return_exceptions=True)
         await self._lines.keep(frozenset())
         self._courier.close()
+
+    async def _release(self, leased: Sequence[Leased]) -> None:
+        """Whoever comes next may push them at once. A store that hangs or has failed lets their leases end instead."""
+        if not leased:
+            return
+        arrived = self._engine.arrived()
+        steps = [
+            Extend(queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=0, arrived=arrived)
+            for queue, message in leased
+        ]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                await self._engine.call(*steps)
 
     def unavailable(self) -> dict[str, str]:
         """Endpoints that are called seldom because they fail, and their last error."""
@@ -184,7 +204,11 @@ class PushRoom:
 
     async def _begin(self, subscription: Subscription, queue: QueueKey, messages: Sequence[Delivery]) -> None:
         """Begin to push what was leased, to where the subscription leads now: the receive may have waited long."""
-        settings = await self._current(subscription)
+        try:
+            settings = await self._current(subscription)
+        except asyncio.CancelledError:
+            self._unsent += [(queue, message) for message in messages]
+            raise
         if settings is None or settings.url is None:
             return  # and its queue with the messages is gone
         endpoint = endpoint_of(settings.url)
@@ -192,8 +216,8 @@ class PushRoom:
         for message in messages:
             line.leased += 1
             task = asyncio.create_task(self._push(subscription, settings, queue, endpoint, line, message))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            self._sending[task] = queue, message
+            task.add_done_callback(self._sending.pop)
 
     async def _current(self, subscription: Subscription) -> SubscriptionSettings | None:
         """The subscription's settings at this moment; None if there is none."""

@@ -6,7 +6,6 @@ on the way in undoes what stood already.
 """
 
 import asyncio
-import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Final, Protocol
@@ -30,7 +29,7 @@ from veilmq.server.port import Port
 from veilmq.server.settings import Address, Settings
 from veilmq.server.shell import Shell
 from veilmq.server.spelling import SpellingIntake
-from veilmq.server.tls import renew, server_context, tell_end
+from veilmq.server.tls import Certificate
 from veilmq.server.tokens import tokens_of
 from veilmq.store.sqlite.store import SqliteStore
 
@@ -69,7 +68,10 @@ class Service:
         clock: LeaseClock,
         at_point: Callable[[str], None] = lambda point: None,
     ) -> None:
-        """at_point: called at each of the store's CRASH_POINTS (veilmq.testing)."""
+        """at_point: called at each of the store's CRASH_POINTS (veilmq.testing).
+
+        Raises OSError (an ssl.SSLError too) if certificate and key cannot be had.
+        """
         self.settings = settings
         self.keyring = keys
         self.clock = clock
@@ -79,10 +81,10 @@ class Service:
         """Attempts to push, by what became of them."""
         self.push_room: PushRoom | None = None
         """Opened when the first subscription wants it."""
-        self.contexts: list[ssl.SSLContext] = []
-        """TLS of all ports; whoever opens another port adds its own."""
-        self.certificate_ends: Instant | None = None
-        """Until when the certificate is valid that new connections get; None without TLS."""
+        self.certificate: Certificate | None = None
+        """Of all ports, the admin port too; None without TLS."""
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            self.certificate = Certificate(settings.tls_cert, settings.tls_key, wall())
         self._at_point = at_point
         self._urls: dict[str, str] = {}
         self._undo = AsyncExitStack()
@@ -92,11 +94,16 @@ class Service:
         """Done when the store's state is unknown: stop and exit non-zero."""
         return self.shell.failed
 
+    @property
+    def certificate_ends(self) -> Instant | None:
+        """Until when the certificate is valid that new connections get; None without TLS."""
+        return None if self.certificate is None else self.certificate.ends
+
     async def start(self) -> None:
         """Open everything and serve.
 
-        Raises DirectoryHeld, DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld, FileInvalid (queues), ssl.SSLError,
-        OSError (a port, a file); nothing stays open then.
+        Raises DirectoryHeld, DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld, FileInvalid (queues), OSError
+        (a port, a file); nothing stays open then.
         """
         async with AsyncExitStack() as undo:
             await self._start(undo)
@@ -107,9 +114,6 @@ class Service:
         declared = None
         if settings.queues is not None:
             declared = queues_file.read(settings.queues, self.keyring.sole_account)
-        contexts = [self._context() for _ in range(3)]
-        if settings.tls_cert is not None:
-            self.certificate_ends = tell_end(settings.tls_cert, wall())
         engine, self.store = open_directory(
             settings.data, settings.engine_limits(), settings.store_options(), self._at_point
         )
@@ -123,19 +127,10 @@ class Service:
         undo.callback(self.parking.stop)
         if declared is not None:
             await queues_file.declare(declared, self.shell.call)
-        await self._listen(undo, "sqs", settings.sqs, self._sqs(), contexts[0])
-        await self._listen(undo, "azure", settings.azure, self._azure(), contexts[1])
-        await self._listen(undo, "mns", settings.mns, self._mns(), contexts[2])
+        await self._listen(undo, "sqs", settings.sqs, self._sqs())
+        await self._listen(undo, "azure", settings.azure, self._azure())
+        await self._listen(undo, "mns", settings.mns, self._mns())
         self.announce({})
-
-    def _context(self) -> ssl.SSLContext | None:
-        """TLS of one port, which counts its own connections. Raises OSError, ssl.SSLError."""
-        settings = self.settings
-        if settings.tls_cert is None or settings.tls_key is None:
-            return None
-        context = server_context(settings.tls_cert, settings.tls_key, settings.connections_max + OVERFLOW_MAX)
-        self.contexts.append(context)
-        return context
 
     def _sqs(self) -> tuple[AnyCodec, Hosts]:
         settings = self.settings
@@ -179,7 +174,6 @@ class Service:
         name: str,
         address: Address,
         served: tuple[AnyCodec, Hosts],
-        context: ssl.SSLContext | None,
     ) -> None:
         settings = self.settings
         codec, hosts = served
@@ -191,9 +185,9 @@ class Service:
             address.port,
             port.handle,
             settings.listener_limits(),
-            ssl=context,
+            ssl=self.certificate.context(settings.connections_max + OVERFLOW_MAX) if self.certificate else None,
             name=name,
-            refuse=lambda status, reason, request_id: codec.refuse(status, reason, None, request_id),
+            refuse=lambda status, reason, request_id, request: codec.refuse(status, reason, request, request_id),
             failure=codec.failure,
             intake=SpellingIntake if name == "azure" else Intake,
         )
@@ -206,14 +200,6 @@ class Service:
         codec = self.ports["mns"].codec
         assert isinstance(codec, mns_codec.Codec)
         codec.documents[path.encode()] = text
-
-    def renew_certificate(self) -> None:
-        """Read certificate and key again, if there is TLS."""
-        settings = self.settings
-        if not self.contexts or settings.tls_cert is None or settings.tls_key is None:
-            return
-        if renew(self.contexts, settings.tls_cert, settings.tls_key):
-            self.certificate_ends = tell_end(settings.tls_cert, wall())
 
     def announce(self, urls: dict[str, str]) -> None:
         """Tell those who find the directory held where to reach us."""

@@ -230,6 +230,11 @@ class Field(NamedTuple):
     help: str
 
     @property
+    def listed(self) -> bool:
+        """Whether it is a list: a flag that may be repeated."""
+        return bool(self.type == tuple[str, ...])
+
+    @property
     def metavar(self) -> str:
         """What stands for the value in a usage text."""
         if get_origin(self.type) is Literal:
@@ -278,7 +283,7 @@ def parse(name: str, given: object, *, from_text: bool) -> Any:
         if text.startswith("~"):  # in a file, and after `--data=` for most shells, it is a name like any other
             raise SettingInvalid(name, f"expected a path that is written out, not {given!r}: only a shell knows ~")
         return Path(text)
-    if kind == tuple[str, ...]:
+    if FIELDS[name].listed:
         return _listed(name, given)
     if get_origin(kind) is Literal:
         if given not in get_args(kind):
@@ -343,7 +348,11 @@ _LISTS: Final[dict[str, tuple[Callable[[str], object], str]]] = {
 
 def _listed(name: str, given: object) -> tuple[str, ...]:
     fits, allowed = _LISTS[name]
-    listed = [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
-    if not isinstance(listed, list) or not all(isinstance(each, str) and fits(each) for each in listed):
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise SettingInvalid(name, f"expected {allowed}, not {given!r}")
+    listed = [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    for part in listed:
+        if not fits(part):
+            raise SettingInvalid(name, f"expected {allowed}, not {part!r}")
     return tuple(listed)

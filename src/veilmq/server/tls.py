@@ -1,13 +1,13 @@
-"""TLS of the listeners: one server context from a certificate file and its key, and what renews it.
+"""TLS of the listeners: one certificate with its key, loaded once, that all ports present, and what renews it.
 
-Strategy: a context in use is given the new pair, and presents it from the next connection on; a pair that does not fit
-is found out on a context that nobody uses. A listener learns of a connection when its handshake is over, so whoever
-never ends one is counted here.
+Strategy: each port has a context of its own, which is empty but for a callback: at each ClientHello it hands over to
+the one context that holds the pair. Another pair is loaded aside, and takes its place for all ports by one assignment
+if it fits; so the ports never differ. A listener learns of a connection when its handshake is over, so whoever never
+ends one is counted by the port's context.
 """
 
 import logging
 import ssl
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
@@ -34,52 +34,74 @@ class _BoundedContext(ssl.SSLContext):
         return session
 
 
-def server_context(certificate: Path, key: Path, sessions_max: int | None = None) -> ssl.SSLContext:
-    """A context for TLS 1.2 and later that offers HTTP/1.1 alone.
+class Certificate:
+    """What new connections get at every port: a certificate chain and its key."""
 
-    certificate: PEM, the server's own first, then its issuers. key: PEM, without a passphrase. sessions_max: of
-    connections at a time (None: no bound); beyond, a new one is dropped at once.
-    Raises OSError if a file cannot be read, ssl.SSLError if it holds something else or the two do not belong together.
-    """
-    context = _BoundedContext(ssl.PROTOCOL_TLS_SERVER)
-    context.sessions, context.sessions_max = WeakSet(), sessions_max
+    ends: Instant | None
+    """Until when it is valid; None if it does not tell."""
+
+    def __init__(self, certificate: Path, key: Path, now: Instant) -> None:
+        """certificate: PEM, the server's own first, then its issuers. key: PEM, without a passphrase.
+
+        Raises OSError if a file cannot be read, ssl.SSLError if it holds something else or they do not belong together.
+        """
+        self._certificate, self._key = certificate, key
+        self._load(now)
+
+    def context(self, sessions_max: int | None = None) -> ssl.SSLContext:
+        """Of one port. sessions_max: connections at a time (None: no bound); beyond, a new one is dropped at once."""
+        context = _BoundedContext(ssl.PROTOCOL_TLS_SERVER)
+        context.sessions, context.sessions_max = WeakSet(), sessions_max
+        context.sni_callback = self._hand_over
+        return _for_http(context)
+
+    def renew(self, now: Instant) -> None:
+        """Present what the files hold now, at all ports. A bad pair changes nothing and is logged."""
+        try:
+            self._load(now)
+        except OSError as error:  # ssl.SSLError is one
+            logger.error("the certificate stays as it was: %s", error)
+        else:
+            logger.info("read %s: new connections get that certificate", self._certificate)
+
+    def _hand_over(self, session: ssl.SSLObject, name: str | None, port: ssl.SSLContext) -> None:
+        """Called at each ClientHello, with a server name or without."""
+        session.context = self._pair
+
+    def _load(self, now: Instant) -> None:
+        files = self._certificate, self._key
+        texts = [path.read_bytes() for path in files]  # what loads them does not say which of the two is missing
+        pair = _for_http(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        try:
+            pair.load_cert_chain(*files, password=_no_passphrase)
+        except ssl.SSLError as error:
+            why = error.strerror or error.args[-1]
+            if "PEM lib" in why:
+                why = "one of them is no whole PEM file"
+            raise ssl.SSLError(error.errno, f"{self._certificate} with {self._key}: {why}") from error
+        if [path.read_bytes() for path in files] != texts:
+            raise ssl.SSLError(0, f"{self._certificate} with {self._key}: they were written meanwhile")
+        self._pair = pair
+        self.ends = tell_end(self._certificate, texts[0], now)
+
+
+def _for_http(context: ssl.SSLContext) -> ssl.SSLContext:
+    """TLS 1.2 and later, with HTTP/1.1 alone on offer."""
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    load(context, certificate, key)
     return context
 
 
-def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Present that certificate from the next connection on. Raises as `server_context` does, with the files' names."""
-    try:
-        context.load_cert_chain(certificate, key, password=_no_passphrase)
-    except ssl.SSLError as error:
-        raise ssl.SSLError(error.errno, f"{certificate} with {key}: {error.strerror or error.args[-1]}") from error
+def tell_end(certificate: Path, text: bytes, now: Instant) -> Instant | None:
+    """Log until when that file's certificate is valid: a warning if it is not, or will not be in two weeks.
 
-
-def renew(contexts: Iterable[ssl.SSLContext], certificate: Path, key: Path) -> bool:
-    """Present what the files hold now, on all contexts. A bad pair changes nothing and is logged: False."""
-    try:
-        server_context(certificate, key)
-        for context in contexts:
-            load(context, certificate, key)
-    except OSError as error:  # ssl.SSLError is one
-        logger.error("the certificate stays as it was: %s", error)
-        return False
-    logger.info("read %s: new connections get that certificate", certificate)
-    return True
-
-
-def tell_end(certificate: Path, now: Instant) -> Instant | None:
-    """Log until when that certificate is valid: a warning if it is not, or will not be in two weeks.
-
-    Returns that instant, or None if the file does not tell it.
+    text: what the file held. Returns that instant, or None if the text does not tell it.
     """
     from cryptography import x509  # late: only a server with TLS needs it
 
     try:
-        found = x509.load_pem_x509_certificates(certificate.read_bytes())[0]
-    except (OSError, ValueError, IndexError):  # OpenSSL took it, so this is no reason to refuse it
+        found = x509.load_pem_x509_certificates(text)[0]
+    except (ValueError, IndexError):  # OpenSSL took it, so this is no reason to refuse it
         return None
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     if not begin.timestamp() <= now / SECOND_US <= end.timestamp():

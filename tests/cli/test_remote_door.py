@@ -1,0 +1,70 @@
+"""Which door a command takes, and what it says of directories, tokens and destinations that it cannot have."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Serve
+
+from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.remote_door import Target, holder_door, http_door
+from veilmq.cli.remote_http import HttpDoor
+from veilmq.store.sqlite.directory import DATABASE
+
+NOBODY = 65_534
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[Path]:
+    """A data directory of another user."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / DATABASE).touch()
+    tmp_path.chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(NOBODY)
+    yield data
+    if is_root:
+        os.seteuid(0)
+    tmp_path.chmod(0o700)
+
+
+def test_a_directory_of_another_user_is_told(closed: Path) -> None:
+    with pytest.raises(Failure, match="Permission denied") as refused:
+        http_door(Target(None, None, closed), {})
+    assert refused.value.code is Exit.DIRECTORY
+    with pytest.raises(Failure, match="Permission denied"), holder_door(Target(None, None, closed), {}):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [(None, "No such file"), (b"", "holds no token"), (b"\x80\xff", "holds no token")]
+)
+def test_a_token_file_that_somebody_names_must_hold_one(tmp_path: Path, text: bytes | None, told: str) -> None:
+    path = tmp_path / "token"
+    if text is not None:
+        path.write_bytes(text)
+    for target, environment in (
+        (Target("127.0.0.1:1", path, None), {}),
+        (Target("127.0.0.1:1", None, None), {"VEILMQ_TOKEN_FILE": str(path)}),
+    ):
+        with pytest.raises(Failure, match=told) as refused:
+            http_door(target, environment)
+        assert refused.value.code is Exit.USAGE
+        assert str(path) in str(refused.value)
+
+
+def test_without_a_token_the_server_is_asked_all_the_same(tmp_path: Path) -> None:
+    assert http_door(Target("127.0.0.1:1", None, tmp_path), {}) is not None
+
+
+def test_a_full_destination_is_not_the_servers_fault(serve: Serve) -> None:
+    server = serve().ready()
+    door = HttpDoor(server.admin, (server.data / "admin-token").read_text().strip())
+    try:
+        with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError, match="No space left"):
+            door.download("/api/v1/backup", full, lambda done, total: None)
+    finally:
+        door.close()
