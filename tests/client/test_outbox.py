@@ -416,22 +416,6 @@ def test_numbers_and_bytes_are_sent_as_they_were_given(place: Place) -> None:
     assert {name: message.attributes[name] for name in given} == given
 
 
-class LikePsycopg(sqlite3.Connection):
-    """Psycopg's isolation_level is None unless one was chosen, and its transactions are transactions."""
-
-    autocommit = False
-    isolation_level = None  # type: ignore[assignment]
-
-
-def test_a_connection_that_says_it_has_no_autocommit_is_taken_at_its_word(place: Place) -> None:
-    place.add("1")
-    relay = Relay(
-        OUTBOX, lambda: sqlite3.connect(place.path, check_same_thread=False, factory=LikePsycopg), place.queue
-    )
-    place.relays.append(relay)
-    assert relay.run_once() == 1
-
-
 # Machines whose clocks differ.
 
 
