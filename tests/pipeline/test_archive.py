@@ -2,8 +2,10 @@
 
 import re
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from tests.pipeline.cluster_stage import command
 from tests.pipeline.drain_stage import Stage, left, send
@@ -11,7 +13,8 @@ from tests.pipeline.drain_stage import Stage, left, send
 from veilmq.client.messages import Message
 from veilmq.pipeline.drain import drain
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
-from veilmq.pipeline.jobs.replaying import replay
+from veilmq.pipeline.jobs import tables
+from veilmq.pipeline.jobs.replaying import replay, row_by_row
 
 
 @pytest.mark.slow
@@ -104,3 +107,25 @@ def test_rows_without_a_group_are_one_in_a_fifo_queue(spark: Any, stage: Stage) 
         assert replay(spark, table, stage.url(name=queue.name)) == 3
         assert left(queue) == 3
         assert {each.group for each in queue.receive(10)} == {"table"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_large_bodies_are_written_and_read_in_parts(spark: Any, stage: Stage) -> None:
+    """A task that writes holds a row group, one that reads a batch of rows: Spark's own sizes were a heap full."""
+    table = stage.directory / "table"
+    with stage.make() as queue:
+        size = queue.capabilities.body_bytes_max
+        for _ in range(48):
+            # Text that does not become smaller in a file.
+            queue.send(token_urlsafe(size * 3 // 4)[:size])
+        drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d", partitions=1)
+        (file,) = table.glob("*.parquet")
+        told = pq.read_metadata(file)
+        assert all(told.row_group(at).total_byte_size <= (34 << 20) for at in range(told.num_row_groups))
+        assert replay(spark, table, stage.url(), where="position < 3") == 3
+        assert left(queue) == 3
+    rows = tables.read(spark, table)
+    with row_by_row(spark):
+        assert "Batched: false" in rows._jdf.queryExecution().executedPlan().toString()
+    assert "Batched: true" in tables.read(spark, table)._jdf.queryExecution().executedPlan().toString()

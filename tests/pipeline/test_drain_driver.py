@@ -191,16 +191,26 @@ def test_a_run_ends_with_what_the_queue_held_at_its_start(stage: Stage) -> None:
         play.driver.close()
 
 
-def test_a_batch_is_bounded_in_bytes(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("body", "count", "bytes_max", "low"),
+    [
+        ("x" * 10_000, 400, 100_000, 10),
+        ("x" * 300_000, 60, 4 << 20, 10),
+        ("€" * 100_000, 60, 4 << 20, 10),
+        ("x" * 1_000, 5_000, 3 << 20, 2_000),
+    ],
+    ids=["below the largest body", "large", "bytes are no characters", "small"],
+)
+def test_a_batch_is_bounded_in_bytes(stage: Stage, body: str, count: int, bytes_max: int, low: int) -> None:
+    """However many receives are under way: each takes the room of the largest that it may bring."""
     with stage.make() as queue:
-        send(queue, ["x" * 10_000] * 400)
-        play = Play(stage, maxBytes=100_000, receivers=1)
-        end = play.driver.latest(START, 1_000)
-        # Ten of them are enough, and a receive brings up to 64.
-        assert len(play.read(START, end)) == queue.capabilities.receive_messages_max
+        send(queue, [body] * count)
+        play = Play(stage, maxBytes=bytes_max)
+        end = play.driver.latest(START, count)
+        assert low * len(body.encode()) <= sum(len(each.encode()) for each in play.read(START, end)) <= bytes_max
         play.run(START, end)
         play.to_the_end(end)
-        assert len(play.rows) == 400
+        assert len(play.rows) == count
         assert left(queue) == 0
         play.driver.close()
 

@@ -18,9 +18,7 @@ from veilmq.client.connect import connect
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.testing.histories import Workload, history, lognormal, write
-from veilmq.testing.server import ServerProcess, port_kept
-
-COMMAND = [sys.executable, "-c", "from veilmq.cli import main; main()"]
+from veilmq.testing.server import VEILMQ, ServerProcess, port_kept
 
 
 def inherited() -> dict[str, str]:
@@ -32,7 +30,7 @@ def veilmq(*arguments: object, cwd: Path, **environment: str) -> tuple[int, str,
     """One command to its end: exit code, stdout, stderr. Its output goes to files: a JVM may outlive a pipe."""
     with (cwd / "out").open("w") as out, (cwd / "err").open("w") as err:
         done = subprocess.run(
-            [*COMMAND, *map(str, arguments)],
+            [*VEILMQ, *map(str, arguments)],
             stdout=out,
             stderr=err,
             timeout=300,
@@ -75,7 +73,18 @@ def test_events_are_printed_and_exported(server: ServerProcess, tmp_path: Path) 
     assert out == "exported 51 events, offsets 0 to 51\n"
     code, out, err = veilmq("events", "export", "exported", "--json", cwd=tmp_path, **where)
     assert json.loads(out) == {"from": 51, "until": 51, "events": 0}
-    assert len(list((tmp_path / "exported").glob("day=*/*.parquet"))) == 1
+    (day,) = (tmp_path / "exported").glob("day=*/")
+    assert len(list(day.glob("*.parquet"))) == 1
+    (tmp_path / "file").touch()
+    code, out, err = veilmq("events", "export", "file", cwd=tmp_path, **where)
+    assert (code, out) == (2, "")
+    assert err.startswith("veilmq: the directory file: File exists")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / day.name).touch()
+    code, out, err = veilmq("events", "export", "other", cwd=tmp_path, **where)
+    assert (code, out) == (1, "")
+    assert "veilmq: other: File exists" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
@@ -297,7 +306,7 @@ def test_a_loop_outlives_what_goes_wrong_meanwhile(server: ServerProcess, export
     where = {"VEILMQ_ADMIN": server.admin, "VEILMQ_TOKEN_FILE": str(server.data / "admin-token")}
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         process = subprocess.Popen(
-            [*COMMAND, *command, "--publish"], stdout=out, stderr=err, cwd=tmp_path, env=inherited() | where
+            [*VEILMQ, *command, "--publish"], stdout=out, stderr=err, cwd=tmp_path, env=inherited() | where
         )
 
     def wait_for(file: str, text: str, times: int) -> None:

@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from tests.pipeline.histories_stage import frame
 
+from veilmq.cli.pipeline import Asked
+from veilmq.cli.pipeline_run import _show
 from veilmq.pipeline.jobs.analysis import Analysis
 from veilmq.pipeline.report import figures
 from veilmq.pipeline.report.drawing import ROLES, say
@@ -159,9 +161,39 @@ def test_the_split_of_a_queue_is_drawn_from_that_queues_times() -> None:
 
 def test_of_nothing_it_says_that_it_is_too_little() -> None:
     """And not that today's leases cost what the best would."""
-    rows = pd.DataFrame(columns=["queue", "type", "attempts", "basis", "today_cost"])
+    rows = pd.DataFrame(columns=["account", "region", "queue", "type", "attempts", "basis", "today_cost"])
     text = page(SimpleNamespace(timeouts=rows, quantiles=rows), source="x", offsets=(0, 1), now=0.0)  # type: ignore[arg-type]
     assert Seen(text).titles == ["Too few leases"]
+
+
+def test_queues_of_one_name_are_told_apart() -> None:
+    """By what differs, and nobody else is."""
+    here, there = "000000000000", "111111111111"
+    rows = pd.DataFrame(
+        {"account": account, "region": region, "queue": queue, "type": kind, "basis": "curve", "attempts": 50.0,
+         "today_cost": 1.0, "reach_s": 9.0, "today_lease_s": 30.0, "timeout_s": 10.0, "timeout_at_least_s": None}
+        for account, region, queue, kind in (
+            (here, "eu-west-1", "orders", "t"), (here, "us-east-1", "orders", "t"), (here, "eu-west-1", "mail", None),
+            (there, "eu-west-1", "mail", None), (here, "eu-west-1", "alone", "t"),
+        )
+    )  # fmt: skip
+    labels = [figures.label_of(row) for _, row in figures.told_apart(rows, rows).iterrows()]
+    assert labels == [
+        "orders · t (eu-west-1)", "orders · t (us-east-1)", f"mail ({here})", f"mail ({there})", "alone · t",
+    ]  # fmt: skip
+    points = rows.assign(timeout_s=5.0, redelivered=0.1, low=0.05, high=0.2, recovery_s=9.0, within_reach=True)
+    drawn = figures.redelivery(points, rows)
+    assert all(drawn.count(each) == 1 for each in (">us-east-1<", f">{there}<"))
+
+
+@pytest.mark.parametrize(("other", "head"), [("eu-west-1", ["region", "queue"]), ("us-east-1", ["queue"])])
+def test_a_table_says_the_region_where_there_are_several(
+    capsys: pytest.CaptureFixture[str], other: str, head: list[str]
+) -> None:
+    asked = Asked(None, None, None, None, None, None, None, "parquet", False, None, None)
+    shared = {"account": "000000000000", "queue": "orders", "count": 1}
+    _show(asked, [shared | {"region": region} for region in ("us-east-1", other)], ("queue", "count"))
+    assert re.findall("account|region|queue", capsys.readouterr().out) == head
 
 
 def test_a_long_name_does_not_push_panels_apart() -> None:

@@ -1,7 +1,10 @@
 """Tables that grow: one file of many, old days dropped, and nothing lost where a process dies amid that."""
 
+import json
 import re
 import shutil
+import struct
+from base64 import b85encode
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.events.reading import ParquetHistory
@@ -157,3 +160,59 @@ def test_a_delta_table_whose_files_are_not_its_rows_is_refused(spark: Any, tmp_p
     log.write_text(log.read_text().replace(f"type=x/{file.name}", "elsewhere.parquet"))
     with pytest.raises(OptionInvalid, match="is partitioned by type, and not all paths of its files tell those"):
         tables.read(spark, place)
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_a_delta_table_with_column_mapping_is_refused(tmp_path: Path, mode: str) -> None:
+    """Its files have other names for its columns, and Spark would find none of them."""
+    place = tmp_path / "table"
+    write_deltalake(str(place), pa.table({"body": ["a"]}), configuration={"delta.columnMapping.mode": mode})
+    (file,) = place.glob("*/*.parquet")
+    assert pq.read_schema(file).names != ["body"]
+    with pytest.raises(OptionInvalid, match="has columnMapping"):
+        tables.read(None, place)  # type: ignore[arg-type]
+
+
+def test_a_delta_table_with_deletion_vectors_is_refused(tmp_path: Path) -> None:
+    """Its files still have the rows that it has no longer."""
+    place = tmp_path / "table"
+    rows = pa.table({"body": ["a", "b", "c"]})
+    write_deltalake(str(place), rows, configuration={"delta.enableDeletionVectors": "true"})
+    _delete_first_row(place)
+    left = pa.table(QueryBuilder().register("rows", DeltaTable(str(place))).execute("select body from rows"))
+    assert left["body"].to_pylist() == ["b", "c"]
+    with pytest.raises(OptionInvalid, match="has deletionVectors"):
+        tables.read(None, place)  # type: ignore[arg-type]
+
+
+def _delete_first_row(place: Path) -> None:
+    """By a deletion vector within the log, which deltalake reads and does not write.
+
+    Source: Delta protocol, "Deletion Vectors" and "Deletion Vector Format"; the Roaring format's array container.
+    """
+    log = place / "_delta_log"
+    actions = [json.loads(line) for line in (log / f"{0:020}.json").read_text().splitlines()]
+    (add,) = (each["add"] for each in actions if "add" in each)
+    magic, bitmaps, key, cookie, containers, container, rows_less_one, header_bytes, row = (
+        1681511377, 1, 0, 12346, 1, 0, 0, 16, 0,
+    )  # fmt: skip
+    vector = struct.pack(
+        "<iqiIIHHIH", magic, bitmaps, key, cookie, containers, container, rows_less_one, header_bytes, row
+    )
+    told = {"storageType": "i", "pathOrInlineDv": _z85(vector), "sizeInBytes": len(vector), "cardinality": 1}
+    gone = {name: add[name] for name in ("path", "partitionValues", "size")}
+    gone |= {"deletionTimestamp": add["modificationTime"], "dataChange": True, "extendedFileMetadata": True}
+    changed = [{"remove": gone}, {"add": add | {"deletionVector": told}}]
+    (log / f"{1:020}.json").write_text("\n".join(map(json.dumps, changed)))
+
+
+def _z85(content: bytes) -> str:
+    """ZeroMQ's base 85, of whole words."""
+    padded = content + bytes(-len(content) % 4)
+    return b85encode(padded).decode().translate(str.maketrans(_B85, _Z85))
+
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_Z85 = _DIGITS + ".-:+=^!/*?&<>()[]{}@%$#"
+_B85 = _DIGITS[:10] + _DIGITS[36:] + _DIGITS[10:36] + "!#$%&()*+-;<=>?@^_`{|}~"
+"""Python's digits of the same values."""

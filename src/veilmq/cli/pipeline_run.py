@@ -39,6 +39,7 @@ _SHOWN: Final = {
     ),
     "audit": ("rule", "offset", "queue", "sequence", "attempt", "said"),
 }  # fmt: skip
+_PLACE: Final = ("account", "region")
 _ROWS_SHOWN: Final = 50
 _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
 _REFRESH_S: Final = 1.0
@@ -52,7 +53,8 @@ def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
         leases = job.attempts(events, _until(asked, environment))
         if asked.out is not None:
             _write(asked, leases, "attempts")
-        outcomes = leases.groupBy("queue", "type", "outcome").count().orderBy("queue", "type", "outcome")
+        groups = (*_PLACE, "queue", "type", "outcome")
+        outcomes = leases.groupBy(*groups).count().orderBy("queue", "type", "outcome", *_PLACE)
         if asked.as_json and asked.out is None:
             for row in leases.toLocalIterator():
                 _print_json(row.asDict())
@@ -173,14 +175,19 @@ def export(
             ) from None
         url = _url(server or environment.get("VEILMQ_ADMIN") or SERVER_DEFAULT)
         history = ServerHistory(url, _token(token_file, environment), str(certificate) if certificate else None)
-        with bar() as advance:
-            first, stop = job(
-                history,
-                directory,
-                start=start,
-                until=until,
-                progress=lambda done, total: advance("exporting", done, total),
-            )
+        make_place(directory, "the directory")
+        try:
+            with bar() as advance:
+                first, stop = job(
+                    history,
+                    directory,
+                    start=start,
+                    until=until,
+                    progress=lambda done, total: advance("exporting", done, total),
+                )
+        except OSError as error:
+            mend = "What is there is whole: the next export goes on behind it."
+            raise Failure(Exit.WRONG, f"{directory}: {error.strerror or error}", mend) from None
     if as_json:
         _print_json({"from": first, "until": stop, "events": stop - first})
     else:
@@ -205,12 +212,13 @@ def _session(asked: Asked, environment: Mapping[str, str]) -> Iterator[tuple["Sp
             yield spark, spark.read.format("veilmq-events").options(**options).load()
 
 
-def make_place(out: Path) -> None:
-    """The directory of --out. Raises Failure."""
+def make_place(out: Path, named: str = "--out") -> None:
+    """The directory to write to. Raises Failure."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Failure(Exit.USAGE, f"--out {out}: {error.strerror}", "Name a directory that you may write to.") from None
+        mend = "Name a directory that you may write to."
+        raise Failure(Exit.USAGE, f"{named} {out}: {error.strerror}", mend) from None
 
 
 @contextmanager
@@ -315,6 +323,7 @@ def _token(file: Path | None, environment: Mapping[str, str]) -> str | None:
 def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", names: tuple[str, ...]) -> None:
     """The tables of these jobs, each under its own name."""
     from veilmq.pipeline.jobs import split, survival, timeouts
+    from veilmq.pipeline.jobs.buckets import arrow_of
 
     if asked.out is None:
         return
@@ -334,7 +343,7 @@ def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", name
                 continue
             frame = spark.createDataFrame(rows)
         else:
-            frame = spark.createDataFrame([tuple(row.values()) for row in _records(rows)], schema)
+            frame = spark.createDataFrame(arrow_of(rows, schema))
         _write(asked, frame.coalesce(1), name)
 
 
@@ -371,7 +380,9 @@ def _show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...]) ->
         return
     from veilmq.cli.remote_tables import table
 
-    kept = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    # Queues of one name are told apart where there is more than one account or region.
+    places = [name for name in _PLACE if len({row.get(name) for row in rows}) > 1]
+    kept = [*places, *(name for name in columns if any(row.get(name) is not None for row in rows))]
     cells = [[_cell(name, row.get(name)) for name in kept] for row in rows[:_ROWS_SHOWN]]
     table([_head(name) for name in kept], cells)
     if len(rows) > _ROWS_SHOWN:

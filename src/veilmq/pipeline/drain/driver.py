@@ -32,7 +32,7 @@ from veilmq.pipeline.drain.holding import Holding
 from veilmq.pipeline.drain.ledger import Batch, Remembered
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest
 from veilmq.pipeline.drain.options import DrainOptions, rows_default
-from veilmq.pipeline.drain.receiving import each_chunk, gather
+from veilmq.pipeline.drain.receiving import Room, each_chunk, gather
 from veilmq.pipeline.drain.tidying import Tidying
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 
@@ -64,6 +64,7 @@ class Driver:
             self._queue.close()
             raise
         self._pool = ThreadPoolExecutor(options.receivers, "veilmq drain receive")
+        self._room = Room(options.max_bytes, self._queue.capabilities)
         self._tidying = Tidying(options, self._queue)
         self._deleter = Deleter(
             self._queue, options.receivers, options.patience, clock, self._tidying.tidy, self._batch_done
@@ -155,12 +156,13 @@ class Driver:
         """Messages that were never seen, by id. Those that were get their new handle."""
         fresh: dict[str, Received] = {}
         options = self._options
-        left_bytes = options.max_bytes
+        room = self._room
+        room.begin()
         # What was received first is to be held in time; and more than comes within a lease can never be held at all.
         until = self._clock.monotonic() + options.lease / _PARTS
-        while len(fresh) < wanted and left_bytes > 0 and self._clock.monotonic() < until:
+        while len(fresh) < wanted and room.fits and self._clock.monotonic() < until:
             more = partial(
-                gather, self._pool, self._queue, wanted - len(fresh), left_bytes,
+                gather, self._pool, self._queue, wanted - len(fresh), room,
                 lease=options.lease, receivers=options.receivers, wait=0 if fresh else options.wait,
                 is_over=lambda: self._clock.monotonic() >= until,
             )  # fmt: skip
@@ -172,13 +174,14 @@ class Driver:
                 batches = list(self._batches.values())
                 for message in came:
                     known = next((batch for batch in batches if message.id in batch.places), None)
+                    if known is None and message.id not in self._remembered:
+                        fresh[message.id] = message
+                        continue
+                    room.free(message)
                     if known is not None:
                         known.renew(message)
-                    elif message.id in self._remembered:
-                        again.append(message)
                     else:
-                        fresh[message.id] = message
-                        left_bytes -= len(message.body)
+                        again.append(message)
             self._delete_remembered(again)
         return fresh
 

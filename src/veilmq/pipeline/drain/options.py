@@ -30,7 +30,7 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int | None = None
     """Messages of one micro-batch; None: `rows_default` of the queue."""
     max_bytes: int = 256 << 20
-    """Bodies of one micro-batch, in characters: no more receives begin beyond it."""
+    """Bytes of the bodies of one micro-batch; see `receiving.Room`."""
     lease: float = 60.0
     """Visibility timeout of each receive; extended while the batch runs."""
     wait: float = 0.2

@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 _PAUSE_SECONDS: Final = 0.5
 _PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"
 _BATCHES_MAX: Final = 1_000_000
-_FORMATS: Final = {"delta": "veilmq-delta", "parquet": "parquet"}
+_SMALL_GROUPS: Final = {
+    "parquet.block.size": str(32 << 20),
+    "parquet.block.size.row.check.min": "1",
+    "parquet.page.size.row.check.min": "1",
+}
+"""A task holds a row group, and looks at sizes every hundred rows unless told: of large bodies that is a heap full."""
+_FORMATS: Final = {"delta": ("veilmq-delta", {}), "parquet": ("parquet", _SMALL_GROUPS)}
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -106,7 +112,8 @@ def _started(
         kind, colon, path = sink.partition(":")
         if not colon or kind not in _FORMATS:
             raise OptionInvalid(f"sink={sink!r} cannot be.", f"It is a function, or {':/path, '.join(_FORMATS)}:/path.")
-        return writer.format(_FORMATS[kind]).option("path", path).start()
+        form, options = _FORMATS[kind]
+        return writer.format(form).options(**options).option("path", path).start()
     finally:
         spark.conf.set(_PROGRESS, str(before))
 

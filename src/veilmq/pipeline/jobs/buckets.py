@@ -52,6 +52,13 @@ def struct(schema: str) -> "StructType":
     return T.StructType([T.StructField(name, kinds[kind]) for name, kind in _fields(schema)])
 
 
+def arrow_of(rows: Any, schema: str) -> Any:
+    """A pandas frame of such columns as a pyarrow Table: Spark checks values one by one that come as Python's."""
+    import pyarrow as pa
+
+    return pa.Table.from_pandas(rows, pa.schema(list(_arrow(schema))), preserve_index=False)
+
+
 def by_group(cells: "DataFrame", keys: Sequence[str], function: Callable[[Any], Any], schema: str) -> "DataFrame":
     """What `function` makes of each group of a histogram: from a pandas frame of its rows to one of `schema`.
 

@@ -15,6 +15,8 @@ from veilmq.pipeline.jobs.curves import at_bounds
 
 _ENDS_MAX: Final = 200
 """Lease ends of one attempt that are looked at."""
+_ENDS_AT_ONCE: Final = 25
+"""A call of numpy's costs as much for one as for some hundreds."""
 _LOOKS_MAX: Final = 300
 """After them, an attempt that still goes on is taken to go on at the same pace until it crashes."""
 _ALIVE_MIN: Final = 1e-7
@@ -61,11 +63,12 @@ def timeout_price(alive: Any, rate: Any, timeouts: Any) -> Price:
     rates = np.asarray(rate, float)[..., None]
     recovery = rates * (timeouts * _integral(areas, timeouts) - _integral(moments, timeouts))
     duplicates = np.zeros_like(recovery)
-    for number in range(1, _ENDS_MAX + 1):
-        ends = number * timeouts
+    for first in range(1, _ENDS_MAX + 1, _ENDS_AT_ONCE):
+        ends = np.outer(np.arange(first, first + _ENDS_AT_ONCE), timeouts).ravel()
         part = at_bounds(alive, ends) * np.exp(-rates * ends)
-        duplicates = duplicates + part
-        if np.all(part < _ALIVE_MIN):
+        part = part.reshape(*part.shape[:-1], _ENDS_AT_ONCE, len(timeouts))
+        duplicates = duplicates + part.sum(axis=-2)
+        if np.all(part[..., -1, :] < _ALIVE_MIN):
             break
     return Price(recovery, duplicates, np.zeros_like(recovery))
 

@@ -5,6 +5,8 @@ times) and what only the drain knew. A FIFO queue gets the rows in their order a
 that a replay that failed half way may be run again. Other queues get a repeated task's rows again: at least once.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +22,7 @@ _SENT: Final = (
     "body", "attributes", "type", "group", "tag", "delay", "ttl", "lease_hint", "priority", "deduplication_id",
 )  # fmt: skip
 _ORDER: Final = ("batch", "position")
+_VECTORS: Final = "spark.sql.parquet.enableVectorizedReader"
 
 
 def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None = None, key: str | None = None) -> int:
@@ -46,10 +49,22 @@ def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None 
         # One line, so that what was in order stays in order.
         rows = rows.coalesce(1).sortWithinPartitions(*order) if order else rows
     wanted = [name for name in rows.columns if name in _SENT or name == key]
-    number = rows.count()
     writer = rows.select(*wanted).write.format("veilmq").option("url", queue).mode("append")
-    (writer if key is None else writer.option("key", key)).save()
+    with row_by_row(spark):
+        number = rows.count()
+        (writer if key is None else writer.option("key", key)).save()
     return number
+
+
+@contextmanager
+def row_by_row(spark: "SparkSession") -> Iterator[None]:
+    """What runs in it reads Parquet so: Spark else takes thousands of rows at once, whatever their size."""
+    before = spark.conf.get(_VECTORS)
+    spark.conf.set(_VECTORS, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_VECTORS, str(before))
 
 
 def _only(rows: "DataFrame", where: str) -> "DataFrame":

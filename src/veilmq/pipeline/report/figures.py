@@ -32,8 +32,28 @@ _ROOM: Final = 0.6
 _GROUP: Final = ["account", "region", "queue", "type"]
 
 
+def told_apart(rows: Any, among: Any) -> Any:
+    """With a column `place`: a queue's account and region, as far as `among` has another of its name elsewhere."""
+    known = among.groupby("queue")[["account", "region"]].nunique()
+    shared = {name: (queue.account > 1, queue.region > 1) for name, queue in known.iterrows()}
+    places = [
+        ", ".join(str(part) for part, is_told in zip(names, shared[queue], strict=True) if is_told)
+        for *names, queue in rows[["account", "region", "queue"]].itertuples(index=False, name=None)
+    ]
+    return rows.assign(place=places)
+
+
 def label_of(row: Any) -> str:
-    """Queue and type, as a title."""
+    """Queue and type, of a row of `told_apart`."""
+    return f"{_name_of(row)} ({row['place']})" if row["place"] else _name_of(row)
+
+
+def title_of(row: Any) -> str:
+    """The same over a panel: no wider than that."""
+    return f"{shortened(_name_of(row))}\n{row['place']}".rstrip()
+
+
+def _name_of(row: Any) -> str:
     kind = row["type"]
     return str(row["queue"]) if kind is None or kind != kind else f"{row['queue']} · {kind}"
 
@@ -50,7 +70,7 @@ def worst(timeouts: Any) -> Any:
     """The groups that today cost most in all, at most `PANELS_MAX`."""
     known = timeouts[timeouts.basis != "too few"]
     cost = (known.attempts * known.today_cost).astype(float)
-    return known.loc[cost.sort_values(ascending=False).index[:PANELS_MAX]]
+    return told_apart(known.loc[cost.sort_values(ascending=False).index[:PANELS_MAX]], timeouts)
 
 
 def _of(rows: Any, group: Any) -> Any:
@@ -90,7 +110,7 @@ def survival(curve: Any, timeouts: Any) -> str:
         low, high = _spread(rows, group)
         time_axis(panel.xaxis, low, high, "")
         panel.set_ylim(0, 1.02)
-        panel.set_title(shortened(label_of(group)))
+        panel.set_title(title_of(group))
         if group.reach_s < high:
             panel.axvspan(group.reach_s, high, color=MUTED, alpha=0.10, linewidth=0)
             panel.text(high, 0.99, "not seen ", fontsize=8, color=MUTED, va="top", ha="right")
@@ -125,7 +145,7 @@ def redelivery(points: Any, timeouts: Any) -> str:
         high = max(float(rows.timeout_s.max()) if len(rows) else 10.0, group.today_lease_s * 1.3)
         time_axis(panel.xaxis, 1.0, high, "")
         _mark_leases(panel, group)
-        panel.set_title(shortened(label_of(group)))
+        panel.set_title(title_of(group))
     if pairs:
         pairs[0][0].set_ylabel("started twice")
     return drawing.svg()
@@ -162,7 +182,7 @@ def tradeoff(points: Any, timeouts: Any) -> str:
         panel.set_ylim(7e-5, 1.5)
         panel.set_yticks([1, 0.1, 0.01, 0.001, 0.0001], ["100 %", "10 %", "1 %", "0.1 %", "0.01 %"])
         panel.minorticks_off()
-        panel.set_title(shortened(label_of(group)))
+        panel.set_title(title_of(group))
         twice = float(group.today_redelivered)
         if len(rows) and not group.today_renewed:
             twice = float(rows.redelivered[(rows.timeout_s - group.today_lease_s).abs().idxmin()])
@@ -195,7 +215,8 @@ def split(parts: Any, quantiles: Any) -> str:
     """Which types belong together? Each bar goes from the median to the p99; a colour is a queue."""
     from pandas import isna
 
-    queues = [rows for _, rows in parts[parts.parts > 1].groupby(["account", "region", "queue"])]
+    several = told_apart(parts[parts.parts > 1], parts)
+    queues = [rows for _, rows in several.groupby(["account", "region", "queue"])]
     queues.sort(key=lambda rows: -float(rows.gain.max()))
     queues = queues[:_COLUMNS]
     if not queues:
@@ -229,7 +250,7 @@ def split(parts: Any, quantiles: Any) -> str:
         panel.set_ylim(place - 0.4, -1.0)
         panel.grid(False, axis="y")
         time_axis(panel.xaxis, low * 0.6, max(high, together) * 3, "")
-        panel.set_title(str(rows.queue.iloc[0]))
+        panel.set_title(title_of(rows.iloc[0].to_dict() | {"type": None}))
     return drawing.svg()
 
 

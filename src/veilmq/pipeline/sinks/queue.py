@@ -41,6 +41,8 @@ COLUMNS: Final = (
 )
 _NUMBERS: Final = frozenset({"delay", "ttl", "lease_hint", "priority"})
 _CHUNK_ROWS: Final = 512
+_CHUNK_CHARACTERS: Final = 8 << 20
+"""Of bodies: more are not held at once, but for a single larger one."""
 _PAUSE_SECONDS: Final = 0.2
 
 
@@ -88,14 +90,15 @@ def send_rows(rows: Iterator[Any], options: SendOptions, prefix: str) -> int:
         if options.key is not None and not fifo:
             mend = "Leave key away, or send to a FIFO queue."
             raise OptionInvalid(f"key={options.key}: queue {queue.name} does not deduplicate.", mend)
-        count = 0
+        count = characters = 0
         chunk: list[Message] = []
         for row in rows:
             chunk.append(_message(row, options.key, f"{prefix}/{count}" if fifo else None))
             count += 1
-            if len(chunk) == _CHUNK_ROWS:
+            characters += len(chunk[-1].body)
+            if len(chunk) == _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
                 _send(queue, chunk, options.patience)
-                chunk = []
+                chunk, characters = [], 0
         _send(queue, chunk, options.patience)
     return count
 
