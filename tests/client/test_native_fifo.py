@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import pytest
+from tests.client.clocks_apart import by
 
 from veilmq.client.errors import PublishIncomplete, TransportError
 from veilmq.client.messages import Message, Sent, Template
@@ -407,7 +408,8 @@ class TestOutbox:
         outbox = Outbox()
 
         def connect() -> sqlite3.Connection:
-            return sqlite3.connect(tmp_path / "application.db", check_same_thread=False)
+            # The database's clock is what the relays judge by, so it moves too.
+            return by(there.clock.wall, sqlite3.connect(tmp_path / "application.db", check_same_thread=False))
 
         with contextlib.closing(connect()) as database:
             for statement in outbox.ddl():
