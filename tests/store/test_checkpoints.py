@@ -72,6 +72,24 @@ def test_what_gathered_behind_a_long_read_is_no_commits_to_copy(stage: Stage, mo
     assert checkpointer.wal_pages < gathered // 4, "the WAL has begun anew"
 
 
+def test_commits_behind_a_long_read_do_not_each_ask_whether_it_has_ended(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Copied(monkeypatch)
+    queue = stage.create()
+    with store_of(stage).readers.lend() as connection:
+        connection.execute("SELECT count(*) FROM mark").fetchall()
+        write(stage, 30)
+        began, asked = store_of(stage).checkpointer.wal_pages, len(copied.by_threads)
+        for _ in range(100):
+            stage.send(queue, "x")
+            bulk = store_of(stage).checkpointer._bulk
+            assert bulk is not None
+            bulk.join()
+        grown = store_of(stage).checkpointer.wal_pages - began
+    assert len(copied.by_threads) - asked <= grown // connections._REMAINDER_PAGES + 1 < 10
+
+
 def test_a_remainder_is_copied_at_last_though_the_writer_is_faster(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from veilmq.admin.errors import Refused
 from veilmq.admin.service import Service
+from veilmq.store.sqlite.large_files import let_go
 
 COPIES_MAX: Final = 4
 """Copies that are being made, wait for it, or lie there for their readers."""
@@ -61,7 +62,10 @@ class Copies:
             followers.discard(committed)
 
     async def make(self, write: Callable[[], IO[bytes]]) -> "Copy":
-        """The file that `write` makes in a thread when its turn has come. Raises Refused (503) if there are enough."""
+        """The file that `write` makes in a thread, open for writing, when its turn has come.
+
+        Raises Refused (503) if there are enough.
+        """
         if self.count >= COPIES_MAX:
             message = f"{COPIES_MAX} snapshots and backups are being made or read: try again when one has ended"
             raise Refused(503, "busy", message, limit=COPIES_MAX)
@@ -108,7 +112,7 @@ class Copy:
         self._timer.cancel()
         if not self._given_up:
             self._given_up = True
-            closing = self._loop.run_in_executor(None, self.file.close)
+            closing = self._loop.run_in_executor(None, let_go, self.file)
             closing.add_done_callback(lambda _: self._ended())
 
     def _stalled(self) -> None:

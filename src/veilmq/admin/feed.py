@@ -30,6 +30,7 @@ from veilmq.admin.service import Service
 from veilmq.model.access import Action
 from veilmq.model.errors import DiskLow
 from veilmq.store.sqlite.backup import backup
+from veilmq.store.sqlite.large_files import SyncedInPieces
 from veilmq.store.sqlite.rows import Connection, head
 
 ROWS_A_PIECE: Final = 8_192
@@ -164,11 +165,11 @@ class Feed:
         with ExitStack() as opened:
             file = opened.enter_context(tempfile.TemporaryFile(dir=store.directory.path, buffering=PIECE_BYTES))
             with store.readers.lend() as connection:
-                lines = snapshot_lines(connection, scope)
+                lines, synced = snapshot_lines(connection, scope), SyncedInPieces(file)
                 while some := list(islice(lines, _LINES_A_LOOK)):
                     if store.disk_low:
                         raise DiskLow(free_bytes=store.directory.free_bytes())
-                    file.writelines(some)
+                    synced.write(b"".join(some))
             file.seek(0)
             opened.pop_all()
         return file
@@ -190,4 +191,4 @@ class Feed:
         with tempfile.TemporaryDirectory(prefix="backup-", dir=store.directory.path) as directory:
             copy = Path(directory, "veilmq.db")
             backup(store.directory.database, copy)
-            return copy.open("rb")
+            return copy.open("r+b")

@@ -6,6 +6,7 @@ there no lease is anybody's bread.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from veilmq.store.sqlite.integrity import check
 
 _STEPS_KEPT_MAX: Final = 64
 """Steps that a slow reader has not taken yet; those in between are left out."""
+
+_PAUSE_S: Final = 0.001
 
 Step = Callable[[str, int, int], None]
 
@@ -75,6 +78,8 @@ async def _steps(work: Callable[[Step], dict[str, Any]], copies: Copies) -> Asyn
     def step(stage: str, done: int, total: int) -> None:
         if steps.qsize() < _STEPS_KEPT_MAX:
             loop.call_soon_threadsafe(steps.put_nowait, {"stage": stage, "done": done, "total": total})
+        # Reading row by row it takes the interpreter back sooner than the loop gets it: so the loop is let through.
+        time.sleep(_PAUSE_S)
 
     def run() -> dict[str, Any]:
         try:

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from select import select
-from typing import IO, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import veilmq
@@ -18,6 +18,9 @@ from veilmq.admin.operations import OPERATIONS
 from veilmq.cli.exits import Exit, Failure, Unreachable
 from veilmq.cli.remote_door import Piece
 from veilmq.model.queue import QueueKey
+
+if TYPE_CHECKING:
+    from veilmq.store.sqlite.large_files import Writing
 
 _TIMEOUT_S: Final = 100.0
 """Longer than any wait that a command can ask for."""
@@ -108,7 +111,7 @@ class HttpDoor:
         epoch = read.get("veilmq-epoch", "")
         return Piece(body, int(read["veilmq-start-offset"]), int(read["veilmq-next-offset"]), epoch)
 
-    def download(self, path: str, file: IO[bytes], step: Callable[[int, int], None]) -> None:
+    def download(self, path: str, file: "Writing", step: Callable[[int, int], None]) -> None:
         """Write what the server answers into the file. Raises Failure, also if less comes than was said; OSError of
         the file."""
         with self._failures():

@@ -11,13 +11,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import apsw
 
 from veilmq.model.receipt import KEY_BYTES
 from veilmq.store.sqlite.connections import check_version, open_reader
 from veilmq.store.sqlite.directory import DATABASE
+from veilmq.store.sqlite.large_files import SyncedInPieces, Writing
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.schema import check_ours
 
@@ -75,7 +76,7 @@ def backup_directory(database: Path, destination: Path, progress: Progress = _un
     return (destination / DATABASE).stat().st_size
 
 
-def receive_directory(destination: Path, write: Callable[[IO[bytes]], None]) -> int:
+def receive_directory(destination: Path, write: Callable[[Writing], None]) -> int:
     """A new data directory from a copy that `write` brings; returns its bytes.
 
     Raises DestinationTaken, OSError, and what `write` raises; then there is no database.
@@ -84,7 +85,7 @@ def receive_directory(destination: Path, write: Callable[[IO[bytes]], None]) -> 
     with _made(destination):
         try:
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                write(file)
+                write(SyncedInPieces(file))
                 file.flush()
                 os.fsync(file.fileno())
             os.rename(part, destination / DATABASE)
@@ -115,6 +116,7 @@ def _made(destination: Path) -> Iterator[None]:
 def _copy(database: Path, part: Path, progress: Progress) -> None:
     source = open_reader(database, Options())
     target = apsw.Connection(str(part))
+    descriptor = os.open(part, os.O_RDWR)  # closed last: with it go the locks that SQLite has on that file
     try:
         check_ours(source)
         source.execute("BEGIN")
@@ -122,10 +124,12 @@ def _copy(database: Path, part: Path, progress: Progress) -> None:
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)
+                os.fdatasync(descriptor)
                 progress(copying.page_count - copying.remaining, copying.page_count)
     finally:
         target.close()
         source.close()
+        os.close(descriptor)
 
 
 def _renew(part: Path) -> None:
