@@ -118,6 +118,20 @@ def test_a_second_holder_is_refused_until_the_first_lets_go(
     assert second.load() == b"[1]"
 
 
+def overtakes(second: LockedStorage, first: LockedStorage, directory: Path, clock: MovableClock) -> None:
+    """Of one that saved `[1]` just now and falls silent, when its hold has ended and not before; then it is fenced."""
+    pass_time(directory, clock, 29)
+    with pytest.raises(StorageHeld):
+        second.acquire()
+    pass_time(directory, clock, 2)
+    second.acquire()
+    assert second.load() == b"[1]"
+    with pytest.raises(StorageLost):
+        first.save(b"[2]")
+    second.save(b"[3]")
+    first.release()
+
+
 @pytest.mark.parametrize("make", LEASED)
 def test_a_silent_holder_is_overtaken_and_fenced(
     make: Make, tmp_path: Path, clock: MovableClock, made: list[LockedStorage]
@@ -126,16 +140,7 @@ def test_a_silent_holder_is_overtaken_and_fenced(
     made += [first, second]
     first.acquire()
     first.save(b"[1]")
-    pass_time(tmp_path, clock, 29)
-    with pytest.raises(StorageHeld):
-        second.acquire()
-    pass_time(tmp_path, clock, 2)
-    second.acquire()
-    assert second.load() == b"[1]"
-    with pytest.raises(StorageLost):
-        first.save(b"[2]")
-    second.save(b"[3]")
-    first.release()
+    overtakes(second, first, tmp_path, clock)
     assert second.load() == b"[3]"
     second.save(b"[4]")
     second.release()
@@ -496,16 +501,7 @@ def test_a_holder_is_overtaken_when_it_fell_silent_whatever_our_clocks_are(
     for passes in (20, 20):
         pass_time(tmp_path, clock, passes)
         first.save(b"[1]")
-    pass_time(tmp_path, clock, 29)
-    with pytest.raises(StorageHeld):
-        second.acquire()
-    pass_time(tmp_path, clock, 2)
-    second.acquire()
-    assert second.load() == b"[1]"
-    with pytest.raises(StorageLost):
-        first.save(b"[2]")
-    second.save(b"[3]")
-    first.release()
+    overtakes(second, first, tmp_path, clock)
     with pytest.raises(StorageHeld):
         first.acquire()
 

@@ -124,7 +124,7 @@ def _copy(database: Path, part: Path, progress: Progress) -> None:
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)
-                os.fdatasync(descriptor)
+                os.fdatasync(descriptor)  # piece by piece, see large_files.py
                 progress(copying.page_count - copying.remaining, copying.page_count)
     finally:
         target.close()

@@ -208,11 +208,11 @@ class Checkpointer:
 
     def _follow(self, wal_pages: int) -> None:
         """A bulk ended: copy the remainder, or let another bulk do it."""
-        in_the_way = not self._ahead and wal_pages - self._copied > _REMAINDER_PAGES
-        if in_the_way and wal_pages - self._began < _REMAINDER_PAGES:
+        is_much = wal_pages - self._copied > _REMAINDER_PAGES
+        if is_much and not self._ahead and wal_pages - self._began < _REMAINDER_PAGES:
             return  # a long read: to ask after each commit whether it has ended would be a thread a commit
         self._ended = False
-        if wal_pages - self._copied > _REMAINDER_PAGES and not (self._ahead and self._bulks >= _BULKS_MAX):
+        if is_much and not (self._ahead and self._bulks >= _BULKS_MAX):
             self._begin(wal_pages)
             return
         self._bulks = 0
