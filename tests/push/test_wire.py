@@ -23,6 +23,8 @@ from veilmq.push.addresses import networks
         ("", "/notifications"),
         ("?x=1", "/notifications?x=1"),
         ("/a/../b/./c", "/b/c"),
+        ("/../a/b/..", "/a/"),
+        ("/a%41%2f?x=%2C%41&y=a+b", "/a%41%2f?x=%2C%41&y=a+b"),
         ("/a%2Fb//c;d", "/a%2Fb//c;d"),
         ("/{id}?to=<me>", "/%7Bid%7D?to=%3Cme%3E"),
         ('/a`b?q="x"', "/a%60b?q=%22x%22"),
@@ -115,8 +117,38 @@ def test_the_next_address_of_a_name_is_tried_where_nobody_listens(play: Any, add
     play(test, resolve=lambda host: addresses, allowed=networks(["127.0.0.0/8", "::1/128"]))
 
 
+def test_a_header_that_http_cannot_carry_is_a_failure(play: Any) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.subscribe("s", endpoint.url, content_format=ContentFormat.SIMPLIFIED)
+            await stage.publish(tag="one\nx-injected: two")
+            await until(lambda: len(stage.pushes()) == 1)
+            assert "ValueError" in stage.pushes()[0].detail["error"]
+            assert endpoint.got == []
+
+    play(test)
+
+
+@pytest.mark.parametrize(("name", "fits"), [("receiver.example", True), ("other.example", False)])
+def test_a_certificate_must_be_for_the_name_and_not_for_the_address(
+    play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fits: bool
+) -> None:
+    certificate, key = _certificate(tmp_path, x509.DNSName("receiver.example"), x509.IPAddress(ip_address("127.0.0.1")))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+
+    async def test(stage: Stage) -> None:
+        async with Endpoint(tls=(certificate, key)) as endpoint:
+            await stage.subscribe("s", endpoint.url.replace("127.0.0.1", name))
+            await stage.publish()
+            await until(lambda: len(stage.pushes()) == 1)
+            assert ("CertificateError" in str(stage.pushes()[0].detail.get("error"))) is not fits
+            assert len(endpoint.got) == fits
+
+    play(test, resolve=lambda host: ["127.0.0.1"])
+
+
 def test_what_the_machine_trusts_is_trusted(play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, key = _certificate(tmp_path)
+    certificate, key = _certificate(tmp_path, x509.IPAddress(ip_address("127.0.0.1")))
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))  # where OpenSSL finds the machine's store
 
     async def test(stage: Stage) -> None:
@@ -129,8 +161,8 @@ def test_what_the_machine_trusts_is_trusted(play: Any, tmp_path: Path, monkeypat
     play(test)
 
 
-def _certificate(directory: Path) -> tuple[Path, Path]:
-    """Files: a certificate for 127.0.0.1 that is its own authority, and its key."""
+def _certificate(directory: Path, *names: x509.GeneralName) -> tuple[Path, Path]:
+    """Files: a certificate for the names that is its own authority, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "An authority")])
     now = datetime.datetime.now(datetime.UTC)
@@ -142,7 +174,7 @@ def _certificate(directory: Path) -> tuple[Path, Path]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(1))
         .not_valid_after(now + datetime.timedelta(1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )
     files = directory / "certificate.pem", directory / "key.pem"

@@ -5,7 +5,7 @@ from enum import IntEnum
 from typing import Final, NoReturn
 
 SERVER_PACKAGES: Final = frozenset(
-    {"cryptography", "httptools", "httpx", "prometheus_client", "rich", "starlette", "uvicorn"}
+    {"aiohttp", "certifi", "cryptography", "httptools", "prometheus_client", "rich", "starlette", "uvicorn", "yarl"}
 )
 """What the extra `server` brings, by the names to import: one is missing after a plain `pip install veilmq`."""
 

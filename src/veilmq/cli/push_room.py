@@ -2,10 +2,12 @@
 
 Strategy: most servers push nothing, and the room's libraries and key shall cost them nothing: a task looks for a push
 subscription, and only then imports, makes or reads the key, lets the MNS port serve the certificate, and opens it.
+Loading takes a quarter of a second of CPU, and so a thread, beside which the loop goes on.
 """
 
 import asyncio
 import datetime
+import importlib
 import logging
 from typing import Final
 
@@ -25,12 +27,13 @@ async def serve_pushes(service: Service, settings: Settings) -> None:
     subscriptions = _Subscriptions(service.store.topics)
     while not subscriptions():  # noqa: ASYNC110 the store sets no event
         await asyncio.sleep(_LOOK_S)
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, importlib.import_module, "veilmq.push.room")
     from veilmq.push.addresses import networks
     from veilmq.push.room import TIMEOUT_S, PushRoom
     from veilmq.push.signing import CERTIFICATE_PATH, Signer
 
     now = datetime.datetime.fromtimestamp(wall() / 1e6, datetime.UTC)
-    loop = asyncio.get_running_loop()
     try:
         signer = await loop.run_in_executor(None, Signer.of_directory, settings.data, now)
     except (OSError, ValueError) as error:

@@ -8,12 +8,14 @@ one good one does not excuse the others. Where a connection to one cannot be had
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 Network = IPv4Network | IPv6Network
 URL_CHARACTERS_MAX = 2_048
 ADDRESSES_MAX = 4
 """Of one name, that are tried."""
+_KEPT = "/?:@!$&'()*+,;=%[]|^\\~"
+"""Of a target, beside letters, digits and `-._`: what is written otherwise is percent-encoded."""
 
 
 class EndpointRefused(Exception):
@@ -29,7 +31,7 @@ class Endpoint(NamedTuple):
     port: int
     secure: bool
     target: str
-    """Path and query; `/notifications` where the URL has none."""
+    """Path and query as they go over the wire; `/notifications` where the URL has no path."""
     authority: str
     """Host header: host, and port if it is not the scheme's own."""
 
@@ -56,8 +58,22 @@ def parse(url: str) -> tuple[str, int, bool, str, str]:
     shown = f"[{host}]" if ":" in host else host
     authority = shown if port in (None, usual) else f"{shown}:{port}"
     path = parts.path or "/notifications"
-    target = f"{path}?{parts.query}" if parts.query else path
-    return host, port or usual, secure, target, authority
+    target = _without_dots(path) + (f"?{parts.query}" if parts.query else "")
+    return host, port or usual, secure, quote(target, safe=_KEPT), authority
+
+
+def _without_dots(path: str) -> str:
+    """The path without `.` and `..` (RFC 3986, section 5.2.4)."""
+    kept: list[str] = []
+    *parents, last = path.split("/")[1:]
+    for segment in parents:
+        if segment == "..":
+            del kept[-1:]
+        elif segment != ".":
+            kept.append(segment)
+    if last == "..":
+        del kept[-1:]
+    return "/" + "/".join([*kept, "" if last in {".", ".."} else last])
 
 
 def choose(url: str, addresses: Sequence[str], allowed: Sequence[Network]) -> Endpoint:

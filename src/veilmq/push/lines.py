@@ -10,25 +10,21 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Set
-from typing import Final
 
-import httpx
+import certifi
 
 from veilmq.push.addresses import EndpointRefused, parse
-from veilmq.push.health import IN_FLIGHT_MAX, Health
-
-KEEP_ALIVE_S: Final = 30.0
-_LIMITS: Final = httpx.Limits(
-    max_connections=IN_FLIGHT_MAX, max_keepalive_connections=IN_FLIGHT_MAX, keepalive_expiry=KEEP_ALIVE_S
-)
+from veilmq.push.connections import Connections
+from veilmq.push.health import Health
 
 
 class Line:
     """One endpoint."""
 
-    __slots__ = ("_rooms", "_timer", "_transport", "_turns", "_verify", "health", "leased", "sending")
+    __slots__ = ("_rooms", "_timer", "_turns", "connections", "health", "leased", "sending")
 
-    def __init__(self, verify: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.connections = Connections(context)
         self.health = Health()
         self.leased = 0
         """Messages that were leased for it and are not done."""
@@ -38,14 +34,6 @@ class Line:
         self._rooms: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         """Set while somebody waits and the pause goes on."""
-        self._verify = verify
-        self._transport: httpx.AsyncHTTPTransport | None = None
-
-    def transport(self) -> httpx.AsyncHTTPTransport:
-        """Its connections."""
-        if self._transport is None:
-            self._transport = httpx.AsyncHTTPTransport(verify=self._verify, limits=_LIMITS, trust_env=False)
-        return self._transport
 
     def free(self) -> int:
         """How many more messages may be leased for it."""
@@ -108,11 +96,6 @@ class Line:
         self._timer = None
         self.tell()
 
-    async def close(self) -> None:
-        """Let the connections go."""
-        if self._transport is not None:
-            await self._transport.aclose()
-
 
 class Lines(dict[str, Line]):
     """All of them, by endpoint."""
@@ -120,9 +103,11 @@ class Lines(dict[str, Line]):
     def __init__(self, verify: bool) -> None:
         """verify: check certificates of TLS, by the authorities of certifi and those that this machine trusts."""
         super().__init__()
-        self._context = httpx.create_ssl_context(verify=verify, trust_env=False)
-        if verify:
-            self._context.load_default_certs()  # an operator's own authority is in the machine's store alone
+        self._context = ssl.create_default_context(cafile=certifi.where())
+        self._context.load_default_certs()  # an operator's own authority is in the machine's store alone
+        if not verify:
+            self._context.check_hostname = False
+            self._context.verify_mode = ssl.CERT_NONE
 
     def __missing__(self, endpoint: str) -> Line:
         return self.setdefault(endpoint, Line(self._context))
@@ -131,7 +116,7 @@ class Lines(dict[str, Line]):
         """Forget endpoints that nobody subscribes to any more, and that have nothing under way."""
         for name in self.keys() - wanted:
             if not self[name].leased:  # asked each time: while one is closed, another may be wanted again
-                await self.pop(name).close()
+                await self.pop(name).connections.close()
 
 
 def endpoint_of(url: str) -> str:

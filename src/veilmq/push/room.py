@@ -17,7 +17,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Final, Protocol
 
-import httpx
+import aiohttp
 
 from veilmq.model.commands import (
     AfterExpiry,
@@ -293,7 +293,9 @@ class PushRoom:
             return None, str(refused)
         except TimeoutError:
             return None, f"no answer within {self._timeout_s:g} s"
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as failure:
+        except aiohttp.ClientResponseError as failure:
+            return None, f"what came is no HTTP answer: {' '.join(failure.message.split())}"[:ERROR_CHARACTERS_MAX]
+        except (aiohttp.ClientError, OSError, ValueError) as failure:
             return None, f"{type(failure).__name__}: {failure}"[:ERROR_CHARACTERS_MAX]
         return status, None if 200 <= status < 400 else f"status {status}"
 
