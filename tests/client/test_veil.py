@@ -247,7 +247,16 @@ def test_bad_input_is_refused_and_changes_nothing(account: VeilAccount, name: st
 
 @pytest.mark.parametrize(
     "given",
-    [{"key": "k", "secret": None}, {"key": "with space"}, {"region": "a\nb"}, {"timeout": 0}, {"host": "bücher"}],
+    [
+        {"key": "k", "secret": None},
+        {"key": "with space"},
+        {"region": "a\nb"},
+        {"timeout": 0},
+        {"host": "bücher"},
+        {"host": "http://127.0.0.1"},
+        {"host": "127.0.0.1:9324"},
+        {"host": ""},
+    ],
 )
 def test_an_account_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ParameterInvalid):

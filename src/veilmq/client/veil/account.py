@@ -59,6 +59,10 @@ class VeilAccount(Closing):
         `token`: of temporary credentials. `timeout`: seconds for an answer, beyond what a receive waits. Raises
         ParameterInvalid.
         """
+        if not host or "/" in host or host.count(":") == 1:
+            raise ParameterInvalid(
+                parameter="host", reason="is a name or an address alone; a URL is what connect() takes"
+            )
         if (key is None) is not (secret is None):
             raise ParameterInvalid(parameter="secret", reason="key and secret need each other")
         if timeout <= 0 or connect_timeout <= 0:
