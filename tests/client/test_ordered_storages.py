@@ -279,8 +279,15 @@ def test_the_object_of_a_holder_that_died_before_its_first_save_hides_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["numbers.000000000003"]
 
 
-def test_two_that_begin_at_once_are_not_both_let_in(tmp_path: Path, clock: MovableClock) -> None:
-    """The second one creates the same generation: exclusive creation lets one of them in."""
+@pytest.mark.parametrize("state", [None, b"[0]"])
+def test_two_that_begin_at_once_are_not_both_let_in(tmp_path: Path, clock: MovableClock, state: bytes | None) -> None:
+    """The second one creates the same generation: exclusive creation lets one of them in. Or it finds that the object
+    which it was about to read is gone, since the first one took over."""
+    if state is not None:
+        earlier = ObjectStorage(f"memory://{tmp_path.name}/numbers", clock=clock)
+        earlier.acquire()
+        earlier.save(state)
+        earlier.release()
     first = ObjectStorage(f"memory://{tmp_path.name}/numbers", clock=clock)
     second = ObjectStorage(f"memory://{tmp_path.name}/numbers", clock=clock)
     listing = second._generations

@@ -11,6 +11,8 @@ silent is judged by the store's clock: what it wrote last is as old as a new obj
 import re
 import secrets
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from veilmq.client.clock import SYSTEM, Clock
@@ -57,22 +59,25 @@ class ObjectStorage:
         self._watch.enter()
         with self._lock:
             before = self._generations()
-            latest = self._read(before[-1]) if before else Envelope()
-            if latest.owner is not None:
-                self._watch.admit(latest.owner, self._age(before[-1]))
+            with self._gone_is_held():
+                latest = self._read(before[-1]) if before else Envelope()
+                if latest.owner is not None:
+                    self._watch.admit(latest.owner, self._age(before[-1]))
             generation = before[-1] + 1 if before else 1
             try:
                 self._files.pipe_file(self._object(generation), closed(self._watch.owner(), None), mode="create")
             except FileExistsError:
-                raise StorageHeld(storage=self._url, holder="another process") from None
+                raise self._held() from None
             # A predecessor that died between its creation and its first save left no state: the one before it counts.
-            self._state = next(
-                (content for each in reversed(before) if (content := self._read(each).content) is not None), None
-            )
+            with self._gone_is_held():
+                self._state = next(
+                    (content for each in reversed(before) if (content := self._read(each).content) is not None), None
+                )
             self._generation = generation
             self._write(self._state)
             for each in before:
-                self._files.rm_file(self._object(each))
+                with suppress(FileNotFoundError):  # a successor was here already
+                    self._files.rm_file(self._object(each))
         self._watch.start(self._renew)
 
     def release(self) -> None:
@@ -112,21 +117,27 @@ class ObjectStorage:
         if latest != self._generation:
             raise StorageLost(storage=self._url, holder=str(self._read(latest).owner or "another process"))
 
+    @contextmanager
+    def _gone_is_held(self) -> Iterator[None]:
+        """An object that was there a moment ago and is not any more: somebody took over."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise self._held() from None
+
+    def _held(self) -> StorageHeld:
+        return StorageHeld(storage=self._url, holder="another process")
+
     def _read(self, generation: int) -> Envelope:
         return opened(self._files.cat_file(self._object(generation)), self._url)
 
     def _age(self, generation: int) -> float | None:
-        """Seconds since the object was written, by the store's clock; None: the store does not tell.
-
-        Raises StorageHeld if it is gone: somebody took over.
-        """
+        """Seconds since the object was written, by the store's clock; None: the store does not tell."""
         probe = f"{self._path}.{secrets.token_hex(8)}.now"
         self._files.pipe_file(probe, b"now")
         try:
             self._files.invalidate_cache()
             written, now = (modified_of(self._files.info(path)) for path in (self._object(generation), probe))
-        except FileNotFoundError:
-            raise StorageHeld(storage=self._url, holder="another process") from None
         finally:
             self._files.rm_file(probe)
         return None if written is None or now is None else now - written
