@@ -117,6 +117,30 @@ def test_the_next_address_of_a_name_is_tried_where_nobody_listens(play: Any, add
     play(test, resolve=lambda host: addresses, allowed=networks(["127.0.0.0/8", "::1/128"]))
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX: 1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 16_000 + b"\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: x\r\n" * 250 + b"Content-Length: 0\r\n\r\n",
+        b"HTTP/1.0 200\nContent-Length: 2\n\nok",
+    ],
+    ids=["after a 100", "in chunks", "no gzip", "a long header", "many headers", "an old server"],
+)
+def test_of_an_answer_only_its_status_counts(play: Any, answer: bytes) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint(answer) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            for count in (1, 2):
+                await stage.publish()
+                await until(lambda n=count: len(stage.pushes()) == n)  # type: ignore[misc]
+            assert [(each.detail["status"], each.detail.get("error")) for each in stage.pushes()] == [(200, None)] * 2
+
+    play(test)
+
+
 def test_a_header_that_http_cannot_carry_is_a_failure(play: Any) -> None:
     async def test(stage: Stage) -> None:
         async with Endpoint() as endpoint:

@@ -21,6 +21,8 @@ from veilmq.push.health import IN_FLIGHT_MAX
 
 KEEP_ALIVE_S: Final = 30.0
 ANSWER_BYTES_MAX: Final = 4 * 1024
+HEADER_BYTES_MAX: Final = 16 * 1024
+HEADERS_MAX: Final = 256
 _BODY_S: Final = 1.0
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 """Headers that the library would add: a push has those that are signed."""
@@ -82,6 +84,9 @@ class Connections:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=_AUTOMATIC,
                 auto_decompress=False,
+                max_line_size=HEADER_BYTES_MAX,
+                max_field_size=HEADER_BYTES_MAX,
+                max_headers=HEADERS_MAX,
                 trace_configs=[trace],
             )
         return self._session
