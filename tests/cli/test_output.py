@@ -77,3 +77,14 @@ def test_a_directory_that_sqlite_cannot_open_is_refused(tmp_path: Path) -> None:
     assert "is not UTF-8" in said
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("top", ["topics"]), ("queues cre", ["create"]), ("queues create --del", ["--delay"]), ("nothing-such", [])],
+)
+def test_a_shell_completes_commands_and_options(typed: str, completed: list[str]) -> None:
+    words = f"veilmq {typed}"
+    asked = {"_VEILMQ_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code, out, said = run(**asked)
+    assert (code, out.split(), said) == (0, completed, "")

@@ -15,6 +15,7 @@ from tests.house.test_cli_page import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_OF_ALL = {"--help", "--version", "--install-completion"}
 _COMMAND = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*(?:sudo .*? env \S+ )?(?:\S*/)?veilmq (.*)$", re.M)
 
 
@@ -36,7 +37,7 @@ def wrong(line: str) -> list[str]:
     # Placeholders, as in `veilmq COMMAND --help` and `veilmq pipeline NAME`, stand for any.
     named = [word for word in words[:2] if re.fullmatch(r"[a-z]+", word)]
     is_group = bool(named) and any(path[: len(named)] == tuple(named) for path in COMMANDS)
-    return [] if is_group or (not named and options(words) <= {"--help", "--version"}) else named or words
+    return [] if is_group or (not named and options(words) <= _OF_ALL) else named or words
 
 
 def known(parameter: Any) -> list[str]:

@@ -53,7 +53,6 @@ def application() -> typer.Typer:
         help="A durable message queue built around the visibility timeout.",
         epilog=_EPILOG,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
@@ -75,7 +74,7 @@ def main() -> None:
     prepare_output()
     try:
         try:
-            application()()
+            application()(prog_name="veilmq")
         finally:
             flush_output()
     except Failure as failure:
