@@ -121,3 +121,96 @@ def test_a_storage_is_held_by_the_server_s_clock(connect: Connect, apart: float)
     second.acquire()
     assert second.load() == b'{"next":7}'
     second.release()
+
+
+def together(count: int, work: Callable[[int], None]) -> list[BaseException]:
+    """The errors of so many threads that begin at the same moment."""
+    errors: list[BaseException] = []
+    ready = threading.Barrier(count)
+
+    def one(number: int) -> None:
+        ready.wait(20)
+        try:
+            work(number)
+        except psycopg.Error as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return errors
+
+
+def test_of_many_that_make_one_table_none_fails(connect: Connect) -> None:
+    """`CREATE TABLE IF NOT EXISTS` of two at once: the server tells one of them that a type's name is taken."""
+
+    def take(number: int) -> None:
+        storage = TableStorage(connect, f"row {number}")
+        storage.acquire()
+        storage.release()
+
+    assert together(6, lambda _: TableGuard(connect).close()) == []
+    assert together(6, take) == []
+
+
+def test_a_table_that_is_there_takes_no_right_to_make_it(connect: Connect) -> None:
+    TableGuard(connect).close()
+    maker = TableStorage(connect, "s")
+    maker.acquire()
+    maker.release()
+    with connect() as there:
+        there.execute("DROP ROLE IF EXISTS worker")
+        there.execute("CREATE ROLE worker")
+        there.execute("GRANT USAGE ON SCHEMA public TO worker")
+        there.execute("GRANT SELECT, INSERT, UPDATE ON veilmq_guard, veilmq_numbers TO worker")
+
+    def restricted(role: str = "worker") -> "psycopg.Connection[tuple[object, ...]]":
+        connection = connect()
+        connection.execute(f"SET SESSION AUTHORIZATION {role}".encode())
+        connection.commit()
+        return connection
+
+    with TableGuard(restricted) as guard:
+        assert guard.begin("k", claim("a", SYSTEM.wall())) == Begun(1)
+    storage = TableStorage(restricted, "s")
+    storage.acquire()
+    storage.save(b"[1]")
+    storage.release()
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        TableGuard(restricted, "missing")
+    with connect() as there:
+        there.execute("DROP OWNED BY worker")
+        there.execute("DROP ROLE worker")
+
+
+def test_what_the_server_closed_is_opened_again(connect: Connect, orders: Queue) -> None:
+    def restart() -> None:
+        with connect() as there:
+            there.execute(
+                "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+
+    outbox = Outbox()
+    with connect() as there:
+        for statement in outbox.ddl("postgresql"):
+            there.execute(statement)
+    relay = Relay(outbox, connect, orders)
+    assert relay.run_once() == 0
+    with TableGuard(connect) as guard:
+        assert guard.begin("k", claim("a", SYSTEM.wall())) == Begun(1)
+        with connect() as there:
+            outbox.add(there.cursor(), "1")
+        restart()
+        guard.finish("k", 1, "done")
+        assert relay.run_once() == 1
+        assert guard.begin("k", claim("b", SYSTEM.wall())) == Done("done")
+    relay.close()
+
+
+def test_keys_that_postgresql_would_not_take_are_kept(connect: Connect) -> None:
+    keys = ["x" * 256, "x" * 256 + "y", "k", "k\0", "k "]
+    with TableGuard(connect) as guard:
+        assert [guard.begin(key, claim("a", SYSTEM.wall())) for key in keys] == [Begun(1)] * len(keys)

@@ -7,7 +7,7 @@ judged by the one clock that they share: the database's (`clock_of`).
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,6 +23,12 @@ _CLOCKS: Final = (
 )
 """PostgreSQL's, MySQL's and SQLite's, each of which the others refuse: Unix seconds, the same all through a statement,
 whatever the session's time zone is, and without a character that a paramstyle knows."""
+
+TEXT: Final = "TEXT /*! (4294967295) */"
+"""The type of a text of any length: MySQL alone reads such a comment, and its TEXT ends at 64 KiB."""
+EXACT: Final = "/*! CHARACTER SET utf8mb4 COLLATE utf8mb4_bin */"
+"""Behind the columns of a table: for MySQL, whose usual collations take `order-a` and `ORDER-A` for one name, and one
+emoji for any other."""
 
 Connect = Callable[[], Any]
 """Makes a new DB-API connection, not in autocommit mode."""
@@ -51,6 +57,8 @@ def transactional(connect: Connect) -> Any:
     """A new connection. Raises ParameterInvalid if each statement on it would be a transaction of its own."""
     connection = connect()
     each = getattr(connection, "autocommit", None)
+    if callable(each):  # it sets the mode (PyMySQL, mysqlclient), and another tells
+        each = getattr(connection, "get_autocommit", lambda: None)()
     # sqlite3's isolation_level None says the same; psycopg's says "the server's", and its autocommit is False.
     if each is True or (each is not False and getattr(connection, "isolation_level", "") is None):
         connection.close()
@@ -60,11 +68,11 @@ def transactional(connect: Connect) -> Any:
 
 
 def driver_error(connection: Any, name: str) -> type[Exception]:
-    """An exception of the driver's: an attribute of its connections or of its module (PEP 249).
+    """An exception of the driver's: an attribute of its module or of its connections (PEP 249).
 
     Raises ParameterInvalid.
     """
-    found = getattr(connection, name, None) or _of_driver(connection, name)
+    found = _of_driver(connection, name) or getattr(connection, name, None)
     if not isinstance(found, type):
         raise ParameterInvalid(parameter="connect", reason=f"its driver has no {name}: it is no DB-API driver")
     kind: type[Exception] = found
@@ -73,20 +81,48 @@ def driver_error(connection: Any, name: str) -> type[Exception]:
 
 def clock_of(connection: Any) -> str | None:
     """The expression that is the database's own time, in Unix seconds; None: it is none that we know. For a connection
-    without a transaction, and leaves it so."""
-    for expression in _CLOCKS:
-        cursor, found = connection.cursor(), False
-        with suppress(Exception):  # it is another's; what is wrong with the connection is met again
-            cursor.execute(f"SELECT {expression}")
-            found = bool(cursor.fetchall())
-        connection.rollback()
-        if found:
-            return expression
+    without a transaction, and leaves it so. Raises ParameterInvalid if its rows are mappings; what it raises for, it
+    closes."""
+    try:
+        for expression in _CLOCKS:
+            cursor, rows = connection.cursor(), None
+            with suppress(Exception):  # it is another's; what is wrong with the connection is met again
+                cursor.execute(f"SELECT {expression}")
+                rows = cursor.fetchall()
+            connection.rollback()
+            if rows and isinstance(rows[0], Mapping):
+                reason = "makes connections whose rows are mappings (a dict cursor or row factory), not tuples"
+                raise ParameterInvalid(parameter="connect", reason=reason)
+            if rows:
+                return expression
+    except BaseException:
+        end(connection)
+        raise
     return None
+
+
+def end(connection: Any) -> None:
+    """Close it, which rolls back what is open (PEP 249). One that cannot be closed is broken, and ended thereby."""
+    with suppress(Exception):
+        connection.close()
+
+
+def lost(connection: Any) -> bool:
+    """Whether it carries nothing any more: the server was restarted, or closed it after a while. Rolls back."""
+    try:
+        connection.rollback()
+        cursor = connection.cursor()
+        cursor.execute("SELECT 1")
+        cursor.fetchall()
+        connection.rollback()
+    except Exception:  # noqa: BLE001 drivers raise what they like
+        return True
+    return False
 
 
 def _of_driver(near: Any, name: str) -> Any:
     """What the module has that this connection or cursor is of, or one of the packages around it."""
+    near = getattr(near, "dbapi_connection", None) or near  # a connection of SQLAlchemy's pool has the driver's in it
     package, found = type(near).__module__, None
     while package and found is None:
         found = getattr(sys.modules.get(package), name, None)

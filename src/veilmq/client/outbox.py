@@ -12,13 +12,13 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from msgspec.structs import replace
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
-from veilmq.client.dbapi import Connect, clock_of, paramstyle_of, run, table_name, transactional
+from veilmq.client.dbapi import Connect, clock_of, end, paramstyle_of, run, table_name, transactional
 from veilmq.client.forked import KEPT, Anew
 from veilmq.client.message_text import from_text, to_text
 from veilmq.client.messages import Message, Sent
@@ -34,7 +34,10 @@ _POSITIONS: Final = {
     "postgresql": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     "mysql": "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY",
 }
-_FREE: Final = "sent IS NULL AND failure IS NULL AND (holder IS NULL OR held_until < {now})"
+_FREE: Final = "{unsent} AND failure IS NULL AND (holder IS NULL OR held_until < {now})"
+_TRIES: Final = 3
+
+Found = TypeVar("Found")
 
 log = logging.getLogger("veilmq.outbox")
 
@@ -55,12 +58,14 @@ class Outbox:
         position = _POSITIONS.get(dialect)
         if position is None:
             raise ParameterInvalid(parameter="dialect", reason=f"must be one of {', '.join(_POSITIONS)}")
+        # MySQL's own TEXT ends at 64 KiB, and its usual collations take `order-a` and `ORDER-A` for one id.
         text = "LONGTEXT" if dialect == "mysql" else "TEXT"
+        exact = " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin" if dialect == "mysql" else ""
         float_ = "DOUBLE PRECISION"
         index = self.table.replace(".", "_") + "_unsent"
         return (
             f"CREATE TABLE {self.table} (position {position}, id VARCHAR({ID_CHARACTERS_MAX}) NOT NULL UNIQUE,"
-            f" message {text} NOT NULL, holder VARCHAR(64), held_until {float_}, sent {float_}, failure {text})",
+            f" message {text} NOT NULL, holder VARCHAR(64), held_until {float_}, sent {float_}, failure {text}){exact}",
             f"CREATE INDEX {index} ON {self.table} (sent, position)",
         )
 
@@ -172,9 +177,12 @@ class Relay(Closing, Anew):
 
     def failures(self, count_max: int = 100) -> list[Failure]:
         """Rows that the queue refuses for good."""
-        statement = f"SELECT id, failure FROM {self._outbox.table} WHERE failure IS NOT NULL ORDER BY position"
+        statement = (
+            f"SELECT id, failure FROM {self._outbox.table} WHERE failure IS NOT NULL ORDER BY position"
+            f" LIMIT {count_max:d}"
+        )
         with self._alone(), _Transaction(self) as cursor:
-            return [Failure(*row) for row in self._outbox.run(cursor, statement).fetchmany(count_max)]
+            return [Failure(*row) for row in self._outbox.run(cursor, statement).fetchall()]
 
     def retry(self, identity: str) -> bool:
         """Try a failed row again; False if there is none of that id."""
@@ -184,9 +192,13 @@ class Relay(Closing, Anew):
 
     def prune(self, older_than: float) -> int:
         """Delete rows that were sent more than `older_than` seconds ago; how many."""
-        with self._alone(), _Transaction(self) as cursor:
+
+        def delete(cursor: Any) -> int:
             statement = f"DELETE FROM {self._outbox.table} WHERE sent < {self._now()} - ?"
             return int(self._outbox.run(cursor, statement, (older_than,)).rowcount)
+
+        with self._alone():
+            return self._tried(delete)
 
     def wake(self) -> None:
         """Something was committed: look now."""
@@ -229,10 +241,10 @@ class Relay(Closing, Anew):
         return self._database_clock or repr(self._clock.wall())
 
     def drop(self) -> None:
-        """Closing rolls back what is open (PEP 249)."""
+        """Let go of it: the next one is a new one."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            end(connection)
 
     def _run(self) -> None:
         while not self._closing:
@@ -246,18 +258,39 @@ class Relay(Closing, Anew):
     def _take(self) -> list[_Row]:
         """Hold the next rows; fewer if others hold some of them."""
         table = self._outbox.table
-        with _Transaction(self) as cursor:
-            now = self._now()
-            free = _FREE.format(now=now)
+
+        def look(cursor: Any) -> list[_Row]:
+            free = _FREE.format(unsent="sent IS NULL", now=self._now())
             select = f"SELECT position, id, message FROM {table} WHERE {free} ORDER BY position LIMIT {self._batch:d}"
-            hold = f"UPDATE {table} SET holder = ?, held_until = {now} + ? WHERE position = ? AND {free}"
-            found = [_Row(*row) for row in self._outbox.run(cursor, select).fetchall()]
+            return [_Row(*row) for row in self._outbox.run(cursor, select).fetchall()]
+
+        def hold(cursor: Any) -> list[_Row]:
+            now = self._now()
+            # By the row alone: InnoDB would lock the entry of the index on `sent` first, and `_mark` the row first.
+            free = _FREE.format(unsent="COALESCE(sent, -1) = -1", now=now)
+            update = f"UPDATE {table} SET holder = ?, held_until = {now} + ? WHERE position = ? AND {free}"
             mine = []
             for row in found:
                 values = (self._holder, self._hold, row.position)
-                if self._outbox.run(cursor, hold, values).rowcount == 1:
+                if self._outbox.run(cursor, update, values).rowcount == 1:
                     mine.append(row)
             return mine
+
+        # Two transactions: what a strict isolation level saw at the first look must not forbid the second.
+        found = self._tried(look)
+        return self._tried(hold) if found else []
+
+    def _tried(self, work: Callable[[Any], Found]) -> Found:
+        """`work` in a transaction, and again after a driver's error: a deadlock, a change that another made meanwhile,
+        a connection that was lost. What was sent and cannot be marked would be sent again."""
+        for again in (*[True] * (_TRIES - 1), False):
+            try:
+                with _Transaction(self) as cursor:
+                    return work(cursor)
+            except Exception as error:
+                if isinstance(error, VeilError) or not again:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def _send(self, rows: Sequence[_Row]) -> list[Sent | VeilError]:
         messages = [from_text(row.text) for row in rows]
@@ -279,7 +312,8 @@ class Relay(Closing, Anew):
     def _mark(self, rows: Sequence[_Row], results: Sequence[Sent | VeilError]) -> None:
         table = self._outbox.table
         mine = "WHERE position = ? AND holder = ?"
-        with _Transaction(self) as cursor:
+
+        def mark(cursor: Any) -> None:
             values: tuple[str, ...]
             for row, result in zip(rows, results, strict=True):
                 if isinstance(result, Sent):
@@ -292,6 +326,8 @@ class Relay(Closing, Anew):
                 statement = f"UPDATE {table} SET holder = NULL, {what} {mine}"
                 self._outbox.run(cursor, statement, (*values, row.position, self._holder))
 
+        self._tried(mark)
+
 
 class _Transaction:
     """A cursor of the relay's connection: committed at the end, rolled back and reconnected after any error."""
@@ -300,7 +336,12 @@ class _Transaction:
         self._relay = relay
 
     def __enter__(self) -> Any:
-        self._cursor = self._relay.connection().cursor()
+        connection = self._relay.connection()
+        try:
+            self._cursor = connection.cursor()  # one driver looks here whether the connection was lost
+        except BaseException:
+            self._relay.drop()
+            raise
         return self._cursor
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Numbers in a table of any database that has a DB-API driver: SQLite, PostgreSQL, MySQL.
+"""Numbers in a table of a database, over any DB-API driver: SQLite, PostgreSQL, MySQL.
 
 Strategy: one row a storage, changed only by `UPDATE ... WHERE version = ?`: who was overtaken changes nothing and is
 told. The row also says who holds it, by the database's clock (holding.py). One connection, made when it is needed and
@@ -14,10 +14,10 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.dbapi import Connect, clock_of, paramstyle_of, run, table_name, transactional
+from veilmq.client.dbapi import EXACT, TEXT, Connect, clock_of, end, paramstyle_of, run, table_name, transactional
 from veilmq.client.errors import StateInvalid, StorageLost
 from veilmq.client.ordered.holding import HOLD_SECONDS, Owner, Watch
-from veilmq.model.errors import ParameterInvalid
+from veilmq.model.errors import ParameterInvalid, VeilError
 
 NAME_CHARACTERS_MAX: Final = 120
 
@@ -56,6 +56,7 @@ class TableStorage:
         self._lock = threading.Lock()
         self._connection: Any = None
         self._version = 0
+        self._acquired = False
 
     def __str__(self) -> str:
         return f"table {self._table}, {self.name}"
@@ -65,16 +66,15 @@ class TableStorage:
         """The statement that makes the table, for those who make their tables themselves."""
         return (
             f"CREATE TABLE IF NOT EXISTS {self._table} (name VARCHAR({NAME_CHARACTERS_MAX}) NOT NULL PRIMARY KEY,"
-            " version BIGINT NOT NULL, holder TEXT, state TEXT)"
+            f" version BIGINT NOT NULL, holder TEXT, state {TEXT}) {EXACT}"
         )
 
     def acquire(self) -> None:
         """See `LockedStorage.acquire`. Raises StorageLost if another one was faster."""
         self._watch.enter()
         with self._lock:
-            with self._cursor() as cursor:
-                if self._create:
-                    self._run(cursor, self.ddl)
+            if self._create:
+                self._make()
             with self._cursor() as cursor:
                 self._look_at_clock(cursor)
                 row = self._row(cursor)
@@ -87,7 +87,19 @@ class TableStorage:
                     self._version, holder, _ = row
                     self._watch.admit(holder)
                     self._change(cursor, "holder = ?", _text(self._watch.owner()))
+            self._acquired = True
         self._watch.start(self._renew)
+
+    def _make(self) -> None:
+        try:
+            with self._cursor() as cursor:
+                self._run(cursor, self.ddl)
+        except VeilError:
+            raise
+        except Exception:  # noqa: BLE001 drivers raise what they like
+            # Without the right to create, or together with another (PostgreSQL): what counts is that it is there.
+            with self._cursor() as cursor:
+                self._row(cursor)
 
     def release(self) -> None:
         """See `LockedStorage.release`."""
@@ -95,15 +107,15 @@ class TableStorage:
             return
         self._watch.stop()
         with self._lock:
-            if self._connection is None:
-                return
             try:
-                with self._cursor() as cursor:
-                    self._change(cursor, "holder = NULL")
+                if self._acquired:
+                    with self._cursor() as cursor:
+                        self._change(cursor, "holder = NULL")
             except StorageLost:
                 pass
             finally:
                 self._drop()
+            self._acquired = False
 
     def load(self) -> bytes | None:
         """See `Storage.load`."""
@@ -174,9 +186,9 @@ class TableStorage:
             self._clock = clock_of(connection)
             self._connection = connection
         self._changed = False
-        cursor = self._connection.cursor()
         done = False
         try:
+            cursor = self._connection.cursor()  # one driver looks here whether the connection was lost
             yield cursor
             self._connection.commit()
             done = True
@@ -187,9 +199,9 @@ class TableStorage:
         self._version += self._changed
 
     def _drop(self) -> None:
-        """Closing rolls back what is open (PEP 249)."""
         connection, self._connection = self._connection, None
-        connection.close()
+        if connection is not None:
+            end(connection)
 
 
 def _text(owner: Owner) -> str:

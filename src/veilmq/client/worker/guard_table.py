@@ -7,6 +7,7 @@ thread has a connection of its own, which ends with the thread or with the guard
 those of its parent.
 """
 
+import hashlib
 import threading
 import weakref
 from contextlib import suppress
@@ -16,12 +17,23 @@ import msgspec
 from msgspec.structs import replace
 
 from veilmq.client.closing import Closing
-from veilmq.client.dbapi import Connect, clock_of, driver_error, paramstyle_of, run, table_name
+from veilmq.client.dbapi import (
+    EXACT,
+    TEXT,
+    Connect,
+    clock_of,
+    driver_error,
+    lost,
+    paramstyle_of,
+    run,
+    table_name,
+)
 from veilmq.client.forked import KEPT, Anew, OfProcess
 from veilmq.client.worker.guard import Answer, Begun, Busy, Claim, Record, Superseded, abandoned, finished, judge
 from veilmq.model.errors import Overloaded, ParameterInvalid
 
 _TRIES: Final = 20
+_NAME_CHARACTERS_MAX: Final = 255
 
 
 class _Held(OfProcess):
@@ -48,8 +60,8 @@ class _Held(OfProcess):
 class TableGuard(Closing, Anew):
     """See `Guard`. All calls raise the driver's errors, and Overloaded when too many want one key at the same time.
 
-    connect: makes a new connection; one a thread is kept. table: is created if it is missing, with columns that every
-    database knows. paramstyle: the driver's, if it does not tell. Raises ParameterInvalid, the driver's errors. Close
+    connect: makes a new connection; one a thread is kept, and made again when it was lost. table: is created if it is
+    missing. paramstyle: the driver's, if it does not tell. Raises ParameterInvalid, the driver's errors. Close
     it after its workers: from then on all calls raise ParameterInvalid.
     """
 
@@ -60,11 +72,15 @@ class TableGuard(Closing, Anew):
         self._here()
         connection = self._held().connection
         self._paramstyle = paramstyle_of(paramstyle, connection)
-        self._taken = driver_error(connection, "IntegrityError")
-        self._run(
-            f"CREATE TABLE IF NOT EXISTS {table} (name VARCHAR(255) PRIMARY KEY, fence BIGINT NOT NULL, "
-            "record TEXT NOT NULL)"
-        )
+        self._error = driver_error(connection, "Error")
+        try:
+            self._run(
+                f"CREATE TABLE IF NOT EXISTS {table} (name VARCHAR({_NAME_CHARACTERS_MAX}) PRIMARY KEY,"
+                f" fence BIGINT NOT NULL, record {TEXT} NOT NULL) {EXACT}"
+            )
+        except self._error:
+            # Without the right to create, or together with another (PostgreSQL): what counts is that it is there.
+            self._read("")
 
     def begin(self, key: str, claim: Claim) -> Answer:
         """See `Guard.begin`."""
@@ -103,7 +119,7 @@ class TableGuard(Closing, Anew):
             held.close()
 
     def _read(self, key: str) -> Record | None:
-        rows = self._run(f"SELECT record FROM {self._table} WHERE name = ?", key)
+        rows = self._run(f"SELECT record FROM {self._table} WHERE name = ?", _name(key))
         return _record(rows[0][0]) if rows else None
 
     def _look(self, key: str, now: float) -> tuple[Record | None, float]:
@@ -111,39 +127,48 @@ class TableGuard(Closing, Anew):
         clock = self._held().clock
         if clock is None:
             return self._read(key), 0.0
-        ((text, there),) = self._run(f"SELECT (SELECT record FROM {self._table} WHERE name = ?), {clock}", key)
+        ((text, there),) = self._run(f"SELECT (SELECT record FROM {self._table} WHERE name = ?), {clock}", _name(key))
         # No database's clock is finer than it need be here: a millisecond.
         return None if text is None else _record(text), round(float(there) - now, 3)
 
     def _write(self, key: str, before: Record | None, after: Record) -> bool:
         """False if the row is no longer `before`."""
         text = msgspec.json.encode(after).decode()
-        if before is None:
-            statement = f"INSERT INTO {self._table} (name, fence, record) VALUES (?, ?, ?)"
-            try:
-                self._run(statement, key, after.fence, text)
-            except self._taken:
-                return False
-            return True
-        old = msgspec.json.encode(before).decode()
-        statement = f"UPDATE {self._table} SET fence = ?, record = ? WHERE name = ? AND fence = ? AND record = ?"
-        changed: int = self._run(statement, after.fence, text, key, before.fence, old)
-        return changed == 1
+        try:
+            if before is None:
+                statement = f"INSERT INTO {self._table} (name, fence, record) VALUES (?, ?, ?)"
+                self._run(statement, _name(key), after.fence, text)
+                return True
+            old = msgspec.json.encode(before).decode()
+            statement = f"UPDATE {self._table} SET fence = ?, record = ? WHERE name = ? AND fence = ? AND record = ?"
+            changed: int = self._run(statement, after.fence, text, _name(key), before.fence, old)
+            return changed == 1
+        except self._error:
+            # An IntegrityError (where the driver keeps to PEP 249), a deadlock, or what a strict isolation level
+            # forbids: what counts is whether somebody else was there.
+            if self._read(key) == before:
+                raise
+            return False
 
     def _run(self, statement: str, *values: Any) -> Any:
-        """Rows of a SELECT; the number of changed rows of anything else, committed."""
-        connection = self._held().connection
-        try:
-            cursor = run(connection.cursor(), self._paramstyle, statement, values)
-            found: Any = cursor.fetchall() if statement.startswith("SELECT") else cursor.rowcount
-            connection.commit()
-            cursor.close()
-        except BaseException:
-            # A connection that failed may be broken: the next call opens another.
-            self._local.held.close()
-            self._local.held = None
-            raise
-        return found
+        """Rows of a SELECT; the number of changed rows of anything else, committed. Once more if the connection was
+        lost: a change names what was there before it, and is not made twice."""
+        for again in (True, False):
+            connection = self._held().connection
+            try:
+                cursor = run(connection.cursor(), self._paramstyle, statement, values)
+                found: Any = cursor.fetchall() if statement.startswith("SELECT") else cursor.rowcount
+                connection.commit()
+                cursor.close()
+                return found
+            except BaseException as error:
+                # A connection that failed may be broken: the next call opens another.
+                again = again and isinstance(error, Exception) and lost(connection)
+                self._local.held.close()
+                self._local.held = None
+                if not again:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def _held(self) -> _Held:
         self._here()
@@ -163,6 +188,14 @@ class TableGuard(Closing, Anew):
         self._local = threading.local()
         self._all: weakref.WeakSet[_Held] = weakref.WeakSet()
         self._lock = threading.Lock()
+
+
+def _name(key: str) -> str:
+    """A key as every database takes it, whole and apart from all others: MySQL compares names without the spaces at
+    their end, PostgreSQL takes no NUL, and the column has a width."""
+    if len(key) <= _NAME_CHARACTERS_MAX and not key.endswith(" ") and "\0" not in key:
+        return key
+    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 
 def _record(text: str) -> Record:
