@@ -36,6 +36,8 @@ def test_times_are_said_as_they_are(wire: Any) -> None:
     assert put.texts("QueueMessage/TimeNextVisible") == [wire.date(90)]
     assert wire.put(queue).texts("QueueMessage/ExpirationTime") == [wire.date(7 * 86_400)]
     assert wire.put(queue, query="?messagettl=-1").texts("QueueMessage/ExpirationTime") == [NEVER]
+    # .NET's TimeSpan.MaxValue, which programs took for "never" before there was -1 (Azure/azure-sdk-for-net #15158).
+    assert wire.put(queue, query="?messagettl=922337203685").texts("QueueMessage/ExpirationTime") == [NEVER]
     got = wire.get(queue, "?visibilitytimeout=45")
     assert got.texts("QueueMessage/TimeNextVisible") == [wire.date(45)]
     assert wire.get(queue).texts("QueueMessage/TimeNextVisible") == [wire.date(30)]
@@ -181,7 +183,7 @@ def test_clear_takes_everything(wire: Any) -> None:
 
 RANGES = [
     ("POST", "visibilitytimeout", (-1, 604_801), (0, 604_799)),
-    ("POST", "messagettl", (0, -2, 2**31), (1, 604_801, 2**31 - 1, -1)),
+    ("POST", "messagettl", (0, -2), (1, 604_801, 2**31 - 1, 2**31, 10**18 - 1, -1)),
     ("GET", "visibilitytimeout", (0, -1, 604_801), (1, 604_800)),
     ("GET", "numofmessages", (0, -1, 33), (1, 32)),
     ("GET", "peekonly=true&numofmessages", (0, 33), (1, 32)),

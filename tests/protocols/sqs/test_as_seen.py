@@ -56,6 +56,20 @@ class TestTheNameOfAQueueInPlaceOfItsUrl:
         client.send_message(QueueUrl=url + "/", MessageBody="x")
         assert counts(client, url) == (1, 0, 0)
 
+    def test_a_url_of_the_form_that_emulators_gave_out_is_the_callers_own(
+        self, served: Any, client: Any, url: str
+    ) -> None:
+        """softwaremill/elasticmq #117, #421, localstack/localstack #2518, #9185: `/queue/NAME` without an account."""
+        client.send_message(QueueUrl="http://127.0.0.1:9324/queue/jobs", MessageBody="x")
+        (message,) = client.receive_message(QueueUrl="http://127.0.0.1:9324/queue/jobs/")["Messages"]
+        client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        assert counts(client, url) == (0, 0, 0)
+        other = served.connect(key=served.other)
+        assert served.refused(other.send_message, QueueUrl="/queue/jobs", MessageBody="x") == (
+            "AWS.SimpleQueueService.NonExistentQueue",
+            "The specified queue does not exist.",
+        )
+
 
 class TestTheApproximateCounters:
     """They are exact here, whether a sweep has come or not: what the next receive would get is visible."""
@@ -325,3 +339,31 @@ def test_a_fifo_batch_without_any_deduplication_id_is_refused_as_a_whole(served:
     answer = client.send_message_batch(QueueUrl=url, Entries=entries)
     assert [one["Id"] for one in answer["Successful"]] == ["2"]
     assert [(one["Id"], one["Message"]) for one in answer["Failed"]] == [("1", words), ("3", words)]
+
+
+def test_a_batch_has_no_list_of_what_did_not_happen(client: Any, url: str) -> None:
+    """The service model requires both lists, but AWS omits an empty one (aws/aws-sdk #657, async-aws/aws #1620), and
+    `hasFailed()` of the SDK for Java 2 is true of an empty one (aws/aws-sdk-java-v2 #4713, #4759)."""
+
+    def lists(answer: dict[str, Any]) -> set[str]:
+        return set(answer) - {"ResponseMetadata"}
+
+    sent = client.send_message_batch(QueueUrl=url, Entries=[{"Id": "1", "MessageBody": "x"}])
+    assert lists(sent) == {"Successful"}
+    (message,) = client.receive_message(QueueUrl=url)["Messages"]
+    entry = {"Id": "1", "ReceiptHandle": message["ReceiptHandle"]}
+    changed = client.change_message_visibility_batch(QueueUrl=url, Entries=[{**entry, "VisibilityTimeout": 5}])
+    assert lists(changed) == {"Successful"}
+    assert lists(client.delete_message_batch(QueueUrl=url, Entries=[entry])) == {"Successful"}
+    refused = client.delete_message_batch(QueueUrl=url, Entries=[{"Id": "1", "ReceiptHandle": "nonsense"}])
+    assert lists(refused) == {"Failed"}
+    assert lists(client.send_message_batch(QueueUrl=url, Entries=[{"Id": "1", "MessageBody": ""}])) == {"Failed"}
+
+
+def test_a_standard_queue_takes_no_notice_of_an_attempt_id(client: Any, url: str) -> None:
+    """awspring/spring-cloud-aws #529: its first releases sent one to every queue, and AWS took it."""
+    for body in "ab":
+        client.send_message(QueueUrl=url, MessageBody=body)
+    asked = {"QueueUrl": url, "ReceiveRequestAttemptId": "try 1"}
+    bodies = [message["Body"] for _ in range(3) for message in client.receive_message(**asked).get("Messages", ())]
+    assert sorted(bodies) == ["a", "b"]

@@ -94,7 +94,8 @@ def test_any_url_that_ends_in_account_and_name_is_understood(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["q q", "q/", "http://localhost", "http://localhost/q", "http://h/queue/q", "http://h/1234/q", "//"]
+    "url",
+    ["q q", "q/", "http://localhost", "http://localhost/q", "http://h/queues/q", "http://h/1234/q", "//queue/", "//"],
 )
 def test_other_urls_are_no_addresses(url: str) -> None:
     asked = request(x_amz_target="AmazonSQS.PurgeQueue", body=json.dumps({"QueueUrl": url}).encode())

@@ -68,15 +68,6 @@ REFUSED = [
     ),
     (
         "receive_message",
-        {"QueueUrl": URL, "ReceiveRequestAttemptId": "a"},
-        "InvalidParameterValue",
-        (
-            "Value a for parameter ReceiveRequestAttemptId is invalid. Reason: The request include parameter that "
-            "is not valid for this queue type."
-        ),
-    ),
-    (
-        "receive_message",
         {"QueueUrl": URL, "AttributeNames": ["Nonsense"]},
         "InvalidAttributeName",
         "Unknown Attribute Nonsense.",

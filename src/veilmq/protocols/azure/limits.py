@@ -45,7 +45,10 @@ DOCUMENT_BYTES_MAX: Final = 65_536
 VISIBILITY_SECONDS_MAX: Final = 604_800
 VISIBILITY_SECONDS_MAX_OLD: Final = 7_200
 TTL_SECONDS_MAX_OLD: Final = 604_800
-TTL_SECONDS_MAX: Final = 2_147_483_647
+TTL_SECONDS_MAX: Final = 999_999_999_999_999_999
+"""Any positive number (Put Message), of as many digits as are read."""
+TTL_SECONDS_COUNTED_MAX: Final = 2_147_483_647
+"""68 years; longer is for ever."""
 TTL_NEVER: Final = -1
 TTL_SECONDS_DEFAULT: Final = 604_800
 COUNT_MAX: Final = 32

@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from veilmq.protocols.azure import limits
-from veilmq.protocols.azure.errors import bad_node, bad_xml, missing_node
-from veilmq.protocols.azure.instants import read_iso
+from veilmq.protocols.azure.errors import bad_xml, missing_node
+from veilmq.protocols.azure.instants import read_policy_time
 from veilmq.protocols.azure.xml_reading import Node, read_document
 from veilmq.protocols.azure.xml_writing import DECLARATION, escape
 
@@ -67,11 +67,11 @@ def _policy(node: Node) -> Policy:
         return Policy(identifier.text)
     fields = {name: member.text for name, member in access.members(("Start", "Expiry", "Permission")).items()}
     for name in ("Start", "Expiry"):
-        if fields.get(name) and read_iso(fields[name]) is None:
-            raise bad_node(name, fields[name], "Not a time in the form of ISO 8601.")
+        if fields.get(name) and read_policy_time(fields[name]) is None:
+            raise bad_xml(f"{name} is not a time in UTC in the form of ISO 8601, its fraction of seven digits.")
     permission = fields.get("Permission") or None
-    if permission is not None and any(permission.count(letter) > (letter in PERMISSIONS) for letter in permission):
-        raise bad_node("Permission", permission, f"Permissions are some of {PERMISSIONS}.")
+    if permission is not None and "".join(letter for letter in PERMISSIONS if letter in permission) != permission:
+        raise bad_xml(f"Permission has letters of {PERMISSIONS}, in this order and each once.")
     return Policy(identifier.text, fields.get("Start") or None, fields.get("Expiry") or None, permission)
 
 

@@ -102,6 +102,7 @@ def with_policy(sas: Sas, policies: tuple[Policy, ...], wall: Instant) -> Sas:
             if own is not None and stored is not None:
                 detail = "Access policy fields can be associated with signature or SAS identifier but not both."
                 raise unauthenticated(detail)
+        # What an earlier version stored may have an offset or a shorter fraction, and still binds.
         start = read_iso(policy.start) if policy.start else sas.start
         expiry = read_iso(policy.expiry) if policy.expiry else sas.expiry
         permissions = sas.permissions if policy.permission is None else policy.permission

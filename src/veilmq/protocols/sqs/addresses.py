@@ -1,8 +1,9 @@
 """Queue URLs: from text to queue, and back; and the queue of an ARN.
 
 Strategy: a URL's last two path segments are account and queue, whatever host and prefix a client reaches us by; a bare
-name is a queue of the caller's (AWS takes it too, and programs rely on it: aws-sdk-js-v3, "Note on Queue names"); the
-region is that of the request's signature. An ARN may name any of AWS's partitions: the region decides.
+name is a queue of the caller's (AWS takes it too, and programs rely on it: aws-sdk-js-v3, "Note on Queue names"), as is
+`/queue/NAME`, which emulators gave out for years; the region is that of the request's signature. An ARN may name any of
+AWS's partitions: the region decides.
 """
 
 from typing import Final
@@ -16,6 +17,7 @@ from veilmq.protocols.sqs.errors import Refusal
 from veilmq.protocols.sqs.signature import Caller
 
 _URL_CHARACTERS_CACHED_MAX: Final = 512
+_OWN: Final = "queue"  # in place of an account: the caller's own
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -59,6 +61,8 @@ def resolve(caller: Caller, url: str) -> QueueKey:
         segments = path.partition("://")[2].split("/")
     else:
         segments = ["", *path.lstrip("/").split("/")]
+    if len(segments) > 2 and segments[-2] == _OWN:
+        segments[-2] = caller.key.account
     if len(segments) < 3 or not limits.ACCOUNT.match(segments[-2]):
         shown = url if len(url) <= 256 else url[:256] + "..."
         raise Refusal(errors.INVALID_ADDRESS, f"The address {shown} is not valid for this endpoint.")

@@ -53,10 +53,14 @@ class BatchResultErrorEntry(_Result):
 
 
 class BatchResult(_Result):
-    """SendMessageBatchResult, DeleteMessageBatchResult, ChangeMessageVisibilityBatchResult: both lists always."""
+    """SendMessageBatchResult, DeleteMessageBatchResult, ChangeMessageVisibilityBatchResult.
 
-    successful: list[SendMessageBatchResultEntry] | list[IdEntry]
-    failed: list[BatchResultErrorEntry]
+    An empty list is not written, though the service model requires both: AWS omits it, and `hasFailed()` of the SDK for
+    Java 2 is true of an empty one (aws/aws-sdk-java-v2 #4713).
+    """
+
+    successful: list[SendMessageBatchResultEntry] | list[IdEntry] = msgspec.field(default_factory=list)
+    failed: list[BatchResultErrorEntry] = msgspec.field(default_factory=list)
 
 
 class AttributeValueOut(_Result):

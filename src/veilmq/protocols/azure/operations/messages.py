@@ -90,9 +90,11 @@ def _ttl_seconds(asked: Asked) -> int | None:
     text = asked.parameters.get("messagettl")
     if modern and text == str(limits.TTL_NEVER):
         return limits.TTL_NEVER
-    return whole_number(
+    ttl_s = whole_number(
         asked.parameters, "messagettl", 1, limits.TTL_SECONDS_MAX if modern else limits.TTL_SECONDS_MAX_OLD
     )
+    # .NET's TimeSpan.MaxValue is 29,000 years (Azure/azure-sdk-for-net #15158, Azure/Azurite #308).
+    return limits.TTL_NEVER if ttl_s is not None and ttl_s > limits.TTL_SECONDS_COUNTED_MAX else ttl_s
 
 
 def plan_put(asked: Asked) -> Plan:

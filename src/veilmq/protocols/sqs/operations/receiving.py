@@ -22,8 +22,6 @@ from veilmq.protocols.sqs.errors import invalid_value
 from veilmq.protocols.sqs.inputs import ReceiveMessageInput
 from veilmq.protocols.sqs.message_attributes import TRACE_HEADER, Filter, attribute_filter, attributes_out
 
-_OTHER_TYPE: Final = "The request include parameter that is not valid for this queue type."
-
 
 class _Wanted(NamedTuple):
     """What each message is to show besides its body."""
@@ -46,9 +44,6 @@ def plan_receive(asked: Asked, given: ReceiveMessageInput) -> Plan:
         raise invalid_value("VisibilityTimeout", lease_s, reason)
     if wait_s is not None and not 0 <= wait_s <= limits.WAIT_SECONDS_MAX:
         raise invalid_value("WaitTimeSeconds", wait_s, f"Must be >= 0 and <= {limits.WAIT_SECONDS_MAX}, if provided.")
-    attempt_id = given.receive_request_attempt_id
-    if attempt_id is not None:
-        _check_attempt(attempt_id, queue)
     command = Receive(
         queue=queue,
         origin=asked.caller.origin,
@@ -56,19 +51,21 @@ def plan_receive(asked: Asked, given: ReceiveMessageInput) -> Plan:
         lease_us=None if lease_s is None else lease_s * SECOND_US,
         wait_us=None if wait_s is None else wait_s * SECOND_US,
         in_flight_max=limits.IN_FLIGHT_MAX,
-        attempt_id=attempt_id,
+        attempt_id=_attempt_id(given.receive_request_attempt_id, queue),
     )
     if given.attribute_names or given.message_system_attribute_names or given.message_attribute_names:
         return (command,), _wanted(given, is_fifo(queue.name))
     return (command,), None
 
 
-def _check_attempt(attempt_id: str, queue: QueueKey) -> None:
-    if not is_fifo(queue.name):
-        raise invalid_value("ReceiveRequestAttemptId", attempt_id, _OTHER_TYPE)
+def _attempt_id(attempt_id: str | None, queue: QueueKey) -> str | None:
+    """The id to replay by. A standard queue has none: AWS ignores it there (awspring/spring-cloud-aws #529)."""
+    if attempt_id is None or not is_fifo(queue.name):
+        return None
     if not limits.TOKEN.match(attempt_id):
         reason = "ReceiveRequestAttemptId can only include alphanumeric and punctuation characters. 1 to 128 in length."
         raise invalid_value("ReceiveRequestAttemptId", attempt_id, reason)
+    return attempt_id
 
 
 def _wanted(given: ReceiveMessageInput, fifo: bool) -> _Wanted:
