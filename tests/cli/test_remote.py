@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 from veilmq.cli import main
 from veilmq.cli.remote import _duration_us
 from veilmq.cli.remote_tables import duration, instant, printable
+from veilmq.store.sqlite.directory import DATABASE
 from veilmq.testing.server import ServerProcess
 
 _spec = importlib.util.spec_from_file_location(
@@ -24,6 +26,8 @@ assert _spec.loader is not None
 admin = importlib.util.module_from_spec(_spec)
 sys.modules["admin_under_test_by_cli"] = admin
 _spec.loader.exec_module(admin)
+
+FIXTURES = Path(__file__).parents[1] / "store" / "fixtures"
 
 
 class Said(NamedTuple):
@@ -328,6 +332,23 @@ def test_a_receive_on_a_directory_waits_for_what_comes_back(run: Run, tmp_path: 
     run("send", "orders", "a", "--delay", "300ms", *where)
     (message,) = run("receive", "orders", "--wait", "20s", "--json", *where).json
     assert message["body"] == "a"
+
+
+@pytest.mark.parametrize("command", [("queues", "list"), ("events", "--last", "5"), ("send", "orders", "a")])
+def test_no_command_takes_the_way_back_to_an_older_release_away(
+    run: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    shutil.copyfile(FIXTURES / "schema-7.db", data / DATABASE)
+    before = (data / DATABASE).read_bytes()
+    said = run(*command, "--data", str(data))
+    assert said.code == 3
+    assert "written by an older VeilMQ (schema 7; this one looks at" in said.err
+    assert (data / DATABASE).read_bytes() == before
+    _, store = admin.open_directory(data, None, admin.OPTIONS)  # as a server does
+    store.close()
+    assert run(*command, "--data", str(data)).code == 0
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from tests.cli.conftest import Serve
 
 from veilmq.cli import remote_events
+from veilmq.cli.exits import Failure
 from veilmq.cli.remote_http import HttpDoor
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.directory import read_holder
@@ -27,6 +28,20 @@ def test_a_connection_that_the_server_ended_is_renewed(serve: Serve, tmp_path: P
     serve("--admin", admin).ready()
     assert door.run("describe", QUEUE, {})["name"] == "orders"
     door.close()
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/api/v1/later"), ("PUT", "/api/v1/moves")])
+def test_a_server_that_knows_less_than_the_command_is_told(
+    serve: Serve, tmp_path: Path, method: str, path: str
+) -> None:
+    """The command line may be upgraded first."""
+    serve().ready()
+    data = tmp_path / "data"
+    door = HttpDoor(read_holder(data).listeners["admin"], (data / "admin-token").read_text().strip())  # type: ignore[union-attr]
+    with pytest.raises(Failure) as refused:
+        door._json(method, path, {}, b"{}")
+    door.close()
+    assert "the server is of another release than this command" in refused.value.advice
 
 
 def test_the_history_is_printed_to_where_it_ended_when_it_was_asked_for(

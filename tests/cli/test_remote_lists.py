@@ -99,7 +99,7 @@ def test_a_server_tells_of_an_endpoint_that_is_dead_and_reset_clears_it(run: Run
             if push.get("available") is False:
                 break
         assert (push["failures"] >= 3, push["waiting"]["total"]) == (True, 3)
-        assert "ConnectError" in push["last_error"]
+        assert "ClientConnectorError" in push["last_error"]
         assert "slowed to one in" in run("topics", "list", *where)[1]
         server.reset()
         assert run("topics", "list", *where) == (0, "", "no topics\n")

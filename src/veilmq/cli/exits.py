@@ -19,7 +19,7 @@ class Exit(IntEnum):
     USAGE = 2
     """A flag, a variable or a file is wrong: nothing was started."""
     DIRECTORY = 3
-    """The data directory is held by another process, open to other users, of a newer release, or not ours."""
+    """The data directory is held by another process, open to other users, of another release, or not ours."""
     ADDRESS = 4
     """A port is in use or cannot be had."""
     STORE = 5

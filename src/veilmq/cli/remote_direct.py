@@ -28,7 +28,8 @@ from veilmq.model.queue import QueueKey
 from veilmq.server.clock import LeaseClock
 from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
-from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
+from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.schema import NotOurs, SchemaNewer, SchemaOlder
 from veilmq.store.sqlite.store import SqliteStore
 
 _SLEEP_S_MAX: Final = 1.0
@@ -38,11 +39,16 @@ _ORIGIN: Final = Origin("admin", "admin", f"veilmq/{veilmq.__version__} (command
 
 @contextmanager
 def open_direct(directory: Path) -> Iterator["DirectDoor"]:
-    """The door to a directory, which is held meanwhile. Raises Failure."""
+    """The door to a directory, which is held meanwhile. Raises Failure.
+
+    Data of an older schema stays as it is: a look during an upgrade must not take the way back away.
+    """
     try:
-        engine, store = open_directory(directory)
+        engine, store = open_directory(directory, options=Options(migrates=False))
     except DirectoryHeld as error:
         raise Failure(Exit.DIRECTORY, str(error), "Go through its owner's admin port: --admin HOST:PORT.") from None
+    except SchemaOlder as error:
+        raise Failure(Exit.DIRECTORY, str(error), "From that start on an older release refuses it.") from None
     except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, NotOurs, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     try:

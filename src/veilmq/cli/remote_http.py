@@ -204,7 +204,10 @@ def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
     return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _NEXT.get(error, ""))
 
 
+_RELEASE: Final = "the server is of another release than this command, and has no such operation."
 _NEXT: Final = {
+    "not_found": f"Is a name or id empty, or has it a slash? If not, {_RELEASE}",
+    "method_not_allowed": f"Perhaps {_RELEASE}",
     "QueueMissing": "See what there is with `veilmq queues list --all`, or make it with `veilmq queues create NAME`.",
     "QueueExists": "Change it with `veilmq queues set NAME`.",
     "DiskLow": "Free some space; receives and deletes go on meanwhile.",

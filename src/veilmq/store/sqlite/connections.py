@@ -62,15 +62,17 @@ class DatabaseUnusable(Exception):
 def open_writer(path: Path, options: Options) -> apsw.Connection:
     """The connection that writes: WAL, every commit synced, checkpoints by hand; its tables up to date.
 
-    Raises SchemaNewer or NotOurs, having changed nothing; DatabaseUnusable.
+    Raises SchemaNewer, SchemaOlder (`Options.migrates`) or NotOurs, having changed nothing; DatabaseUnusable.
     """
     try:
         connection = apsw.Connection(str(path), vfs=options.vfs, statementcachesize=_STATEMENTS)
         connection.set_busy_timeout(5_000)
-        schema.check(connection)
+        found = schema.check(connection)
+        if 0 < found < schema.VERSION and not options.migrates:
+            raise schema.SchemaOlder(found)
         _configure(connection, options)
         os.chmod(path, 0o600)
-        found = schema.migrate(connection)
+        schema.migrate(connection)
     except apsw.NotADBError:
         raise schema.NotOurs(f"{path} is not a database, or its first page is damaged: restore a backup") from None
     except apsw.Error as error:

@@ -22,6 +22,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """WAL size at which its pages are copied into the database."""
     cache_bytes: int = 64 * MIB
     """SQLite's page cache of the writer."""
+    migrates: bool = True
+    """Whether a file of an older schema is brought to today's. Else it is refused and stays as it is: its release would
+    not open it again."""
     disorder: int = 0
     """How many places a standard queue's message may come out of its order (development)."""
     vfs: str | None = None
