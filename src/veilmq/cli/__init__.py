@@ -24,7 +24,8 @@ from veilmq.cli.work_options import register as register_work
 
 _EPILOG: Final = (
     "Exit codes: 0 done; 1 found something wrong or was refused; 2 a flag, variable or file is wrong; 3 the data "
-    "directory is held, open to others, of another release or not ours; 4 a port is in use or nobody answers; 5 the store failed."
+    "directory is held, open to others, of another release or not ours; 4 a port is in use or nobody answers; 5 the "
+    "store failed."
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
