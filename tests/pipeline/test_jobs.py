@@ -10,7 +10,7 @@ from veilmq.client.timeouts import Costs
 from veilmq.pipeline.jobs.attempts import attempts, judged, merged, partials
 from veilmq.pipeline.jobs.buckets import BOUNDS, added, bucket_of, histogram
 from veilmq.pipeline.jobs.curves import Curve, Sample, at_bounds, lognormal_fit, sample_of
-from veilmq.pipeline.jobs.pricing import schedule_price, timeout_price
+from veilmq.pipeline.jobs.pricing import schedule_price, steady, timeout_price
 from veilmq.pipeline.jobs.split import split
 from veilmq.pipeline.jobs.survival import curve, quantiles
 from veilmq.pipeline.jobs.timeouts import best_timeout, plan, rated, recommended, redelivery_curve
@@ -361,6 +361,11 @@ class TestCurves:
         assert float(schedule_price(alive, 1 / 1_000, schedule, costs).cost(costs)) == pytest.approx(
             schedule.cost, rel=0.03
         )
+
+    def test_where_crashes_are_frequent_nobody_extends(self) -> None:
+        alive = np.where(BOUNDS < 50, 1.0, 0.5)
+        price = schedule_price(alive, 1.0, steady(3_600.0, 60.0), Costs())
+        assert price.extensions == pytest.approx(0)
 
     def test_a_timeout_costs_what_chance_says(self) -> None:
         """Constant work of 50 s under leases of 30 s: a duplicate at 30 s, and crashes wait for what is left."""

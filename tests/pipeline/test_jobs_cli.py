@@ -1,5 +1,6 @@
 """The commands, as processes: what a person and what a program sees."""
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 from tests.pipeline import cluster_stage
 
+from veilmq.cli.exits import Failure
+from veilmq.cli.pipeline_run import _told
 from veilmq.client.connect import connect
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory
@@ -124,6 +127,24 @@ def test_a_place_that_cannot_be_is_said_before_spark_starts(exported: Path, tmp_
     done, out, err = veilmq("pipeline", job, "--path", exported, "--out", "file", cwd=tmp_path)
     assert (done, out) == (2, "")
     assert err.startswith("veilmq: --out file: File exists")
+    # It is there, and takes no file whoever asks.
+    done, out, err = veilmq("pipeline", job, "--path", exported, "--out", "/proc/self", cwd=tmp_path)
+    assert (done, out) == (2, "")
+    assert err.startswith("veilmq: --out /proc/self: No such file")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_full_disk_is_told(spark: Any, tmp_path: Path) -> None:
+    """As pyarrow raises it and as Spark does, and so that a loop goes on; a bug keeps its trace."""
+    said = "a file cannot be written: No space left on device"
+    failing = spark.range(1).selectExpr("raise_error(concat('No space left on device ', id)) AS a")
+    with pytest.raises(Failure, match=said), _told():
+        failing.write.parquet(str(tmp_path / "table"))
+    with pytest.raises(Failure, match=said), _told():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(FileNotFoundError), _told():
+        (tmp_path / "missing").read_text()
 
 
 ONE_AFTER_ANOTHER = """

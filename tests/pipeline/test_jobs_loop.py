@@ -96,6 +96,28 @@ def test_groups_are_planned_again_when_they_grew(stage: Stage) -> None:
     assert after[None].first_lease_s > 0
 
 
+def test_groups_are_planned_again_though_old_days_go_as_new_ones_come(stage: Stage) -> None:
+    """Of work that goes on evenly as much is dropped as is new: what is kept grows no more."""
+    stage.grow(0.5)
+    stage.run()
+    before = stage.timeouts()
+    month = 40 * 86_400.0
+    assert stage.run(NOW + month).dropped_days == 1
+    stage.grow(0.52)
+    few = stage.run()
+    stage.grow(1.0)
+    assert (few.planned, stage.run().planned) == (2, 2)
+    kept = stage.loop.cells().leases.sum()
+    assert kept < 1.15 * sum(row.attempts for row in before.values())
+    assert sum(row.attempts for row in stage.timeouts().values()) == kept
+
+
+def test_a_loop_has_its_own_offsets(stage: Stage) -> None:
+    history, options = ParquetHistory("events"), {"path": "events", "from": "7"}
+    with pytest.raises(OptionInvalid, match="goes on where it stopped"):
+        stage.loop.run(stage.spark, history, options, now=NOW, timer=lambda: 0.0)
+
+
 def test_plans_are_what_was_learnt_above_what_heartbeats_need(stage: Stage) -> None:
     stage.grow(0.3)
     assert stage.loop.plans() == {}
@@ -112,8 +134,9 @@ def test_plans_are_what_was_learnt_above_what_heartbeats_need(stage: Stage) -> N
 
 def test_nothing_new_is_a_success(stage: Stage) -> None:
     stage.grow(0.2)
-    stage.run(NOW)
+    first = stage.run(NOW)
     ran = stage.run(NOW + 900)
+    assert ran.pending == first.pending > 0
     assert (ran.start, ran.settled, ran.planned) == (ran.stop, 0, 0)
     metrics = (stage.directory / "metrics.prom").read_text()
     assert f"veilmq_pipeline_last_success_timestamp_seconds {NOW + 900}\n" in metrics
@@ -217,3 +240,8 @@ class TestTables:
     def test_a_directory_without_a_table_is_refused(self, spark: Any, tmp_path: Path) -> None:
         with pytest.raises(OptionInvalid, match="holds no table"):
             tables.read(spark, tmp_path)
+        spark.range(1).write.parquet(str(tmp_path / "messages"))
+        with pytest.raises(OptionInvalid, match=f"Of an archive that is {tmp_path}/messages"):
+            tables.read(spark, tmp_path)
+        spark.range(2).selectExpr("id", "id AS n").write.partitionBy("n").parquet(str(tmp_path / "parts"))
+        assert tables.read(spark, tmp_path / "parts").count() == 2

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.cli.durations import seconds
@@ -42,6 +43,7 @@ _SHOWN: Final = {
 _PLACE: Final = ("account", "region")
 _ROWS_SHOWN: Final = 50
 _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
+_UNWRITTEN: Final = re.compile("No space left on device|Disk quota exceeded|Read-only file system|File too large")
 _REFRESH_S: Final = 1.0
 
 
@@ -216,6 +218,8 @@ def make_place(out: Path, named: str = "--out") -> None:
     """The directory to write to. Raises Failure."""
     try:
         out.mkdir(parents=True, exist_ok=True)
+        # It may be there and not take a file, say of a service whose user is another.
+        TemporaryFile(dir=out).close()
     except OSError as error:
         mend = "Name a directory that you may write to."
         raise Failure(Exit.USAGE, f"{named} {out}: {error.strerror}", mend) from None
@@ -245,20 +249,25 @@ def _told() -> Iterator[None]:
     except RuntimeError as error:
         # Spark's own errors are no RuntimeErrors, but for those of its Java gateway.
         raise Failure(Exit.WRONG, f"Spark: {error}") from None
-    except _spark_errors() as error:
+    except _failures() as error:
         found = _REFUSED.findall(str(error))
-        if not found:
+        if found:
+            raise Failure(Exit.WRONG, found[-1][1]) from None
+        unwritten = _UNWRITTEN.search(str(error))
+        # A disk of --out, or of Spark's own temporary files.
+        if unwritten is None:
             raise
-        raise Failure(Exit.WRONG, found[-1][1]) from None
+        raise Failure(Exit.WRONG, f"a file cannot be written: {unwritten[0]}", "Run it again when it can be.") from None
 
 
-def _spark_errors() -> tuple[type[BaseException], ...]:
-    """Spark's, if it was imported at all: what was not imported cannot have raised."""
+def _failures() -> tuple[type[BaseException], ...]:
+    """The system's, and Spark's if it was imported at all: what was not imported cannot have raised."""
     if "pyspark" not in sys.modules:
-        return ()
+        return (OSError,)
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    return (PySparkException,)
+    return (OSError, PySparkException, Py4JError)
 
 
 def _options(asked: Asked, environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 Strategy: `driver` is the whole of it, without Spark: it receives, writes manifests (`manifests`), holds leases
 (`holding`), and deletes what Spark has committed (`ledger`, `deleting`). Executors read manifests only (`rows`, with
-`unwrapping` and `decoding`; `quarantine` takes what cannot be decoded). `source` tells Spark. docs/pipeline-drain.md
-says why each step is where it is.
+`unwrapping` and `decoding`; `quarantine` takes what cannot be decoded). `source` tells Spark; `table` refuses a table
+that would lose rows. docs/pipeline-drain.md says why each step is where it is.
 """
 
 from veilmq.pipeline.drain.errors import (
@@ -12,6 +12,7 @@ from veilmq.pipeline.drain.errors import (
     DirectoryUnwritable,
     DrainUnfinished,
     ManifestDamaged,
+    TableForeign,
 )
 from veilmq.pipeline.drain.quarantine import Quarantined, quarantined
 from veilmq.pipeline.drain.run import Drained, drain
@@ -24,6 +25,7 @@ __all__ = [
     "Drained",
     "ManifestDamaged",
     "Quarantined",
+    "TableForeign",
     "drain",
     "quarantined",
 ]

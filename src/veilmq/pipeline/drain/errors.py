@@ -19,5 +19,9 @@ class ManifestDamaged(PipelineError):
     """A manifest is missing, or is not what was written."""
 
 
+class TableForeign(PipelineError):
+    """The table is another query's, or of another format."""
+
+
 class DrainUnfinished(PipelineError):
     """The queue did not become empty in the time given."""

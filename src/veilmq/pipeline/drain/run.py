@@ -20,6 +20,7 @@ from veilmq.pipeline import register
 from veilmq.pipeline.drain import checkpoint
 from veilmq.pipeline.drain.errors import DrainUnfinished
 from veilmq.pipeline.drain.quarantine import quarantined
+from veilmq.pipeline.drain.table import check_table
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def _started(
         kind, colon, path = sink.partition(":")
         if not colon or kind not in _FORMATS:
             raise OptionInvalid(f"sink={sink!r} cannot be.", f"It is a function, or {':/path, '.join(_FORMATS)}:/path.")
+        check_table(kind, path, directory / "checkpoint")
         form, options = _FORMATS[kind]
         return writer.format(form).options(**options).option("path", path).start()
     finally:

@@ -2,14 +2,15 @@
 
 Strategy: a run reads the events since the last one. What they say of each lease (`attempts.partials`) is added to what
 was pending; leases that have ended go into the histogram, a file a run in the day of its last event; leases that have
-not, and crashes whose worker might still be heard of (`GRACE_US`), are pending again. A group is planned anew when its
-attempts grew by `REPLAN_GROWTH`. Everything a run writes carries its last offset in its name, and `state.json`,
-replaced last, says which offset counts: a run that dies leaves files that the next one removes. One run at a time, by a
-lock.
+not, and crashes whose worker might still be heard of (`GRACE_US`), are pending again. A group is planned anew when the
+attempts since its last plan are `REPLAN_GROWTH` of those before: not when all that is kept has grown, for once old days
+are dropped it never does. Everything a run writes carries its last offset in its name, and `state.json`, replaced last,
+says which offset counts: a run that dies leaves files that the next one removes. One run at a time, by a lock.
 """
 
 import json
 import os
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from veilmq.pipeline import publish
-from veilmq.pipeline.errors import HistoryGap, PipelineError
+from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.events.reading import History, last_instant
 from veilmq.pipeline.jobs import attempts, buckets, tables, timeouts
 from veilmq.pipeline.locking import locked
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 GRACE_US: Final = 3_600 * 1_000_000
 """How long after its lease's end a worker may still be heard of."""
-REPLAN_GROWTH: Final = 1.15
+REPLAN_GROWTH: Final = 0.15
 RETENTION_DAYS_DEFAULT: Final = 30
 _LOCALLY_MAX: Final = 24
 """Groups that are planned in this process: a Spark job costs more than planning them."""
@@ -67,6 +68,8 @@ class _State(msgspec.Struct):
     """Which history of that source it is: see `History.epoch`."""
     floors_us: dict[str, int] = {}
     """By account/region/queue, twice the longest interval between extensions seen yet."""
+    unplanned: dict[str, float] = {}
+    """By group (`_name`), the attempts since its last plan."""
 
 
 class Loop:
@@ -98,8 +101,10 @@ class Loop:
         """Take in what is new. `options` make `veilmq-events` read the same history.
 
         floors: look for heartbeats too, which costs another look at the new events: for `plans`. now: Unix seconds;
-        timer: a clock to measure with. Raises LoopTaken, HistoryGap, PipelineError.
+        timer: a clock to measure with. Raises LoopTaken, HistoryGap, OptionInvalid, PipelineError.
         """
+        if options.keys() & {"from", "until"}:
+            raise OptionInvalid("A loop goes on where it stopped: from and until are not for it.", "")
         began = timer()
         self.directory.mkdir(parents=True, exist_ok=True)
         with locked(self.directory / "lock", LoopTaken, "Another run"):
@@ -111,14 +116,15 @@ class Loop:
                 mend = f"Remove {self.directory} to begin anew, and run more often than the history is trimmed."
                 raise HistoryGap(f"The history holds {bounds.first} to {bounds.following}, and {start} is next.", mend)
             self._tidy(state)
-            settled = waiting = 0
+            left = self._left(state)
+            settled, waiting = 0, 0 if left is None else tables.load(left).num_rows
             until = last_instant(history, start, bounds.following)
             if until is not None:
                 events = _events(spark, options, start, bounds.following)
                 settled, waiting = self._take_in(spark, events, state, start, bounds.following, until)
                 if floors:
                     _raise_floors(state, events)
-            planned, groups = self._plan(spark, costs)
+            planned, groups = self._plan(spark, state, costs)
             state.next, state.runs, state.epoch = bounds.following, state.runs + 1, history.epoch
             self._save(state)
             today = datetime.fromtimestamp(now, UTC).date()
@@ -136,10 +142,9 @@ class Loop:
         from pyspark.sql import functions as F
 
         leases = attempts.partials(events)
-        if state.pending is not None and (self.directory / state.pending).exists():
-            leases = attempts.merged(
-                leases.unionByName(spark.read.parquet(tables.literal(str(self.directory / state.pending))))
-            )
+        before = self._left(state)
+        if before is not None:
+            leases = attempts.merged(leases.unionByName(spark.read.parquet(tables.literal(str(before)))))
         leases = leases.where(F.col("granted").isNotNull()).persist()
         try:
             over = F.coalesce("deleted", "delete_refused", "released", "undelivered", "dropped").isNotNull()
@@ -154,7 +159,14 @@ class Loop:
         day = datetime.fromtimestamp(until / 1e6, UTC).date()
         tables.append_day(cells, self.directory / _CELLS, day, f"offset-{start:020}-{stop:020}")
         state.pending = pending
+        for cell in cells.select([*buckets.GROUP, "leases"]).to_pylist():
+            name = _name(cell[each] for each in buckets.GROUP)
+            state.unplanned[name] = state.unplanned.get(name, 0.0) + cell["leases"]
         return round(sum(cells.column("leases").to_pylist())), tables.load(self.directory / pending).num_rows
+
+    def _left(self, state: _State) -> Path | None:
+        """The leases that were pending after the last run."""
+        return self.directory / state.pending if state.pending and (self.directory / state.pending).exists() else None
 
     def plans(self) -> dict[publish.Queue, dict[str, Any]]:
         """The recommendations as `publish` takes them."""
@@ -178,7 +190,7 @@ class Loop:
         keys = [*buckets.GROUP, *buckets.CELL]
         return rows.groupby(keys, dropna=False, as_index=False)[list(buckets.SUMS)].sum()
 
-    def _plan(self, spark: "SparkSession", costs: "Costs | None") -> tuple[int, int]:
+    def _plan(self, spark: "SparkSession", state: _State, costs: "Costs | None") -> tuple[int, int]:
         """Plan groups that grew; the others keep their rows."""
         import pandas as pd
 
@@ -187,12 +199,13 @@ class Loop:
             return 0, 0
         group = list(buckets.GROUP)
         before: Any = tables.load(self.timeouts).to_pandas() if self.timeouts.exists() else None
-        known: dict[Any, float] = {}
-        if before is not None:
-            known = {_key(row[:-1]): row[-1] for row in before[[*group, "attempts"]].itertuples(index=False, name=None)}
+        known = set() if before is None else {_key(row) for row in before[group].itertuples(index=False, name=None)}
         found = [(_key(key), rows) for key, rows in cells.groupby(group, dropna=False)]
+        fresh = {key: state.unplanned.get(_name(key), 0.0) for key, _ in found}
         grown = {
-            key for key, rows in found if rows.leases.sum() >= REPLAN_GROWTH * known.get(key, 0.0) or key not in known
+            key
+            for key, rows in found
+            if key not in known or fresh[key] >= REPLAN_GROWTH * (rows.leases.sum() - fresh[key])
         }
         if grown:
             anew = self._recommended(spark, [rows for key, rows in found if key in grown], costs)
@@ -206,6 +219,7 @@ class Loop:
             ]
             frame = spark.createDataFrame(rows, timeouts.SCHEMA)
             tables.write(frame.coalesce(1), self.timeouts, self._kind)
+        state.unplanned = {_name(key): fresh[key] for key, _ in found if key not in grown and fresh[key]}
         return len(grown), len(found)
 
     def _recommended(self, spark: "SparkSession", groups: list[Any], costs: "Costs | None") -> Any:
@@ -276,6 +290,11 @@ def _raise_floors(state: _State, events: "DataFrame") -> None:
 def _queue(name: str) -> publish.Queue:
     account, region, queue = name.split("/", 2)
     return account, region, queue
+
+
+def _name(key: Iterable[str | None]) -> str:
+    """A group's names as a text that holds them apart."""
+    return json.dumps(list(key))
 
 
 def _key(values: Any) -> tuple[Any, ...]:

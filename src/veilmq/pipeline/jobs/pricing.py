@@ -93,7 +93,9 @@ def schedule_price(alive: Any, rate: Any, schedule: Schedule, costs: Costs) -> P
     there = at_bounds(alive, at[1:]) * np.exp(-rates * at[1:])
     step, lease = at[-1] - at[-2], leases[-1]
     rate = np.maximum(np.asarray(rate, float), 1e-9)
-    extensions = there.sum(-1) + there[..., -1] / np.expm1(rate * step)
+    with np.errstate(over="ignore"):
+        # Where crashes are that frequent nobody lives to extend again: nothing by infinity.
+        extensions = there.sum(-1) + there[..., -1] / np.expm1(rate * step)
     too_late = costs.late_share * np.exp(-schedule.margin / costs.late_mean)
     return Price(recovery.sum(-1) + there[..., -1] * (lease - step / 2), extensions * too_late, extensions)
 

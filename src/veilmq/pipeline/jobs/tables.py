@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("parquet", "delta")
 _DAY: Final = "day="
+_ARCHIVED: Final = "messages"
+"""The table in what `archive` leaves."""
 _OFFSETS: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
 _PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
 _BEYOND: Final = frozenset({"deletionVectors", "columnMapping"})
@@ -95,8 +97,12 @@ def read(spark: "SparkSession", place: Path) -> "DataFrame":
         # partition's columns it takes from the directories below the base path.
         schema = StructType.fromJson(json.loads(table.schema().to_json()))
         return spark.read.schema(schema).option("basePath", str(place)).parquet(*map(literal, files))
-    if not any(place.glob("**/*.parquet")):
-        raise OptionInvalid(f"{place} holds no table.", "Name a directory of Parquet files or a Delta table.")
+    # Spark takes files there, and below directories that are a partition's.
+    if not any(place.glob("*.parquet")) and not any(place.glob("*=*/**/*.parquet")):
+        mend = "Name a directory of Parquet files or a Delta table."
+        if (place / _ARCHIVED).is_dir():
+            mend = f"Of an archive that is {place / _ARCHIVED}."
+        raise OptionInvalid(f"{place} holds no table.", mend)
     return spark.read.parquet(literal(str(place)))
 
 

@@ -1,0 +1,70 @@
+"""Tables that a drain does not write to, for their rows or the queue's messages would be lost."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipeline.drain_stage import Stage, left, send
+
+from veilmq.pipeline.drain import TableForeign, drain
+from veilmq.pipeline.drain.table import check_table
+
+
+def log(place: Path, *names: str) -> None:
+    """One of Spark's logs with these entries."""
+    place.mkdir(parents=True)
+    for name in names:
+        (place / name).touch()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_messages_stay_in_the_queue_if_the_table_is_another_query_s(spark: Any, stage: Stage) -> None:
+    """Spark's sink says of the new query's first batch that it has it, and the source would delete the messages."""
+    table = stage.directory / "table"
+    with stage.make() as queue:
+        send(queue, ["1", "2"])
+        drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d")
+        send(queue, ["3"])
+        with pytest.raises(TableForeign, match=r"rows of another query\. Bring its checkpoint back"):
+            drain(spark, stage.url(), f"parquet:{table}", stage.directory / "other")
+        with pytest.raises(TableForeign, match="is a Parquet table"):
+            drain(spark, stage.url(), f"delta:{table}", stage.directory / "d")
+        assert left(queue) == 1
+        drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d")
+        assert (left(queue), spark.read.parquet(str(table)).count()) == (0, 3)
+
+
+def test_a_query_goes_on_with_its_own_table(tmp_path: Path) -> None:
+    checkpoint, table = tmp_path / "checkpoint", tmp_path / "table"
+    check_table("parquet", str(table), checkpoint)
+    log(checkpoint / "offsets", "9", "10", "11", ".11.crc")
+    log(table / "_spark_metadata", "9.compact", "10", ".10.crc")
+    (table / "part-1.parquet").touch()
+    check_table("parquet", str(table), checkpoint)
+    check_table("parquet", f"file:{table}", checkpoint)
+    (checkpoint / "offsets" / "10").unlink()
+    (checkpoint / "offsets" / "11").unlink()
+    with pytest.raises(TableForeign, match="rows of another query"):
+        check_table("parquet", f"file://{table}", checkpoint)
+    check_table("parquet", f"s3://{table}", checkpoint)
+
+
+def test_files_that_no_query_wrote_are_not_mixed_with_its_own(tmp_path: Path) -> None:
+    """Spark's readers pass over them once there is a log, and a vacuum of Delta removes them."""
+    (tmp_path / "part-1.parquet").touch()
+    for kind in ("parquet", "delta"):
+        with pytest.raises(TableForeign, match="Name an empty place"):
+            check_table(kind, str(tmp_path), tmp_path / "checkpoint")
+    # What a query left that was killed amid its first batch.
+    log(tmp_path / "checkpoint" / "offsets", "0")
+    for kind in ("parquet", "delta"):
+        check_table(kind, str(tmp_path), tmp_path / "checkpoint")
+
+
+def test_delta_takes_a_new_query_s_rows_and_no_other_format_s(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "part-1.parquet").touch()
+    check_table("delta", str(tmp_path), tmp_path / "checkpoint")
+    with pytest.raises(TableForeign, match="is a Delta table"):
+        check_table("parquet", str(tmp_path), tmp_path / "checkpoint")
