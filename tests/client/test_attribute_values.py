@@ -8,6 +8,7 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.client.too_deep import TOO_DEEP
 
 from veilmq.client.message_text import from_text, to_text
 from veilmq.client.messages import Message
@@ -117,3 +118,4 @@ def test_what_cannot_be_sent_is_not_kept_either() -> None:
     with pytest.raises(ParameterInvalid, match=r"attributes\['on'\]"):
         to_text(Message("x", {"on": True}))
     assert from_text('{"body":"x","attributes":{"a":{"decimal":"nine"}}}') is None
+    assert from_text(f'{{"body":"x","attributes":{{"a":{TOO_DEEP}}}}}') is None

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
+from tests.client.too_deep import TOO_DEEP
 
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.errors import TransportError
@@ -617,11 +618,14 @@ def test_a_transaction_under_way_here_is_left_alone(place: Place) -> None:
         assert place.bodies() == []
 
 
-def test_what_is_no_entry_is_parked(place: Place) -> None:
-    place.log.send("hello")
+@pytest.mark.parametrize(
+    "body", ["hello", f'{{"message":{{"body":"x","attributes":{{"a":{TOO_DEEP}}}}}}}'], ids=["text", "deep"]
+)
+def test_what_is_no_entry_is_parked(place: Place, body: str) -> None:
+    place.log.send(body)
     queue = place.opened()
     assert queue.checker.run_once() == 1
-    assert [message.body for message in queue.parked().receive()] == ["hello"]
+    assert [message.body for message in queue.parked().receive()] == [body]
 
 
 # Commits that are lost for good.

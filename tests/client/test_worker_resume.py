@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.client.clocks_apart import by
+from tests.client.too_deep import TOO_DEEP
 from tests.client.worker_stage import Stage
 
 from veilmq.client.capabilities import Capabilities
@@ -59,7 +60,7 @@ class TestEnvelope:
     def test_any_other_body_is_itself(self, body: str) -> None:
         assert unwrap(body) == (body, None)
 
-    @pytest.mark.parametrize("inside", ["[" * 5_000 + "]" * 5_000, '"' + chr(0xD800) + '"'])
+    @pytest.mark.parametrize("inside", [TOO_DEEP, '"' + chr(0xD800) + '"'], ids=["deep", "surrogate"])
     def test_one_that_nobody_can_read_stops_no_worker(self, stage: Stage, inside: str) -> None:
         body = wrap("x", None).replace("null", inside)
         assert unwrap(body) == (body, None)

@@ -103,8 +103,9 @@ def test_with_credentials_the_clock_stands_firm(tmp_path: Path) -> None:
         )
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request, timeout=10)
-        assert caught.value.code == 403
-        assert json.load(caught.value)["error"] == "clock_fixed"
+        with caught.value as answer:
+            assert answer.code == 403
+            assert json.load(answer)["error"] == "clock_fixed"
     finally:
         server.stop()
 

@@ -129,14 +129,14 @@ def _path(text: str | None) -> Path | None:
 
 def _admin_of_holder(directory: Path) -> str | None:
     """The admin URL that the directory's owner announced, if it has one. Raises Failure if it is no data directory."""
-    from veilmq.store.sqlite.directory import DATABASE, is_held, read_holder
+    from veilmq.store.sqlite.directory import holds_database, is_held, read_holder
 
     try:
-        is_there = (directory / DATABASE).is_file()
+        found = holds_database(directory)
     except PermissionError as error:
         advice = "Say the command as the server's user, or name the server with --admin and --token-file."
         raise Failure(Exit.DIRECTORY, f"{directory}: {error.strerror}", advice) from None
-    if not is_there:
+    if not found:
         raise Failure(
             Exit.DIRECTORY,
             f"{directory} is not a data directory",

@@ -38,7 +38,7 @@ def from_text(text: str) -> Message | None:
     """The message; None if the text holds none."""
     try:
         return original(msgspec.json.decode(text, type=Message))
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

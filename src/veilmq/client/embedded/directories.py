@@ -16,7 +16,7 @@ from veilmq.client.forked import KEPT, forget_in_child
 from veilmq.engine import open_directory
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
-from veilmq.store.sqlite.directory import DATABASE, DirectoryHeld, DirectoryUnsafe
+from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe, holds_database
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
 
@@ -81,9 +81,9 @@ def give_back(shell: Shell) -> None:
 
 
 def _open(path: Path, clock: Clock, options: Options | None, create: bool) -> Shell:
-    if not create and not (path / DATABASE).exists():
-        raise ParameterInvalid(parameter="directory", reason=f"{path} holds no queues (create=1 makes it)")
     try:
+        if not create and not holds_database(path):
+            raise ParameterInvalid(parameter="directory", reason=f"{path} holds no queues (create=1 makes it)")
         engine, store = open_directory(path, options=options)
     except DirectoryHeld as error:
         raise TransportError(reason=_held(error), may_have_happened=False) from error

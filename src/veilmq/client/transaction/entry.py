@@ -82,7 +82,7 @@ def decode(body: str) -> Entry | None:
     try:
         entry = msgspec.json.decode(body, type=Entry)
         message = original(entry.message)
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return replace(entry, message=message) if entry.version == _VERSION else None
 

@@ -8,6 +8,7 @@ and clean-up go on until space returns.
 import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -140,6 +141,19 @@ def is_held(lock: int) -> bool:
         return True
     fcntl.flock(lock, fcntl.LOCK_UN)
     return False
+
+
+def holds_database(path: Path) -> bool:
+    """Whether there is a database in the directory. Raises PermissionError if we may not see that.
+
+    Not by Path.exists: since Python 3.14 it takes what we may not see for missing.
+    """
+    try:
+        return stat.S_ISREG((path / DATABASE).stat().st_mode)
+    except PermissionError:
+        raise
+    except (OSError, ValueError):  # no name of a directory that there could be
+        return False
 
 
 def read_holder(path: Path) -> Holder | None:
