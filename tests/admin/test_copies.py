@@ -101,7 +101,8 @@ def test_a_reader_that_takes_nothing_loses_its_copy(
             pass
         while len([each for each in caplog.records if "took nothing" in each.getMessage()]) < COPIES_MAX:
             http.get("/health/live")
-    assert open_files(tmp_path) == 0
+    while open_files(tmp_path):  # though the readers are still there
+        http.get("/health/live")
     for client in clients:
         client.settimeout(30)
         while client.recv(1 << 16):
