@@ -283,12 +283,12 @@ class Relay(Closing, Anew):
     def _tried(self, work: Callable[[Any], Found]) -> Found:
         """`work` in a transaction, and again after a driver's error: a deadlock, a change that another made meanwhile,
         a connection that was lost. What was sent and cannot be marked would be sent again."""
-        for again in (*[True] * (_TRIES - 1), False):
+        for left in reversed(range(_TRIES)):
             try:
                 with _Transaction(self) as cursor:
                     return work(cursor)
             except Exception as error:
-                if isinstance(error, VeilError) or not again:
+                if isinstance(error, VeilError) or not left:
                     raise
         raise AssertionError("the last try returns or raises")
 

@@ -6,6 +6,7 @@ one good one does not excuse the others. Where a connection to one cannot be had
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
@@ -41,6 +42,7 @@ def networks(texts: Sequence[str]) -> tuple[Network, ...]:
     return tuple(ip_network(text) for text in texts)
 
 
+@lru_cache(1_024)  # each push asks for its endpoint several times
 def parse(url: str) -> tuple[str, int, bool, str, str]:
     """Host, port, whether by TLS, target, authority. Raises EndpointRefused."""
     if len(url) > URL_CHARACTERS_MAX or not url.isascii() or not url.isprintable() or " " in url:
