@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import deque
 from typing import Any, NamedTuple
 
 import pytest
@@ -57,6 +58,30 @@ class TestReady:
             assert left == sorted(left)
         assert sorted([*out, *rest]) == items[: len(out) + len(rest)]
         assert ready.in_hand == 0
+
+    def test_one_item_wakes_one_taker(self) -> None:
+        looks: list[None] = []
+
+        class Line(deque[Any]):
+            def __len__(self) -> int:
+                looks.append(None)
+                return super().__len__()
+
+        ready: Ready[Item] = Ready(100)
+        ready._line = Line()
+        takers = [threading.Thread(target=lambda: ready.done(ready.take(1)), daemon=True) for _ in range(40)]
+        for taker in takers:
+            taker.start()
+        while len(looks) < len(takers):
+            threading.Event().wait(0.001)
+        for number in range(len(takers)):
+            assert ready.reserve(1, timeout=WAIT_S) == 1
+            ready.put([Item(number, None)])
+            assert ready.wait_until_free(WAIT_S)
+        for taker in takers:
+            taker.join(WAIT_S)
+        # Each looked when it came, when it was woken, and while it took: with all woken each time it were hundreds.
+        assert len(looks) <= 4 * len(takers)
 
     def test_places_are_bounded(self) -> None:
         ready: Ready[Item] = Ready(3)

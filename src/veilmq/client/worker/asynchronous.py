@@ -70,7 +70,8 @@ class AsyncRunners:
         """As `Flow.work`, with the blocking parts in the pool."""
         flow = self._flow
         try:
-            if todo := await self._blocking(lambda: flow.prepare(hands)):
+            at_once = flow.prepare_at_once(hands)
+            if todo := hands if at_once else await self._blocking(lambda: flow.prepare(hands)):
                 start = flow.clock.monotonic()
                 with flow.spans.around([hand.message for hand in todo]) as span:
                     results = await self._call(todo)

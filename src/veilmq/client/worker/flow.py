@@ -104,6 +104,18 @@ class Flow:
                 self._send_back(hand.lane, more)
         return todo
 
+    def prepare_at_once(self, hands: Sequence[Hand]) -> bool:
+        """Do what `prepare` does if all are to be worked and nothing of it blocks; else False, and nothing is done."""
+        if self.parameters.guard is not None or self.parameters.checkpoints is not None:
+            return False
+        now = self.clock.monotonic()
+        for hand in hands:
+            if hand.lost or min(hand.lease.deadline, hand.deadline) <= now or self._settling.poisoned(hand):
+                return False
+        for hand in hands:
+            self._watch(hand)
+        return True
+
     def finish(self, hands: Sequence[Hand], results: Sequence[Result], seconds: float) -> None:
         """Settle what was worked: a group's messages in order, all others at the same time."""
         chains: dict[object, list[tuple[Hand, Result]]] = {}

@@ -2,7 +2,8 @@
 
 Strategy: one line, and on FIFO queues a lane for each group: a group stands in the line once, and not at all while one
 of its messages is worked, so that no two of a group run at the same time and none overtakes. Receives reserve their
-places beforehand: what is in hand never exceeds the capacity. Generic over what waits; knows no threads' work.
+places beforehand: what is in hand never exceeds the capacity. As many takers are woken as there is to take: there may
+be hundreds. Generic over what waits; knows no threads' work.
 """
 
 import threading
@@ -33,7 +34,11 @@ class Ready(Generic[Item]):
         self._line: deque[Item | str] = deque()
         self._lanes: dict[str, deque[Item]] = {}
         self._busy: set[str] = set()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._more = threading.Condition(self._lock)
+        """The line has grown, for takers."""
+        self._less = threading.Condition(self._lock)
+        """Less is in hand or reserved, for receives and for who waits until nothing is."""
         self._closed = False
 
     def reserve(self, most: int, timeout: float | None = None) -> int:
@@ -41,8 +46,8 @@ class Ready(Generic[Item]):
 
         0 once it is closed or the quota is used up, and when `timeout` seconds are over.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._used_up() or self._free() > 0, timeout)
+        with self._lock:
+            self._less.wait_for(lambda: self._closed or self._used_up() or self._free() > 0, timeout)
             if self._closed:
                 return 0
             found = max(0, min(most, self._free()))
@@ -53,31 +58,31 @@ class Ready(Generic[Item]):
 
     def give_back(self, places: int) -> None:
         """Reserved places that no item took."""
-        with self._changed:
+        with self._lock:
             self._reserved -= places
             if self._quota is not None:
                 self._quota += places
-            self._changed.notify_all()
+            self._less.notify_all()
 
     def put(self, items: Sequence[Item]) -> bool:
         """Into the line, in reserved places, all at once; False once it is closed: then the caller still has both."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return False
             self._reserved -= len(items)
             self.in_hand += len(items)
             for item in items:
                 self._append(item)
-            self._changed.notify_all()
+            self._more.notify(len(items))
             return True
 
     def take(self, most: int) -> list[Item]:
         """The next items, at most `most`, once there are any; empty when closed. Their groups wait until `done`."""
-        with self._changed:
+        with self._lock:
             while not self._line:
                 if self._closed:
                     return []
-                self._changed.wait()
+                self._more.wait()
             taken: list[Item] = []
             while self._line and len(taken) < most:
                 first = self._line.popleft()
@@ -94,33 +99,34 @@ class Ready(Generic[Item]):
 
     def done(self, items: Sequence[Item]) -> None:
         """Taken items that are through, whatever became of them."""
-        with self._changed:
+        with self._lock:
             self.in_hand -= len(items)
             for lane in {item.lane for item in items} - {None}:
                 assert lane is not None
                 self._busy.discard(lane)
                 if lane in self._lanes:
                     self._line.append(lane)
-            self._changed.notify_all()
+                    self._more.notify()
+            self._less.notify_all()
 
     def holds(self, lane: str | None) -> bool:
         """Whether items of that group wait."""
-        with self._changed:
+        with self._lock:
             return lane in self._lanes
 
     def withdraw(self, lane: str) -> list[Item]:
         """Take the waiting rest of a group out, in order: it must not run after a failure. The places become free."""
-        with self._changed:
+        with self._lock:
             rest = list(self._lanes.pop(lane, ()))
             self.in_hand -= len(rest)
             if lane not in self._busy and lane in self._line:
                 self._line.remove(lane)
-            self._changed.notify_all()
+            self._less.notify_all()
             return rest
 
     def close(self) -> list[Item]:
         """Take no more and hand out no more; all that waits, in order."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             rest: list[Item] = []
             for each in self._line:
@@ -130,13 +136,14 @@ class Ready(Generic[Item]):
             self._line.clear()
             self._lanes.clear()
             self.in_hand -= len(rest)
-            self._changed.notify_all()
+            self._more.notify_all()
+            self._less.notify_all()
             return rest
 
     def wait_until_free(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds until nothing is in hand; whether that came."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.in_hand == 0, timeout)
+        with self._lock:
+            return self._less.wait_for(lambda: self.in_hand == 0, timeout)
 
     def _append(self, item: Item) -> None:
         lane = item.lane

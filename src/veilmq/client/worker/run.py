@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 from veilmq.client.clock import Clock
+from veilmq.client.gathering import GatheredDeletes, can_gather
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.queue import Queue
 from veilmq.client.worker.asynchronous import AsyncRunners
@@ -97,11 +98,12 @@ class Run:
         self._flow = Flow(parameters, self.ready, self._settling, self.counts, spans, clock)
         self.runners = _RUNNERS[parameters.kind](self._flow, handler)
         self._own_keeper = not isinstance(parameters.keeper, LeaseKeeper)
-        self.keeper = _keeper(queue, parameters, clock)
+        held = GatheredDeletes(queue) if can_gather(queue) else queue
+        self.keeper = _keeper(held, parameters, clock)
         self._poll = poll_of(queue)
         self._own_poll = self._poll is not queue
         self._intake = Intake(
-            queue,
+            held,
             self._poll,
             parameters,
             self.ready,
