@@ -8,7 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
-from veilmq.protocols.mns import canonical
+from veilmq.protocols.keyed import Keyed
+from veilmq.protocols.mns import addresses, canonical, dates
 from veilmq.protocols.mns.dates import compact, read_date
 from veilmq.protocols.mns.signature import signature_v4, signing_key_v4
 
@@ -144,7 +145,7 @@ def test_v4_vectors(form: canonical.Form, vector: Any) -> None:
 
 
 def test_a_published_string_of_v4() -> None:
-    key = b64decode("2HhAzNXcwZJs3dhqkYg7yqkUjS3so+UdhbUR+eKEgtQ=")
+    key = Keyed(b64decode("2HhAzNXcwZJs3dhqkYg7yqkUjS3so+UdhbUR+eKEgtQ="))
     headers = {b"content-type": b"text/xml;charset=UTF-8", b"x-mns-version": b"2015-06-06"}
     text = canonical.request_v4(b"PUT", b"/queues/queue-auto-25112417-l0PHHVTHYv", b"", headers)
     assert (
@@ -303,6 +304,17 @@ def test_dates() -> None:
     assert compact(b"Fri, 20 Nov 2026 10:00:00 GMT") == b"20261120T100000Z"
     for text in (b"", b"20 Nov 2026", b"Fri, 20 Xyz 2026 10:00:00 GMT", b"Fri, 20 Nov 2026 10:00:00 +0100"):
         assert read_date(text) is None
+
+
+def test_what_is_sent_at_length_is_not_remembered(wire: Any) -> None:
+    """64 KiB in each of 4,096 places are 256 MiB."""
+    wire.ask("GET", QUEUE)
+    before = (dates._read_date.cache_info().currsize, len(addresses._places))
+    for number in range(3):
+        long = f"{number}{'x' * 1_000}"
+        assert wire.ask("GET", f"/queues/{long}").code == "QueueNameLengthError"
+        assert wire.ask("GET", QUEUE, headers={"date": long}).code == "InvalidDateHeader"
+    assert (dates._read_date.cache_info().currsize, len(addresses._places)) == before
 
 
 @pytest.mark.parametrize("form", ["hex", "raw", "bare", "bad", "badraw"])

@@ -1,8 +1,8 @@
 """Requests as bytes, with Signature Version 4.
 
 Strategy: three headers are signed (host, x-amz-date, x-amz-target). What stays the same is computed once: the signing
-key for a day (as two prepared SHA-256 states, RFC 2104), everything but the payload's hash and the signature for a
-second and operation. A request then costs two SHA-256 and one HMAC. Source: AWS IAM User Guide, "Signature Version 4
+key for a day (as two prepared states, veilmq.protocols.keyed), everything but the payload's hash and the signature for
+a second and operation. A request then costs two SHA-256 and one HMAC. Source: AWS IAM User Guide, "Signature Version 4
 for API requests".
 """
 
@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from veilmq import __version__
 from veilmq.client.clock import Clock
+from veilmq.protocols.keyed import Keyed
 
-_INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
-_OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
 _SERVICE: Final = b"sqs"
 _TERMINATOR: Final = b"aws4_request"
 USER_AGENT: Final = f"veilmq/{__version__}".encode()
@@ -28,11 +27,9 @@ class _Day:
         self.scope = b"/".join((day, region, _SERVICE, _TERMINATOR))
         key = b"AWS4" + secret
         for part in (day, region, _SERVICE, _TERMINATOR):
-            inner, outer = _prepared(key)
-            inner.update(part)
-            outer.update(inner.digest())
-            key = outer.digest()
-        self.inner, self.outer = _prepared(key)
+            key = Keyed(key).digest(part)
+        keyed = Keyed(key)
+        self.inner, self.outer = keyed.inner, keyed.outer
 
 
 class _Second:
@@ -112,9 +109,3 @@ class Signer:
             b"Authorization: AWS4-HMAC-SHA256 Credential=%b/%b, SignedHeaders=%b, Signature="
         ) % (sent, USER_AGENT, self._key, current.day.scope, names)
         return canonical, head
-
-
-def _prepared(key: bytes) -> tuple[Any, Any]:
-    """The two SHA-256 states of an HMAC with this key (RFC 2104)."""
-    block = (sha256(key).digest() if len(key) > 64 else key).ljust(64, b"\0")
-    return sha256(block.translate(_INNER_PAD)), sha256(block.translate(_OUTER_PAD))

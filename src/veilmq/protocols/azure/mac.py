@@ -1,13 +1,16 @@
 """The one signature of the room: HMAC-SHA256 in base64, by any of an account's keys."""
 
 import binascii
-import hmac
 from base64 import b64decode
+from functools import lru_cache
+from hmac import compare_digest
 from typing import Final
 
 from veilmq.protocols.azure.errors import unauthenticated
+from veilmq.protocols.keyed import Keyed
 
 _SIGNATURE_BYTES: Final = 32
+_keyed = lru_cache(256)(Keyed)
 
 
 def read_signature(text: bytes) -> bytes:
@@ -23,4 +26,4 @@ def read_signature(text: bytes) -> bytes:
 
 def matches(secrets: tuple[bytes, ...], text: bytes, signature: bytes) -> bool:
     """Whether one of the secrets signs the text so."""
-    return any(hmac.compare_digest(hmac.digest(secret, text, "sha256"), signature) for secret in secrets)
+    return any(compare_digest(_keyed(secret).digest(text), signature) for secret in secrets)

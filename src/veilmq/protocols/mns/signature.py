@@ -8,6 +8,7 @@ account 000000000000 (architecture.md, Names): what can be read of the Authoriza
 import hmac
 import re
 from base64 import b64encode
+from hashlib import sha1
 from typing import Final
 
 import msgspec
@@ -17,6 +18,7 @@ from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request
+from veilmq.protocols.keyed import Keyed
 from veilmq.protocols.mns import canonical, limits
 from veilmq.protocols.mns.dates import compact, read_date
 from veilmq.protocols.mns.errors import (
@@ -60,8 +62,9 @@ class _Scheme(msgspec.Struct, frozen=True, eq=False):
 
     key: AccessKey
     secret: bytes
+    v2: Keyed
     callers: Bounded[bytes, Caller]
-    signing_keys: Bounded[tuple[bytes, bytes, bytes], bytes]
+    signing_keys: Bounded[tuple[bytes, bytes, bytes], Keyed]
     """Of V4, by algorithm, day and region."""
 
 
@@ -91,7 +94,7 @@ class Verifier:
             key_id, signature = found.groups()
             scheme = self._scheme(key_id)
             text = canonical.string_v2(request.method.encode(), headers, date, request.target)
-            good = hmac.compare_digest(b64encode(hmac.digest(scheme.secret, text, "sha1")), signature)
+            good = hmac.compare_digest(b64encode(scheme.v2.digest(text)), signature)
         else:
             scheme, good = self._verify_v4(request, authorization, date)
         if not good:
@@ -131,9 +134,9 @@ class Verifier:
         known = self._schemes.get(key_id)
         if known is not None and known.key is key:
             return known
-        return self._schemes.keep(
-            key_id, _Scheme(key, key.secret.encode(), Bounded(_CALLERS_MAX), Bounded(_CALLERS_MAX))
-        )
+        secret = key.secret.encode()
+        scheme = _Scheme(key, secret, Keyed(secret, sha1), Bounded(_CALLERS_MAX), Bounded(_CALLERS_MAX))
+        return self._schemes.keep(key_id, scheme)
 
     def _unchecked(self, headers: dict[bytes, bytes], authorization: bytes | None) -> Caller:
         """Development mode: any credentials, or none."""
@@ -142,7 +145,7 @@ class Verifier:
         scheme = self._schemes.get(key_id)
         if scheme is None:
             key = AccessKey(key_id.decode(), "", DEVELOPMENT_ACCOUNT, grants=EVERYTHING)
-            scheme = self._schemes.keep(key_id, _Scheme(key, b"", Bounded(_CALLERS_MAX), Bounded(0)))
+            scheme = self._schemes.keep(key_id, _Scheme(key, b"", Keyed(b"", sha1), Bounded(_CALLERS_MAX), Bounded(0)))
         return _caller(scheme, headers)
 
 
@@ -173,14 +176,14 @@ def _caller(scheme: _Scheme, headers: dict[bytes, bytes]) -> Caller:
     return caller
 
 
-def signing_key_v4(form: canonical.Form, secret: bytes, day: bytes, region: bytes) -> bytes:
+def signing_key_v4(form: canonical.Form, secret: bytes, day: bytes, region: bytes) -> Keyed:
     """The key that is derived from a secret for one day and region."""
     key = form.secret_prefix + secret
     for part in (day, region, b"mns", form.terminator):
-        key = hmac.digest(key, part, "sha256")
-    return key
+        key = Keyed(key).digest(part)
+    return Keyed(key)
 
 
-def signature_v4(form: canonical.Form, key: bytes, stamp: bytes, region: bytes, request: bytes) -> bytes:
+def signature_v4(form: canonical.Form, key: Keyed, stamp: bytes, region: bytes, request: bytes) -> bytes:
     """The signature over a canonical request, in lower-case hex."""
-    return hmac.digest(key, canonical.string_v4(form, stamp, region, request), "sha256").hex().encode()
+    return key.digest(canonical.string_v4(form, stamp, region, request)).hex().encode()

@@ -3,11 +3,10 @@
 Strategy: what a client repeats all day (key, scope, names of signed headers) is parsed and its signing key derived
 once, and kept under the bytes of the Authorization header before the signature, but only once a signature was right:
 strangers fill no cache. A request then costs one SHA-256 of its payload, one of the canonical request and one HMAC,
-made of two prepared SHA-256 states (RFC 2104; measured against hmac.digest and copies of HMAC objects in
-bench/codec.py). Values are signed as they came; if that does not match, their blanks are normalised as the
-specification has it and checked again. An unknown key goes the same way with a secret of our own, and is refused at
-the end. Source: AWS IAM User Guide, "Signature Version 4 for API requests"; the payload's hash is always ours, so
-UNSIGNED-PAYLOAD cannot match.
+made of two prepared states (veilmq.protocols.keyed). Values are signed as they came; if that does not match, their
+blanks are normalised as the specification has it and checked again. An unknown key goes the same way with a secret of
+our own, and is refused at the end. Source: AWS IAM User Guide, "Signature Version 4 for API requests"; the payload's
+hash is always ours, so UNSIGNED-PAYLOAD cannot match.
 """
 
 import re
@@ -24,6 +23,7 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request
+from veilmq.protocols.keyed import Keyed
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.authorization import (
     OLD_SCHEMES,
@@ -56,8 +56,6 @@ _QUEUES_MAX: Final = 4_096
 _QUEUES_FEW: Final = 64
 _PLACES_MAX: Final = 64
 _STAMPS_MAX: Final = 128
-_INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
-_OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
 _NAME: Final = re.compile(rb"[a-z0-9!#$&'*+.^_`|~-]+\Z")
 _MISMATCH: Final = (
     "The request signature we calculated does not match the signature you provided. Check your AWS Secret Access Key "
@@ -109,7 +107,7 @@ class Verifier:
         self._base_domain = base_domain
         self._stand_in = stand_in
         self._schemes: Bounded[bytes, _Scheme] = Bounded(_SCHEMES_MAX)
-        self._signing_keys: Bounded[tuple[str, bytes, bytes], tuple[Any, Any]] = Bounded(_SIGNING_KEYS_MAX)
+        self._signing_keys: Bounded[tuple[str, bytes, bytes], Keyed] = Bounded(_SIGNING_KEYS_MAX)
         self._stamps: Bounded[bytes, int] = Bounded(_STAMPS_MAX)
         self._queues: dict[tuple[str, str], Bounded[str, QueueKey]] = {}
 
@@ -192,7 +190,7 @@ class Verifier:
             raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH, "'SignedHeaders' must be lower-case header names in order.")
         found = self._keyring.find(key_id)
         key = found or AccessKey(id=key_id, secret=self._stand_in, account=DEVELOPMENT_ACCOUNT)
-        inner, outer = self._signing_key(key.secret, day, region)
+        keyed = self._signing_key(key.secret, day, region)
         rest = b"".join(name + b":%b\n" for name in names) + b"\n" + b";".join(names) + b"\n%b"
         getter = itemgetter(*names)
         return _Scheme(
@@ -205,21 +203,21 @@ class Verifier:
             values=getter if len(names) > 1 else lambda headers: (headers[b"host"],),
             rest=rest,
             root=b"POST\n/\n\n" + rest,
-            inner=inner,
-            outer=outer,
+            inner=keyed.inner,
+            outer=keyed.outer,
             shapes=Bounded(_SHAPES_MAX),
             callers=Bounded(_CALLERS_MAX),
             queues=Bounded(_QUEUES_FEW),
         )
 
-    def _signing_key(self, secret: str, day: bytes, region: bytes) -> tuple[Any, Any]:
+    def _signing_key(self, secret: str, day: bytes, region: bytes) -> Keyed:
         known = self._signing_keys.get((secret, day, region))
         if known is not None:
             return known
         key = b"AWS4" + secret.encode()
         for part in (day, region, SERVICE, TERMINATOR):
-            key = _hmac(_prepared(key), part).digest()
-        return self._signing_keys.keep((secret, day, region), _prepared(key))
+            key = Keyed(key).digest(part)
+        return self._signing_keys.keep((secret, day, region), Keyed(key))
 
     def _check(
         self, request: Request, scheme: _Scheme, stamp: bytes, signature: bytes, query: bytes | None = None
@@ -273,19 +271,6 @@ class Verifier:
         if authorization is not None and region is not None:
             self._keep(authorization, scheme)
         return _caller(scheme, request.headers)
-
-
-def _prepared(key: bytes) -> tuple[Any, Any]:
-    """The two SHA-256 states of an HMAC with this key (RFC 2104)."""
-    block = (sha256(key).digest() if len(key) > 64 else key).ljust(64, b"\0")
-    return sha256(block.translate(_INNER_PAD)), sha256(block.translate(_OUTER_PAD))
-
-
-def _hmac(prepared: tuple[Any, Any], text: bytes) -> Any:
-    inner, outer = prepared[0].copy(), prepared[1].copy()
-    inner.update(text)
-    outer.update(inner.digest())
-    return outer
 
 
 def _matches(scheme: _Scheme, stamp: bytes, canonical: bytes, signature: bytes) -> bool:
