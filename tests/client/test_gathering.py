@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.client.worker_stage import WAIT_S, Stage
 
+from veilmq.client import gathering
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import TransportError
 from veilmq.client.gathering import UNDER_WAY_MAX, GatheredDeletes, can_gather
@@ -17,14 +18,14 @@ from veilmq.model.errors import LeaseTaken, MessageGone, VeilError
 
 
 class Slow(Wrapping):
-    """A queue of small batches, whose first single deletes wait for `go`."""
+    """A queue of small batches, whose first requests wait for `go`: as many as may be under way."""
 
     def __init__(self, inner: Queue, most: int) -> None:
         super().__init__(inner)
         self.most = most
         self.go = threading.Event()
         self.held = threading.Semaphore(0)
-        """Released by each single delete that waits."""
+        """Released by each that waits."""
         self.requests: list[int] = []
         self.on_batch: Callable[[], Any] = lambda: None
 
@@ -34,8 +35,9 @@ class Slow(Wrapping):
 
     def delete(self, handle: str) -> None:
         self.requests.append(1)
-        self.held.release()
-        assert self.go.wait(WAIT_S)
+        if len(self.requests) <= UNDER_WAY_MAX:
+            self.held.release()
+            assert self.go.wait(WAIT_S)
         self.inner.delete(handle)
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
@@ -88,6 +90,12 @@ def waiting(gathered: GatheredDeletes, given: Sequence[str]) -> list[Asking]:
     return asking
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine as on a quiet one."""
+    monkeypatch.setattr(gathering, "PATIENCE_S", 2 * WAIT_S)
+
+
 class TestGatheredDeletes:
     def test_one_alone_goes_at_once_and_by_itself(self, stage: Stage) -> None:
         slow = Slow(stage.queue, 10)
@@ -125,6 +133,18 @@ class TestGatheredDeletes:
         full.append(Asking(gathered, given[-1]))
         assert [each.end() for each in full] == [None] * 3
         assert slow.requests == [1] * UNDER_WAY_MAX + [3]
+        slow.go.set()
+        assert [each.end() for each in held] == [None] * UNDER_WAY_MAX
+        assert stage.nothing_left()
+
+    def test_nobody_waits_long_for_requests_that_are_stuck(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        slow = Slow(stage.queue, 10)
+        gathered = GatheredDeletes(slow)
+        given = handles(stage, UNDER_WAY_MAX + 2)
+        held = under_way(gathered, slow, given[:UNDER_WAY_MAX])
+        monkeypatch.setattr(gathering, "PATIENCE_S", 0.2)
+        waits = [Asking(gathered, handle) for handle in given[UNDER_WAY_MAX:]]
+        assert [each.end() for each in waits] == [None] * 2
         slow.go.set()
         assert [each.end() for each in held] == [None] * UNDER_WAY_MAX
         assert stage.nothing_left()

@@ -1,9 +1,10 @@
 """Deletes of many threads in few requests.
 
 Strategy: as a store's group commit. A delete goes out at once unless `UNDER_WAY_MAX` requests are under way: then it
-waits for the first of these to return, and goes with all that came meanwhile. A request's worth that waits is not
-waited with. So no timer holds anybody up, one thread alone is as fast as before, and the more threads there are, the
-fewer requests a message takes: those are what clouds charge for, and most of what a delete costs a client and a server.
+waits for the first of these to return, and goes with all that came meanwhile. A request's worth does not wait, nor
+does anybody longer than `PATIENCE_S`. So no timer holds a delete up, one thread alone is as fast as before, and the
+more threads there are, the fewer requests a message takes: those are what clouds charge for, and most of what a delete
+costs a client and a server.
 """
 
 import threading
@@ -17,6 +18,8 @@ from veilmq.model.errors import VeilError
 
 UNDER_WAY_MAX: Final = 2
 """With one, two threads would take turns on a slow line; with many, requests would go half empty."""
+PATIENCE_S: Final = 1.0
+"""Requests that take so long may be stuck: who waits for them goes on without."""
 
 
 class _Delete:
@@ -57,7 +60,7 @@ class GatheredDeletes(Wrapping, Anew):
             self._line.append(mine)
             if self._may_go():
                 mine.batch = self._next()
-        if not mine.batch:
+        if not mine.batch and not mine.woken.acquire(timeout=PATIENCE_S) and not self._goes_alone(mine):
             mine.woken.acquire()
         if mine.batch:
             self._send(mine)
@@ -66,6 +69,13 @@ class GatheredDeletes(Wrapping, Anew):
 
     def _may_go(self) -> bool:
         return self._under_way < UNDER_WAY_MAX or len(self._line) >= self._most
+
+    def _goes_alone(self, mine: _Delete) -> bool:
+        """Whether it was in line still: then its thread sends what waits."""
+        with self._lock:
+            if mine in self._line:
+                mine.batch = self._next()
+        return bool(mine.batch)
 
     def _next(self) -> list[_Delete]:
         batch = self._line[: self._most]
