@@ -346,12 +346,20 @@ def test_a_wall_clock_that_jumps_loses_nothing(
 
 
 def test_after_a_long_sleep_of_the_machine_leases_are_lost_and_new_ones_kept(
-    queue: Queue, account: EmbeddedAccount, keeper: LeaseKeeper, clock: MovableClock, wait: Callable[..., None]
+    queue: Queue,
+    account: EmbeddedAccount,
+    keeper: LeaseKeeper,
+    clock: MovableClock,
+    wait: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lease = keeper.register(received(queue)[0])
     clock.passed += 3_600
     keeper.settle()
     assert lease.lost.reason is Reason.EXPIRED
+    assert caplog.messages == [
+        f"queue jobs: 1 leases lost, first message {lease.message.id}: the lease ended before it could be extended"
+    ]
     account.settle()
     again = keeper.register(queue.receive()[0])
     wait(60, keeper)

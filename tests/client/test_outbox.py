@@ -265,6 +265,18 @@ def test_the_thread_sends_when_it_is_woken(place: Place) -> None:
     assert message.body == "1"
 
 
+def test_a_queue_that_is_away_is_a_line_in_the_log(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    place.add("1")
+    with place.relay(Scripted(place.queue, is_missing), check_every=3_600) as relay:
+        while not caplog.records:
+            pass
+        relay.wake()
+        assert place.queue.receive(wait=30)
+    (record,) = caplog.records
+    assert record.getMessage() == "the outbox was not sent to its end: no queue orders"
+    assert record.exc_info is None
+
+
 def test_old_rows_are_pruned(place: Place) -> None:
     place.add("1", "2")
     relay = place.relay()

@@ -4,7 +4,7 @@ Strategy: `Outbox.add` writes a row through the user's cursor, in the user's tra
 committed and marks it. It dies between the two at worst: then the row is sent again, with the same id, which travels as
 deduplication id where the queue is FIFO and as an attribute where it has some. Relays share a table by holding rows for
 a time, by the database's clock. Plain SQL that SQLite, PostgreSQL and MySQL have; any DB-API driver (PEP 249).
-Source: seed 002, "transaction messages" (the same promise, from a database).
+Source: document 002, "transaction messages" (the same promise, from a database).
 """
 
 import logging
@@ -250,6 +250,8 @@ class Relay(Closing, Anew):
         while not self._closing:
             try:
                 self._work_off(lambda: self._closing)
+            except VeilError as error:  # the queue's: no fault of this program
+                log.warning("the outbox was not sent to its end: %s", error)
             except Exception:  # drivers raise what they like; the next look has a connection of its own
                 log.exception("the outbox was not sent to its end")
             self._wake.wait(min(self._check_every, threading.TIMEOUT_MAX))

@@ -5,7 +5,7 @@ lock guards the table and is never held during a call to the queue, the plan or 
 before each call, so that a lease is never thought longer than the queue thinks it. A handler that is busy, a loop that
 is blocked, a server that hangs: none of them stops the deciding thread.
 
-Source: the documents' manager (seeds 000, 001 and 002, "processing time, self-adapting"; 003; 004).
+Source: the documents' manager (000, 001 and 002, "processing time, self-adapting"; 003; 004).
 """
 
 import logging
@@ -109,7 +109,7 @@ class LeaseKeeper(Closing, OfProcess):
 
     @classmethod
     def steady(cls, queue: Queue, extend: float = 120, every: float = 60, *, clock: Clock = SYSTEM) -> Self:
-        """Extend to `extend` seconds every `every` seconds, as seed 004 advises. Raises as the constructor."""
+        """Extend to `extend` seconds every `every` seconds, as document 004 advises. Raises as the constructor."""
         lead = extend - every
         if lead <= 0:
             raise ParameterInvalid(parameter="every", reason=f"{every:g} s is not below extend = {extend:g} s")
@@ -463,8 +463,8 @@ class LeaseKeeper(Closing, OfProcess):
         first = lost[0]
         log.log(
             logging.INFO if first.reason is Reason.CLOSED else logging.WARNING,
-            "queue %s: %d leases lost, first message %s: %s (%s)",
-            self.queue.name, len(lost), first.message.id, first.reason, first.error,
+            "queue %s: %d leases lost, first message %s: %s%s",
+            self.queue.name, len(lost), first.message.id, first.reason, f" ({first.error})" if first.error else "",
         )  # fmt: skip
         self._teller.tell(calls)
 

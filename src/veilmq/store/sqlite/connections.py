@@ -165,12 +165,11 @@ class Checkpointer:
     """
 
     def __init__(self, path: Path, options: Options, page_bytes: int) -> None:
-        self._path = path
-        self._options = options
         self._pages_max = max(1, options.checkpoint_bytes // page_bytes)
         self.page_bytes = page_bytes
         self.wal_pages = 0
-        self._connection: apsw.Connection | None = None
+        # Opened now: later the process may have no file left to open, and the store would fail of that.
+        self._connection = open_checkpointer(path, options)
         self._bulk: threading.Thread | None = None
         self._began = 0
         """Pages of the WAL when the latest bulk began."""
@@ -239,8 +238,6 @@ class Checkpointer:
             self.failed = error
 
     def _run(self) -> None:
-        if self._connection is None:
-            self._connection = open_checkpointer(self._path, self._options)
         _, self._copied = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def finish(self) -> None:
@@ -254,5 +251,4 @@ class Checkpointer:
         """Wait for a running bulk and close."""
         if self._bulk is not None:
             self._bulk.join()
-        if self._connection is not None:
-            self._connection.close()
+        self._connection.close()

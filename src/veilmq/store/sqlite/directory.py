@@ -83,7 +83,7 @@ class DataDirectory:
         return min(self._floor_bytes, status.f_blocks * status.f_frsize // 50)
 
     def take_reserve(self) -> bool:
-        """Keep the reserve back, if there is room for it beyond the floor. Returns whether it is there."""
+        """Keep the reserve back, if there is room beyond the floor and a file can be opened; whether it is there."""
         path = self.path / _RESERVE
         if not self._reserve_bytes:
             return True
@@ -91,7 +91,12 @@ class DataDirectory:
             return True
         if self.free_bytes() < self._reserve_bytes + self.floor_bytes():
             return False
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            if error.errno not in {errno.EMFILE, errno.ENFILE}:
+                raise
+            return False
         try:
             os.posix_fallocate(descriptor, 0, self._reserve_bytes)
         except OSError as error:
