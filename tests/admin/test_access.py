@@ -1,7 +1,10 @@
 """Who is let in, with what, and to what."""
 
+import threading
+import time
 from base64 import b64encode
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -276,6 +279,45 @@ def test_pages_of_a_foreign_origin_are_refused(checked: str, origin: str, status
         answer = HTTP.get(checked + path, headers=BEARER | {"Origin": origin, "Host": "localhost:1"})
         assert answer.status_code == status
         assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    ("after", "status"),
+    [
+        ((), 401),
+        ((AccessKey("all", "another secret", "111111111111", grants=EVERYTHING),), 401),
+        ((AccessKey("all", "secret of all", "111111111111", grants=(Grant(frozenset({Action.SEND})),)),), 403),
+        ((AccessKey("all", "secret of all", "111111111111", grants=EVERYTHING),), 200),
+    ],
+)
+def test_who_waits_goes_by_the_credentials_of_the_end(
+    running: Any, tmp_path: Path, after: tuple[AccessKey, ...], status: int
+) -> None:
+    with running(tmp_path / "data", KEYS) as server:
+        assert HTTP.put(server.url + ORDERS, headers=BEARER).status_code == 201
+        answers: list[httpx.Response] = []
+
+        def ask(method: str, path: str, **how: Any) -> None:
+            answers.append(HTTP.request(method, server.url + path, headers=basic("all"), **how))
+
+        waiting = [
+            threading.Thread(target=ask, args=("POST", ORDERS + "/receive"), kwargs={"json": {"wait_us": 25_000_000}}),
+            threading.Thread(target=ask, args=("GET", "/api/v1/events?from=next&follow=25")),
+        ]
+        for each in waiting:
+            each.start()
+        until = time.monotonic() + 20
+        while not (len(server.shell.engine.waiting) and server.shell.stats.followers):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        server.keyring = Keys(*after)
+        sent = {"messages": [{"body": "a"}]}
+        assert HTTP.post(server.url + ORDERS + "/messages", headers=BEARER, json=sent).status_code == 200
+        for each in waiting:
+            each.join(30)
+        assert [answer.status_code for answer in answers] == [status, status]
+        left = HTTP.post(server.url + ORDERS + "/receive", headers=BEARER, json={"wait_us": 1_000_000}).json()
+        assert len(left["messages"]) == (status != 200)
 
 
 def test_development_mode_has_no_keys(server: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,32 @@ def test_a_follower_gets_what_comes(lively: httpx.Client, server: Any, monkeypat
     assert found[0]["kind"] == "sent"
     assert found[0]["offset"] >= start
     assert not server.shell.stats.followers
+
+
+def test_a_follower_of_a_busy_server_is_not_answered_once_a_commit(
+    lively: httpx.Client, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "_GATHER_S", 0.5)
+    began = time.monotonic()
+    offset, answers, over = len(stored(server)), 0, threading.Event()
+
+    def post() -> None:
+        with httpx.Client(base_url=server.url, headers=lively.headers, timeout=60) as other:
+            while not over.is_set():
+                other.post(ORDERS + "/messages", json={"messages": [{"body": "new"}]})
+
+    poster = threading.Thread(target=post)
+    poster.start()
+    got: list[dict[str, Any]] = []
+    while len(got) < 100:
+        answer = lively.get("/api/v1/events", params={"from": offset, "follow": 30})
+        got += lines(answer)
+        offset = int(answer.headers["veilmq-next-offset"])
+        answers += 1
+    over.set()
+    poster.join(20)
+    assert got == stored(server, got[0]["offset"], len(got))
+    assert answers <= (time.monotonic() - began) / feed._GATHER_S + 1
 
 
 def test_a_follower_is_answered_when_the_port_closes(

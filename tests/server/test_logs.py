@@ -27,7 +27,7 @@ def logged(form: Literal["human", "json"], level: str = "info") -> list[str]:
     log.debug("quiet")
     log.info("refused %s", "a\nb\r\x1b[31m\u2028c", extra={"request": "r-1"})
     try:
-        raise ValueError("two\nlines")
+        raise ValueError("two\nlines, \x1b[31m red\u2028 and\x0b white")
     except ValueError:
         log.exception("failed")
     return stream.getvalue().split("\n")
@@ -38,7 +38,8 @@ def test_human_lines() -> None:
     assert first.endswith("Z INFO    veilmq.test: refused a\\x0ab\\x0d\\x1b[31m\\x2028c (request r-1)")
     assert second.endswith("ERROR   veilmq.test: failed")
     assert traceback
-    assert all(line.startswith("    ") for line in traceback)
+    assert all(line.startswith("    ") and line.isprintable() for line in traceback)
+    assert traceback[-1] == "    lines, \\x1b[31m red\\x2028 and\\x0b white"
     assert last == ""
 
 

@@ -47,6 +47,18 @@ class Caller(NamedTuple):
             what = action if queue is None else f"{action} on {account}/{queue}"
             raise Refused(403, "not_granted", f"the key was not granted {what}")
 
+    def after_waiting(self, keyring: Keyring) -> "Caller":
+        """The caller with what the key may do now: the credentials may have been read again while a request waited.
+
+        Raises Refused (401) for a key that was taken away.
+        """
+        if self.key is None:
+            return self
+        found = keyring.find(self.key.id)
+        if found is None or (found.secret, found.account) != (self.key.secret, self.key.account):
+            raise Refused(401, "not_authenticated", "the access key was taken away while the request waited")
+        return self._replace(key=found)
+
     @property
     def origin(self) -> Origin:
         """Who asks, for the history."""
@@ -101,9 +113,8 @@ class Access:
             raise Refused(401, "not_authenticated", "the bearer token is not this server's")
         if scheme.lower() == b"basic":
             return Caller(_key_of(given, keyring), client)
-        raise Refused(
-            401, "not_authenticated", "send `Authorization: Bearer TOKEN`; the token is in the server's data directory"
-        )
+        words = "this is the admin port: send `Authorization: Bearer TOKEN`, the token from the server's data directory"
+        raise Refused(401, "not_authenticated", words)
 
     def _check_host(self, headers: dict[bytes, bytes], keyring: Keyring) -> None:
         """Development mode takes loopback names alone (DNS rebinding); a foreign Origin is refused in any mode."""

@@ -38,6 +38,9 @@ _LINES_A_LOOK: Final = 10_000
 """Of a snapshot, between two looks at the disk."""
 _FOLLOW_LOOK_S: Final = 1.0
 """A commit wakes whoever follows; this is for a store that fails meanwhile."""
+_GATHER_S: Final = 0.05
+"""Whoever follows is answered no sooner than this after it asked, unless with all that it takes: else it would ask
+again after each commit of a busy server."""
 FIRST_HEADER: Final = "veilmq-first-offset"
 START_HEADER: Final = "veilmq-start-offset"
 NEXT_HEADER: Final = "veilmq-next-offset"
@@ -72,6 +75,7 @@ class Feed:
     async def events(self, request: Request) -> Response:
         """Events from an offset on, as JSON lines or as an Arrow stream."""
         scope = self._scope(request)
+        asked = asyncio.get_running_loop().time()
         wanted = inputs.convert(members_of(request), inputs.EventsInput)
         arrow = columns.MEDIA_TYPE in request.headers.get("accept", "")
         if arrow and not columns.available():
@@ -79,6 +83,13 @@ class Feed:
         start, first, following = await run_in_threadpool(self._find, wanted.start)
         if start >= following and wanted.follow:
             first, following = await self._wait(start, wanted.follow)
+            caller = caller_of(request).after_waiting(self._service.keyring)
+            caller.check(Action.EVENTS)
+            scope = Scope(caller.key)
+        early_s = asked + min(_GATHER_S, wanted.follow) - asyncio.get_running_loop().time()
+        if early_s > 0 and start < following < start + wanted.limit:
+            await asyncio.sleep(early_s)
+            _, first, following = await run_in_threadpool(self._find, "next")
         stop = min(start + wanted.limit, following)
         headers = {
             FIRST_HEADER: str(first),

@@ -124,10 +124,23 @@ class Queues:
                 call.cancel()
         if call.done() and not call.cancelled():
             outcomes = call.result()
-            if isinstance(outcomes[0], Received) and gone.done() and not gone.cancelled():
-                shell.undeliver(first, outcomes[0])
+            if isinstance(outcomes[0], Received):
+                if gone.done() and not gone.cancelled():
+                    shell.undeliver(first, outcomes[0])
+                else:
+                    self._check_after_waiting(request, first, outcomes[0])
             return outcomes
         return [Received([])]
+
+    def _check_after_waiting(self, request: Request, command: Receive, outcome: Received) -> None:
+        """Raises Refused, and gives the messages back, if the caller may have them no more."""
+        queue = command.queue
+        try:
+            caller = caller_of(request).after_waiting(self._service.keyring)
+            caller.check(Action.RECEIVE, queue.account, queue.name)
+        except Refused:
+            self._service.shell.undeliver(command, outcome)
+            raise
 
 
 async def _gone(request: Request) -> None:

@@ -10,17 +10,30 @@ import errno
 import io
 import json
 import os
+import re
 import sys
-from typing import Final
+from typing import Any, Final
 
 OUTPUT_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """What a file says that takes no more."""
 _ESCAPED: Final = "veilmq.escaped"
+_DRIVING: Final = re.compile("[\x7f-\x9f]")
+"""Control characters that JSON need not escape, and terminals obey: a message's body may have them."""
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def in_json(value: Any) -> str:
+    """A value in one line."""
+    return tamed(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def tamed(text: str) -> str:
+    """JSON that says the same and drives no terminal."""
+    return _DRIVING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def prepare_output() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from veilmq.cli.exits import Exit, Failure, Unreachable
+from veilmq.cli.output import tamed
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -135,7 +136,7 @@ def _print(asked: "Asked", lines: bytes) -> None:
     if not lines:
         return
     if asked.as_json:
-        sys.stdout.write(lines.decode())
+        sys.stdout.write(tamed(lines.decode()))
     else:
         from veilmq.cli.remote_tables import event_table
 

@@ -3,7 +3,6 @@
 Strategy: as remote.py has its commands: functions of what was asked, to which it adds the options that all have.
 """
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.output import in_json
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -62,7 +62,7 @@ def cancel_move(asked: "Asked", queue: Source) -> None:
 
 
 def _print_json(value: Mapping[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    print(in_json(value))
 
 
 def _goal(task: Mapping[str, Any]) -> str:

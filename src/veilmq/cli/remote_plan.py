@@ -4,7 +4,6 @@ Strategy: what the server would put in force is computed by its own rule (veilmq
 remote.py has its commands: a function of what was asked, to which it adds the options that all have.
 """
 
-import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.output import in_json
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -47,7 +47,7 @@ def plan(
     operation = "revert" if revert else "change" if change else "describe"
     shown = asked.door.run(operation, asked.queue(queue), change)
     if asked.as_json:
-        print(json.dumps(shown["plan"] | {"would": _would(shown)}, ensure_ascii=False, separators=(",", ":")))
+        print(in_json(shown["plan"] | {"would": _would(shown)}))
     else:
         _print(queue, shown)
 

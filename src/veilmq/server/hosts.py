@@ -1,8 +1,9 @@
 """Which Host and Origin headers a server without credentials takes.
 
 Strategy: in development mode any credentials are good, so a web page that a developer visits must not reach the queues:
-not by a name that it points at loopback (DNS rebinding: the Host gives it away), not from its own Origin. Names that
-were found good are remembered, so that a request costs one look into a small set.
+not by a name that it points at loopback (DNS rebinding: the Host gives it away), not from its own Origin, and not by an
+image or a link, whose GET has no Origin: there the browser says where it comes from in Sec-Fetch-Site. Names that were
+found good are remembered, so that a request costs one look into a small set.
 """
 
 import re
@@ -12,6 +13,8 @@ from typing import Final
 
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+))(?::\d{1,5})?")
 _REMEMBERED_MAX: Final = 256
+_OTHER_PAGES: Final = frozenset({b"cross-site", b"same-site"})
+"""Values of Sec-Fetch-Site (W3C, Fetch Metadata); a URL that somebody typed is `none`, and no SDK sends any."""
 
 
 class Hosts:
@@ -22,11 +25,13 @@ class Hosts:
         self._origins = frozenset(origin.encode("latin-1") for origin in origins)
         self._known: set[bytes] = set()
 
-    def takes(self, host: bytes, origin: bytes | None) -> bool:
-        """Whether a request with these headers may come in."""
+    def takes(self, host: bytes, origin: bytes | None, site: bytes | None = None) -> bool:
+        """Whether a request with these headers may come in: Host, Origin, Sec-Fetch-Site."""
         if host not in self._known and not self._learn(host):
             return False
-        return origin is None or b"*" in self._origins or origin in self._origins or origin.partition(b"://")[2] == host
+        if origin is None:
+            return site not in _OTHER_PAGES
+        return b"*" in self._origins or origin in self._origins or origin.partition(b"://")[2] == host
 
     def _learn(self, host: bytes) -> bool:
         if not is_loopback_name(host.decode("latin-1"), self._suffixes):

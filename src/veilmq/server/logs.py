@@ -33,14 +33,19 @@ class Human(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, or several for a traceback."""
-        text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", record.getMessage())
+        text = _escaped(record.getMessage())
         request = getattr(record, "request", None)
         line = f"{_instant(record)} {record.levelname:<7} {record.name}: {text}"
         if request is not None:
             line += f" (request {request})"
         if record.exc_info:
-            line += "\n" + "\n".join("    " + each for each in self.formatException(record.exc_info).splitlines())
+            # Split at what ends a line here, and nowhere else: an exception may quote what a client sent.
+            line += "".join(f"\n    {_escaped(each)}" for each in self.formatException(record.exc_info).split("\n"))
         return line
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 class Json(logging.Formatter):

@@ -155,7 +155,7 @@ class Port:
         shell = self.shell
         if not self._keyring.checks:
             host, origin = request.headers.get(b"host", b""), request.headers.get(b"origin")
-            if not self._hosts.takes(host, origin):
+            if not self._hosts.takes(host, origin, request.headers.get(b"sec-fetch-site")):
                 logger.info("%s: Host or Origin refused", self.name, extra={"request": request.request_id})
                 exchange.respond(self.codec.refuse(403, HOST_REFUSED, request))
                 return
@@ -194,6 +194,11 @@ class Port:
             exchange.on_gone = conversation.gone
         shell.submit(conversation, now)
 
+    def refuses_now(self, key: AccessKey, command: Receive) -> bool:
+        """Whether the credentials, which may have been read again since the key was checked, have no such key any more,
+        or no longer let it receive."""
+        return self._keyring.checks and not still_may(self._keyring.find(key.id), key, command)
+
     async def _query(self, conversation: "Conversation", command: Peek) -> None:
         """Answer from committed state, beside the batches."""
         try:
@@ -219,6 +224,15 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
         if not may_lead(key, action, command):
             return Action.SEND
     return None
+
+
+def still_may(found: AccessKey | None, key: AccessKey, command: Receive) -> bool:
+    """Whether `found`, which the keyring has under the key's id now, is that key and may receive from that queue."""
+    return found is key or (
+        found is not None
+        and (found.secret, found.session_token, found.account) == (key.secret, key.session_token, key.account)
+        and found.allows(Action.RECEIVE, command.queue.name)
+    )
 
 
 def may_lead(key: AccessKey, action: Action, command: AnyCommand) -> bool:
@@ -262,6 +276,11 @@ class Conversation:
     def answer(self, outcomes: list[Outcome]) -> None:
         """Write the answer; release what nobody took."""
         exchange = self._exchange
+        command = self.commands[0]
+        if type(command) is Receive and command.wait_us != 0 and self._port.refuses_now(self._call.key, command):
+            exchange.respond(self._port.codec.denied(self._call, Action.RECEIVE))
+            self._release(outcomes)
+            return
         try:
             response = self._port.codec.encode(self._call, outcomes)
         except Exception:  # the request's edge: one answer that cannot be written must not stop the others
@@ -271,9 +290,12 @@ class Conversation:
             self._port.proceed(response, exchange, self._port.shell.now())
             return
         if not exchange.respond(response):
-            command, outcome = self.commands[0], outcomes[0]
-            if type(command) is Receive and type(outcome) is Received and outcome.messages:
-                self._port.shell.undeliver(command, outcome)
+            self._release(outcomes)
+
+    def _release(self, outcomes: list[Outcome]) -> None:
+        command, outcome = self.commands[0], outcomes[0]
+        if type(command) is Receive and type(outcome) is Received and outcome.messages:
+            self._port.shell.undeliver(command, outcome)
 
     def gone(self) -> None:
         """The client hung up."""

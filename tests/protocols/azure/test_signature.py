@@ -1,10 +1,13 @@
 """SharedKey and SharedKeyLite: both keys, every order of headers, fresh dates, and nothing else."""
 
+import base64
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from veilmq.model.access import NamedAccount
+from veilmq.protocols.azure import addresses, caller, instants
 
 SECOND_SECRET = b"the second key of the account"
 LIST = "/?comp=list&prefix=a%20b%2Bc&include=metadata&timeout=30"
@@ -203,6 +206,41 @@ def test_an_unknown_account_is_a_wrong_key(wire: Any) -> None:
     request = wire.request("GET", "/x", auth=None)
     request.target = f"/stranger?comp=list&{wire.account_sas()}".encode()
     assert wire.send(request).code == "AuthenticationFailed"
+
+
+@pytest.mark.parametrize(
+    "sas",
+    [
+        "/orders?comp=metadata&sp=r&se=2030-01-01&sv=2020-12-06",
+        "?comp=list&ss=q&srt=s&sp=l&se=2030-01-01&sv=2020-12-06",
+        "/orders?comp=metadata&sp=r&se=2030-01-01&sv=2026-02-06&skoid=a&sktid=b&skt=2026-01-01&ske=2030-01-01&sks=q"
+        "&skv=2026-02-06",
+    ],
+)
+def test_a_refused_sas_does_not_tell_whether_there_is_such_an_account(wire: Any, sas: str) -> None:
+    said = []
+    for name in ("examplename", "nosuchnames"):
+        request = wire.request("GET", "/x", auth=None)
+        request.target = f"/{name}{sas}&sig={quote(base64.b64encode(bytes(32)))}".encode()
+        answer = wire.send(request)
+        assert answer.code == "AuthenticationFailed"
+        said.append((answer.text("AuthenticationErrorDetail") or "").replace(name, "NAME"))
+    assert said[0] == said[1]
+    assert "String to sign used was" in said[0]
+
+
+def test_what_strangers_send_at_length_is_not_remembered(wire: Any) -> None:
+    """64 KiB of headers in each of 4,096 places are 256 MiB."""
+    caches = (addresses._known_place, addresses._known_account, instants._read_rfc1123, instants._read_iso)
+    wire.ask("GET", LIST)
+    before = [cache.cache_info().currsize for cache in caches]
+    for number in range(3):
+        long = f"{number}{'x' * 1_000}"
+        assert wire.ask("GET", LIST, host=f"{long}.example").status == 200  # no signature covers it
+        assert wire.ask("GET", LIST, headers={"x-ms-date": long}).code == "AuthenticationFailed"
+        assert wire.ask("GET", f"{LIST}&sig=x&sp=l&ss=q&srt=s&sv=2020-12-06&se={long}", auth=None).code
+    assert [cache.cache_info().currsize for cache in caches] == before
+    assert caller.origin_of("a", b"x" * 999 + b"1") is caller.origin_of("a", b"x" * 999 + b"2")
 
 
 def test_an_account_reaches_its_own_queues_alone(wire: Any) -> None:

@@ -326,7 +326,6 @@ class TestLanguage:
             ({"IpAddress": {"aws:SourceIp": "192.0.2.1"}}, False, False),
             ({"NotIpAddress": {"aws:SourceIp": "192.0.2.0/24"}}, True, True),
             ({"NotIpAddress": {"aws:SourceIp": "10.1.0.0/16"}}, False, False),
-            ({"IpAddress": {"aws:SourceIp": "no address"}}, False, False),
             ({"StringEquals": {"AWS:PrincipalAccount": FRIEND}}, True, True),
             ({"StringNotEquals": {"aws:PrincipalAccount": [OWNER, FRIEND]}}, False, False),
             ({"StringLike": {"aws:PrincipalArn": "arn:aws:iam::*:user/AKID*"}}, True, True),
@@ -349,6 +348,10 @@ class TestLanguage:
             ({"ForAnyValue:StringEquals": {"aws:PrincipalAccount": [OWNER, FRIEND]}}, True, True),
             ({"ForAllValues:StringNotEquals": {"aws:PrincipalAccount": [OWNER, FRIEND]}}, False, False),
             # Not understood: it lets nobody in, and keeps everybody out.
+            ({"IpAddress": {"aws:SourceIp": "no address"}}, False, True),
+            ({"NotIpAddress": {"aws:SourceIp": "192.0.2.0/33"}}, False, True),
+            ({"StringNotEquals": {"aws:PrincipalAccount": "${aws:SourceAccount}"}}, False, True),
+            ({"StringLike": {"aws:PrincipalArn": "*${aws:username}"}}, False, True),
             ({"ForSomeValues:StringEquals": {"aws:PrincipalAccount": FRIEND}}, False, True),
             ({"ForAnyValue:Null": {"aws:SourceArn": "true"}}, False, True),
             ({"StringEquals": {"aws:RequestTag/colour": "blue"}}, False, True),
@@ -379,6 +382,13 @@ class TestLanguage:
         assert _judged(_statement(Condition=condition)) is allows_with
         denied = not _judged(_statement(), _statement(Effect="Deny", Condition=condition))
         assert denied is denies_with
+
+    @pytest.mark.parametrize("resource", ["Resource", "NotResource"])
+    def test_a_resource_with_a_variable_is_not_understood(self, resource: str) -> None:
+        statement = {name: value for name, value in _statement().items() if name != "Resource"}
+        statement[resource] = "arn:aws:sqs:*:*:${aws:username}"
+        assert not _judged(statement)
+        assert not _judged(_statement(), statement | {"Effect": "Deny"})
 
     def test_a_deny_wins_wherever_it_stands(self) -> None:
         deny = _statement(Effect="Deny", Principal={"AWS": FRIEND})
@@ -547,6 +557,25 @@ class TestOwnAccount:
         assert served.refused(owner.send_message, QueueUrl=url, MessageBody="x")[0].startswith("AccessDenied")
         served.secure = True
         owner.send_message(QueueUrl=url, MessageBody="x")
+
+    def test_behind_a_trusted_proxy_its_word_counts(self, served: Any, owner: Any, url: str) -> None:
+        served.configure(trusted_proxy=True)
+        condition = {"NotIpAddress": {"aws:SourceIp": "192.0.2.7"}, "Bool": {"aws:SecureTransport": "true"}}
+        self.set(owner, url, _statement(Effect="Deny", Action="sqs:SendMessage", Condition=condition))
+        for proto, source, sent in (
+            ("https", "198.51.100.1, 192.0.2.7", True),
+            ("https", "192.0.2.7, 198.51.100.1", False),
+            ("https", "unknown", False),
+            ("http", "198.51.100.1", True),
+        ):
+            served.more_headers = {"X-Forwarded-Proto": proto, "X-Forwarded-For": source}
+            if sent:
+                owner.send_message(QueueUrl=url, MessageBody="x")
+            else:
+                assert served.refused(owner.send_message, QueueUrl=url, MessageBody="x")[0].startswith("AccessDenied")
+        served.configure()
+        self.set(owner, url, _statement(Effect="Deny", Action="sqs:SendMessage", Condition=condition))
+        owner.send_message(QueueUrl=url, MessageBody="nobody is believed")
 
     def test_nothing_changed_and_the_way_out(self, served: Any, owner: Any, url: str) -> None:
         owner.send_message(QueueUrl=url, MessageBody="kept")

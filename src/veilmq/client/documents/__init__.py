@@ -2,7 +2,7 @@
 
 Strategy: thin. Each class here says in its docstring which of ours it is and where it is safer than the published
 sample; nothing is built here. This is the one room whose names are not ours: the documents' spelling, in Java's, C#'s
-and Python's case, is the point. Source: seeds 000, 001, 002; docs/from-the-documents.md.
+and Python's case, is the point. Source: documents 000, 001, 002; docs/from-the-documents.md.
 """
 
 from veilmq.client.documents.accounts import CloudAccount, CloudPullTopic, CloudQueue, MNSClient

@@ -5,8 +5,6 @@ directory's `veil:///`); the access key fills in where the URL has none. A pull 
 directory or store that `definitions` names, by default one of this user's.
 """
 
-import tempfile
-from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -17,12 +15,14 @@ from veilmq.client.connect import connect_account
 from veilmq.client.documents.messages import Message, QueueMeta, TopicMessage, TopicMeta
 from veilmq.client.documents.transactions import TransactionChecker, TransactionQueue
 from veilmq.client.messages import Message as Outgoing
+from veilmq.client.own_directory import make_own, own_path
 from veilmq.client.queue import Account, Queue
 from veilmq.client.topics import PullTopic, create_pull_topic
 from veilmq.client.transaction import Form, Times
 from veilmq.client.transaction.parameters import form_for
+from veilmq.model.errors import ParameterInvalid
 
-DEFINITIONS_DEFAULT: Final = Path(tempfile.gettempdir()) / "veilmq-pull-topics"
+DEFINITIONS_DEFAULT: Final = own_path("veilmq-pull-topics")
 _LOG_SUFFIX: Final = "-operation-log"
 
 
@@ -58,7 +58,7 @@ class CloudQueue(Closing):
 
 
 class CloudPullTopic(Closing):
-    """One message to many queues (seed 002): ours, `topic`."""
+    """One message to many queues (document 002): ours, `topic`."""
 
     def __init__(self, topic: PullTopic) -> None:
         self.topic = topic
@@ -82,7 +82,7 @@ class MNSClient(Closing):
 
     def __init__(self, account: Account, definitions: str | None = None) -> None:
         self.account = account
-        self._definitions = definitions or f"file://{DEFINITIONS_DEFAULT}"
+        self._definitions = definitions
 
     def createQueue(self, queueMeta: QueueMeta) -> CloudQueue:
         """Make sure that the queue exists."""
@@ -105,7 +105,7 @@ class MNSClient(Closing):
             self.account,
             topicMeta.topic_name,
             queueNameList,
-            definitions=self._definitions,
+            definitions=self._definitions or _own_definitions(),
             create_queues=needCreateQueue,
             template=None if queueMetaTemplate is None else queueMetaTemplate.template(),
         )
@@ -126,6 +126,16 @@ class MNSClient(Closing):
     def close(self) -> None:
         """Let connections go."""
         self.account.close()
+
+
+def _own_definitions() -> str:
+    """Raises ParameterInvalid if the default cannot be used."""
+    try:
+        make_own(DEFINITIONS_DEFAULT)
+    except OSError as error:
+        reason = f"name a place: the default, {DEFINITIONS_DEFAULT}, cannot be used ({error.strerror})"
+        raise ParameterInvalid(parameter="definitions", reason=reason) from None
+    return f"file://{DEFINITIONS_DEFAULT}"
 
 
 class CloudAccount:

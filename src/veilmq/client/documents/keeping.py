@@ -1,4 +1,4 @@
-"""The manager of seeds 000 and 002, which extends messages while they are worked on, and seed 002's MessageReceiver.
+"""The manager (documents 000 and 002), which extends messages while they are worked on; MessageReceiver (document 002).
 
 Strategy: ours are LeaseKeeper and Receiver.
 """

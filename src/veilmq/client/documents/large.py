@@ -1,4 +1,4 @@
-"""BigMessageSizeQueue (seed 002, messages beyond 64 KiB).
+"""BigMessageSizeQueue (document 002, messages beyond 64 KiB).
 
 Strategy: ours is LargeMessageQueue. `ossClient` is a URL up to the bucket (`s3://`, `oss://`, `file:///directory`),
 since the object store comes through fsspec; `ossBucketName` is appended.

@@ -1,4 +1,4 @@
-"""OrderedQueueWrapper and LocalDiskStorage of the document's Python listings (seed 002).
+"""OrderedQueueWrapper and LocalDiskStorage of the document's Python listings (document 002).
 
 Strategy: ours is OrderedQueue with the document's own marking, `#num#`. The sample deletes a message before it hands
 it out and loses it in a crash; here a message is acknowledged by the next ReceiveMessageInOrder, by DeleteMessage, or

@@ -1,4 +1,4 @@
-"""SecurityQueue and SecurityKeyGenerator (seed 002, encrypted transfer).
+"""SecurityQueue and SecurityKeyGenerator (document 002, encrypted transfer).
 
 Strategy: ours is EncryptedQueue: a standard format (JWE), a queue's messages bound to its name, keys that can be
 changed. A plain-text message that somebody sent by mistake goes to the dead letters and stops nothing.

@@ -1,4 +1,4 @@
-"""TransactionQueue, TransactionOperations and TransactionChecker (seed 002, transaction messages).
+"""TransactionQueue, TransactionOperations and TransactionChecker (document 002, transaction messages).
 
 Strategy: ours is the pattern of the same name. The samples' True and False are COMMIT and ROLLBACK; a checker may
 also answer `Verdict.UNKNOWN` to be asked again. The SDK's version, which its authors withdrew for losing messages,

@@ -50,6 +50,7 @@ _STYLE: Final[Any] = {
     "xtick.labelcolor": MUTED,
     "ytick.labelcolor": MUTED,
     "text.color": INK,
+    "text.parse_math": False,  # a message type is its sender's text: dollars in it are no formula
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "legend.frameon": False,

@@ -67,15 +67,16 @@ def read_place(request: Request, base_domain: str | None) -> Place:
     """What the request's host and path name. Raises Refusal: InvalidUri."""
     host = request.authority or request.headers.get(b"host", b"")
     path = request.path
-    if len(path) > _PATH_BYTES_CACHED_MAX or b"/messages/" in path:
+    if len(path) > _PATH_BYTES_CACHED_MAX or len(host) > _HOST_BYTES_MAX or b"/messages/" in path:
         return _place(host, path, base_domain)
     return _known_place(host, path, base_domain)
 
 
 _PATH_BYTES_CACHED_MAX: Final = 128
+_HOST_BYTES_MAX: Final = 261
+"""The longest name with its port (RFC 1035, 2.3.4). Whoever sends a longer one fills no cache with it."""
 
 
-@lru_cache(4_096)
 def account_of_host(host: bytes, base_domain: str | None) -> str | None:
     """The account that a host names in host style, `-secondary` and all; None: the path names it."""
     name = host.rpartition(b":")[0] if host.rpartition(b":")[2].isdigit() else host
@@ -93,7 +94,7 @@ def _place(host: bytes, path: bytes, base_domain: str | None) -> Place:
     if segments[0]:
         raise Refusal(INVALID_URI)
     segments = segments[1:-1] if segments[-1] == "" else segments[1:]
-    account = account_of_host(host, base_domain)
+    account = (_known_account if len(host) <= _HOST_BYTES_MAX else account_of_host)(host, base_domain)
     path_style = account is None
     if account is None:
         if not segments:
@@ -113,6 +114,7 @@ def _place(host: bytes, path: bytes, base_domain: str | None) -> Place:
     return Place(account, secondary, Kind.MESSAGE, queue, segments[2], path_style)
 
 
+_known_account = lru_cache(4_096)(account_of_host)
 _known_place = lru_cache(4_096)(_place)
 
 

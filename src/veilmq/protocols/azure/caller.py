@@ -66,7 +66,11 @@ class Caller(msgspec.Struct, gc=False):
     identity: Identity | None = None
 
 
-@lru_cache(4_096)
 def origin_of(principal: str, agent: bytes) -> Origin:
     """One object for all requests of a principal and client."""
-    return Origin("azure", principal, agent[:CLIENT_NAME_CHARACTERS_MAX].decode("utf-8", "replace"))
+    return _origin(principal, agent[:CLIENT_NAME_CHARACTERS_MAX])
+
+
+@lru_cache(4_096)
+def _origin(principal: str, client: bytes) -> Origin:
+    return Origin("azure", principal, client.decode("utf-8", "replace"))

@@ -22,6 +22,8 @@ _ISO: Final = re.compile(
     r"(?:Z|([+-])([01][0-9]|2[0-3]):([0-5][0-9]))?)?\Z"
 )
 _OFFSET: Final = re.compile(r"T.*[+-]")
+_TEXT_MAX: Final = 128
+"""No time is as long; strangers send what is, and it must not be remembered."""
 
 
 @lru_cache(1_024)
@@ -34,9 +36,13 @@ def print_rfc1123(instant: Instant) -> str:
     return _print_seconds(instant // SECOND_US)
 
 
-@lru_cache(1_024)
 def read_rfc1123(text: bytes) -> Instant | None:
     """The instant that a Date or x-ms-date header names, or None."""
+    return _read_rfc1123(text) if len(text) <= _TEXT_MAX else None
+
+
+@lru_cache(1_024)
+def _read_rfc1123(text: bytes) -> Instant | None:
     try:
         moment = parsedate_to_datetime(text.decode("ascii"))
         return Instant(calendar.timegm(moment.utctimetuple()) * SECOND_US)
@@ -44,9 +50,13 @@ def read_rfc1123(text: bytes) -> Instant | None:
         return None
 
 
-@lru_cache(1_024)
 def read_iso(text: str) -> Instant | None:
     """The instant of a date, or of a date and time in UTC or with an offset ("Formatting DateTime values"), or None."""
+    return _read_iso(text) if len(text) <= _TEXT_MAX else None
+
+
+@lru_cache(1_024)
+def _read_iso(text: str) -> Instant | None:
     found = _ISO.match(text)
     if found is None:
         return None

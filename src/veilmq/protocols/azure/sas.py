@@ -146,13 +146,13 @@ def _read(parameters: dict[str, str], place: Place, account: NamedAccount | None
     if "skoid" in parameters:
         return _delegation_sas(parameters, place, account, version)
     if "ss" in parameters or "srt" in parameters:
-        return _account_sas(parameters, account, version)
+        return _account_sas(parameters, place, account, version)
     return _queue_sas(parameters, place, account, version)
 
 
 def _check_signature(parameters: dict[str, str], secrets: tuple[bytes, ...], text: str, known: bool) -> None:
     given = read_signature(parameters.get("sig", "").encode())
-    if not matches(secrets, text.encode(), given) or not known:
+    if not matches(secrets, text.encode(), given) or not known:  # in the same words, for a stranger to learn nothing
         shown = text.replace("\n", "\\n")
         raise unauthenticated(f"Signature did not match. String to sign used was {shown}")
 
@@ -161,7 +161,7 @@ def _secrets(account: NamedAccount | None) -> tuple[bytes, ...]:
     return (b"",) if account is None else account.secrets
 
 
-def _account_sas(parameters: dict[str, str], account: NamedAccount | None, version: str) -> Sas:
+def _account_sas(parameters: dict[str, str], place: Place, account: NamedAccount | None, version: str) -> Sas:
     if version < limits.VERSION_SAS_ADDRESSES:
         raise unauthenticated(f"Account SAS needs version {limits.VERSION_SAS_ADDRESSES} or later.")
     for name in ("sp", "se", "ss", "srt"):
@@ -170,8 +170,7 @@ def _account_sas(parameters: dict[str, str], account: NamedAccount | None, versi
     names = ["sp", "ss", "srt", "st", "se", "sip", "spr", "sv"]
     if version >= limits.VERSION_SAS_SCOPE:
         names.append("ses")
-    name = "" if account is None else account.name
-    text = "".join(f"{each}\n" for each in (name, *(parameters.get(each, "") for each in names)))
+    text = "".join(f"{each}\n" for each in (place.account, *(parameters.get(each, "") for each in names)))
     _check_signature(parameters, _secrets(account), text, account is not None)
     assert account is not None
     _check_letters("ss", parameters["ss"], "bqtf")
@@ -199,8 +198,7 @@ def _queue_sas(parameters: dict[str, str], place: Place, account: NamedAccount |
             if not parameters.get(name):
                 raise unauthenticated(f"{name} is mandatory. Cannot be empty.")
     _check_order(parameters)
-    name = "" if account is None else account.name
-    resource = f"/{name}/{place.queue}"
+    resource = f"/{place.account}/{place.queue}"
     if version >= limits.VERSION_EMPTY_LENGTH:
         resource = f"/queue{resource}"
     lines = [parameters.get("sp", ""), parameters.get("st", ""), parameters.get("se", ""), resource, policy or ""]
@@ -230,11 +228,10 @@ def _delegation_sas(parameters: dict[str, str], place: Place, account: NamedAcco
             raise unauthenticated(f"{name} is mandatory. Cannot be empty.")
     _check_order(parameters)
     get = parameters.get
-    name = "" if account is None else account.name
     fields = tuple(get(each, "") for each in ("skoid", "sktid", "skt", "ske", "sks", "skv", "skdutid"))
     lines = [
-        get("sp", ""), get("st", ""), get("se", ""), f"/queue/{name}/{place.queue}", *fields, get("sduoid", ""),
-        get("sip", ""), get("spr", ""), version,
+        get("sp", ""), get("st", ""), get("se", ""), f"/queue/{place.account}/{place.queue}", *fields,
+        get("sduoid", ""), get("sip", ""), get("spr", ""), version,
     ]  # fmt: skip
     keys = tuple(delegation_value(secret, fields) for secret in _secrets(account))
     _check_signature(parameters, keys, "\n".join(lines), account is not None)

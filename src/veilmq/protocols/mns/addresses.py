@@ -34,6 +34,8 @@ from veilmq.protocols.mns.errors import (
 )
 
 _PLACES_MAX: Final = 4_096
+_PATH_BYTES_CACHED_MAX: Final = 512
+"""Longer than any path of names that may be."""
 _QUEUE_ARN: Final = re.compile(r"acs:mns:[^:/]*:[^:/]*:/?queues/([^/:]*)\Z")
 _URL: Final = re.compile(
     r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(?:[/?][!-~]*)?\Z", re.IGNORECASE
@@ -83,7 +85,10 @@ _places: Final[Bounded[bytes, Place]] = Bounded(_PLACES_MAX)
 def read_place(path: bytes) -> Place:
     """What the path of a request names. Raises Refusal: InvalidRequestURL."""
     known = _places.get(path)
-    return known if known is not None else _places.keep(path, _read_place(path))
+    if known is not None:
+        return known
+    place = _read_place(path)
+    return _places.keep(path, place) if len(path) <= _PATH_BYTES_CACHED_MAX else place
 
 
 def _read_place(path: bytes) -> Place:

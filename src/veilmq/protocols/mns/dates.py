@@ -12,12 +12,18 @@ _RFC1123: Final = re.compile(
     rb"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), ([0-3]?[0-9]) ([A-Z][a-z]{2}) ([12][0-9]{3}) "
     rb"([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9]|60) (?:GMT|UTC|\+0000)\Z"
 )
+_DATE_BYTES_MAX: Final = 31
 _MONTH_DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
-@lru_cache(1_024)
 def read_date(text: bytes) -> Instant | None:
-    """The instant of a date; None if it is no date. All requests of a second have the same text."""
+    """The instant of a date; None if it is no date."""
+    return _read_date(text) if len(text) <= _DATE_BYTES_MAX else None
+
+
+@lru_cache(1_024)
+def _read_date(text: bytes) -> Instant | None:
+    """Remembered: all requests of a second have the same text."""
     found = _RFC1123.match(text)
     if found is None or found[2].decode() not in _MONTHS:
         return None

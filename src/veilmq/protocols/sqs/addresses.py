@@ -28,7 +28,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     base_domain: str | None = None
     """`sqs.<region>.<base_domain>` in the Host header names the region."""
     trusted_proxy: bool = False
-    """Believe X-Forwarded-Proto and X-Forwarded-Host."""
+    """Believe X-Forwarded-Proto, X-Forwarded-Host and the last X-Forwarded-For."""
     cooldowns: bool = True
     """QueueDeletedRecently and PurgeQueueInProgress for 60 seconds, as AWS has them."""
     cors_origins: tuple[str, ...] = ()
@@ -98,6 +98,18 @@ def url_start(endpoint: Endpoint, request: Request) -> str:
         scheme = headers.get(b"x-forwarded-proto", scheme).partition(b",")[0].strip()
         host = headers.get(b"x-forwarded-host", host).partition(b",")[0].strip()
     return f"{scheme.decode('latin-1')}://{host.decode('latin-1')}"
+
+
+def is_secure(endpoint: Endpoint, request: Request) -> bool:
+    """Whether the client came over TLS, to us or to the proxy before us."""
+    forwarded = request.headers.get(b"x-forwarded-proto", b"").partition(b",")[0].strip()
+    return request.secure or (endpoint.trusted_proxy and forwarded == b"https")
+
+
+def source_address(endpoint: Endpoint, request: Request) -> str:
+    """The address that the client came from, to us or to the proxy before us."""
+    forwarded = request.headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
+    return forwarded.decode("latin-1") if endpoint.trusted_proxy and forwarded else request.peer
 
 
 def queue_url(start: str, queue: QueueKey) -> str:

@@ -20,6 +20,8 @@ OLD_SCHEMES: Final = (b"AWS ", b"AWS3 ", b"AWS3-HTTPS ")
 """How requests of earlier signature versions begin."""
 
 _ANONYMOUS: Final = "anonymous"
+_KEY_ID_CHARACTERS_MAX: Final = 128
+"""Of one that nobody checked: it goes into the history."""
 _PARAMETERS: Final = tuple(
     b"X-Amz-" + name for name in (b"Algorithm", b"Credential", b"Signature", b"SignedHeaders", b"Date")
 )
@@ -49,7 +51,7 @@ def claimed(request: Request, authorization: bytes | None) -> tuple[str, str | N
         credential = dict(query_pairs(request.query)).get(b"X-Amz-Credential", b"")
     parts = credential.decode("utf-8", "replace").rsplit("/", 4)
     region = parts[2] if len(parts) == 5 and limits.REGION.match(parts[2]) else None
-    return parts[0] or _ANONYMOUS, region
+    return parts[0][:_KEY_ID_CHARACTERS_MAX] or _ANONYMOUS, region
 
 
 def show(value: bytes) -> str:

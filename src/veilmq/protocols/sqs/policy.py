@@ -37,6 +37,8 @@ _ELEMENTS: Final = frozenset(
         "Condition",
     }
 )
+_VARIABLE: Final = "${"
+"""How a policy variable begins: none is known here."""
 _ACCOUNT_OF_ARN: Final = re.compile(r"arn:aws[a-z-]*:(?:iam|sts)::([0-9]{12}):(.+)\Z")
 
 
@@ -188,6 +190,8 @@ def _names(statement: dict[str, Any], asking: Asking) -> bool:
     if _like_any([pattern.lower() for pattern in named], action) is not ("Action" in statement):
         return False
     resources = _texts(statement.get("Resource", statement.get("NotResource")))
+    if any(_VARIABLE in each for each in resources):
+        return bool(statement["Effect"] == "Deny")
     queue = arn(asking.queue)
     matches = _like_any(resources, queue)
     if not matches and (elsewhere := partition(asking.queue.region)) != USUAL:
@@ -223,10 +227,8 @@ def _like_any(patterns: list[str], text: str) -> bool:
 
 
 def _in_network(wanted: str, given: str) -> bool:
-    try:
-        return ip_address(given) in ip_network(wanted, strict=False)
-    except ValueError:
-        return False
+    """Raises ValueError if it is none."""
+    return ip_address(given) in ip_network(wanted, strict=False)
 
 
 _OPERATORS: Final[dict[str, Callable[[str, str], bool]]] = {
@@ -297,7 +299,7 @@ def _plain(value: Any) -> str:
 
 def _judge(operator: str, key: str, values: list[str], context: dict[str, str]) -> bool | None:
     """Whether the condition holds; None if operator or key are not understood."""
-    if key not in KEYS:
+    if key not in KEYS or any(_VARIABLE in value for value in values):
         return None
     given = context.get(key)
     if operator == "null":
@@ -314,7 +316,10 @@ def _judge(operator: str, key: str, values: list[str], context: dict[str, str]) 
         return None
     if given is None:
         return optional or (negated if not over else over == "forallvalues")
-    return any(compare(value, given) for value in values) is not negated
+    try:
+        return any(compare(value, given) for value in values) is not negated
+    except ValueError:  # a network that is none
+        return None
 
 
 def _judge_time(operator: str, key: str, values: list[str], given: float) -> bool | None:
