@@ -100,7 +100,7 @@ def test_a_variable_that_is_nearly_a_setting_is_told_and_others_are_left_alone()
         ('\nsqss = "x"', ["line 2: sqss", "did you mean sqs"]),
         ('log-format = "json"', ["line 1: log-format", "did you mean log_format"]),
         ("[server]\n", ["line 1: server", "no such setting"]),
-        ("idle_s = '5'", ["line 1: idle_s", "float"]),
+        ("idle_s = '5'", ["line 1: idle_s", "a number of seconds"]),
         ("sqs = \nadmin = ''", ["not TOML", "line 1"]),
         ("sqs = '0.0.0.0:1'", ["line 1: sqs", "credentials"]),
         ("tls_cert = 'c'", ["line 1: tls_cert", "its key"]),

@@ -53,12 +53,19 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
         answers.caller_of(request).check(Action.SETTINGS)
         return answers.answer({"settings": shown_settings(settings)})
 
+    async def account_of(request: Request) -> Response:
+        """Whose queues are meant where none is named; null where there are several accounts."""
+        key, sole = answers.caller_of(request).key, service.keyring.sole_account
+        own = key.account if key is not None else None if sole is None else sole.id
+        return answers.answer({"account": own})
+
     app = Starlette(
         routes=[
             Route("/health/live", live, methods=["GET"]),
             Route("/health/ready", ready, methods=["GET"]),
             Route("/metrics", metrics.endpoint, methods=["GET"]),
             Route("/api/v1/settings", settings_of, methods=["GET"]),
+            Route("/api/v1/account", account_of, methods=["GET"]),
             *queues.routes(),
             *Topics(service).routes(),
             *Feed(service, copies).routes(),

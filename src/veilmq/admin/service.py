@@ -18,6 +18,24 @@ from veilmq.server.shell import Shell
 from veilmq.store.sqlite.store import SqliteStore
 
 
+class Account(Protocol):
+    """Whose queues there are."""
+
+    @property
+    def id(self) -> str:
+        """12 digits."""
+        ...
+
+
+class Keys(Keyring, Protocol):
+    """Whoever may call, and whose queues are meant where none is named."""
+
+    @property
+    def sole_account(self) -> Account | None:
+        """The account, if there is one only."""
+        ...
+
+
 class Service(Protocol):
     """A running server."""
 
@@ -67,6 +85,6 @@ class Service(Protocol):
         ...
 
     @property
-    def keyring(self) -> Keyring:
+    def keyring(self) -> Keys:
         """The keys of the moment."""
         ...

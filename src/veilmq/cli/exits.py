@@ -39,6 +39,10 @@ class Unreachable(Failure):
     """No answer came, or none that was whole: the server may be about to start again."""
 
 
+class Unknown(Failure):
+    """The server has no such operation, or nothing of that name."""
+
+
 def package_missing(error: ModuleNotFoundError) -> Failure:
     """What a command says that needs more than the plain installation."""
     advice = "It comes with the extra `server`: pip install 'veilmq[server]'."

@@ -6,19 +6,20 @@ runs.
 """
 
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.output import in_json
 from veilmq.cli.pipeline import export_events
 from veilmq.cli.remote_events import print_events
 from veilmq.cli.remote_lists import cancel_move, list_moves, list_topics, start_move
@@ -29,20 +30,26 @@ if TYPE_CHECKING:
     from veilmq.cli.remote_http import HttpDoor
     from veilmq.model.queue import QueueKey
 
-_ACCOUNT: Final = "000000000000"
 _REGION: Final = "us-east-1"
 _BATCH: Final = 100
 
 
-class Asked(NamedTuple):
+@dataclass(frozen=True)
+class Asked:
     """What every command gets."""
 
     door: "Door"
-    account: str
+    named: str | None
+    """The account that was named."""
     region: str
     as_json: bool
     again: "Callable[[], HttpDoor | None]"
     """A fresh door to the same server; None while nobody serves the directory. Raises Failure."""
+
+    @cached_property
+    def account(self) -> str:
+        """Whose queues are meant. Raises Failure."""
+        return self.door.own_account() if self.named is None else self.named
 
     def queue(self, name: str) -> "QueueKey":
         """The queue of that name."""
@@ -57,7 +64,9 @@ class Asked(NamedTuple):
 
 
 _OPTIONS: Final = {
-    "account": Annotated[str, typer.Option("--account", metavar="ID", help="Account of 12 digits.")],
+    "account": Annotated[
+        str | None, typer.Option("--account", metavar="ID", help="Account of 12 digits [the only one there is].")
+    ],
     "region": Annotated[str, typer.Option("--region", metavar="NAME", help="Region.")],
     "admin": Annotated[
         str | None,
@@ -75,7 +84,7 @@ _OPTIONS: Final = {
     ],
     "as_json": Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")],
 }
-_DEFAULTS: Final = {"account": _ACCOUNT, "region": _REGION, "as_json": False}
+_DEFAULTS: Final = {"region": _REGION, "as_json": False}
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -382,7 +391,7 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
 
 
 def _print_json(value: object) -> None:
-    print(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    print(in_json(value))
 
 
 def _show_queue(asked: Asked, shown: dict[str, Any], said: str) -> None:

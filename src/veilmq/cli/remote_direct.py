@@ -17,9 +17,10 @@ from veilmq.admin.operations import OPERATIONS, Asked
 from veilmq.admin.reading import Scope, event_lines, find_start, trace
 from veilmq.admin.topics import all_moves, covers, shown_topic, topics_of
 from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.remote_door import Piece
+from veilmq.cli.remote_door import ACCOUNT_ADVICE, Piece
 from veilmq.cli.remote_http import failure_of
 from veilmq.engine import Engine, open_directory
+from veilmq.model.access import DEVELOPMENT_ACCOUNT
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
 from veilmq.model.errors import StoreError, VeilError
 from veilmq.model.events import HistoryTrimmed
@@ -73,6 +74,15 @@ class DirectDoor:
             checked = inputs.queue_key(queue.account, queue.region, queue.name)
             asked = Asked(checked, _ORIGIN, self._clock.now())
             return row.show(self._call(row.plan(asked, inputs.convert(dict(members), row.shape))))
+
+    def own_account(self) -> str:
+        """See `Door.own_account`: that of development mode, or the only one that has queues here."""
+        found = {key.account for key in self._store.queues.by_key}
+        if not found or DEVELOPMENT_ACCOUNT in found:
+            return DEVELOPMENT_ACCOUNT
+        if len(found) > 1:
+            raise Failure(Exit.USAGE, "here are queues of several accounts", ACCOUNT_ADVICE)
+        return found.pop()
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `Door.queues`."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ADMIN_DEFAULT: Final = "127.0.0.1:9325"
 DATA_DEFAULT: Final = Path("veilmq-data")
 TOKEN_FILE: Final = "admin-token"
+ACCOUNT_ADVICE: Final = "Say whose queues are meant: --account ID."
 _TOKEN: Final = re.compile(rb"[!-~]+")
 
 
@@ -38,6 +39,10 @@ class Door(Protocol):
 
     def run(self, operation: str, queue: QueueKey, members: Mapping[str, Any]) -> dict[str, Any]:
         """One row of `OPERATIONS` on one queue; what its `show` gives."""
+        ...
+
+    def own_account(self) -> str:
+        """Whose queues are meant where no account is named; Failure if that is not certain."""
         ...
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:

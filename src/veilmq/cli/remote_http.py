@@ -15,8 +15,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import veilmq
 from veilmq.admin.operations import OPERATIONS
-from veilmq.cli.exits import Exit, Failure, Unreachable
-from veilmq.cli.remote_door import Piece
+from veilmq.cli.exits import Exit, Failure, Unknown, Unreachable
+from veilmq.cli.remote_door import ACCOUNT_ADVICE, Piece
+from veilmq.model.access import DEVELOPMENT_ACCOUNT
 from veilmq.model.queue import QueueKey
 
 if TYPE_CHECKING:
@@ -76,6 +77,17 @@ class HttpDoor:
         if row.method == "GET":
             return self._json("GET", path, members)
         return self._json(row.method, path, {}, json.dumps(dict(members)).encode())
+
+    def own_account(self) -> str:
+        """See `Door.own_account`."""
+        own: str | None
+        try:
+            own = self._json("GET", "/api/v1/account", {})["account"]
+        except Unknown:  # a server of an earlier release
+            return DEVELOPMENT_ACCOUNT
+        if own is None:
+            raise Failure(Exit.USAGE, "the server has several accounts", ACCOUNT_ADVICE)
+        return own
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `Door.queues`."""
@@ -201,12 +213,13 @@ def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
         return Failure(Exit.USAGE, message, advice)
     if error == "history_trimmed":
         return Failure(Exit.WRONG, message, f"Begin with --from {said.get('first_offset')}, or with --from first.")
+    if error == "not_found":
+        return Unknown(Exit.WRONG, message, f"Is a name or id empty, or has it a slash? If not, {_RELEASE}")
     return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _NEXT.get(error, ""))
 
 
 _RELEASE: Final = "the server is of another release than this command, and has no such operation."
 _NEXT: Final = {
-    "not_found": f"Is a name or id empty, or has it a slash? If not, {_RELEASE}",
     "method_not_allowed": f"Perhaps {_RELEASE}",
     "QueueMissing": "See what there is with `veilmq queues list --all`, or make it with `veilmq queues create NAME`.",
     "QueueExists": "Change it with `veilmq queues set NAME`.",

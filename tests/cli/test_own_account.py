@@ -1,0 +1,89 @@
+"""Whose queues are meant where no account is named."""
+
+import http.server
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import httpx
+from tests.cli.conftest import Serve
+
+from veilmq.cli.exits import Exit
+from veilmq.cli.remote_http import HttpDoor
+
+Command = Callable[..., "CompletedProcess[str]"]
+ONE, OTHER = "111111111111", "222222222222"
+KEY = """
+[[account]]
+id = "{0}"
+[[account.key]]
+id = "AKID{0}"
+secret = "secret-of-{0}"
+"""
+
+
+def credentials(directory: Path, *accounts: str) -> str:
+    file = directory / "credentials.toml"
+    file.write_text("".join(KEY.format(account) for account in accounts))
+    file.chmod(0o600)
+    return str(file)
+
+
+def test_of_the_only_account_of_the_file(serve: Serve, veilmq: Command, tmp_path: Path) -> None:
+    server = serve("--credentials", credentials(tmp_path, ONE)).ready()
+    data = ("--data", str(tmp_path / "data"))
+    assert veilmq("queues", "create", "orders", *data).returncode == 0
+    assert server.sqs(f"AKID{ONE}", f"secret-of-{ONE}").get_queue_url(QueueName="orders")
+    assert ONE in veilmq("queues", "list", "--json", *data).stdout
+    assert veilmq("send", "orders", "hello", *data).returncode == 0
+    server.stop()
+    assert veilmq("receive", "orders", *data).stdout.count("hello") == 1
+
+
+def test_of_several_it_must_be_said(serve: Serve, veilmq: Command, tmp_path: Path) -> None:
+    server = serve("--credentials", credentials(tmp_path, ONE, OTHER)).ready()
+    data = ("--data", str(tmp_path / "data"))
+    for command in (("queues", "create", "orders"), ("queues", "list"), ("send", "orders", "x")):
+        refused = veilmq(*command, *data)
+        assert (refused.returncode, "--account ID" in refused.stderr) == (Exit.USAGE, True)
+    assert veilmq("events", *data).returncode == 0
+    for account in (ONE, OTHER):
+        assert veilmq("queues", "create", "orders", "--account", account, *data).returncode == 0
+    answer = httpx.get(f"{server.admin}/api/v1/account", auth=(f"AKID{OTHER}", f"secret-of-{OTHER}"))
+    assert answer.json() == {"account": OTHER}
+    server.stop()
+    assert "--account ID" in veilmq("queues", "list", *data).stderr
+
+
+def test_of_development_mode(serve: Serve, veilmq: Command, tmp_path: Path) -> None:
+    server = serve().ready()
+    server.sqs(ONE).create_queue(QueueName="orders")
+    data = ("--data", str(tmp_path / "data"))
+    assert "no queues in account 000000000000" in veilmq("queues", "list", *data).stderr
+    server.sqs().create_queue(QueueName="mine")
+    server.stop()
+    listed = veilmq("queues", "list", *data).stdout
+    assert "mine" in listed
+    assert "orders" not in listed
+
+
+def test_a_server_of_an_earlier_release_has_one_default() -> None:
+    class Earlier(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            body = b'{"error": "not_found", "message": "Not Found"}'
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Earlier) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        door = HttpDoor(f"127.0.0.1:{server.server_port}", None)
+        assert door.own_account() == "000000000000"
+        door.close()
+        server.shutdown()
