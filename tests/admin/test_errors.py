@@ -10,6 +10,7 @@ import pytest
 from veilmq.admin import inputs
 from veilmq.admin.errors import STATUS, described
 from veilmq.model.errors import ParameterInvalid, VeilError, leaves
+from veilmq.model.instant import DAY_US
 
 LEAVES = [leaf for leaf in leaves() if leaf.__module__ == "veilmq.model.errors"]
 
@@ -58,7 +59,7 @@ def test_every_refusal_has_the_members_of_the_page(
     ("shape", "members", "said"),
     [
         (inputs.KeyInput, {"account": "1", "region": "r", "name": "a"}, "account: Expected 12 digits"),
-        (inputs.KeyInput, {"account": "1" * 12, "region": "R", "name": "a"}, "region: Expected 1 to 32 lower-case"),
+        (inputs.KeyInput, {"account": "1" * 12, "region": "R", "name": "a"}, "region: Expected 1 to 64 lower-case"),
         (inputs.KeyInput, {"account": "1" * 12, "region": "r", "name": "a b"}, "name: Expected 1 to 256 letters"),
         (inputs.ListInput, {"account": "all"}, "account: Expected 12 digits, or `*`"),
         (inputs.PageInput, {"state": "gone"}, "state: Expected visible or hidden"),
@@ -75,6 +76,35 @@ def test_a_pattern_is_told_in_words(shape: type[msgspec.Struct], members: dict[s
     with pytest.raises(ParameterInvalid) as refused:
         inputs.convert(members, shape)
     assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("shape", "members", "said"),
+    [
+        (inputs.ChangeInput, {"visibility_timeout_us": 30 * DAY_US}, "Expected at most 7d (604800000000 microseconds)"),
+        (inputs.ChangeInput, {"retention_us": 5}, "Expected at least 1m (60000000 microseconds)"),
+        (inputs.ReceiveInput, {"wait_us": 60_000_000}, "Expected at most 30s (30000000 microseconds)"),
+        (inputs.ReceiveInput, {"wait_us": -1}, "Expected at least 0"),
+        (inputs.ClockInput, {"advance_us": 0}, "Expected at least 1 microseconds"),
+        (inputs.ReceiveInput, {"count": 1_000}, "Expected at most 100"),
+        (inputs.EventsInput, {"follow": "70"}, "Expected at most 60"),
+    ],
+)
+def test_a_bound_is_told_in_words(shape: type[msgspec.Struct], members: dict[str, object], said: str) -> None:
+    with pytest.raises(ParameterInvalid) as refused:
+        inputs.convert(members, shape)
+    assert refused.value.reason == said
+
+
+def test_a_queue_of_any_region_that_sqs_takes_can_be_named() -> None:
+    region = "r" * 64
+    assert inputs.queue_key("1" * 12, region, "a").region == region
+
+
+def test_the_log_says_which_member_is_wrong(shared: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "veilmq.admin"):
+        shared.get("/api/v1/queues?limit=0")
+    assert "400 ParameterInvalid: limit: Expected at least 1" in caplog.text
 
 
 def test_every_pattern_has_words() -> None:

@@ -83,6 +83,25 @@ def test_a_driver_that_binds_connections_to_threads_does_not_stop_the_close(tmp_
         guard.close()
 
 
+class Reset(sqlite3.Connection):
+    """Its close meets a socket that is gone, and says so in the system's words, not in the driver's."""
+
+    def close(self) -> None:
+        super().close()
+        raise ConnectionResetError
+
+
+def test_an_error_of_the_system_does_not_stop_the_close(tmp_path: Path) -> None:
+    guard = TableGuard(lambda: sqlite3.connect(tmp_path / "guard.db", factory=Reset), paramstyle="qmark")
+    assert isinstance(guard.begin("here", CLAIM), Begun)
+    guard.close()
+
+
+def test_what_is_no_connection_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParameterInvalid, match="no DB-API driver"):
+        TableGuard(lambda: tmp_path)
+
+
 def test_a_connection_ends_with_its_thread(tmp_path: Path) -> None:
     with TableGuard(counted(tmp_path / "guard.db", check=True), paramstyle="qmark") as guard:
         for number in range(3):

@@ -91,6 +91,11 @@ def test_what_a_url_means(url: str) -> None:
     assert parse(url) == GOOD[url]
 
 
+def test_a_directory_with_two_slashes_is_told_of_the_third() -> None:
+    with pytest.raises(ParameterInvalid, match="veil:///DIR"):
+        parse("veil://data?queue=jobs")
+
+
 @pytest.mark.parametrize("url", BAD)
 def test_what_is_no_url_of_ours(url: str) -> None:
     with pytest.raises(ParameterInvalid) as refused:

@@ -236,6 +236,18 @@ def test_nobody_is_there(script: Script) -> None:
     assert str(port) in str(refused.value)
 
 
+def test_a_port_with_tls_is_guessed_where_nothing_was_ever_answered(script: Script, queue: VeilQueue) -> None:
+    script.steps = [hang_up, hang_up]
+    with pytest.raises(TransportError, match="tls=1"):
+        queue.stats()
+    queue.stats()
+    script.steps = [hang_up]
+    with pytest.raises(TransportError) as refused:
+        queue.send("x")
+    assert "the server closed the connection" in refused.value.reason
+    assert "tls=1" not in refused.value.reason
+
+
 def test_a_name_that_does_not_resolve() -> None:
     with pytest.raises(TransportError) as refused:
         VeilAccount("no-such-host.invalid", 1, connect_timeout=5).names()

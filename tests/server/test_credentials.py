@@ -150,7 +150,7 @@ def test_a_key_is_the_same_object_until_a_reload(file: Path) -> None:
     key = credentials.find("AK1")
     assert credentials.find("AK1") is key
     write(file, GOOD.replace("hush-one", "hush-new"))
-    assert credentials.reload()
+    assert asyncio.run(credentials.reload_aside())
     changed = credentials.find("AK1")
     assert changed is not key
     assert changed is not None
@@ -181,7 +181,7 @@ def test_a_reload_aside_reads_in_a_thread_and_takes_on_the_loop(file: Path, monk
     assert changed is not None
     assert changed.secret == "hush-new"
     os.remove(file)
-    assert not asyncio.run(Credentials.reload_aside(credentials))
+    assert not asyncio.run(credentials.reload_aside())
     assert credentials.find("AK1") is changed
 
 
@@ -190,12 +190,12 @@ def test_a_bad_new_file_keeps_the_old_keys(file: Path, caplog: pytest.LogCapture
     key = credentials.find("AK1")
     write(file, GOOD.replace('secret = "hush-one"', "secret = 1"))
     with caplog.at_level(logging.ERROR):
-        assert not credentials.reload()
+        assert not asyncio.run(credentials.reload_aside())
     assert "line 9" in caplog.text
     assert "hush" not in caplog.text
     assert credentials.find("AK1") is key
     os.remove(file)
-    assert not credentials.reload()
+    assert not asyncio.run(credentials.reload_aside())
     assert credentials.find("AK1") is key
 
 
@@ -249,7 +249,7 @@ def test_accounts_by_their_azure_name(file: Path) -> None:
     assert named.identity("nobody") is None
     assert credentials.find("sender") is None, "an object id is no access key"
     assert credentials.find_account("examplename") is named
-    assert credentials.reload()
+    assert asyncio.run(credentials.reload_aside())
     assert credentials.find_account("examplename") is not named
     assert credentials.find_account("other") is None
 

@@ -76,7 +76,8 @@ async def in_thread(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 def _error_answer(request: Request, status: int, body: dict[str, Any]) -> Response:
     request_id = request.scope.get("veilmq.request_id")
-    logger.info("%d %s: %s", status, body["error"], body["message"], extra={"request": request_id})
+    said = f"{body['field']}: {body['message']}" if body["field"] else body["message"]
+    logger.info("%d %s: %s", status, body["error"], said, extra={"request": request_id})
     return answer(body | {"request_id": request_id}, status)
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from veilmq.model.errors import ParameterInvalid
-from veilmq.model.instant import DAY_US, MINUTE_US, SECOND_US
+from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.moves import MOVES_PER_SECOND_MAX
 from veilmq.model.plan import Adaptive
 from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
@@ -25,7 +25,7 @@ PAGE_MAX: Final = 1_000
 _NAME: Final = r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
 _ACCOUNT: Final = r"^[0-9]{12}\Z"
 _ACCOUNT_OR_ALL: Final = r"^([0-9]{12}|\*)\Z"
-_REGION: Final = r"^[a-z0-9-]{1,32}\Z"
+_REGION: Final = r"^[a-z0-9-]{1,64}\Z"
 _TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
 _STATE: Final = r"^(visible|hidden)\Z"
 _PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
@@ -35,7 +35,7 @@ WORDS: Final = {
     _NAME: "Expected 1 to 256 letters, digits, `-` and `_`, for a FIFO queue with .fifo after them",
     _ACCOUNT: "Expected 12 digits",
     _ACCOUNT_OR_ALL: "Expected 12 digits, or `*`",
-    _REGION: "Expected 1 to 32 lower-case letters, digits and `-`",
+    _REGION: "Expected 1 to 64 lower-case letters, digits and `-`",
     _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
     _STATE: "Expected visible or hidden",
     _PAGE: "Expected what the page before gave as `after`",
@@ -233,6 +233,8 @@ T = TypeVar("T")
 _WHERE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MEMBER: Final = re.compile(r"field `(?P<name>[^`]*)`")
 _REGEX: Final = "matching regex "
+_BOUND: Final = re.compile(r"Expected `(?:int|float)` (?P<sign>[<>])= (?P<bound>\d+)(?:\.0)?")
+_UNITS: Final = (("d", DAY_US), ("h", HOUR_US), ("m", MINUTE_US), ("s", SECOND_US))
 _WORDS_SHOWN: Final = {repr(pattern): words for pattern, words in WORDS.items()}
 """By the patterns as msgspec's errors show them."""
 
@@ -277,4 +279,18 @@ def _invalid(text: str) -> ParameterInvalid:
     member = _MEMBER.search(what)
     if member is not None:
         path = f"{path}.{member['name']}" if path else member["name"]
-    return ParameterInvalid(parameter=path or "body", reason=_WORDS_SHOWN.get(what.partition(_REGEX)[2], what))
+    reason = _WORDS_SHOWN.get(what.partition(_REGEX)[2]) or _bound(what, path) or what
+    return ParameterInvalid(parameter=path or "body", reason=reason)
+
+
+def _bound(what: str, path: str) -> str | None:
+    """A range in words, and that of a duration as people write one: who gave `30d` knows no number of microseconds."""
+    found = _BOUND.fullmatch(what)
+    if found is None:
+        return None
+    words, bound = f"Expected {'at most' if found['sign'] == '<' else 'at least'}", int(found["bound"])
+    if not path.endswith("_us") or not bound:
+        return f"{words} {bound}"
+    exact = f"{bound} microseconds"
+    shown = next((f"{bound // unit_us}{unit} ({exact})" for unit, unit_us in _UNITS if bound % unit_us == 0), exact)
+    return f"{words} {shown}"

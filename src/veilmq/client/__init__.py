@@ -2,5 +2,6 @@
 
 Strategy: an adapter says a cloud's own words to that cloud; a pattern wraps a `Queue` and is a `Queue`, so that they
 stack; keeper, worker, receiver and timeouts work on any. Adapters import their SDK only when they are asked for.
-Durations are seconds, as int or float. Source: the seed documents, by way of docs/from-the-documents.md.
+Durations are seconds, as int or float. Source: the five documents of docs/from-the-documents.md,
+which the docstrings here name by their numbers.
 """

@@ -6,7 +6,7 @@ Meier's curve, which counts both rightly, and are None where the samples do not 
 keeper that extends them (the cheapest schedule, timeouts/schedule.py), and one timeout for a consumer that never
 extends.
 
-Source: seed 004 ("perform a series of load tests on the consumer"); seed 003, 1.
+Source: document 004 ("perform a series of load tests on the consumer"); document 003, 1.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 Strategy: a table of routes, and a function that says to which of them a message belongs; what has no route goes to the
 default one. A handle carries its queue's name, so any process with the same table can use it. A receive first asks all
 queues without waiting, each for its share, beginning with another one each time; then it waits (`waiting`). Source: the
-seed documents' advice that types with different processing times belong in separate queues, and the pipeline's `split`.
+documents' advice that types with different processing times belong in separate queues, and the pipeline's `split`.
 """
 
 import hashlib
@@ -68,7 +68,6 @@ class RoutedQueue(Closing):
         self._default = _route(default)
         self._by = by
         self._name = name
-        self._clock = clock
         self._by_type = {kind: _route(route) for kind, route in routes.items()}
         self._by_queue: dict[str, Route] = {}
         for route in [self._default, *self._by_type.values()]:

@@ -111,7 +111,8 @@ def _parameters(query: str, form: _Form) -> dict[str, Any]:
         name, _, value = pair.partition("=")
         if name not in form.parameters:
             shown = f", not {name}" if _PARAMETER.fullmatch(name) and "@" not in query else ""
-            raise _wrong(f"after the question mark it takes {', '.join(sorted(form.parameters))}{shown}")
+            hint = ": a directory has three slashes, veil:///DIR?queue=NAME" if name == "queue" else ""
+            raise _wrong(f"after the question mark it takes {', '.join(sorted(form.parameters))}{shown}{hint}")
         if name in found:
             raise _wrong(f"{name} stands in it twice")
         if name in _FLAG_NAMES:

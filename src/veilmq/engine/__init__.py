@@ -24,7 +24,7 @@ def open_directory(
 ) -> tuple[Engine, SqliteStore]:
     """An engine and its store on a data directory; `at_point` is called at each of the store's `CRASH_POINTS`.
 
-    Raises DirectoryHeld, DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld (veilmq.store.sqlite).
+    Raises what `SqliteStore` does.
     """
     store = SqliteStore(directory, options, at_point)
     return Engine(limits or Limits()), store

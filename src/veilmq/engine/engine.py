@@ -125,7 +125,7 @@ class Engine:
 
     def take_batch(self, now: Instant) -> Batch | None:
         """The next batch, or None if there is nothing to do. The one before must have been given back."""
-        self._wake()
+        self._wake(now)
         self._schedule(now)
         if not self._pending:
             self._last_batch = now
@@ -323,10 +323,9 @@ class Engine:
                 self._sweep_every_us = limits.snapshot_every_us if outcome.unhurried else limits.sweep_every_us
 
     def _retry(self, waiters: list[Waiter], now: Instant) -> None:
-        for waiter in waiters:
-            self._pending.append(Call(waiter.ticket, (waiter.command,), now, waiter))
+        self._pending.extend(_again(waiter, now) for waiter in waiters)
 
-    def _wake(self) -> None:
+    def _wake(self, now: Instant) -> None:
         """Let as many of the first in line claim as what became visible could fill, before any newcomer."""
         woken: list[Call] = []
         for queue, credit in self._credits.items():
@@ -336,7 +335,7 @@ class Engine:
                 if waiter is None:
                     break
                 left -= waiter.command.count_max
-                woken.append(Call(waiter.ticket, (waiter.command,), waiter.deadline, waiter))
+                woken.append(_again(waiter, now))
         self._credits = {}
         self._pending.extendleft(reversed(woken))
 
@@ -355,6 +354,11 @@ class Engine:
             self._polled = now
         elif now - self._polled >= self.limits.polls_every_us:
             self.flush_polls(now)
+
+
+def _again(waiter: Waiter, now: Instant) -> Call:
+    """The receive that waited, to be tried once more."""
+    return Call(waiter.ticket, (waiter.command,), now, waiter)
 
 
 def _racers_first(pending: deque[Call]) -> None:

@@ -12,9 +12,6 @@ import msgspec
 from veilmq.model.instant import Instant
 from veilmq.model.queue import QueueKey
 
-MESSAGE_ID_BYTES: Final = 16
-MD5_BYTES: Final = 16
-
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -51,7 +48,7 @@ class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tag: str | None = None
     """MNS's MessageTag."""
     lease_hint_us: int | None = None
-    """The sender's wish for the first lease of this message (patterns.md, Worker)."""
+    """The sender's wish for the first lease of this message (docs/client.md, "The port")."""
     dead_letter_source: QueueKey | None = None
     """The queue that dead-lettered the message, if one did."""
     published_id: bytes | None = None

@@ -2,8 +2,8 @@
 
 Strategy: a plan is data with two uses. Clients take it as it is (they name their leases themselves); for clients that
 name none, the server may use it as a first lease of its own, by `effective`: a pure function of what was suggested,
-what the owner allows, and what is in force. The visibility timeout that the protocols show never changes. Source:
-patterns.md, "Adaptive visibility timeout".
+what the owner allows, and what is in force. The visibility timeout that the protocols show never changes. See
+docs/pipeline.md, "Closed loop", and docs/admin-api.md, "Queues".
 """
 
 from enum import StrEnum

@@ -62,7 +62,7 @@ class RedriveAllowPolicy(msgspec.Struct, frozen=True, gc=False):
 
 
 class XmlBody(StrEnum):
-    """How Azure and MNS clients' bodies are stored: as they come, or decoded from base64 (architecture.md, Bodies)."""
+    """How Azure and MNS clients' bodies are stored: as they come, or decoded from base64 (docs/azure.md)."""
 
     TEXT = "text"
     BASE64 = "base64"

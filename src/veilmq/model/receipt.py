@@ -1,7 +1,7 @@
 """Receipt handles: unforgeable names of one lease.
 
 Strategy: a handle carries queue incarnation, message sequence, attempt and rotation, and a 12-byte MAC over them, in
-lower-case hex: 66 characters that every SDK can paste unescaped into a URL (mns.md section 6). A handle is current when
+lower-case hex: 66 characters that every SDK can paste unescaped into a URL, as MNS has it. A handle is current when
 attempt and rotation both match the stored ones; only a grant raises the attempt, only an extend of a protocol that
 rotates raises the rotation. The key is a row of the store: a restored backup has a fresh one and honours no old handle.
 The MAC is keyed BLAKE2s (RFC 7693), six times as fast here as HMAC-SHA256 (docs/decisions/0002-receipt-mac.md).

@@ -3,7 +3,7 @@
 Strategy: a subscription sends what is published to a queue, or pushes it to a URL from a hidden queue of its own, so
 that both are sends and nothing else. A hidden queue's name holds a `/`, which no protocol's names may; a message in it
 is the published body as it came, and its form is made when it is pushed. A queue that is the endpoint gets the form as
-its message's body, made in the transaction of the publish. Source: mns.md, sections 7 and 8.
+its message's body, made in the transaction of the publish. Source: docs/mns.md, "Topics and subscriptions".
 """
 
 import json
@@ -139,7 +139,7 @@ class Notification(msgspec.Struct, frozen=True, gc=False):
 
 
 def render(notification: Notification, form: ContentFormat) -> str:
-    """The body of a push or of a queue's message (mns.md, section 8)."""
+    """The body of a push or of a queue's message, in one of MNS's forms."""
     if form is ContentFormat.SIMPLIFIED:
         return notification.body
     fields = _fields(notification)

@@ -1,4 +1,4 @@
-"""Bodies of queues whose `xml_body` is base64: what XML clients send and get, and what is stored (architecture.md).
+"""Bodies of queues whose `xml_body` is base64: what XML clients send and get, and what is stored.
 
 Strategy: two functions, one the other's inverse. A body is stored as text, so base64 of anything but the UTF-8 of text
 that XML can carry is refused.

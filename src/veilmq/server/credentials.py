@@ -109,12 +109,11 @@ class Credentials:
         """The account of that Azure name, the same object until a reload; None if unknown."""
         return self._named.get(name)
 
-    def reload(self) -> bool:
-        """Read the file again; a bad one changes nothing and is logged. Returns whether it was taken."""
-        return self._take(self._look())
-
     async def reload_aside(self) -> bool:
-        """The same, and nobody waits for it: the file is read in a thread, and takes its place on the loop."""
+        """Read the file again; a bad one changes nothing and is logged. Returns whether it was taken.
+
+        No request waits for it: the file is read in a thread, and takes the place of the old one on the loop.
+        """
         async with self._reading:  # who asks meanwhile gets what is there afterwards
             return self._take(await asyncio.get_running_loop().run_in_executor(None, self._look))
 
@@ -161,10 +160,6 @@ class DevelopmentKeyring:
     def find_account(self, name: str) -> NamedAccount | None:
         """`devstoreaccount1`, with the key that every emulator has; its signatures are checked in this mode too."""
         return self._named if name == DEVELOPMENT_NAME else None
-
-    def reload(self) -> bool:
-        """Nothing to read."""
-        return True
 
     async def reload_aside(self) -> bool:
         """Nothing to read."""

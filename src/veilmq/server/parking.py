@@ -35,14 +35,17 @@ class ParkingWatch:
 
     def start(self) -> None:
         """Begin to look. Call on the loop."""
-        loop = asyncio.get_running_loop()
-        self.look(loop.time())
-        self._timer = loop.call_later(LOOK_S, self.start)
+        self._tick()
 
     def stop(self) -> None:
         """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.look(loop.time())
+        self._timer = loop.call_later(LOOK_S, self._tick)
 
     def look(self, now_s: float) -> None:
         """Take the engine's counts, and tell what is due. now_s: any clock that only goes forward, in seconds."""

@@ -102,8 +102,7 @@ class Service:
     async def start(self) -> None:
         """Open everything and serve.
 
-        Raises DirectoryHeld, DirectoryUnsafe, SchemaNewer, NotOurs, SqliteTooOld, FileInvalid (queues), OSError
-        (a port, a file); nothing stays open then.
+        Raises what `SqliteStore` does, FileInvalid (queues), OSError (a port, a file); nothing stays open then.
         """
         async with AsyncExitStack() as undo:
             await self._start(undo)

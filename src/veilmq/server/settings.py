@@ -99,7 +99,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Header names of pushes: as the Python samples look them up, or the Java sample."),
     ] = "lower"
     trusted_proxy: Annotated[
-        bool, Meta(description="Believe X-Forwarded-Proto and -Host: only behind a proxy that sets them.")
+        bool, Meta(description="Believe X-Forwarded-Proto, -Host and -For: only behind a proxy that sets them.")
     ] = False
     cooldowns: Annotated[
         bool, Meta(description="Refuse for 60 s to create a deleted queue or to purge again, as SQS does.")
@@ -298,9 +298,14 @@ def parse(name: str, given: object, *, from_text: bool) -> Any:
     try:
         return msgspec.convert(given, _HINTS[name], strict=not from_text)
     except msgspec.ValidationError as error:
-        raise SettingInvalid(
-            name, f"{str(error).replace('`', '').replace('Expected', 'expected')}: {given!r}"
-        ) from None
+        bound = _BOUND.search(str(error))
+        allowed = f"{_PLAIN[kind]} {bound[0].removesuffix('.0')}" if bound else _PLAIN[kind]
+        raise SettingInvalid(name, f"expected {allowed}, not {given!r}") from None
+
+
+_PLAIN: Final[dict[Any, str]] = {int: "a whole number", float: "a number of seconds", bool: "true or false"}
+_BOUND: Final = re.compile(r"[<>]=? [\d.]+")
+"""The bound in msgspec's sentence about a number beyond it."""
 
 
 _TEXTS: Final = {

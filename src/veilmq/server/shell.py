@@ -126,7 +126,6 @@ class Shell:
         self._applied: Applied | None = None
         self._turn_pending = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = Instant(0)
         self._turned = Instant(0)
         self._turns = self._quiet = self._backlog = 0
         """Of the wait for what arrived in a stall: turns, the latest that brought nothing, what there was then."""

@@ -1,7 +1,7 @@
 """The keeper's parameters, and why some cannot work.
 
 Strategy: one frozen value, checked once against what the queue can do, before a thread or a request exists. The names
-in brackets are those of the documents (seeds 000 and 002, "processing time, self-adapting").
+in brackets are those of the documents (000 and 002, "processing time, self-adapting").
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Strategy: `pointer` is what the queue carries, in our form or in AWS's; `handles` is what a delete needs; `fetching`
 reads objects while it keeps the leases; `queue` is the pattern, `sweeping` removes what crashes left, `shared` lets the
-queues of a topic share one object. Source: the seed documents' BigMessageSizeQueue.
+queues of a topic share one object. Source: the documents' BigMessageSizeQueue.
 """
 
 from veilmq.client.large.pointer import PointerFormat

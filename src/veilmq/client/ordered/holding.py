@@ -3,7 +3,7 @@
 Strategy: the holder writes its name and an end into what it stores, and renews it from a thread of its own. Another one
 is refused until that end, or at once let in if the holder ran on this machine and is dead. The end is judged by the
 storage's own clock where it has one, for all holders share that. `StateLock` gives such a lock to any object that can
-load and save. Source: seed 002 (one sender process, one receiver process).
+load and save. Source: document 002 (one sender process, one receiver process).
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 Strategy: three forms behind one shape. An attribute where the queue has attributes, a prefix of the body where it has
 none, or the document's own `#num#`, which has neither an epoch nor a word for "void". What a form cannot read is not
-ours, and says so by None. Source: seed 002, OrderedQueueWrapper ("coloured" messages).
+ours, and says so by None. Source: document 002, OrderedQueueWrapper ("coloured" messages).
 """
 
 import re

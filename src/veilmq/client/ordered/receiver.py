@@ -3,7 +3,7 @@
 Strategy: whoever calls `receive` pulls, one thread at a time; what is ahead waits in a buffer (reorder.py) whose leases
 a keeper holds. An acknowledgement is durable in the storage first, and only then is the message deleted: a crash in
 between brings it back, and its number tells that it was done. A handle names the place and the hand-out, so that a
-stale one changes nothing. Source: seed 002, OrderedQueueWrapper, whose sample deletes first and loses messages.
+stale one changes nothing. Source: document 002, OrderedQueueWrapper, whose sample deletes first and loses messages.
 """
 
 import logging

@@ -3,7 +3,7 @@
 Strategy: write ahead. A number and its message are durable before the message leaves, and stay so until it certainly
 arrived or certainly did not. What a crash or a lost answer leaves open is sent again, under the same number, before
 anything else; the receiver drops the second copy by its number. A number whose message the queue refused for good is
-given to the next one, or declared void if later numbers are on their way already. Source: seed 002,
+given to the next one, or declared void if later numbers are on their way already. Source: document 002,
 OrderedQueueWrapper.
 """
 

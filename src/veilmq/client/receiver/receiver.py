@@ -1,7 +1,7 @@
 """Many callers, few parked polls: the receiver, for threads and for coroutines.
 
-Strategy: both are thin doors to the same `Polling`; they differ in how a caller sleeps. Source: seed 002 "LongPolling"
-(MessageReceiver).
+Strategy: both are thin doors to the same `Polling`; they differ in how a caller sleeps. Source: document 002,
+"LongPolling" (MessageReceiver).
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 Strategy: `Survival` is what is known of processing times, `plan_of` the cheapest schedule of leases for it,
 `AdaptiveTimeout` the two together, message type by message type, as a plan for a LeaseKeeper. `ThresholdTimeout` is the
-document's own counter rule (seed 003). Source: seeds 003 and 004; docs/patterns/adaptive-timeout.md.
+document's own counter rule (document 003). Source: documents 003 and 004; docs/patterns/adaptive-timeout.md.
 """
 
 from veilmq.client.timeouts.adaptive import AdaptiveTimeout

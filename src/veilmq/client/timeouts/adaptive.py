@@ -1,9 +1,8 @@
 """Leases that fit the work: learnt per message type, planned anew when enough was learnt.
 
 Strategy: what happens to attempts goes into a survival curve a type; every so often the cheapest schedule for it is
-planned, and swapped in whole, so that readers need no lock. It takes the place of the old one only if that would cost
-noticeably more (hysteresis). Too many duplicates shut the guard: margins grow until they cease. A type of which little
-is known yet plays by what all types together show. Source: patterns.md, "Adaptive visibility timeout".
+planned, and swapped in whole, so that readers need no lock. Too many duplicates shut the guard: margins grow until they
+cease. A type of which little is known yet plays by what all types together show. See docs/patterns/adaptive-timeout.md.
 """
 
 import threading
@@ -24,7 +23,6 @@ _LEARNT_MIN: Final = 10
 _REPLAN_GROWTH: Final = 1.15
 _REPLAN_MAX: Final = 50
 """A schedule is planned anew after 15 % more attempts, but after 50 at the latest."""
-_HYSTERESIS: Final = 0.01
 _CRASH_SHARE_MIN: Final = 0.1
 """Of the given rate of crashes: no quiet time makes workers look safer than that."""
 _CRASH_PRIOR: Final = 3.0

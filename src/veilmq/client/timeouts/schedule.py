@@ -5,7 +5,7 @@ recovery when a worker dies. At each age of an attempt the schedule says how lon
 backwards from the greatest age (dynamic programming over the survival curve's bucket bounds): at age t, the next look
 at age u costs what a crash between t and u would wait for, plus, if the attempt lives to u, the call, the chance that
 it comes too late, and the best that follows. The margin (how long before its end a lease is extended) is one number for
-the whole schedule, the best of a few. Source: patterns.md; Barlow and Proschan, "Mathematical Theory of Reliability",
+the whole schedule, the best of a few. Source: Barlow and Proschan, "Mathematical Theory of Reliability",
 on optimal inspection.
 """
 

@@ -4,7 +4,7 @@ Strategy: times fall into buckets whose bounds grow by a constant factor, so tha
 numbers. An attempt that finished is an event in its bucket; one whose worker vanished is censored at its last sign of
 life: it took longer than that, nobody knows how much. The curve is Kaplan and Meier's. Old attempts count less and less
 (`half_life`), so that the curve follows a drift; a prior of a few attempts, spread evenly over the logarithm of time,
-speaks where nothing was seen yet. Source: patterns.md, "Adaptive visibility timeout"; Kaplan and Meier 1958.
+speaks where nothing was seen yet. Source: docs/patterns/adaptive-timeout.md; Kaplan and Meier 1958.
 """
 
 from math import log

@@ -1,8 +1,8 @@
 """Document 003's counter rule, as it stands.
 
 Strategy: count the deletes that fail because the message came back; when so many failed within a window, raise the
-timeout. Nothing lowers it again. Source: seed 003, "count how many deletes fail ... and when that passes a threshold,
-raise the visibility timeout".
+timeout. Nothing lowers it again. Source: document 003, "count how many deletes fail ... and when that passes a
+threshold, raise the visibility timeout".
 """
 
 import threading

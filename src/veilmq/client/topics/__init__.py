@@ -2,7 +2,7 @@
 
 Strategy: `definitions` is which topics there are and what their subscriptions are, durable and shared; `making` creates
 and deletes them; `topic` publishes; `encoding` is raw or base64 bodies; `native` is where a topic of the service's own
-serves (`Capabilities.native_topics`). Source: the seed documents' CloudPullTopic.
+serves (`Capabilities.native_topics`). Source: the documents' CloudPullTopic.
 """
 
 from veilmq.client.topics.definitions import Definition, Definitions, Form, Subscription

@@ -1,7 +1,7 @@
 """Raw and base64 bodies of a topic.
 
 Strategy: what a subscription gets is settled when it is made, and a base64 body says so in an attribute where there are
-any. A reader says which it wants; what is not that is a typed error, never a guess. Source: the seed documents'
+any. A reader says which it wants; what is not that is a typed error, never a guess. Source: the documents'
 RawTopicMessage and getMessageBodyAsRawString; RFC 4648, section 4.
 """
 

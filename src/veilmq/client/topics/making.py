@@ -3,7 +3,7 @@
 Strategy: the definition is written first, so that one of two who make the same topic at once wins; then the queues,
 each noted as it is made; then the definition is ready. An error on the way takes back what this call made, and what a
 crash leaves is finished by making the topic again or by deleting it. An existing topic is taken only if it is the same.
-Source: the seed documents' createPullTopic(topicMeta, queueNameList, needCreateQueue, queueMetaTemplate).
+Source: the documents' createPullTopic(topicMeta, queueNameList, needCreateQueue, queueMetaTemplate).
 """
 
 import contextlib

@@ -4,7 +4,7 @@ Strategy: where the service has a topic of its own for this, one request of it, 
 that cannot carry, and everywhere else, one batch a queue, the queues side by side. Every copy carries the publish's id:
 as deduplication id where the queue is FIFO, so that publishing again with that id adds no second copy there; as an
 attribute elsewhere, by which a consumer can drop one. What failed is named by subscription, and only that need be
-published again. Source: the seed documents' CloudPullTopic.publishMessage.
+published again. Source: the documents' CloudPullTopic.publishMessage.
 """
 
 import secrets

@@ -2,7 +2,7 @@
 
 Strategy: receive what is overdue (A), ask the application (B), settle by its verdict (C), erase the entry (D). What
 fails on the way leaves the entry, and comes again; what stays undecided is asked for a bounded time and then parked
-where people see it. A transaction that is under way in this process is left alone. Source: seed 002,
+where people see it. A transaction that is under way in this process is left alone. Source: document 002,
 TransactionChecker.
 """
 

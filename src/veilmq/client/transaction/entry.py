@@ -1,7 +1,7 @@
 """What a transaction is made of: its verdict, what the application sees of it, and its entry in the log.
 
 Strategy: an entry is JSON and always carries the whole message, so that nothing that happens to the half message can
-lose it. Source: seed 002, "transaction messages", step 2.
+lose it. Source: document 002, "transaction messages", step 2.
 """
 
 from enum import StrEnum

@@ -2,7 +2,7 @@
 
 Strategy: everything that would lose a message silently is refused when the queue is wrapped: a half message that may
 appear, or end before it is decided, and a log that forgets before the last question was asked. Defaults as in the
-documents' SDK. Source: seed 002, "preparations" and "failure analysis".
+documents' SDK. Source: document 002, "preparations" and "failure analysis".
 """
 
 import logging

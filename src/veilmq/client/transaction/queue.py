@@ -3,7 +3,7 @@
 Strategy: the document's steps (1 prepare, 2 log, 3 operate, 4 commit or roll back, 5 erase the log entry), each of
 which may fail: before step 3 the operation never starts; from step 3 on the log entry stays until the verdict is
 carried out, by us or by a checker. Everything but the operation itself lives in two queues, so that any process with
-the same two can finish what another began. Source: seed 002, TransactionQueue, TransactionOperations,
+the same two can finish what another began. Source: document 002, TransactionQueue, TransactionOperations,
 TransactionChecker, whose sample swallows a failed commit, erases the entry, and so loses messages.
 """
 

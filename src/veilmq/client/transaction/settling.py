@@ -3,7 +3,7 @@
 Strategy: each step may be repeated by anybody at any time, and says what it found. A half message whose handle is taken
 was committed before, for only a visible message can be received; one that is gone before its end was too, unless
 nobody can have done that; one that is gone after its end is sent again from the log, and whoever asked to be told is
-told. Source: seed 002, failure analysis C: "the same handle can be committed only once".
+told. Source: document 002, failure analysis C: "the same handle can be committed only once".
 """
 
 import logging

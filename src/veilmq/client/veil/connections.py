@@ -24,6 +24,8 @@ ANSWER_BYTES_MAX: Final = 192 * 1024 * 1024
 _IDLE_MAX: Final = 64
 _REFUSAL_SECONDS: Final = 0.2
 """How long to look for an answer where the request could not be sent whole."""
+_CLOSED: Final = "the server closed the connection"
+_CLOSED_UNSAID: Final = f"{_CLOSED} without a word, as a port with TLS does to a client without (tls=1)"
 
 
 class Answer(msgspec.Struct, gc=False):
@@ -47,7 +49,7 @@ class Answer(msgspec.Struct, gc=False):
 class Connection:
     """One socket. Used by one thread at a time; `abort` and `finish` by any."""
 
-    __slots__ = ("_clock", "_deadline", "_limit", "_poll", "_socket", "_timeout", "finished", "used")
+    __slots__ = ("_answered", "_clock", "_deadline", "_limit", "_poll", "_socket", "_timeout", "finished", "used")
 
     def __init__(self, connected: socket.socket, clock: Clock) -> None:
         self._socket = connected
@@ -61,6 +63,8 @@ class Connection:
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
         self.used = False
+        self._answered = isinstance(connected, ssl.SSLSocket)
+        """Whoever is there speaks as we do."""
         self.finished = False
         """Nothing more is sent on it."""
 
@@ -122,6 +126,9 @@ class Connection:
     def _read(self) -> Answer:
         """Raises OSError (TimeoutError if that is why), ValueError for what is no answer of HTTP/1.1."""
         data = self._socket.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionError(_CLOSED if self._answered else _CLOSED_UNSAID)
+        self._answered = True
         end = data.find(b"\r\n\r\n")
         if end < 0 or data[9:10] == b"1":
             data, end = self._rest_of_head(data)
@@ -166,7 +173,7 @@ class Connection:
         self._socket.settimeout(left)
         data = self._socket.recv(_READ_BYTES)
         if not data:
-            raise ConnectionError("the server closed the connection")
+            raise ConnectionError(_CLOSED)
         return data
 
     def _exactly(self, count: int) -> bytes:
@@ -203,7 +210,7 @@ class Connection:
 
 def _status(head: bytes) -> int:
     if not head.startswith(b"HTTP/1."):
-        raise ConnectionError("the server closed the connection") if not head else ValueError("this is not HTTP/1.1")
+        raise ConnectionError(_CLOSED) if not head else ValueError("this is not HTTP/1.1")
     return int(head[9:12])
 
 

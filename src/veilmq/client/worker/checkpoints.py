@@ -7,7 +7,7 @@ number above all that were there when it began, and at least its receive count, 
 never overwrites its successor. An envelope counts only on a queue whose bodies can be replaced; its sender could have
 written one too, and then decides where its own message starts.
 
-Source: seed 003, 3b ("resumed from where it is left off") and "Update Message".
+Source: document 003, 3b ("resumed from where it is left off") and "Update Message".
 """
 
 import hashlib

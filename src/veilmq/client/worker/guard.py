@@ -5,7 +5,7 @@ the record that is there; a guard stores it and makes reading and writing one st
 by a later delivery of the same message (the queue has fenced the earlier one off), by anybody once its `until` is over,
 and by nobody else: the other waits. Each takeover raises the fence, and only the holder of the newest fence may finish.
 
-Source: seed 003, 3 ("idempotent and resume-able").
+Source: document 003, 3 ("idempotent and resume-able").
 """
 
 from typing import Any, Protocol

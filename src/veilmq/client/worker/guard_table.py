@@ -10,7 +10,6 @@ those of its parent.
 import hashlib
 import threading
 import weakref
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +22,7 @@ from veilmq.client.dbapi import (
     Connect,
     clock_of,
     driver_error,
+    end,
     lost,
     paramstyle_of,
     run,
@@ -40,15 +40,14 @@ class _Held(OfProcess):
     """A connection, as long as its thread or its guard lives."""
 
     def __init__(self, connection: Any) -> None:
-        self.connection = connection
-        self._error = driver_error(connection, "Error")
         self._pid = self._this()
+        self.connection = connection
+        driver_error(connection, "Error")  # what is no connection at all is refused before it is asked the time
         self.clock = clock_of(connection)
 
     def close(self) -> None:
         """A driver may bind a connection to its thread, and refuse."""
-        with suppress(self._error):
-            self.connection.close()
+        end(self.connection)
 
     def __del__(self) -> None:
         if self.inherited:

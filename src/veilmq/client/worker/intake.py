@@ -5,7 +5,7 @@ is here, so that a prefetched message is kept like one in a handler. Errors are 
 for those that no time heals; so is an empty answer that comes back early, or a server that refuses to park would be
 stormed. What an open poll brings after the stop goes back at once.
 
-Source: seed 002, "LongPolling" (the request storm); patterns.md, "Receiver".
+Source: document 002, "LongPolling" (the request storm); docs/patterns/receiver.md.
 """
 
 import logging

@@ -4,7 +4,7 @@ Strategy: threads receive and run handlers; the thread that runs this waits for 
 drains: stop receiving, give back what has not begun, wait for handlers, tell them, give back the rest, and release what
 an open poll still brings. Whatever says something uses a SimpleQueue, which signal handlers may use too.
 
-Source: patterns.md, "Lease keeper" (shutdown) and "Worker".
+Source: docs/patterns/worker.md, "Stopping".
 """
 
 import logging

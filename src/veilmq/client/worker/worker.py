@@ -3,7 +3,7 @@
 Strategy: this class is what users see; a `Run` (run.py) does the work, made anew for each run, so that a worker can be
 made at import time and started anywhere. Parameters are checked when it is made.
 
-Source: the issues of seeds 003 and 004 on processing times; patterns.md, "Worker".
+Source: the issues of documents 003 and 004 on processing times; docs/patterns/worker.md.
 """
 
 import inspect
@@ -43,11 +43,11 @@ class Options(TypedDict, total=False):
     batch: int | None
     """The handler gets a list of up to so many jobs and returns those that failed; None: one job."""
     lease: float | Callable[[Received], float]
-    """First lease, 30 by default; or a function of the message (seed 003: "based on the content of a message")."""
+    """First lease, 30 by default; or a function of the message (document 003: "based on the content of a message")."""
     keeper: bool | Mapping[str, Any] | LeaseKeeper
     """True (default): a lease keeper of its own, made for the lease; a mapping: its parameters; False: none."""
     stop_before_expiry: float | None
-    """Cancel the handler so long before its deadline (seed 003, 3a)."""
+    """Cancel the handler so long before its deadline (document 003, 3a)."""
     retry: Backoff
     """When a failed message is visible again, by its receive count."""
     poison_after: int | None

@@ -121,15 +121,3 @@ def _delivery(writer: Writer, queue: LiveQueue, command: Receive, place: Place, 
         Instant(writer.now + lease_us),
         lease_us,
     )
-
-
-def sweep(writer: Writer, rows_max: int) -> int:
-    """Drop up to `rows_max` rows whose time is over; returns how many."""
-    row = writer.read_one(
-        "SELECT count(*), max(number) FROM (SELECT number, ends FROM receive_attempt ORDER BY number LIMIT ?)"
-        " WHERE ends <= ?", (rows_max, writer.now)
-    )  # fmt: skip
-    assert row is not None
-    if row[0]:
-        writer.write("DELETE FROM receive_attempt WHERE number <= ?", (row[1],))
-    return int(row[0])

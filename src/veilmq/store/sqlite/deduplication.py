@@ -98,15 +98,3 @@ class Window:
         """Write what was taken; a row of the same key whose time is over goes."""
         if self._new:
             self._writer.write_many(_INSERT, self._new)
-
-
-def sweep(writer: Writer, rows_max: int) -> int:
-    """Drop up to `rows_max` rows whose time is over; returns how many."""
-    row = writer.read_one(
-        "SELECT count(*), max(sequence) FROM (SELECT sequence, ends FROM deduplication ORDER BY sequence LIMIT ?)"
-        " WHERE ends <= ?", (rows_max, writer.now)
-    )  # fmt: skip
-    assert row is not None
-    if row[0]:
-        writer.write("DELETE FROM deduplication WHERE sequence <= ?", (row[1],))
-    return int(row[0])

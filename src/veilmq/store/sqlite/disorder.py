@@ -3,7 +3,7 @@
 Strategy: sometimes a message further back in the line is claimed first, and those before it become returned messages
 that nobody received, just as a delay that ends makes them. They go out next, so that nothing is more than the window
 out of its place, and counts, histories and restarts know nothing special. What is drawn follows from the sequences.
-Standard queues alone; groups keep their order. Source: seed 002, the document's run 1 3 2 5 4 7 6 of a plain queue.
+Standard queues alone; groups keep their order. Source: document 002, the run 1 3 2 5 4 7 6 of a plain queue.
 """
 
 from collections.abc import Sequence

@@ -118,7 +118,7 @@ def remove_rows(writer: Writer, sequences: Sequence[int]) -> None:
 def expire(writer: Writer, queue: LiveQueue, place: Place) -> None:
     """A message whose retention or own time to live is over.
 
-    A push that expired goes to its subscription's dead-letter queue, if there is one (mns.md, section 8).
+    A push that expired goes to its subscription's dead-letter queue, if there is one (docs/mns.md, "Pushes").
     """
     redrive = queue.settings.redrive
     if redrive is not None and is_hidden(queue.key.name):

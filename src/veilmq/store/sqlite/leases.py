@@ -9,6 +9,7 @@ from typing import Final
 
 from veilmq.model.commands import SERVER, AfterExpiry, Delete, Extend, LeaseSource, Undeliver
 from veilmq.model.errors import (
+    OTHER_QUEUE,
     LeaseExpired,
     LeaseTaken,
     MessageGone,
@@ -58,7 +59,7 @@ class Places:
         if receipt is None:
             return ReceiptInvalid(reason="it was not made by this server")
         if receipt.queue != queue.incarnation:
-            return ReceiptInvalid(reason="it is of another queue")
+            return ReceiptInvalid(reason=OTHER_QUEUE)
         place = self._places.get(receipt.sequence)
         if (
             place is None

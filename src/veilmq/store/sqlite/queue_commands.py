@@ -1,4 +1,8 @@
-"""Commands on queues: create, change, delete, purge, describe."""
+"""Commands on queues: create, change, delete, purge, describe.
+
+Strategy: a command judges first and writes then; what it changes in memory is undone with the batch. A purge and a
+delete touch no message: the generation that they leave behind is garbage, which the sweeper collects.
+"""
 
 from typing import Final
 
@@ -50,7 +54,7 @@ from veilmq.store.sqlite.queues import SETTINGS_ENCODER, LiveQueue, alias_key
 from veilmq.store.sqlite.writer import Writer
 
 ALIAS_REASON: Final = "expected 3 to 63 of a-z, 0-9 and single hyphens between them"
-KIND_REASON: Final = f"a queue is FIFO from its creation on if its name ends in {FIFO_SUFFIX}, and only then"
+KIND_REASON: Final = f"true is needed with a name that ends in {FIFO_SUFFIX}, and refused with any other"
 THROUGHPUT_REASON: Final = "the limit is per group only if deduplication is too"
 RETENTION_LOOK: Final = 0
 """Expiry bound of a queue whose retention changed: the sweeper looks at once."""
@@ -63,7 +67,7 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
     present = writer.queues.by_key.get(command.queue)
     if present is not None:
         wanted = settings if command.compare_all else with_change(present.settings, command.change)
-        wanted = _with_own_plan(wanted, present.settings, command.change)
+        wanted = _with_unnamed(wanted, present.settings, command.change)
         difference = _difference(present.settings, wanted, command.change.get("labels", {}))
         if difference is not None:
             return QueueExists(queue=str(command.queue), setting=difference)
@@ -104,7 +108,7 @@ def _allows_all(allow: RedriveAllowPolicy | None) -> bool:
     return allow is None or allow.permission is RedrivePermission.ALLOW_ALL
 
 
-def _with_own_plan(wanted: QueueSettings, present: QueueSettings, change: SettingsChange) -> QueueSettings:
+def _with_unnamed(wanted: QueueSettings, present: QueueSettings, change: SettingsChange) -> QueueSettings:
     """What no protocol can name is no difference: only who names it asks for it."""
     names = ("adaptive", "alias", "first_lease_min_us", "receives_per_second_max")
     own = {name: getattr(present, name) for name in names if name not in change}
@@ -280,7 +284,7 @@ def _plain(change: SettingsChange) -> dict[str, object]:
 
 
 def recorded_settings(key: QueueKey, settings: QueueSettings) -> dict[str, object]:
-    """The same for all that a queue has."""
+    """A queue's key and settings as the history keeps them, without tags and labels."""
     public = msgspec.structs.replace(settings, labels={}, tags={})
     return {"account": key.account, "region": key.region, "name": key.name, "settings": public}
 

@@ -12,7 +12,7 @@ from veilmq.model.commands import RecordPolls, Sweep
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import Outcome, Recorded, Swept
-from veilmq.store.sqlite import attempts, deduplication, fifo_delays, history, moves
+from veilmq.store.sqlite import fifo_delays, history, moves
 from veilmq.store.sqlite.endings import expire, return_due
 from veilmq.store.sqlite.groups import first_of_groups
 from veilmq.store.sqlite.options import MIB, Options
@@ -30,6 +30,8 @@ LOOKS_MAX: Final = 64
 _HISTORY_ROWS_MAX: Final = 32
 _VACUUM_PAGES: Final = 256
 _FREE_PAGES_KEPT: Final = 4096
+_WINDOWS: Final = {"deduplication": "sequence", "receive_attempt": "number"}
+"""Tables whose rows all live equally long, each with the column by which they came and so will end."""
 _FIRST_BY_EXPIRY: Final = (
     "SELECT sequence, expires FROM message INDEXED BY message_expiry"
     " WHERE generation = ? AND expires IS NOT NULL"
@@ -56,10 +58,9 @@ def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots
     left -= retimed
     if left > 0:
         left -= _expire_all(writer, left)
-    if left > 0:
-        left -= deduplication.sweep(writer, left)
-    if left > 0:
-        left -= attempts.sweep(writer, left)
+    for table, order in _WINDOWS.items():
+        if left > 0:
+            left -= _drop_ended(writer, table, order, left)
     more = left <= 0 or retimed > 0 or writer.read_one("SELECT 1 FROM garbage", ()) is not None
     if left > 0:
         rows_max = min(left, _HISTORY_ROWS_MAX)
@@ -183,6 +184,18 @@ def _heads(writer: Writer, queue: LiveQueue, count: int) -> dict[int, int]:
     if queue.returned:
         rows += writer.read(_FIRST_RETURNED, (generation, retention_us, count))
     return dict(rows)
+
+
+def _drop_ended(writer: Writer, table: str, order: str, rows_max: int) -> int:
+    """Drop rows whose time is over from the front of one of `_WINDOWS`; returns how many."""
+    row = writer.read_one(
+        f"SELECT count(*), max({order}) FROM (SELECT {order}, ends FROM {table} ORDER BY {order} LIMIT ?)"
+        " WHERE ends <= ?", (rows_max, writer.now)
+    )  # fmt: skip
+    assert row is not None
+    if row[0]:
+        writer.write(f"DELETE FROM {table} WHERE {order} <= ?", (row[1],))
+    return int(row[0])
 
 
 def _give_back(writer: Writer) -> None:
