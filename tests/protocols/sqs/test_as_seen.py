@@ -367,3 +367,15 @@ def test_a_standard_queue_takes_no_notice_of_an_attempt_id(client: Any, url: str
     asked = {"QueueUrl": url, "ReceiveRequestAttemptId": "try 1"}
     bodies = [message["Body"] for _ in range(3) for message in client.receive_message(**asked).get("Messages", ())]
     assert sorted(bodies) == ["a", "b"]
+
+
+def test_true_and_false_are_read_in_any_case(client: Any) -> None:
+    """ansible-collections/community.aws: `sqs_queue`, which is made for AWS, makes its FIFO queues with FifoQueue=True."""
+    url = client.create_queue(QueueName="jobs.fifo", Attributes={"FifoQueue": "True"})["QueueUrl"]
+    given = {"ContentBasedDeduplication": "TRUE", "SqsManagedSseEnabled": "False"}
+    client.set_queue_attributes(QueueUrl=url, Attributes=given)
+    names = ["FifoQueue", "ContentBasedDeduplication", "SqsManagedSseEnabled"]
+    shown = client.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
+    assert [shown[name] for name in names] == ["true", "true", "false"]
+    same = {"FifoQueue": "true", "ContentBasedDeduplication": "true", "SqsManagedSseEnabled": "FALSE"}
+    assert client.create_queue(QueueName="jobs.fifo", Attributes=same)["QueueUrl"] == url

@@ -223,7 +223,7 @@ def test_wrong_redrive_allow_policies(policy: object, reason: str) -> None:
         ({"Policy": '"' + "x" * 65_536 + '"'}, "OverLimit"),
         ({"KmsMasterKeyId": "x" * 65_537}, "InvalidAttributeValue"),
         ({"KmsMasterKeyId": "\x00"}, "InvalidMessageContents"),
-        ({"SqsManagedSseEnabled": "True"}, "InvalidAttributeValue"),
+        ({"SqsManagedSseEnabled": "yes"}, "InvalidAttributeValue"),
         ({"SqsManagedSseEnabled": "true", "KmsMasterKeyId": "k"}, "InvalidAttributeValue"),
     ],
 )

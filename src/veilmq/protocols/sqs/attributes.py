@@ -95,9 +95,10 @@ def _number(text: str, minimum: int, maximum: int, name: str) -> int:
 
 
 def _boolean(text: str, name: str) -> bool:
-    if text not in {"true", "false"}:
+    # Ansible's sqs_queue, made for AWS, and whatever calls Python's str() send "True".
+    if text.lower() not in {"true", "false"}:
         raise _bad_value(name)
-    return text == "true"
+    return text.lower() == "true"
 
 
 def settings_change(queue: QueueKey, attributes: dict[str, str], creating: bool) -> SettingsChange:
@@ -177,7 +178,7 @@ def _label(name: str, text: str, creating: bool) -> str:
     elif name == "KmsDataKeyReusePeriodSeconds":
         _number(text, limits.KMS_REUSE_SECONDS_MIN, limits.KMS_REUSE_SECONDS_MAX, name)
     elif name == "SqsManagedSseEnabled":
-        _boolean(text, name)
+        return "true" if _boolean(text, name) else "false"
     return text
 
 

@@ -43,7 +43,9 @@ def plan_create(asked: Asked, given: CreateQueueInput) -> Plan:
     attributes = given.attributes or {}
     queue = QueueKey(asked.caller.key.account, asked.caller.region, name)
     # A FIFO queue needs both, the ending and the attribute; either alone is refused.
-    if not is_queue_name(name) or (name.endswith(limits.FIFO_SUFFIX) and attributes.get("FifoQueue") != "true"):
+    if not is_queue_name(name) or (
+        name.endswith(limits.FIFO_SUFFIX) and attributes.get("FifoQueue", "").lower() != "true"
+    ):
         raise Refusal(errors.INVALID_PARAMETER_VALUE, _NAME_RULE)
     change = settings_change(queue, attributes, creating=True)
     # What a queue is compared by are its attributes: one that is met again keeps its tags.
