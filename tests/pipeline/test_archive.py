@@ -86,6 +86,8 @@ class TestReplay:
             for where in ("type =", "weight > 1", "length(body)"):
                 with pytest.raises(OptionInvalid, match=re.escape(f"where='{where}' cannot be: [")):
                     replay(spark, archive, url, where=where)
+            with pytest.raises(OptionInvalid, match=r"where='int\(type\) < 2' fails on a row: \[CAST_INVALID_INPUT\]"):
+                replay(spark, archive, url, where="int(type) < 2")
             with pytest.raises(Exception, match="does not deduplicate"):
                 replay(spark, archive, url, key="id")
             with pytest.raises(SourceUnreachable, match="Is it there"):

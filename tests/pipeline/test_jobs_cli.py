@@ -376,3 +376,21 @@ def test_what_is_archived_can_be_replayed(server: ServerProcess, tmp_path: Path)
         assert (code, out) == (0, "sent 20 messages\n"), err
         bodies = {each.body for _ in range(4) for each in queue.receive(10)}
     assert bodies == {str(number) for number in range(20)}
+
+    code, out, err = veilmq(
+        "pipeline", "replay", "kept/messages", "--queue", f"{place}/again", "--where", "weight > 1",
+        "--master", "local[1]", cwd=tmp_path,
+    )  # fmt: skip
+    assert (code, out) == (1, "")
+    assert "veilmq: where='weight > 1' cannot be: [UNRESOLVED_COLUMN" in err
+    # Spark's own words of it, and its traces, are not for who mistyped a name.
+    assert err.count("UNRESOLVED_COLUMN") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_master_that_is_none_is_said_with_its_mend(exported: Path, tmp_path: Path) -> None:
+    code, out, err = veilmq("pipeline", "health", "--path", exported, "--master", "local[x]", cwd=tmp_path)
+    assert (code, out) == (1, "")
+    assert "veilmq: Spark does not start: Could not parse Master URL: 'local[x]'.\n" in err
+    assert "Traceback" not in err

@@ -64,7 +64,8 @@ def _once(
     else:
         print(
             f"events {ran.start} to {ran.stop}: {ran.settled} leases settled, {ran.pending} pending, "
-            f"{ran.planned} of {ran.groups} planned anew, {ran.seconds:.1f} s",
+            f"{ran.planned} of {ran.groups} planned anew, "
+            f"{f'{ran.left_out} deleted queues left out, ' if ran.left_out else ''}{ran.seconds:.1f} s",
             flush=True,
         )
     if publish and (ran.planned or not told):

@@ -8,7 +8,7 @@ refuses ends as a Failure with its mend, out of Spark's traces too.
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -44,15 +44,16 @@ _PLACE: Final = ("account", "region")
 _ROWS_SHOWN: Final = 50
 _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
 _UNWRITTEN: Final = re.compile("No space left on device|Disk quota exceeded|Read-only file system|File too large")
-_REFRESH_S: Final = 1.0
+_REPEATING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Loggers of PySpark that print an exception as it is raised: whoever catches it tells it, in words of ours."""
 
 
 def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
     """See `veilmq.pipeline.jobs.attempts`. Raises Failure."""
     from veilmq.pipeline.jobs import attempts as job
 
-    with _session(asked, environment) as (_, events):
-        leases = job.attempts(events, _until(asked, environment))
+    with _session(asked, environment) as (spark, _):
+        leases = job.attempts(_of(asked, environment, spark)(job.KINDS), _until(asked, environment))
         if asked.out is not None:
             _write(asked, leases, "attempts")
         groups = (*_PLACE, "queue", "type", "outcome")
@@ -71,10 +72,12 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
     from veilmq.pipeline.publish import plans_of
 
     with _session(asked, environment) as (spark, events):
-        found = Analysis(events, until=_until(asked, environment))
+        found = Analysis(events, of=_of(asked, environment, spark), until=_until(asked, environment))
         _write_analysis(asked, spark, found, (name,))
         rows = {"survival": "quantiles"}.get(name, name)
         _show(asked, _records(getattr(found, rows)), _SHOWN[name])
+        if name != "survival":
+            _tell_left_out(found)
         if publish:
             floors_us = {tuple(row[:3]): int(row[3]) for row in found.floors.itertuples(index=False, name=None)}
             tell(asked, environment, plans_of(_records(found.timeouts), floors_us))
@@ -82,19 +85,24 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
 
 def report(asked: Asked, environment: Mapping[str, str]) -> None:
     """All of them, and a page. Raises Failure."""
+    from veilmq.pipeline.events.reading import first_instant
     from veilmq.pipeline.jobs.analysis import Analysis
     from veilmq.pipeline.report.page import page
 
     if asked.out is None:
         raise Failure(Exit.USAGE, "a report needs a place", "Name one with --out DIR.")
     with _session(asked, environment) as (spark, events):
-        found = Analysis(events, until=_until(asked, environment))
-        _write_analysis(asked, spark, found, ("survival", "timeouts", "split", "health"))
         first, following = _bounds(asked, environment)
+        since = first_instant(_history(asked, environment), first, following)
+        until = _until(asked, environment)
+        found = Analysis(events, of=_of(asked, environment, spark), since=since, until=until)
+        _write_analysis(asked, spark, found, ("survival", "timeouts", "split", "health"))
         source = str(asked.path or _server(asked, environment))
-        text = page(found, source=source, offsets=(first, following), now=wall() / 1e6)
+        deleted = [queue[-1] for queue in found.left_out]
+        text = page(found, source=source, offsets=(first, following), now=wall() / 1e6, left_out=deleted)
         (asked.out / "report.html").write_text(text)
         _show(asked, _records(found.timeouts), _SHOWN["timeouts"])
+        _tell_left_out(found)
     if not asked.as_json:
         print(f"wrote {asked.out / 'report.html'}")
 
@@ -108,10 +116,11 @@ def health(asked: Asked, environment: Mapping[str, str], window: str, failures: 
         raise Failure(Exit.USAGE, "--window: must be above 0")
     if follow and asked.out is None:
         raise Failure(Exit.USAGE, "--follow writes a table", "Name its place with --out DIR.")
-    with _session(asked, environment) as (spark, events):
+    with _session(asked, environment) as (spark, _):
         if follow:
             _follow(asked, environment, spark, f"{window_ms} milliseconds", failures)
             return
+        events = _of(asked, environment, spark)(job.KINDS)
         found = job.health(events, window=f"{window_ms} milliseconds", failures=failures).orderBy("from", "queue")
         if asked.out is not None:
             _write(asked, found, "health")
@@ -214,6 +223,12 @@ def _session(asked: Asked, environment: Mapping[str, str]) -> Iterator[tuple["Sp
             yield spark, spark.read.format("veilmq-events").options(**options).load()
 
 
+def _of(asked: Asked, environment: Mapping[str, str], spark: "SparkSession") -> "Callable[[Sequence[str]], DataFrame]":
+    """Gives the events of some kinds; the others are left out where they are read, and not in Spark."""
+    reader = spark.read.format("veilmq-events").options(**_options(asked, environment))
+    return lambda kinds: reader.option("kinds", ",".join(kinds)).load()
+
+
 def make_place(out: Path, named: str = "--out") -> None:
     """The directory to write to. Raises Failure."""
     try:
@@ -230,6 +245,11 @@ def _spark(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
     from veilmq.pipeline.session import session
 
     spark = session(master, remote, settings={"spark.log.level": "ERROR"})
+    # Here, and not above: only now is it known that pyspark is there, and one that fits.
+    from pyspark.logger import PySparkLogger
+
+    for name in _REPEATING:
+        PySparkLogger.getLogger(name).disabled = True
     try:
         yield spark
     finally:
@@ -354,6 +374,16 @@ def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", name
         else:
             frame = spark.createDataFrame(arrow_of(rows, schema))
         _write(asked, frame.coalesce(1), name)
+
+
+def _tell_left_out(found: "Analysis") -> None:
+    """On stderr, as what is not in the table."""
+    if not found.left_out:
+        return
+    names = [queue[-1] for queue in found.left_out[:_ROWS_SHOWN]]
+    more = len(found.left_out) - len(names)
+    said = ", ".join(names) + (f" and {more} more" if more else "")
+    print(f"left out, for they were deleted: {said}", file=sys.stderr)
 
 
 def _write(asked: Asked, frame: "DataFrame", name: str) -> None:

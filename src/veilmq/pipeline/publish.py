@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LEASE_US_MAX: Final = 7 * 86_400_000_000
+SIGNS: Final = ("received", "extended")
+"""The events by which a lease's holder is heard of."""
 _SECOND_US: Final = 1_000_000
 _TIMEOUT_S: Final = 30.0
 _TYPES_MAX: Final = 1_000
@@ -34,7 +36,7 @@ def floors(events: "DataFrame") -> "DataFrame":
     from pyspark.sql import functions as f
 
     lease = Window.partitionBy("incarnation", "message", "attempt").orderBy("offset")
-    signs = events.where(f.col("kind").isin("received", "extended"))
+    signs = events.where(f.col("kind").isin(*SIGNS))
     gaps = signs.withColumn("gap_us", f.col("at") - f.lag("at").over(lease)).where(f.col("kind") == "extended")
     return gaps.groupBy("account", "region", "queue").agg((f.max("gap_us") * 2).cast("bigint").alias("floor_us"))
 

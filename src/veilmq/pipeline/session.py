@@ -6,12 +6,11 @@ SPARK_REMOTE names, holds unless an argument says otherwise. A session takes ten
 
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from veilmq.client.own_directory import own_path
 from veilmq.pipeline import java, register
 from veilmq.pipeline.errors import Unready
 
@@ -61,6 +60,7 @@ def session(
 
 
 def _started(master: str | None, name: str, settings: dict[str, str], *, is_submitted: bool) -> "SparkSession":
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.conf import SparkConf
     from pyspark.core.context import SparkContext
     from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ def _started(master: str | None, name: str, settings: dict[str, str], *, is_subm
         SparkContext._ensure_initialized()
         given = {key for key, _ in SparkConf().getAll()}
     else:
-        java.use(java.find_java(Path(tempfile.gettempdir()) / "veilmq-java"), sys.executable)
+        java.use(java.find_java(own_path("veilmq-java")), sys.executable)
     if master is not None or "spark.master" not in given:
         builder = builder.master(master or MASTER_DEFAULT)
     if "spark.app.name" not in given:
@@ -81,7 +81,11 @@ def _started(master: str | None, name: str, settings: dict[str, str], *, is_subm
     wanted = CONFIGURATION if is_local else _for_cluster()
     for key, value in ({key: wanted[key] for key in wanted.keys() - given} | settings).items():
         builder = builder.config(key, value)
-    spark: SparkSession = builder.getOrCreate()
+    try:
+        spark: SparkSession = builder.getOrCreate()
+    except Py4JJavaError as error:
+        reason = str(error.java_exception.getMessage()).strip().splitlines()[0].rstrip(".")
+        raise Unready(f"Spark does not start: {reason}.", "Is it what --master should name, and is it there?") from None
     return spark
 
 

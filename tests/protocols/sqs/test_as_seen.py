@@ -370,7 +370,7 @@ def test_a_standard_queue_takes_no_notice_of_an_attempt_id(client: Any, url: str
 
 
 def test_true_and_false_are_read_in_any_case(client: Any) -> None:
-    """ansible-collections/community.aws: `sqs_queue`, which is made for AWS, makes its FIFO queues with FifoQueue=True."""
+    """ansible-collections/community.aws: `sqs_queue`, made for AWS, makes its FIFO queues with FifoQueue=True."""
     url = client.create_queue(QueueName="jobs.fifo", Attributes={"FifoQueue": "True"})["QueueUrl"]
     given = {"ContentBasedDeduplication": "TRUE", "SqsManagedSseEnabled": "False"}
     client.set_queue_attributes(QueueUrl=url, Attributes=given)

@@ -92,7 +92,8 @@ def drain(
         if _is_empty(url) and not any((directory / "manifests").glob("*.arrow")):
             break
         if until is not None and SYSTEM.monotonic() - started > until:
-            raise DrainUnfinished(f"The queue is not empty after {until:g} s.", "Does somebody else hold its messages?")
+            mend = "Does somebody else hold its messages, or can the adapter not decode some, as the log would tell?"
+            raise DrainUnfinished(f"The queue is not empty after {until:g} s.", mend)
         time.sleep(_PAUSE_SECONDS)
     return Drained(messages, batches, len(quarantined(directory / "manifests")), runs, SYSTEM.monotonic() - started)
 

@@ -61,6 +61,18 @@ class History(Protocol):
         ...
 
 
+def first_instant(history: History, start: int, stop: int) -> int | None:
+    """When the first event happened, in microseconds; None as of `last_instant`."""
+    reach, high = 1, start
+    while high < stop:
+        high = min(stop, start + reach)
+        found = [int(batch.column("at")[0].as_py()) for batch in history.read(start, high) if batch.num_rows]
+        if found:
+            return min(found)
+        reach *= _REACH
+    return None
+
+
 def last_instant(history: History, start: int, stop: int) -> int | None:
     """When the last event happened, in microseconds: what has been quiet for long before that is over.
 

@@ -4,25 +4,32 @@
     spark.readStream.format("veilmq-events").option("path", "exported").option("maxRows", 1_000_000).load()
 
 Options: `server` (with `token`, `certificate`) or `path`; `from` (an offset, `first`, `next`; `first` unless told) and
-`until` (an offset); `partitionRows` (524,288); for a stream `maxRows` a micro-batch. The offset of a stream is
-`{"seq": n, "epoch": e}`: the next event, and of which history, if that is known. Replay is identical by construction:
-an offset names the same event of its history for ever.
+`until` (an offset); `kinds` (of events, with commas between; all unless told); `partitionRows` (524,288); for a stream
+`maxRows` a micro-batch. The offset of a stream is `{"seq": n, "epoch": e}`: the next event, and of which history, if
+that is known. Replay is identical by construction: an offset names the same event of its history for ever.
 
-Strategy: the readers hold options and nothing else, because Spark pickles them and makes a second one for `read`.
+Strategy: the readers hold options and nothing else, because Spark pickles them and makes a second one for `read`. Most
+jobs want few kinds, and to hand an event to Java costs more than to read it: hence the option `kinds`. The filters that
+Spark offers (`pushFilters`) are not taken: Spark 4.3 gives all reads of one DataFrame the filter that it pushed last,
+and a union of two kinds of events was one kind, twice.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
-from veilmq.pipeline.events.columns import SPARK_SCHEMA
+from veilmq.pipeline.events.columns import KINDS, SPARK_SCHEMA
 from veilmq.pipeline.events.reading import History, ParquetHistory, ServerHistory
 
 PARTITION_ROWS_DEFAULT: Final = 524_288
-_OPTIONS: Final = frozenset({"server", "token", "certificate", "path", "from", "until", "partitionrows", "maxrows"})
+_OPTIONS: Final = frozenset(
+    {"server", "token", "certificate", "path", "from", "until", "kinds", "partitionrows", "maxrows"}
+)
 
 
 class Piece(InputPartition):
@@ -58,6 +65,9 @@ class Wanted:
             raise OptionInvalid(f"from={self.start!r} is none of an offset, first and next.", "")
         self.until = _number(given, "until", None)
         self.partition_rows = _number(given, "partitionrows", PARTITION_ROWS_DEFAULT) or 1
+        self.kinds = [each.strip() for each in given["kinds"].split(",")] if "kinds" in given else None
+        for kind in set(self.kinds or ()) - KINDS:
+            raise OptionInvalid(f"kinds: there is no kind of event {kind!r}.", f"There are {', '.join(sorted(KINDS))}.")
         self.rows_max = _number(given, "maxrows", None)
         if self.rows_max == 0:
             raise OptionInvalid("maxRows=0: a micro-batch needs an event.", "")
@@ -86,9 +96,13 @@ class Wanted:
         return [Piece(*each, self.history.epoch) for each in self.history.splits(start, stop, self.partition_rows)]
 
     def read(self, piece: Piece) -> Iterator[Any]:
-        """Its record batches, of the history that it was cut from."""
+        """Its record batches, of the history that it was cut from, without the kinds that nobody wants."""
         self.history.epoch = piece.epoch
-        yield from self.history.read(piece.start, piece.stop)
+        for batch in self.history.read(piece.start, piece.stop):
+            if self.kinds is None:
+                yield batch
+            else:
+                yield batch.filter(pc.is_in(batch.column("kind"), pa.array(self.kinds)))
 
 
 def _number(given: dict[str, str], name: str, default: int | None) -> int | None:

@@ -1,14 +1,16 @@
 """Everything that one pass over the events tells, kept for the jobs that share it.
 
 Strategy: the histogram of leases is small however long the history is, so it is computed once and brought here; what
-follows from it is computed from there. `health` is a pass of its own.
+follows from it is computed from there. `health` is a pass of its own. What is recommended is for queues that are there:
+of one that was deleted only how long its work took is told.
 """
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from veilmq.pipeline import publish
-from veilmq.pipeline.jobs import attempts, buckets, health, split, survival, timeouts
+from veilmq.pipeline.jobs import attempts, buckets, deleted, health, split, survival, timeouts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,10 +22,21 @@ class Analysis:
     """The jobs' results as pandas frames, each computed when it is asked for first."""
 
     def __init__(
-        self, events: "DataFrame", costs: "Costs | None" = None, *, cells: Any = None, until: int | None = None
+        self,
+        events: "DataFrame",
+        costs: "Costs | None" = None,
+        *,
+        cells: Any = None,
+        of: "Callable[[Sequence[str]], DataFrame] | None" = None,
+        since: int | None = None,
+        until: int | None = None,
     ) -> None:
-        """cells: a histogram that is known already (a pandas frame). until: see `attempts`."""
+        """cells: a histogram that is known already (a pandas frame). of: gives the events of some kinds, if there is a
+        quicker way to them than through all. since, until: when the events begin and end, in
+        microseconds (`reading.first_instant`, `last_instant`); None: the events are read once more for that."""
         self._events = events
+        self._of = of or (lambda kinds: events)
+        self._since = since
         self._until = until
         self._costs = costs
         self._given = cells
@@ -33,11 +46,27 @@ class Analysis:
         """The histogram."""
         if self._given is not None:
             return self._given
-        return buckets.histogram(attempts.attempts(self._events, self._until)).toPandas()
+        # Without `until` the last of all events tells it.
+        events = self._events if self._until is None else self._of(attempts.KINDS)
+        return buckets.histogram(attempts.attempts(events, self._until)).toPandas()
 
     @cached_property
     def _cells(self) -> "DataFrame":
         return self._events.sparkSession.createDataFrame(self.cells, buckets.SCHEMA)
+
+    @cached_property
+    def left_out(self) -> list[tuple[str, ...]]:
+        """Queues (account, region, name) that have leases here, and no recommendation: they were deleted."""
+        if self.cells.empty:
+            return []
+        known = set(self.cells[list(deleted.QUEUE)].itertuples(index=False, name=None))
+        gone = deleted.lives(self._of(deleted.KINDS)).where("deleted").select(*deleted.QUEUE).collect()
+        return sorted(known & {tuple(row) for row in gone})
+
+    @cached_property
+    def _current(self) -> "DataFrame":
+        rows = deleted.without(self.cells, set(self.left_out))
+        return self._events.sparkSession.createDataFrame(rows, buckets.SCHEMA)
 
     @cached_property
     def curve(self) -> Any:
@@ -52,32 +81,34 @@ class Analysis:
     @cached_property
     def timeouts(self) -> Any:
         """See `timeouts.recommended`."""
-        return timeouts.recommended(self._cells, self._costs).orderBy(*buckets.GROUP).toPandas()
+        return timeouts.recommended(self._current, self._costs).orderBy(*buckets.GROUP).toPandas()
 
     @cached_property
     def redelivery(self) -> Any:
         """See `timeouts.redelivery_curve`."""
-        found = timeouts.redelivery_curve(self._cells, self._costs)
+        found = timeouts.redelivery_curve(self._current, self._costs)
         return found.orderBy(*buckets.GROUP, "timeout_s").toPandas()
 
     @cached_property
     def split(self) -> Any:
         """See `split.split`."""
-        return split.split(self._cells, self._costs).orderBy("account", "region", "queue", "part").toPandas()
+        return split.split(self._current, self._costs).orderBy("account", "region", "queue", "part").toPandas()
 
     @cached_property
     def floors(self) -> Any:
         """See `publish.floors`."""
-        return publish.floors(self._events).toPandas()
+        return publish.floors(self._of(publish.SIGNS)).toPandas()
 
     @cached_property
     def health(self) -> Any:
         """See `health.health`, in windows of five minutes or, of a long history, so many that a page shows them."""
         from pyspark.sql import functions as F
 
-        low, high = self._events.agg(F.min("at"), F.max("at")).first() or (None, None)
-        minutes = 5 if low is None else max(5, round((high - low) / 60e6 / WINDOWS_MAX))
-        found = health.health(self._events, window=f"{minutes} minutes")
+        low, high = self._since, self._until
+        if low is None or high is None:
+            low, high = self._events.agg(F.min("at"), F.max("at")).first() or (None, None)
+        minutes = 5 if low is None or high is None else max(5, round((high - low) / 60e6 / WINDOWS_MAX))
+        found = health.health(self._of(health.KINDS), window=f"{minutes} minutes")
         return found.orderBy("from", "account", "region", "queue").toPandas()
 
 

@@ -20,10 +20,11 @@ _COUNTS: Final = (
     "sent", "received", "redeliveries", "deleted", "expired_leases", "stale_deletes", "gone_deletes",
     "refused_extensions", "dead_letters", "expired_messages",
 )  # fmt: skip
-_KINDS: Final = (
+KINDS: Final = (
     "sent", "received", "extended", "released", "lease_expired", "deleted", "delete_refused", "extend_refused",
     "dead_lettered", "expired",
 )  # fmt: skip
+"""The events that are looked at."""
 
 
 def health(
@@ -51,7 +52,7 @@ def health(
     def count(what: "Column", name: str) -> "Column":
         return F.sum(what.cast("long")).alias(name)
 
-    stamped = events.where(kind.isin(*_KINDS)).withColumn("time", F.timestamp_micros("at"))
+    stamped = events.where(kind.isin(*KINDS)).withColumn("time", F.timestamp_micros("at"))
     if events.isStreaming if streaming is None else streaming:
         stamped = stamped.withWatermark("time", late)
     age_s = (F.col("at") - F.col("sent")) / 1e6

@@ -10,7 +10,7 @@ says which offset counts: a run that dies leaves files that the next one removes
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ import msgspec
 from veilmq.pipeline import publish
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.events.reading import History, last_instant
-from veilmq.pipeline.jobs import attempts, buckets, tables, timeouts
+from veilmq.pipeline.jobs import attempts, buckets, deleted, tables, timeouts
 from veilmq.pipeline.locking import locked
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Ran(msgspec.Struct, frozen=True):
     seconds: float
     compacted: int = 0
     dropped_days: int = 0
+    left_out: int = 0
+    """Queues that were deleted: they keep what was learnt, in case that they come back, and have no recommendation."""
 
 
 class _State(msgspec.Struct):
@@ -70,6 +72,8 @@ class _State(msgspec.Struct):
     """By account/region/queue, twice the longest interval between extensions seen yet."""
     unplanned: dict[str, float] = {}
     """By group (`_name`), the attempts since its last plan."""
+    deleted: set[str] = set()
+    """Queues (account/region/queue) that were."""
 
 
 class Loop:
@@ -120,11 +124,12 @@ class Loop:
             settled, waiting = 0, 0 if left is None else tables.load(left).num_rows
             until = last_instant(history, start, bounds.following)
             if until is not None:
-                events = _events(spark, options, start, bounds.following)
+                events = _events(spark, options, attempts.KINDS, start, bounds.following)
                 settled, waiting = self._take_in(spark, events, state, start, bounds.following, until)
+                _see_deleted(state, _events(spark, options, deleted.KINDS, start, bounds.following))
                 if floors:
                     _raise_floors(state, events)
-            planned, groups = self._plan(spark, state, costs)
+            planned, groups, left_out = self._plan(spark, state, costs)
             state.next, state.runs, state.epoch = bounds.following, state.runs + 1, history.epoch
             self._save(state)
             today = datetime.fromtimestamp(now, UTC).date()
@@ -132,7 +137,8 @@ class Loop:
             dropped = tables.retain(cells, today - timedelta(days=self._retention_days))
             compacted = tables.compact(cells, files_max=_COMPACT_FILES)
             took = timer() - began
-            ran = Ran(start, bounds.following, settled, waiting, planned, groups, took, compacted, dropped)
+            read = (start, bounds.following)
+            ran = Ran(*read, settled, waiting, planned, groups, took, compacted, dropped, left_out)
             self._tell(ran, now)
         return ran
 
@@ -190,15 +196,20 @@ class Loop:
         keys = [*buckets.GROUP, *buckets.CELL]
         return rows.groupby(keys, dropna=False, as_index=False)[list(buckets.SUMS)].sum()
 
-    def _plan(self, spark: "SparkSession", state: _State, costs: "Costs | None") -> tuple[int, int]:
-        """Plan groups that grew; the others keep their rows."""
+    def _plan(self, spark: "SparkSession", state: _State, costs: "Costs | None") -> tuple[int, int, int]:
+        """Plan groups that grew; the others keep their rows. How many of how many, and the queues left out."""
         import pandas as pd
 
-        cells = self.cells()
-        if cells.empty:
-            return 0, 0
+        learnt = self.cells()
+        if learnt.empty:
+            return 0, 0, 0
+        gone = {_queue(name) for name in state.deleted}
+        cells = deleted.without(learnt, gone)
+        left_out = len(gone & set(learnt[list(deleted.QUEUE)].itertuples(index=False, name=None)))
         group = list(buckets.GROUP)
         before: Any = tables.load(self.timeouts).to_pandas() if self.timeouts.exists() else None
+        rows_before = 0 if before is None else len(before)
+        before = None if before is None else deleted.without(before, gone)
         known = set() if before is None else {_key(row) for row in before[group].itertuples(index=False, name=None)}
         found = [(_key(key), rows) for key, rows in cells.groupby(group, dropna=False)]
         fresh = {key: state.unplanned.get(_name(key), 0.0) for key, _ in found}
@@ -207,7 +218,7 @@ class Loop:
             for key, rows in found
             if key not in known or fresh[key] >= REPLAN_GROWTH * (rows.leases.sum() - fresh[key])
         }
-        if grown:
+        if grown or (before is not None and len(before) < rows_before):
             anew = self._recommended(spark, [rows for key, rows in found if key in grown], costs)
             if before is not None:
                 kept = [_key(row) not in grown for row in before[group].itertuples(index=False, name=None)]
@@ -220,7 +231,7 @@ class Loop:
             frame = spark.createDataFrame(rows, timeouts.SCHEMA)
             tables.write(frame.coalesce(1), self.timeouts, self._kind)
         state.unplanned = {_name(key): fresh[key] for key, _ in found if key not in grown and fresh[key]}
-        return len(grown), len(found)
+        return len(grown), len(found), left_out
 
     def _recommended(self, spark: "SparkSession", groups: list[Any], costs: "Costs | None") -> Any:
         import pandas as pd
@@ -276,9 +287,14 @@ class Loop:
         part.rename(self.directory / "metrics.prom")
 
 
-def _events(spark: "SparkSession", options: dict[str, str], start: int, stop: int) -> "DataFrame":
-    bounded = options | {"from": str(start), "until": str(stop)}
+def _events(spark: "SparkSession", options: dict[str, str], kinds: Sequence[str], start: int, stop: int) -> "DataFrame":
+    bounded = options | {"kinds": ",".join(kinds), "from": str(start), "until": str(stop)}
     return spark.read.format("veilmq-events").options(**bounded).load()
+
+
+def _see_deleted(state: _State, events: "DataFrame") -> None:
+    for *queue, is_deleted in deleted.lives(events).collect():
+        (state.deleted.add if is_deleted else state.deleted.discard)("/".join(queue))
 
 
 def _raise_floors(state: _State, events: "DataFrame") -> None:

@@ -22,6 +22,8 @@ _SENT: Final = (
     "body", "attributes", "type", "group", "tag", "delay", "ttl", "lease_hint", "priority", "deduplication_id",
 )  # fmt: skip
 _ORDER: Final = ("batch", "position")
+_DATA_EXCEPTION: Final = "22"
+"""The class of SQLSTATE for values that an expression cannot take: a cast, a division by zero, a date."""
 _VECTORS: Final = "spark.sql.parquet.enableVectorizedReader"
 
 
@@ -51,7 +53,7 @@ def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None 
     wanted = [name for name in rows.columns if name in _SENT or name == key]
     writer = rows.select(*wanted).write.format("veilmq").option("url", queue).mode("append")
     with row_by_row(spark):
-        number = rows.count()
+        number = _counted(rows, where)
         (writer if key is None else writer.option("key", key)).save()
     return number
 
@@ -75,9 +77,24 @@ def _only(rows: "DataFrame", where: str) -> "DataFrame":
         # Spark Connect looks at a condition when its columns are asked for.
         _ = kept.columns
     except AnalysisException as error:
-        said = " ".join(str(error).partition(";")[0].partition("== SQL ==")[0].split())
-        raise OptionInvalid(f"where={where!r} cannot be: {said}", "") from None
+        raise OptionInvalid(f"where={where!r} cannot be: {_sentence(error)}", "") from None
     return kept
+
+
+def _counted(rows: "DataFrame", where: str | None) -> int:
+    """How many there are. A condition that fits the columns may still fail on a row: nothing was sent then."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return rows.count()
+    except PySparkException as error:
+        if where is None or not (error.getSqlState() or "").startswith(_DATA_EXCEPTION):
+            raise
+        raise OptionInvalid(f"where={where!r} fails on a row: {_sentence(error)}", "") from None
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).partition(";")[0].partition("== SQL")[0].split())
 
 
 def _is_fifo(url: str) -> bool:

@@ -4,6 +4,7 @@ Strategy: what is to be done stands first; each figure has one sentence on how t
 types are at the end, folded. Everything from the history is escaped. Colours are set once for light and once for dark.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
@@ -44,8 +45,8 @@ th { color:var(--muted); font-weight:600 } th:first-child,td:first-child,th.t,td
 """
 
 
-def page(found: "Analysis", *, source: str, offsets: tuple[int, int], now: float) -> str:
-    """The whole file. source: where the history is; now: Unix seconds, printed."""
+def page(found: "Analysis", *, source: str, offsets: tuple[int, int], now: float, left_out: Sequence[str] = ()) -> str:
+    """The whole file. source: where the history is; now: Unix seconds, printed; left_out: names of deleted queues."""
     timeouts, quantiles = found.timeouts, found.quantiles
     when = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M UTC")
     attempts = float(timeouts.attempts.sum()) if len(timeouts) else 0.0
@@ -53,6 +54,7 @@ def page(found: "Analysis", *, source: str, offsets: tuple[int, int], now: float
         "<h1>How long should a lease be?</h1>",
         f"<p>{attempts:,.0f} leases of {len(timeouts)} queues and message types, from {offsets[1] - offsets[0]:,} "
         f"events of {escape(source)}. {when}.</p>",
+        f"<p>Left out, for they were deleted: {escape(', '.join(left_out))}.</p>" if left_out else "",
         _cards(timeouts),
         *_figures(found),
         _table(
