@@ -267,7 +267,7 @@ def checked(ground: Ground) -> Callable[[], object]:
 
 def history(ground: Ground) -> Callable[[], object]:
     """The newest half a million events, as JSON lines."""
-    return lambda: ground.command("events", "--last", "500000")
+    return lambda: ground.command("events", "--last", "500000", "--json")
 
 
 def connections(ground: Ground) -> Callable[[], object]:
