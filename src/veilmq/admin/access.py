@@ -55,7 +55,7 @@ class Caller(NamedTuple):
         if self.key is None:
             return self
         found = keyring.find(self.key.id)
-        if found is None or (found.secret, found.account) != (self.key.secret, self.key.account):
+        if found is None or not self.key.is_still(found):
             raise Refused(401, "not_authenticated", "the access key was taken away while the request waited")
         return self._replace(key=found)
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 OUTPUT_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -26,9 +27,9 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
-def in_json(value: Any) -> str:
-    """A value in one line."""
-    return tamed(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+def in_json(value: Any, default: Callable[[Any], object] | None = None) -> str:
+    """A value in one line; default: what JSON does not know as something that it does."""
+    return tamed(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=default))
 
 
 def tamed(text: str) -> str:

@@ -5,17 +5,18 @@ short; `--json` gives every column, a row a line; `--out` gets tables and, of `r
 refuses ends as a Failure with its mend, out of Spark's traces too.
 """
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.output import in_json
 from veilmq.cli.pipeline import Asked
 from veilmq.cli.progress import bar
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from veilmq.pipeline.events.reading import History
     from veilmq.pipeline.jobs.analysis import Analysis
+
+    _Events = Callable[[Sequence[str] | None], DataFrame]
 
 SERVER_DEFAULT: Final = "http://127.0.0.1:9325"
 _SHOWN: Final = {
@@ -52,8 +55,8 @@ def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
     """See `veilmq.pipeline.jobs.attempts`. Raises Failure."""
     from veilmq.pipeline.jobs import attempts as job
 
-    with _session(asked, environment) as (spark, _):
-        leases = job.attempts(_of(asked, environment, spark)(job.KINDS), _until(asked, environment))
+    with _session(asked, environment) as (_, events):
+        leases = job.attempts(events(job.KINDS), _until(asked, environment))
         if asked.out is not None:
             _write(asked, leases, "attempts")
         groups = (*_PLACE, "queue", "type", "outcome")
@@ -72,7 +75,7 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
     from veilmq.pipeline.publish import plans_of
 
     with _session(asked, environment) as (spark, events):
-        found = Analysis(events, of=_of(asked, environment, spark), until=_until(asked, environment))
+        found = Analysis(events(None), of=events, until=_until(asked, environment))
         _write_analysis(asked, spark, found, (name,))
         rows = {"survival": "quantiles"}.get(name, name)
         _show(asked, _records(getattr(found, rows)), _SHOWN[name])
@@ -95,7 +98,7 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
         first, following = _bounds(asked, environment)
         since = first_instant(_history(asked, environment), first, following)
         until = _until(asked, environment)
-        found = Analysis(events, of=_of(asked, environment, spark), since=since, until=until)
+        found = Analysis(events(None), of=events, since=since, until=until)
         _write_analysis(asked, spark, found, ("survival", "timeouts", "split", "health"))
         source = str(asked.path or _server(asked, environment))
         deleted = [queue[-1] for queue in found.left_out]
@@ -116,12 +119,12 @@ def health(asked: Asked, environment: Mapping[str, str], window: str, failures: 
         raise Failure(Exit.USAGE, "--window: must be above 0")
     if follow and asked.out is None:
         raise Failure(Exit.USAGE, "--follow writes a table", "Name its place with --out DIR.")
-    with _session(asked, environment) as (spark, _):
+    with _session(asked, environment) as (spark, events):
         if follow:
             _follow(asked, environment, spark, f"{window_ms} milliseconds", failures)
             return
-        events = _of(asked, environment, spark)(job.KINDS)
-        found = job.health(events, window=f"{window_ms} milliseconds", failures=failures).orderBy("from", "queue")
+        looked_at = events(job.KINDS)
+        found = job.health(looked_at, window=f"{window_ms} milliseconds", failures=failures).orderBy("from", "queue")
         if asked.out is not None:
             _write(asked, found, "health")
         _show(asked, _records(found.toPandas()), _SHOWN["health"])
@@ -153,7 +156,7 @@ def audit(asked: Asked, environment: Mapping[str, str]) -> Exit:
     from veilmq.pipeline.jobs import audit as job
 
     with _session(asked, environment) as (_, events):
-        found = job.audit(events)
+        found = job.audit(events(None))
         if asked.out is not None:
             _write(asked, found, "audit")
         rows = [row.asDict() for row in found.limit(10_000).collect()]
@@ -209,9 +212,11 @@ def export(
 
 
 @contextmanager
-def _session(asked: Asked, environment: Mapping[str, str]) -> Iterator[tuple["SparkSession", "DataFrame"]]:
-    """Spark and the events. Raises Failure."""
+def _session(asked: Asked, environment: Mapping[str, str]) -> Iterator[tuple["SparkSession", "_Events"]]:
+    """Spark, and what gives the events: of some kinds, or with None of all. Raises Failure."""
     with _told():
+        from veilmq.pipeline.events import load
+
         options = _options(asked, environment)
         _bounds(asked, environment)
         if asked.out is not None:
@@ -220,13 +225,7 @@ def _session(asked: Asked, environment: Mapping[str, str]) -> Iterator[tuple["Sp
             check_format(asked.format)
             make_place(asked.out)
         with _spark(asked.master, asked.remote) as spark:
-            yield spark, spark.read.format("veilmq-events").options(**options).load()
-
-
-def _of(asked: Asked, environment: Mapping[str, str], spark: "SparkSession") -> "Callable[[Sequence[str]], DataFrame]":
-    """Gives the events of some kinds; the others are left out where they are read, and not in Spark."""
-    reader = spark.read.format("veilmq-events").options(**_options(asked, environment))
-    return lambda kinds: reader.option("kinds", ",".join(kinds)).load()
+            yield spark, partial(load, spark, options)
 
 
 def make_place(out: Path, named: str = "--out") -> None:
@@ -315,8 +314,10 @@ def _history(asked: Asked, environment: Mapping[str, str]) -> "History":
 
 
 def _bounds(asked: Asked, environment: Mapping[str, str]) -> tuple[int, int]:
+    from veilmq.pipeline.events.reading import OFFSET
+
     first, following = _history(asked, environment).bounds()
-    start = int(asked.start) if asked.start is not None and asked.start.isdigit() else first
+    start = int(asked.start) if asked.start is not None and OFFSET.match(asked.start) else first
     return start, following if asked.until is None else min(following, asked.until)
 
 
@@ -406,7 +407,7 @@ def _plain(value: Any) -> Any:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
+    print(in_json(value, default=str))
 
 
 def _show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

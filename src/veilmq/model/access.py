@@ -64,6 +64,10 @@ class AccessKey(msgspec.Struct, frozen=True, dict=True):
     def _names(self) -> Mapping[Action, "_Names"]:
         return _names_of(self.grants)
 
+    def is_still(self, found: "AccessKey") -> bool:
+        """Whether `found`, which a keyring has under this id by now, is this key; its grants may be others."""
+        return (found.secret, found.session_token, found.account) == (self.secret, self.session_token, self.account)
+
     def allows(self, action: Action, queue: str | None) -> bool:
         """Whether a grant covers the action on the queue of that name (None: on no queue in particular)."""
         names = self._names.get(action)

@@ -1,9 +1,11 @@
-"""A dictionary that forgets: the caches of the codecs.
+"""A dictionary that forgets, and readers that remember: the caches of the codecs.
 
-Strategy: emptied when it is full. What fills it is cheap to compute again, a lookup costs what a dictionary's does,
-and no client can make it grow.
+Strategy: a dictionary is emptied when it is full. What fills it is cheap to compute again, a lookup costs what a
+dictionary's does, and no client can make it grow: neither by many texts nor by long ones.
 """
 
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -25,3 +27,21 @@ class Bounded(dict[Key, Value]):
             self.clear()
         self[key] = value
         return value
+
+
+Text = TypeVar("Text", bytes, str)
+
+
+def remembered(longest: int) -> Callable[[Callable[[Text], Value | None]], Callable[[Text], Value | None]]:
+    """Decorates a reader: it remembers, and what is longer than anything it reads is None, and not remembered."""
+
+    def remembering(read: Callable[[Text], Value | None]) -> Callable[[Text], Value | None]:
+        known = lru_cache(1_024)(read)
+
+        @wraps(known)
+        def short(text: Text) -> Value | None:
+            return known(text) if len(text) <= longest else None
+
+        return short
+
+    return remembering

@@ -43,6 +43,18 @@ class Request(msgspec.Struct, gc=False):
         return self.target.partition(b"?")[2]
 
 
+def is_secure(request: Request, trusted_proxy: bool) -> bool:
+    """Whether the client came over TLS, to us or to the proxy before us."""
+    forwarded = request.headers.get(b"x-forwarded-proto", b"").partition(b",")[0].strip()
+    return request.secure or (trusted_proxy and forwarded == b"https")
+
+
+def source_address(request: Request, trusted_proxy: bool) -> str:
+    """The address that the client came from, to us or to the proxy before us."""
+    forwarded = request.headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
+    return forwarded.decode("latin-1") if trusted_proxy and forwarded else request.peer
+
+
 class Response(msgspec.Struct, gc=False):
     """One answer. The listener adds Date, Content-Length and Connection.
 

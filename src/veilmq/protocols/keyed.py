@@ -18,16 +18,17 @@ _OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
 class Keyed:
     """One key, for a hash of blocks of 64 bytes (SHA-1, SHA-256)."""
 
-    __slots__ = ("inner", "outer")
+    __slots__ = ("_inner", "_outer")
 
     def __init__(self, key: bytes, algorithm: "Callable[[bytes], Any]" = sha256) -> None:
         block = (algorithm(key).digest() if len(key) > _BLOCK_BYTES else key).ljust(_BLOCK_BYTES, b"\0")
-        self.inner = algorithm(block.translate(_INNER_PAD))
-        self.outer = algorithm(block.translate(_OUTER_PAD))
+        self._inner = algorithm(block.translate(_INNER_PAD))
+        self._outer = algorithm(block.translate(_OUTER_PAD))
 
     def digest(self, text: bytes) -> bytes:
         """The text's HMAC."""
-        inner, outer = self.inner.copy(), self.outer.copy()
+        inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(text)
         outer.update(inner.digest())
-        return bytes(outer.digest())
+        digest: bytes = outer.digest()
+        return digest

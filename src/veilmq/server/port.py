@@ -197,7 +197,12 @@ class Port:
     def refuses_now(self, key: AccessKey, command: Receive) -> bool:
         """Whether the credentials, which may have been read again since the key was checked, have no such key any more,
         or no longer let it receive."""
-        return self._keyring.checks and not still_may(self._keyring.find(key.id), key, command)
+        if not self._keyring.checks:
+            return False
+        found = self._keyring.find(key.id)
+        return found is not key and not (
+            found is not None and key.is_still(found) and found.allows(Action.RECEIVE, command.queue.name)
+        )
 
     async def _query(self, conversation: "Conversation", command: Peek) -> None:
         """Answer from committed state, beside the batches."""
@@ -224,15 +229,6 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
         if not may_lead(key, action, command):
             return Action.SEND
     return None
-
-
-def still_may(found: AccessKey | None, key: AccessKey, command: Receive) -> bool:
-    """Whether `found`, which the keyring has under the key's id now, is that key and may receive from that queue."""
-    return found is key or (
-        found is not None
-        and (found.secret, found.session_token, found.account) == (key.secret, key.session_token, key.account)
-        and found.allows(Action.RECEIVE, command.queue.name)
-    )
 
 
 def may_lead(key: AccessKey, action: Action, command: AnyCommand) -> bool:

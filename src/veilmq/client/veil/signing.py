@@ -28,8 +28,7 @@ class _Day:
         key = b"AWS4" + secret
         for part in (day, region, _SERVICE, _TERMINATOR):
             key = Keyed(key).digest(part)
-        keyed = Keyed(key)
-        self.inner, self.outer = keyed.inner, keyed.outer
+        self.mac = Keyed(key)
 
 
 class _Second:
@@ -73,11 +72,8 @@ class Signer:
             known = current.operations[target] = self._prepare(current, target)
         canonical = known[0].copy()
         canonical.update(sha256(body).hexdigest().encode())
-        inner = current.day.inner.copy()
-        inner.update(current.to_sign + canonical.hexdigest().encode())
-        outer = current.day.outer.copy()
-        outer.update(inner.digest())
-        return b"%b%b\r\nContent-Length: %d\r\n\r\n%b" % (known[1], outer.hexdigest().encode(), len(body), body)
+        signature = current.day.mac.digest(current.to_sign + canonical.hexdigest().encode()).hex().encode()
+        return b"%b%b\r\nContent-Length: %d\r\n\r\n%b" % (known[1], signature, len(body), body)
 
     def correct(self, theirs: float) -> None:
         """Stamp by the server's clock, which shows `theirs` (Unix seconds) now."""

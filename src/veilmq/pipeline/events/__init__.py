@@ -3,3 +3,15 @@
 Strategy: `reading` knows where events come from, as Arrow record batches by offset; `source` tells Spark how to split
 them; `export` writes them down. The columns are those of `/api/v1/events`.
 """
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def load(spark: "SparkSession", options: Mapping[str, str], kinds: Sequence[str] | None = None) -> "DataFrame":
+    """The events by these options of `veilmq-events`; of some kinds, the others are left out where they are read."""
+    given = dict(options) if kinds is None else {**options, "kinds": ",".join(kinds)}
+    return spark.read.format("veilmq-events").options(**given).load()

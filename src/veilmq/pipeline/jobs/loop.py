@@ -19,6 +19,7 @@ import msgspec
 
 from veilmq.pipeline import publish
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
+from veilmq.pipeline.events import load
 from veilmq.pipeline.events.reading import History, last_instant
 from veilmq.pipeline.jobs import attempts, buckets, deleted, tables, timeouts
 from veilmq.pipeline.locking import locked
@@ -288,8 +289,7 @@ class Loop:
 
 
 def _events(spark: "SparkSession", options: dict[str, str], kinds: Sequence[str], start: int, stop: int) -> "DataFrame":
-    bounded = options | {"kinds": ",".join(kinds), "from": str(start), "until": str(stop)}
-    return spark.read.format("veilmq-events").options(**bounded).load()
+    return load(spark, options | {"from": str(start), "until": str(stop)}, kinds)
 
 
 def _see_deleted(state: _State, events: "DataFrame") -> None:

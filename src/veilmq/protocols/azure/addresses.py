@@ -22,7 +22,7 @@ from veilmq.protocols.azure.errors import (
     Refusal,
     bad_parameter,
 )
-from veilmq.protocols.http import Request
+from veilmq.protocols.http import Request, is_secure
 
 SECONDARY: Final = "-secondary"
 _SERVICE_LABEL: Final = "queue"
@@ -156,26 +156,9 @@ def service_endpoint(endpoint: Endpoint, request: Request, place: Place) -> str:
     if endpoint.external_url is not None:
         return f"{endpoint.external_url.rstrip('/')}/{account}/"
     headers = request.headers
-    scheme = b"https" if is_secure(endpoint, request) else b"http"
+    scheme = b"https" if is_secure(request, endpoint.trusted_proxy) else b"http"
     host = request.authority or headers.get(b"host") or b"localhost"
     if endpoint.trusted_proxy:
         host = headers.get(b"x-forwarded-host", host).partition(b",")[0].strip()
     start = f"{scheme.decode()}://{host.decode('latin-1')}/"
     return f"{start}{account}/" if place.path_style else start
-
-
-def is_secure(endpoint: Endpoint, request: Request) -> bool:
-    """Whether the client came over HTTPS, to us or to the proxy before us."""
-    if endpoint.trusted_proxy:
-        forwarded = request.headers.get(b"x-forwarded-proto", b"").partition(b",")[0].strip()
-        return request.secure or forwarded == b"https"
-    return request.secure
-
-
-def source_address(endpoint: Endpoint, request: Request) -> str:
-    """The address that the client came from, to us or to the proxy before us."""
-    if endpoint.trusted_proxy:
-        forwarded = request.headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
-        if forwarded:
-            return forwarded.decode("latin-1")
-    return request.peer

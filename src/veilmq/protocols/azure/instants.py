@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.protocols.bounded import remembered
 
 NEVER: Final = "Fri, 31 Dec 9999 23:59:59 GMT"
 """What stands for a time to live without end."""
@@ -23,7 +24,7 @@ _ISO: Final = re.compile(
 )
 _OFFSET: Final = re.compile(r"T.*[+-]")
 _TEXT_MAX: Final = 128
-"""No time is as long; strangers send what is, and it must not be remembered."""
+"""No time is as long."""
 
 
 @lru_cache(1_024)
@@ -36,13 +37,9 @@ def print_rfc1123(instant: Instant) -> str:
     return _print_seconds(instant // SECOND_US)
 
 
+@remembered(_TEXT_MAX)
 def read_rfc1123(text: bytes) -> Instant | None:
     """The instant that a Date or x-ms-date header names, or None."""
-    return _read_rfc1123(text) if len(text) <= _TEXT_MAX else None
-
-
-@lru_cache(1_024)
-def _read_rfc1123(text: bytes) -> Instant | None:
     try:
         moment = parsedate_to_datetime(text.decode("ascii"))
         return Instant(calendar.timegm(moment.utctimetuple()) * SECOND_US)
@@ -50,13 +47,9 @@ def _read_rfc1123(text: bytes) -> Instant | None:
         return None
 
 
+@remembered(_TEXT_MAX)
 def read_iso(text: str) -> Instant | None:
     """The instant of a date, or of a date and time in UTC or with an offset ("Formatting DateTime values"), or None."""
-    return _read_iso(text) if len(text) <= _TEXT_MAX else None
-
-
-@lru_cache(1_024)
-def _read_iso(text: str) -> Instant | None:
     found = _ISO.match(text)
     if found is None:
         return None

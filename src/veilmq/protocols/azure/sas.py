@@ -18,7 +18,7 @@ import msgspec
 from veilmq.model.access import NamedAccount
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.protocols.azure import limits
-from veilmq.protocols.azure.addresses import Endpoint, Kind, Place, is_secure, source_address
+from veilmq.protocols.azure.addresses import Endpoint, Kind, Place
 from veilmq.protocols.azure.caller import Identity, Sas, Way
 from veilmq.protocols.azure.errors import (
     AUTHORIZATION_FAILURE,
@@ -34,7 +34,7 @@ from veilmq.protocols.azure.errors import (
 from veilmq.protocols.azure.instants import print_rfc1123, read_iso
 from veilmq.protocols.azure.mac import matches, read_signature
 from veilmq.protocols.azure.policies import PERMISSIONS, Policy
-from veilmq.protocols.http import Request
+from veilmq.protocols.http import Request, is_secure, source_address
 
 _KNOWN_MAX: Final = 1_024
 _NAMES: Final = (
@@ -74,10 +74,10 @@ class SasReader:
         """Raises Refusal if the SAS may not be used now, from there, in this way."""
         if sas.policy is None:
             check_times(sas.start, sas.expiry, wall)
-        if sas.address is not None and not _within(sas.address, source_address(self._endpoint, request)):
-            source = {"SourceIP": show(source_address(self._endpoint, request))}
+        if sas.address is not None and not _within(sas.address, source_address(request, self._endpoint.trusted_proxy)):
+            source = {"SourceIP": show(source_address(request, self._endpoint.trusted_proxy))}
             raise Refusal(AUTHORIZATION_SOURCE_IP_MISMATCH, source)
-        if sas.https_only and not is_secure(self._endpoint, request):
+        if sas.https_only and not is_secure(request, self._endpoint.trusted_proxy):
             raise Refusal(AUTHORIZATION_PROTOCOL_MISMATCH)
         if _SERVICE not in sas.services:
             raise Refusal(AUTHORIZATION_SERVICE_MISMATCH)

@@ -10,7 +10,7 @@ from typing import Final
 from veilmq.model.access import NamedAccount, NamedAccounts
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.protocols.azure import limits
-from veilmq.protocols.azure.addresses import Endpoint, Place, is_secure
+from veilmq.protocols.azure.addresses import Endpoint, Place
 from veilmq.protocols.azure.bearer import Tokens, challenge, identify
 from veilmq.protocols.azure.caller import Caller, Identity, Way, origin_of
 from veilmq.protocols.azure.canonical import check_single, readings, shared_key_lite_text, shared_key_text
@@ -24,7 +24,7 @@ from veilmq.protocols.azure.errors import (
 from veilmq.protocols.azure.instants import print_rfc1123, read_rfc1123
 from veilmq.protocols.azure.mac import matches, read_signature
 from veilmq.protocols.azure.sas import SasReader
-from veilmq.protocols.http import Request
+from veilmq.protocols.http import Request, is_secure
 
 _SKEW_US: Final = limits.SKEW_SECONDS_MAX * SECOND_US
 _SHARED_KEY: Final = b"sharedkey"
@@ -124,7 +124,7 @@ class Verifier:
     def _by_token(
         self, request: Request, account: NamedAccount | None, token: bytes, version: str, wall: Instant
     ) -> Identity:
-        if not is_secure(self._endpoint, request):
+        if not is_secure(request, self._endpoint.trusted_proxy):
             raise unauthenticated("Authentication scheme Bearer is only allowed over HTTPS.")
         if version < limits.VERSION_BEARER:
             detail = f"Authentication scheme Bearer is not supported in version {version} of the service."

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.protocols.bounded import remembered
 
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _RFC1123: Final = re.compile(
@@ -16,14 +17,9 @@ _DATE_BYTES_MAX: Final = 31
 _MONTH_DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
+@remembered(_DATE_BYTES_MAX)
 def read_date(text: bytes) -> Instant | None:
-    """The instant of a date; None if it is no date."""
-    return _read_date(text) if len(text) <= _DATE_BYTES_MAX else None
-
-
-@lru_cache(1_024)
-def _read_date(text: bytes) -> Instant | None:
-    """Remembered: all requests of a second have the same text."""
+    """The instant of a date; None if it is no date. All requests of a second have the same text."""
     found = _RFC1123.match(text)
     if found is None or found[2].decode() not in _MONTHS:
         return None

@@ -100,18 +100,6 @@ def url_start(endpoint: Endpoint, request: Request) -> str:
     return f"{scheme.decode('latin-1')}://{host.decode('latin-1')}"
 
 
-def is_secure(endpoint: Endpoint, request: Request) -> bool:
-    """Whether the client came over TLS, to us or to the proxy before us."""
-    forwarded = request.headers.get(b"x-forwarded-proto", b"").partition(b",")[0].strip()
-    return request.secure or (endpoint.trusted_proxy and forwarded == b"https")
-
-
-def source_address(endpoint: Endpoint, request: Request) -> str:
-    """The address that the client came from, to us or to the proxy before us."""
-    forwarded = request.headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
-    return forwarded.decode("latin-1") if endpoint.trusted_proxy and forwarded else request.peer
-
-
 def queue_url(start: str, queue: QueueKey) -> str:
     """The URL of a queue."""
     return f"{start}/{queue.account}/{queue.name}"

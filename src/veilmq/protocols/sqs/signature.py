@@ -13,7 +13,7 @@ import re
 from hashlib import sha256
 from hmac import compare_digest
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -56,6 +56,7 @@ _QUEUES_MAX: Final = 4_096
 _QUEUES_FEW: Final = 64
 _PLACES_MAX: Final = 64
 _STAMPS_MAX: Final = 128
+_UNUSED: Final = Keyed(b"")
 _NAME: Final = re.compile(rb"[a-z0-9!#$&'*+.^_`|~-]+\Z")
 _MISMATCH: Final = (
     "The request signature we calculated does not match the signature you provided. Check your AWS Secret Access Key "
@@ -90,8 +91,7 @@ class _Scheme(msgspec.Struct, gc=False):
     """Canonical request from the headers on: `%b` for each value and for the payload's hash."""
     root: bytes
     """The same from the start, for POST to `/`."""
-    inner: Any
-    outer: Any
+    mac: Keyed
     shapes: "Bounded[tuple[bytes, ...], bool]"
     """Sequences of header names in which all that must be signed is."""
     callers: "Bounded[bytes, Caller]"
@@ -190,7 +190,6 @@ class Verifier:
             raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH, "'SignedHeaders' must be lower-case header names in order.")
         found = self._keyring.find(key_id)
         key = found or AccessKey(id=key_id, secret=self._stand_in, account=DEVELOPMENT_ACCOUNT)
-        keyed = self._signing_key(key.secret, day, region)
         rest = b"".join(name + b":%b\n" for name in names) + b"\n" + b";".join(names) + b"\n%b"
         getter = itemgetter(*names)
         return _Scheme(
@@ -203,8 +202,7 @@ class Verifier:
             values=getter if len(names) > 1 else lambda headers: (headers[b"host"],),
             rest=rest,
             root=b"POST\n/\n\n" + rest,
-            inner=keyed.inner,
-            outer=keyed.outer,
+            mac=self._signing_key(key.secret, day, region),
             shapes=Bounded(_SHAPES_MAX),
             callers=Bounded(_CALLERS_MAX),
             queues=Bounded(_QUEUES_FEW),
@@ -275,11 +273,8 @@ class Verifier:
 
 def _matches(scheme: _Scheme, stamp: bytes, canonical: bytes, signature: bytes) -> bool:
     digest = sha256(canonical).hexdigest().encode()
-    inner = scheme.inner.copy()
-    inner.update(b"AWS4-HMAC-SHA256\n%b\n%b\n%b" % (stamp, scheme.scope, digest))
-    outer = scheme.outer.copy()
-    outer.update(inner.digest())
-    return compare_digest(outer.hexdigest().encode(), signature)
+    text = b"AWS4-HMAC-SHA256\n%b\n%b\n%b" % (stamp, scheme.scope, digest)
+    return compare_digest(scheme.mac.digest(text).hex().encode(), signature)
 
 
 def _caller(scheme: _Scheme, headers: dict[bytes, bytes]) -> Caller:
@@ -304,8 +299,7 @@ def _unsigned_scheme(key: AccessKey, region: str) -> _Scheme:
         values=lambda headers: (),
         rest=b"",
         root=b"",
-        inner=None,
-        outer=None,
+        mac=_UNUSED,
         shapes=Bounded(0),
         callers=Bounded(_CALLERS_MAX),
         queues=Bounded(_QUEUES_FEW),

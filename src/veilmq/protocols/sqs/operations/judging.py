@@ -17,8 +17,9 @@ from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.queue import QueueInfo, QueueKey
+from veilmq.protocols.http import is_secure, source_address
 from veilmq.protocols.sqs import errors
-from veilmq.protocols.sqs.addresses import Endpoint, is_secure, source_address
+from veilmq.protocols.sqs.addresses import Endpoint
 from veilmq.protocols.sqs.arns import arn, user_arn
 from veilmq.protocols.sqs.call import Asked, Call, Operation
 from veilmq.protocols.sqs.errors import KMS_FAULTS, LABEL_PREFIX, Fault, Refusal, fault_of
@@ -130,13 +131,14 @@ def _judged(held: _Held, info: QueueInfo) -> Judgement:
     policy = _policy(info)
     if policy is None or not held.asked.caller.verified:
         return Judgement.SILENT
-    key, request, endpoint = held.asked.caller.key, held.asked.request, held.asked.endpoint
+    key, request = held.asked.caller.key, held.asked.request
+    trusted_proxy = held.asked.endpoint.trusted_proxy
     now_s = str(held.asked.arrived / SECOND_US)
     context = {
         "aws:currenttime": now_s,
         "aws:epochtime": now_s,
-        "aws:securetransport": "true" if is_secure(endpoint, request) else "false",
-        "aws:sourceip": source_address(endpoint, request),
+        "aws:securetransport": "true" if is_secure(request, trusted_proxy) else "false",
+        "aws:sourceip": source_address(request, trusted_proxy),
         "aws:principalaccount": key.account,
         "aws:principalarn": user_arn(held.queue.region, key.account, key.id),
     }
