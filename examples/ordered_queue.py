@@ -1,4 +1,4 @@
-"""The document's comparison (seed 002): a plain queue whose neighbours change places, and strict order over it.
+"""The document's comparison (document 002): a plain queue whose neighbours change places, and strict order over it.
 
 The server gives messages out in disorder on purpose (`--disorder 3`, development mode alone); sender and receiver are
 two programs that run side by side.

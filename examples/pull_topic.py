@@ -1,4 +1,4 @@
-"""One message to many queues, which their consumers pull (seed 002, CloudPullTopic)."""
+"""One message to many queues, which their consumers pull (document 002, CloudPullTopic)."""
 
 import tempfile
 

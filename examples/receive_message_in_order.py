@@ -1,4 +1,4 @@
-"""The document's receiver (seed 002): twenty messages, in the order in which they were sent.
+"""The document's receiver (document 002): twenty messages, in the order in which they were sent.
 
 receive_message_in_order.py QUEUE_URL [SEQUENCE_FILE]
 """

@@ -1,4 +1,4 @@
-"""Fifty threads wait for work, and the server sees one long poll (seed 002, "LongPolling")."""
+"""Fifty threads wait for work, and the server sees one long poll (document 002, "LongPolling")."""
 
 import threading
 import urllib.request

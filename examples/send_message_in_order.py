@@ -1,4 +1,4 @@
-"""The document's sender (seed 002): twenty messages in order. Runs beside receive_message_in_order.py.
+"""The document's sender (document 002): twenty messages in order. Runs beside receive_message_in_order.py.
 
 send_message_in_order.py QUEUE_URL [SEQUENCE_FILE]
 """

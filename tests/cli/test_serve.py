@@ -124,7 +124,8 @@ def test_wrong_flags_and_files(serve: Serve, tmp_path: Path, keys: Path) -> None
         (["--config", str(config)], "line 2: sqqs"),
         (["--queues", str(tmp_path / "none.toml")], "none.toml"),
         (["--tls-cert", str(text), "--tls-key", str(text)], "TLS"),
-        (["--tls-cert", str(tmp_path / "none.pem"), "--tls-key", str(text)], "none.pem"),
+        (["--tls-cert", str(tmp_path / "none.pem"), "--tls-key", str(text)], f"--tls-cert {tmp_path / 'none.pem'}: No"),
+        (["--tls-cert", str(text), "--tls-key", str(tmp_path / "none.pem")], f"--tls-key {tmp_path / 'none.pem'}: No"),
     ):
         server = serve(*arguments)
         assert server.ended() == 2, (arguments, server.told())

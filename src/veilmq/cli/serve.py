@@ -18,6 +18,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import veilmq
@@ -76,7 +77,8 @@ def _service(settings: Settings, keys: Keys) -> Service:
         advice = "--tls-cert takes a PEM chain, the server's own certificate first; --tls-key its key, unencrypted."
         raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None
     except OSError as error:
-        raise Failure(Exit.USAGE, f"TLS: {error.filename}: {error.strerror}") from None
+        option = "--tls-cert" if Path(error.filename) == settings.tls_cert else "--tls-key"
+        raise Failure(Exit.USAGE, f"{option} {error.filename}: {error.strerror}", "Name a PEM file.") from None
 
 
 def _raise_open_files(settings: Settings) -> None:

@@ -3,7 +3,7 @@
 Strategy: numbers only, `now` is an argument. Whose last call did not succeed gets one call at a time: what nobody knows
 yet, or has just failed, must not fail by fours. After three failures in a row an endpoint is unavailable: between two
 calls there is a pause, half a second at first and doubled by each failure up to a minute, and one call at a time; the
-first success lets it breathe, and pauses halve with each further one (mns.md, section 8: 0, 500 ms, up to 60 s).
+first success lets it breathe, and pauses halve with each further one (MNS's backoff: 0, 500 ms, up to 60 s).
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""From a message in a hidden queue to the HTTP request that pushes it (mns.md, section 8).
+"""From a message in a hidden queue to the HTTP request that pushes it (docs/mns.md, "Pushes").
 
 Strategy: pure: the clock's reading and the signature are given. Header names are written in lower case, as the Python
 samples look them up, or as documented (`Content-md5`, `Content-Type`, `Date`), as the Java sample does: a setting.

@@ -1,4 +1,4 @@
-"""When a push that failed is tried again: the two strategies, as tables (mns.md, section 8; NotifyStrategy).
+"""When a push that failed is tried again: the two strategies, as tables (MNS, NotifyStrategy).
 
 BACKOFF_RETRY: 3 retries, each after a random 10 to 20 s. EXPONENTIAL_DECAY_RETRY: 176 retries, after 1, 2, 4 ... 256 s
 and then 512 s each, together 86,015 s.

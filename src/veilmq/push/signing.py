@@ -1,7 +1,7 @@
 """The key that pushes are signed with, and its certificate, which receivers fetch.
 
 Strategy: an RSA key made at the first start, in the data directory (0600); the certificate is its public half, signed
-by itself, and served by the MNS port. A push is signed over the layout of a request's signature (mns.md, 2.1) with
+by itself, and served by the MNS port. A push is signed over the layout of a request's signature (docs/mns.md) with
 RSA-SHA1, PKCS#1 v1.5, because that is what every receiver's published sample verifies.
 """
 
@@ -51,7 +51,7 @@ class Signer:
 
 
 def string_to_sign(method: str, target: str, headers: Mapping[str, str]) -> str:
-    """What is signed: method, Content-md5, Content-Type, Date, the x-mns headers by name, the path (mns.md, 8)."""
+    """What is signed: method, Content-md5, Content-Type, Date, the x-mns headers by name, the path."""
     lower = {name.lower(): value for name, value in headers.items()}
     extra = "".join(f"{name}:{lower[name]}\n" for name in sorted(lower) if name.startswith("x-mns-"))
     parts = (method, lower.get("content-md5", ""), lower.get("content-type", ""), lower.get("date", ""))

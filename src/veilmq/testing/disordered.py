@@ -2,7 +2,7 @@
 
 Strategy: receive a few more than were asked for, keep them under their leases, and draw which goes out next. Each is
 passed over at most `window` times, so that it comes at most so many places late. Draws follow from the
-seed. Source: seed 002, the document's run of a plain queue: 1 3 2 5 4 7 6 9 8 10.
+seed. Source: document 002's run of a plain queue: 1 3 2 5 4 7 6 9 8 10.
 """
 
 import threading

@@ -1,7 +1,8 @@
 """The worker: handlers on messages, in threads, processes or coroutines; checkpoints and an idempotency guard.
 
 Strategy: intake (intake.py) brings messages into hand (hand.py) and into a line (ready.py); runners take them from
-there through a flow (flow.py) that settles them (settling.py). docs/patterns/worker.md and checkpoint.md explain it.
+there through a flow (flow.py) that settles them (settling.py). Source: docs/patterns/worker.md and
+docs/patterns/checkpoint.md.
 """
 
 from veilmq.client.worker.backoff import Backoff

@@ -15,7 +15,6 @@ from veilmq.client.capabilities import Capabilities
 from veilmq.pipeline.errors import OptionInvalid
 
 _STEPS: Final = ("large", "encrypted")
-_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 ROWS_DEFAULT: Final = 100_000
 ROWS_DEFAULT_SINGLY: Final = 5_000
 

@@ -8,5 +8,5 @@
 
 Strategy: `attempts` turns events into one row a lease, the table that the others start from; each says in its docstring
 which columns it gives. Jobs open no session, write no file and read no clock; `running` (run.py) and `loop` do that for
-the command line. Source: seeds 003 and 004; docs/pipeline.md.
+the command line. Source: docs/pipeline.md; documents 003 and 004 of docs/from-the-documents.md.
 """

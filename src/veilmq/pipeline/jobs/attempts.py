@@ -14,7 +14,7 @@ added (`merged`): the loop reads only what is new. What they mean is decided at 
 - not ended when the history ends, under a lease that runs on: the worker is still at it, or crashed since its last sign
   of life. Who takes long is met like that more often than others: without such leases work would look short.
 
-Source: architecture.md, "History"; patterns.md, "Adaptive visibility timeout".
+Source: docs/admin-api.md, "Kinds"; docs/patterns/adaptive-timeout.md.
 """
 
 from typing import TYPE_CHECKING, Final

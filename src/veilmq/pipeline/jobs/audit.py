@@ -4,8 +4,8 @@ Strategy: the events of one message, in the order of their offsets, are walked b
 last grant, the last end of a lease and whether the message had left before it. A rule is a condition on such a row; a
 row that breaks one is a finding. What concerns a whole queue (the count of a purge, contiguous offsets) is summed
 apart. A history that was trimmed is known from its first snapshot on; before that, or without one, what cannot be known
-is left out: where messages came from. Every snapshot is held against the events before it. Source: architecture.md,
-"Invariants".
+is left out: where messages came from. Every snapshot is held against the events before it. Source:
+docs/how-it-works.md.
 """
 
 from typing import TYPE_CHECKING, Final

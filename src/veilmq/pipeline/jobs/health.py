@@ -3,7 +3,7 @@
 Strategy: counts and maxima by event time over tumbling windows, so that a stream needs no state but them. Document
 003's rule is a column: where so many deletes were refused within a window because the message had come back, the
 timeout should be raised. Refusals for a message that is gone are counted apart: most are a client's own retries, which
-one window cannot tell. Source: seed 003 ("count how many deletes fail"); `ThresholdTimeout` has the same rule.
+one window cannot tell. Source: there ("count how many deletes fail"); `ThresholdTimeout` has the same rule.
 """
 
 from typing import TYPE_CHECKING, Final

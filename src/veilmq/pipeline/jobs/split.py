@@ -3,7 +3,7 @@
 Strategy: types of one queue in the order of their mean logarithm of time; a split is cuts in that order, so the best
 one follows by dynamic programming: the least squares of log times within the parts, where each further queue must be
 worth `QUEUE_FEE`. What it gains is told in the words of the timeout: each part gets the plain timeout that is best for
-it, instead of the one that is best for all together. Source: seed 003, "use separate queues for different types of
+it, instead of the one that is best for all together. Source: document 003, "use separate queues for different types of
 messages, where messages in each queue take a similar amount of time".
 """
 

@@ -4,8 +4,8 @@ Strategy: from the histogram of a group the curve and its crash rate; on them th
 (veilmq.client.timeouts), so that what is recommended here is what AdaptiveTimeout would come to do. Two answers: a
 plain timeout for workers that never extend, and a first lease with a renewal interval for those that do. Each cost
 comes with its 95 % interval from resampled histograms. Where the best timeout hangs on what was never seen there is no
-number but "at least": what would be best if all work ended at the curve's reach. Source: patterns.md, "Adaptive
-visibility timeout"; seed 003.
+number but "at least": what would be best if all work ended at the curve's reach. Source:
+docs/patterns/adaptive-timeout.md; document 003 of docs/from-the-documents.md.
 """
 
 from math import log

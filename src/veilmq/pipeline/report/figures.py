@@ -29,7 +29,6 @@ _LOWEST: Final = 3e-4
 """Of the shares: below it a name has no room under its point."""
 _ROOM: Final = 0.6
 """Of a panel's width: a point further right has its name on its left."""
-_GROUP: Final = ["account", "region", "queue", "type"]
 
 
 def told_apart(rows: Any, among: Any) -> Any:

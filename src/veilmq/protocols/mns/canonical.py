@@ -2,7 +2,7 @@
 
 Strategy: pure functions of bytes as they were on the wire. V2 signs the target as sent. V4 encodes path and query
 again, and Java's signer does so from values that may or may not have been encoded for the wire: `queries` gives both
-readings, and either is good. Source: mns.md, section 2.
+readings, and either is good. Source: docs/mns.md, "Signatures and errors".
 """
 
 from typing import Final, NamedTuple

@@ -1,7 +1,7 @@
 """MNS errors: the codes with their statuses, refusals, and the total table from VeilMQ's errors to them.
 
 Strategy: a `Fault` is what the wire shows; `Refusal` carries one to the codec's edge and no further. The table names
-each leaf of `veilmq.model.errors`, and a test holds that it does. Source: the table of error codes (mns.md, section 3).
+each leaf of `veilmq.model.errors`, and a test holds that it does. Source: MNS's page "Error codes".
 """
 
 from collections.abc import Callable

@@ -46,7 +46,6 @@ SKEW_SECONDS_MAX: Final = 900
 ENDPOINT_CHARACTERS_MAX: Final = 1_024
 LOGGING_BUCKET_CHARACTERS_MAX: Final = 256
 HANDLE_CHARACTERS_MAX: Final = 1_024
-KEY_ID_CHARACTERS_MAX: Final = 128
 
 PROPERTIES_MAX: Final = 50
 """User properties of a message ("Message attributes"); those of the system are a closed set."""

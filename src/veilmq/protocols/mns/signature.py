@@ -2,7 +2,7 @@
 
 Strategy: what a key says is prepared once and kept until the keyring gives another object for its id. A date that is
 too far off is refused before anything is computed. In development mode no signature is looked at, and every key is
-account 000000000000 (architecture.md, Names): what can be read of the Authorization header only names the principal.
+account 000000000000 (docs/mns.md): what can be read of the Authorization header only names the principal.
 """
 
 import hmac
@@ -76,7 +76,7 @@ class Verifier:
         self._schemes: Bounded[bytes, _Scheme] = Bounded(_SCHEMES_MAX)
 
     def verify(self, request: Request, wall: Instant) -> Caller:
-        """Who signed the request. Raises Refusal (mns.md, section 2.3)."""
+        """Who signed the request. Raises Refusal."""
         headers = request.headers
         authorization = headers.get(b"authorization")
         version = headers.get(b"x-mns-version")

@@ -2,7 +2,7 @@
 
 Strategy: the settings that are numbers are rows of limits.py. A queue is met again if all that MNS can say of it is the
 same, after the defaults are filled in; what other protocols keep of it is not compared. Policies for dead letters and
-rates come as an extension of the document. Source: the pages of these operations; mns.md, sections 5 and 9.
+rates come as an extension of the document. Source: the pages of these operations; docs/mns.md.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Strategy: each message of a batch is checked by itself; what is refused is answered in its place and the others are
 sent. The handle of a delayed message comes with the answer, as long as the message is delayed. Source: the pages of
-SendMessage and BatchSendMessage; the shape of a partial answer is what the Python SDK takes (mns.md, section 6).
+SendMessage and BatchSendMessage; the shape of a partial answer is what the Python SDK takes.
 """
 
 from collections.abc import Sequence
