@@ -17,10 +17,10 @@ import uvicorn
 from veilmq.admin.app import create_app
 from veilmq.admin.connection import Connection
 from veilmq.engine import open_directory
-from veilmq.model.access import AccessKey
+from veilmq.model.access import DEVELOPMENT_ACCOUNT, AccessKey
 from veilmq.protocols.http import Request, Response
 from veilmq.server.clock import LeaseClock
-from veilmq.server.credentials import DevelopmentKeyring
+from veilmq.server.credentials import Account, DevelopmentKeyring
 from veilmq.server.listener import Exchange, Listener, listen
 from veilmq.server.parking import ParkingWatch
 from veilmq.server.settings import Settings
@@ -42,6 +42,11 @@ class Keys:
 
     def find(self, key_id: str) -> AccessKey | None:
         return self._keys.get(key_id)
+
+    @property
+    def sole_account(self) -> Account | None:
+        accounts = {key.account for key in self._keys.values()}
+        return None if len(accounts) > 1 else Account(min(accounts, default=DEVELOPMENT_ACCOUNT))
 
 
 class Running:

@@ -261,7 +261,7 @@ def test_development_mode_takes_hosts_that_are_this_machine(development: str, ho
 
 
 def test_with_credentials_any_host_is_taken(checked: str) -> None:
-    assert HTTP.get(checked + QUEUES, headers=BEARER | {"Host": "queues.example"}).status_code == 200
+    assert HTTP.get(checked + ORDERS, headers=BEARER | {"Host": "queues.example"}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_with_credentials_any_host_is_taken(checked: str) -> None:
     ],
 )
 def test_pages_of_a_foreign_origin_are_refused(checked: str, origin: str, status: int) -> None:
-    for path in (QUEUES, "/health/live"):
+    for path in (ORDERS, "/health/live"):
         answer = HTTP.get(checked + path, headers=BEARER | {"Origin": origin, "Host": "localhost:1"})
         assert answer.status_code == status
         assert not [name for name in answer.headers if name.startswith("access-control")]

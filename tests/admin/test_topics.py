@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.admin.server import Keys
 
 from veilmq.model.access import AccessKey, Action, Grant
 from veilmq.model.commands import (
@@ -205,16 +206,8 @@ def test_the_trace_of_what_was_published_begins_with_the_publish(
 
 def test_a_key_sees_what_it_was_granted(running: Any, tmp_path: Any) -> None:
     describe = (Grant(frozenset({Action.DESCRIBE_TOPICS})),)
-    keys = [AccessKey("reader", "s", ACCOUNT, grants=describe), AccessKey("nobody", "s", ACCOUNT)]
-    keyring = {key.id: key for key in keys}
-
-    class Ring:
-        checks = True
-
-        def find(self, key_id: str) -> AccessKey | None:
-            return keyring.get(key_id)
-
-    with running(tmp_path / "data", Ring()) as server, httpx.Client(base_url=server.url) as http:
+    keys = Keys(AccessKey("reader", "s", ACCOUNT, grants=describe), AccessKey("nobody", "s", ACCOUNT))
+    with running(tmp_path / "data", keys) as server, httpx.Client(base_url=server.url) as http:
         do(server, CreateTopic(topic=topic("news"), origin=TESTER))
         where = f"{TOPICS}/{ACCOUNT}/us-east-1/news"
         reader, nobody = (httpx.BasicAuth(name, "s") for name in ("reader", "nobody"))
@@ -228,15 +221,8 @@ def test_a_key_sees_what_it_was_granted(running: Any, tmp_path: Any) -> None:
 
 def test_a_key_reaches_the_topics_of_its_grants_alone(running: Any, tmp_path: Any) -> None:
     own = Grant(frozenset({Action.DESCRIBE_TOPICS, Action.MANAGE_TOPICS}), ("news*",))
-    key = AccessKey("owner", "s", ACCOUNT, grants=(own,))
-
-    class Ring:
-        checks = True
-
-        def find(self, key_id: str) -> AccessKey | None:
-            return key if key_id == key.id else None
-
-    with running(tmp_path / "data", Ring()) as server, httpx.Client(base_url=server.url, auth=("owner", "s")) as http:
+    keys = Keys(AccessKey("owner", "s", ACCOUNT, grants=(own,)))
+    with running(tmp_path / "data", keys) as server, httpx.Client(base_url=server.url, auth=("owner", "s")) as http:
         for name in ("news", "pay"):
             do(server, CreateTopic(topic=topic(name), origin=TESTER))
         assert [each["name"] for each in http.get(TOPICS).json()["topics"]] == ["news"]

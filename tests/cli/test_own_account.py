@@ -31,12 +31,18 @@ def credentials(directory: Path, *accounts: str) -> str:
     return str(file)
 
 
+def bearer(directory: Path) -> dict[str, str]:
+    return {"Authorization": f"Bearer {(directory / 'data' / 'admin-token').read_text().strip()}"}
+
+
 def test_of_the_only_account_of_the_file(serve: Serve, veilmq: Command, tmp_path: Path) -> None:
     server = serve("--credentials", credentials(tmp_path, ONE)).ready()
     data = ("--data", str(tmp_path / "data"))
     assert veilmq("queues", "create", "orders", *data).returncode == 0
     assert server.sqs(f"AKID{ONE}", f"secret-of-{ONE}").get_queue_url(QueueName="orders")
     assert ONE in veilmq("queues", "list", "--json", *data).stdout
+    (listed,) = httpx.get(f"{server.admin}/api/v1/queues", headers=bearer(tmp_path)).json()["queues"]
+    assert (listed["account"], listed["name"]) == (ONE, "orders")
     assert veilmq("send", "orders", "hello", *data).returncode == 0
     server.stop()
     assert veilmq("receive", "orders", *data).stdout.count("hello") == 1
@@ -53,6 +59,9 @@ def test_of_several_it_must_be_said(serve: Serve, veilmq: Command, tmp_path: Pat
         assert veilmq("queues", "create", "orders", "--account", account, *data).returncode == 0
     answer = httpx.get(f"{server.admin}/api/v1/account", auth=(f"AKID{OTHER}", f"secret-of-{OTHER}"))
     assert answer.json() == {"account": OTHER}
+    for path in ("queues", "topics", "moves"):
+        answer = httpx.get(f"{server.admin}/api/v1/{path}", headers=bearer(tmp_path))
+        assert (answer.status_code, answer.json()["field"]) == (400, "account")
     server.stop()
     assert "--account ID" in veilmq("queues", "list", *data).stderr
 

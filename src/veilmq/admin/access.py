@@ -19,8 +19,10 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from veilmq.admin.errors import Refused
+from veilmq.admin.service import Keys
 from veilmq.model.access import AccessKey, Action, Keyring
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
+from veilmq.model.errors import ParameterInvalid
 from veilmq.server.hosts import is_loopback_name
 
 logger = logging.getLogger("veilmq.admin")
@@ -34,6 +36,8 @@ class Caller(NamedTuple):
 
     key: AccessKey | None = None
     client: str = ""
+    home: str | None = None
+    """Whose queues are meant where none are named: the key's account, or else the only one; None of several."""
 
     def may(self, action: Action, account: str | None = None, queue: str | None = None) -> bool:
         """Whether the caller may do that with that account's queue (None: with no queue in particular)."""
@@ -59,6 +63,13 @@ class Caller(NamedTuple):
             raise Refused(401, "not_authenticated", "the access key was taken away while the request waited")
         return self._replace(key=found)
 
+    def whose(self, wanted: str | None) -> str:
+        """The account that was asked for, or else the caller's home. Raises ParameterInvalid."""
+        account = wanted or self.home
+        if account is None:
+            raise ParameterInvalid(parameter="account", reason="must be given: this server has several accounts")
+        return account
+
     @property
     def origin(self) -> Origin:
         """Who asks, for the history."""
@@ -72,7 +83,7 @@ class Access:
         self,
         app: ASGIApp,
         token: str,
-        keyring: Callable[[], Keyring],
+        keyring: Callable[[], Keys],
         base_domain: str | None = None,
         origins: Sequence[str] = (),
     ) -> None:
@@ -103,20 +114,23 @@ class Access:
         keyring = self._keyring()
         self._check_host(headers, keyring)
         client = headers.get(b"user-agent", b"").decode("latin-1")[:CLIENT_NAME_CHARACTERS_MAX]
+        sole = keyring.sole_account
+        home = None if sole is None else sole.id
         if self._needs_nothing(scope, headers):
-            return Caller(client=client)
+            return Caller(None, client, home)
         scheme, _, given = headers.get(b"authorization", b"").strip().partition(b" ")
         given = given.strip()
         if scheme.lower() == b"bearer":
             if compare_digest(given, self._token):
-                return Caller(client=client)
+                return Caller(None, client, home)
             raise Refused(401, "not_authenticated", "the bearer token is not this server's")
         if scheme.lower() == b"basic":
-            return Caller(_key_of(given, keyring), client)
+            key = _key_of(given, keyring)
+            return Caller(key, client, key.account)
         words = "this is the admin port: send `Authorization: Bearer TOKEN`, the token from the server's data directory"
         raise Refused(401, "not_authenticated", words)
 
-    def _check_host(self, headers: dict[bytes, bytes], keyring: Keyring) -> None:
+    def _check_host(self, headers: dict[bytes, bytes], keyring: Keys) -> None:
         """Development mode takes loopback names alone (DNS rebinding); a foreign Origin is refused in any mode."""
         given = headers.get(b"host", b"")
         if not keyring.checks and not is_loopback_name(given.decode("latin-1"), self._suffixes):

@@ -55,9 +55,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
 
     async def account_of(request: Request) -> Response:
         """Whose queues are meant where none is named; null where there are several accounts."""
-        key, sole = answers.caller_of(request).key, service.keyring.sole_account
-        own = key.account if key is not None else None if sole is None else sole.id
-        return answers.answer({"account": own})
+        return answers.answer({"account": answers.caller_of(request).home})
 
     app = Starlette(
         routes=[

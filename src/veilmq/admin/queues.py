@@ -15,7 +15,7 @@ from veilmq.admin.errors import Refused
 from veilmq.admin.operations import OPERATIONS, Asked, Operation
 from veilmq.admin.reading import message_page
 from veilmq.admin.service import Service
-from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT, Action
+from veilmq.model.access import HOME_REGION_DEFAULT, Action
 from veilmq.model.commands import AnyCommand, ListQueues, Peek, Receive
 from veilmq.model.errors import VeilError
 from veilmq.model.outcomes import Outcome, QueuesListed, Received
@@ -48,7 +48,7 @@ class Queues:
         """A page of queues by name: those of one account and region that the caller may see, or all there are."""
         caller = caller_of(request)
         wanted = inputs.convert(members_of(request), inputs.ListInput)
-        account = wanted.account or (DEVELOPMENT_ACCOUNT if caller.key is None else caller.key.account)
+        account = caller.whose(wanted.account)
         region = wanted.region or (HOME_REGION_DEFAULT if caller.key is None else caller.key.home_region)
         everything = account == "*"
         caller.check(Action.LIST_QUEUES, account)

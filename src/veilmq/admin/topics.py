@@ -18,7 +18,7 @@ from veilmq.admin import inputs
 from veilmq.admin.answers import answer, caller_of, members_of
 from veilmq.admin.service import Service
 from veilmq.admin.views import shown_counts, shown_move
-from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT, Action
+from veilmq.model.access import HOME_REGION_DEFAULT, Action
 from veilmq.model.commands import DeleteTopic
 from veilmq.model.errors import TopicMissing, VeilError
 from veilmq.model.moves import MoveInfo
@@ -97,7 +97,7 @@ class Topics:
         """What is asked for, whose, and where (None: everywhere)."""
         caller = caller_of(request)
         wanted = inputs.convert(members_of(request), inputs.ListInput)
-        account = wanted.account or (DEVELOPMENT_ACCOUNT if caller.key is None else caller.key.account)
+        account = caller.whose(wanted.account)
         caller.check(action, account)
         if wanted.region is not None or account == "*":
             return wanted, account, wanted.region
