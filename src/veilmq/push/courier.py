@@ -49,7 +49,7 @@ class Courier:
     async def post(
         self, line: Line, topic: TopicKey, name: str, settings: SubscriptionSettings, message: Delivery
     ) -> int:
-        """The status of the answer. Raises EndpointRefused and what `Connections.post` raises."""
+        """The status of the answer. Raises EndpointRefused, Shortage and what `Connections.post` raises."""
         assert settings.url is not None
         addresses = await self._lookups.addresses(parse(settings.url)[0])
         endpoint = choose(settings.url, addresses, self._allowed)

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from veilmq.push.addresses import EndpointRefused
+from veilmq.push.shortage import Shortage, shortage_of
 
 BELIEVED_S: Final = 10.0
 LOOKUPS_MAX: Final = 256
@@ -40,7 +41,7 @@ class Lookups:
         self._known: dict[str, tuple[list[str], float]] = {}
 
     async def addresses(self, host: str) -> list[str]:
-        """All addresses of the host. Raises EndpointRefused."""
+        """All addresses of the host. Raises EndpointRefused, Shortage."""
         try:
             return [str(ip_address(host))]
         except ValueError:
@@ -53,28 +54,34 @@ class Lookups:
         if asked is None:
             if len(self._asked) >= LOOKUPS_MAX:
                 raise EndpointRefused(f"{host} cannot be looked up: too many others hang")
-            asked = self._asked[host] = loop.create_future()
-            threading.Thread(target=self._look, args=(host, loop, asked), name="veilmq-lookup", daemon=True).start()
+            asked = loop.create_future()
+            looking = threading.Thread(target=self._look, args=(host, loop, asked), name="veilmq-lookup", daemon=True)
+            try:
+                looking.start()
+            except RuntimeError as error:
+                raise Shortage(str(error)) from None
+            self._asked[host] = asked
         # One who gives up must not end it for the others.
         return await asyncio.shield(asked)
 
     def _look(self, host: str, loop: asyncio.AbstractEventLoop, asked: "asyncio.Future[list[str]]") -> None:
         """In a thread."""
         found: list[str] = []
-        reason = ""
+        wrong: Exception | None = None
         try:
             found = self._resolve(host)
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
+            wrong = shortage_of(error) or EndpointRefused(f"{host} cannot be found: {reason}")
         try:
-            loop.call_soon_threadsafe(self._tell, host, asked, found, reason)
+            loop.call_soon_threadsafe(self._tell, host, asked, found, wrong)
         except RuntimeError:
             pass  # the loop ended meanwhile, and with it whoever asked
 
-    def _tell(self, host: str, asked: "asyncio.Future[list[str]]", found: list[str], reason: str) -> None:
+    def _tell(self, host: str, asked: "asyncio.Future[list[str]]", found: list[str], wrong: Exception | None) -> None:
         del self._asked[host]
         if not found:
-            asked.set_exception(EndpointRefused(f"{host} cannot be found: {reason}"))
+            asked.set_exception(wrong or EndpointRefused(f"{host} has no address"))
             asked.exception()  # whoever asked may have given up
             return
         if len(self._known) >= _REMEMBERED_MAX:

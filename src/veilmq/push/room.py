@@ -43,6 +43,7 @@ from veilmq.push.health import Health
 from veilmq.push.lines import Line, Lines, endpoint_of
 from veilmq.push.lookups import Lookups, Resolve, resolve
 from veilmq.push.schedules import delay_us
+from veilmq.push.shortage import Shortage, shortage_of
 from veilmq.push.signing import Signer
 
 IN_FLIGHT_MAX: Final = 256
@@ -50,12 +51,15 @@ TIMEOUT_S: Final = 5.0
 LEASE_US: Final = 30 * SECOND_US
 """Of one attempt: several times the longest that it can take. Kept up for one that waits for its turn."""
 KEEP_S: Final = 10.0
+SHORTAGE_S: Final = 5
+"""How long a push waits that this server lacked the means for; it counts as no attempt."""
 WAIT_US: Final = 20 * SECOND_US
 ERROR_CHARACTERS_MAX: Final = 300
 """Of what history and log keep of a failure, whose text may quote all that an endpoint said."""
 _ENDED_US: Final = SECOND_US
 LOOK_S: Final = 0.5
 _CHANCES: Final = 1 << 20
+_TELL_EVERY_S: Final = 60.0
 _ORIGIN: Final = Origin("push", "push")
 
 log = logging.getLogger("veilmq.push")
@@ -114,6 +118,8 @@ class PushRoom:
         """Those that were leased, and for which no task was begun any more."""
         self._calling: set[asyncio.Task[None]] = set()
         """Those of `_sending` that have their turn."""
+        self._told_until = 0.0
+        """Until then a shortage is known."""
         self.results: Counter[str] = Counter()
         """Attempts by their `PushResult`."""
 
@@ -244,6 +250,9 @@ class PushRoom:
                 status, error = await self._attempt(line, subscription, current, message)
                 took_us = int((perf_counter() - begun) * 1e6)
                 self._judge(endpoint, line, error)
+            except Shortage as shortage:
+                await self._postpone(queue, message, shortage)
+                return
             finally:
                 line.sending -= 1
                 self._slots.release()
@@ -285,7 +294,7 @@ class PushRoom:
     async def _attempt(
         self, line: Line, subscription: Subscription, settings: SubscriptionSettings, message: Delivery
     ) -> tuple[int | None, str | None]:
-        """Status of the answer, if there was one, and what was wrong, if anything was."""
+        """Status of the answer, if there was one, and what was wrong, if anything was. Raises Shortage."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 status = await self._courier.post(line, *subscription, settings, message)
@@ -296,8 +305,23 @@ class PushRoom:
         except aiohttp.ClientResponseError as failure:
             return None, f"what came is no HTTP answer: {' '.join(failure.message.split())}"[:ERROR_CHARACTERS_MAX]
         except (aiohttp.ClientError, OSError, ValueError) as failure:
+            shortage = shortage_of(failure)
+            if shortage is not None:
+                raise shortage from failure
             return None, f"{type(failure).__name__}: {failure}"[:ERROR_CHARACTERS_MAX]
         return status, None if 200 <= status < 400 else f"status {status}"
+
+    async def _postpone(self, queue: QueueKey, message: Delivery, shortage: Shortage) -> None:
+        """Try again soon, as if nothing had been."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._told_until:
+            self._told_until = now + _TELL_EVERY_S
+            log.error("pushes wait, for this server has no means to call: %s", shortage)
+        arrived = self._engine.arrived()
+        lease_us = SHORTAGE_S * SECOND_US
+        await self._engine.call(
+            Extend(queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=lease_us, arrived=arrived)
+        )
 
     def _judge(self, endpoint: str, line: Line, error: str | None) -> None:
         now = asyncio.get_running_loop().time()
