@@ -1,5 +1,7 @@
 """The waiting room: who is woken, in which order, and who is answered without a message."""
 
+from collections.abc import Callable
+
 import pytest
 from tests.engine.conftest import QUEUE, Shell
 
@@ -146,6 +148,12 @@ class TestWakes:
         shell.call(Delete(queue=QUEUE, origin=TESTER, handle=message.handle, arrived=shell.clock.now))
         assert shell.got("b") == ["4"]
 
+    def test_what_is_left_by_one_that_was_cut_short_by_the_cap_wakes_who_has_none(self, shell: Shell) -> None:
+        shell.wait("a", WAIT_US, count_max=2, in_flight_max=1)
+        shell.wait("b", WAIT_US)
+        shell.send("1", "2")
+        assert (shell.got("a"), shell.got("b")) == (["1"], ["2"])
+
     @pytest.mark.parametrize("cut_short", [False, True])
     def test_whom_no_cap_holds_up_waits_behind_nobody_whom_one_does(self, shell: Shell, cut_short: bool) -> None:
         """As MNS and SQS wait for one queue."""
@@ -249,6 +257,22 @@ class TestDeadlines:
         for _ in range(HANGING_UP):
             room.park(room.new("b", _receive(), Instant(2)))
             room.cancel("b")
+        room.park(waiter)
+        assert room.next_deadline() == 1
+        assert room.take_expired(Instant(1)) == [waiter]
+
+    @pytest.mark.parametrize(
+        "look",
+        [lambda room: room.take_expired(Instant(1)), lambda room: room.next_deadline()],
+        ids=["take_expired", "next_deadline"],
+    )
+    def test_a_wait_that_ends_while_its_claim_is_under_way_ends_after_it(
+        self, look: Callable[[WaitingRoom], object]
+    ) -> None:
+        room = WaitingRoom(Limits())
+        room.park(waiter := room.new("a", _receive(), Instant(1)))
+        room.take_first(QUEUE)
+        assert not look(room)
         room.park(waiter)
         assert room.next_deadline() == 1
         assert room.take_expired(Instant(1)) == [waiter]

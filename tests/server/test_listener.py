@@ -278,6 +278,7 @@ async def test_an_upgrade_is_ignored_but_its_body_is_read(serve, request_bytes, 
     assert (await client.answer()).body == (body or b"GET /evil HTTP/1.1\r\nHost: e\r\n\r")
     assert (await client.answer()).body == b"/q"
     assert len(recorder.requests) == 3
+    assert recorder.requests[1].target in (b"/g", b"/")
     assert recorder.requests[1].headers[b"upgrade"] == b"h2c"
 
 

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
+
 from veilmq.engine import Engine
 from veilmq.model.commands import CreateQueue, DescribeQueue, Receive
 from veilmq.model.instant import HOUR_US, SECOND_US
@@ -15,6 +17,30 @@ from veilmq.testing.sqlite import SqliteFactory
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 TAKE = Receive(queue=QUEUE, origin=TESTER, lease_us=HOUR_US, wait_us=SECOND_US)
+
+
+async def wait_and_go(path: Path) -> list[str]:
+    """A caller that goes while it waits; what the next receive gets."""
+    store = SqliteFactory(path).open()
+    shell = Shell(Engine(), store, LeaseClock())
+    shell.start()
+    await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
+    waiting = asyncio.create_task(shell.call(msgspec.structs.replace(TAKE, wait_us=HOUR_US)))
+    await asyncio.sleep(0)
+    await shell.call(DescribeQueue(queue=QUEUE, origin=TESTER))
+    assert len(shell.engine.waiting) == 1
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await shell.call(sending(QUEUE, "work"))
+    (outcome,) = await shell.call(TAKE)
+    assert isinstance(outcome, Received)
+    await shell.stop(5)
+    store.close()
+    return [message.body for message in outcome.messages]
+
+
+def test_a_caller_that_goes_while_it_waits_takes_nothing_with_it(tmp_path: Path) -> None:
+    assert asyncio.run(wait_and_go(tmp_path / "data")) == ["work"]
 
 
 async def take_and_go(path: Path) -> list[str]:

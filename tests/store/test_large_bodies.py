@@ -94,6 +94,18 @@ def test_a_sweep_drops_large_dead_bodies_a_few_at_a_time(stage: Stage) -> None:
     assert steps >= COUNT * LARGE // sweeps.EXPIRED_BYTES_MAX
 
 
+def test_a_sweep_frees_what_was_purged_a_few_at_a_time(stage: Stage) -> None:
+    queue = stage.create("plain")
+    fill(stage, queue)
+    stage.purge(queue)
+    left_rows = stage.factory.rows(stage.store)
+    while left_rows:
+        stage.batch([Sweep()])
+        now_left = stage.factory.rows(stage.store)
+        assert 0 < left_rows - now_left <= sweeps.GARBAGE_BYTES_MAX // LARGE
+        left_rows = now_left
+
+
 def test_deleted_queues_are_forgotten_a_few_at_a_time(stage: Stage) -> None:
     """As after a long stop, when all of them are old at once."""
     count = 2 * history.FORGOTTEN_MAX + 10

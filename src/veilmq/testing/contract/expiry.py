@@ -4,6 +4,7 @@ import pytest
 
 from veilmq.model.errors import MessageGone
 from veilmq.model.instant import DAY_US, FOREVER, HOUR_US, MINUTE_US, SECOND_US
+from veilmq.model.message import Extras
 from veilmq.model.outcomes import Extended
 from veilmq.model.queue import QueueKey
 from veilmq.testing.contract.stage import Stage, bodies, expect, refused
@@ -117,6 +118,28 @@ class TestExpiry:
         for _ in range(4):
             got += bodies(stage.receive(queue, 1))
         assert got == ["alive"]
+
+    @pytest.mark.parametrize("group", [None, "a"])
+    def test_a_receive_that_meets_the_dead_gives_no_more_than_was_asked_for(
+        self, stage: Stage, group: str | None
+    ) -> None:
+        queue = stage.create()
+        for ttl_us in (SECOND_US, *[HOUR_US] * 5):
+            stage.send(queue, ttl_us=ttl_us, extras=Extras(group=group))
+        stage.later(SECOND_US)
+        assert len(stage.receive(queue, 3)) == 3
+
+    @pytest.mark.parametrize("state", ["ready", "delayed", "in flight"])
+    def test_the_sweeper_comes_again_for_what_it_left(self, stage: Stage, state: str) -> None:
+        queue = stage.create()
+        _put(stage, queue, state, HOUR_US)
+        stage.send(queue, ttl_us=SECOND_US)
+        stage.later(SECOND_US)
+        stage.sweep()
+        assert sum(stage.counts(queue)) == 1
+        stage.later(HOUR_US)
+        stage.sweep_expired()
+        assert stage.counts(queue) == (0, 0, 0)
 
     def test_the_sweeper_finds_the_dead_in_every_line_and_among_the_returned(self, stage: Stage) -> None:
         queue = stage.create(retention_us=HOUR_US)

@@ -75,6 +75,9 @@ class TestFifoAttempts:
         (again,) = stage.receive(queue, attempt_id="x")
         assert again.due == stage.now + 7 * SECOND_US
         assert [message.due for message in ask(stage, queue, lease_us=HOUR_US)] == [stage.now + HOUR_US]
+        ask(stage, queue, lease_us=SECOND_US)
+        stage.later(SECOND_US)
+        assert stage.take(queue).receive_count == 2, "one that is shorter than the first ends then"
 
     def test_it_is_an_event_of_the_lease_and_no_receive(self, stage: Stage) -> None:
         queue = fifo(stage)
@@ -147,6 +150,15 @@ class TestFifoAttempts:
         stage.purge(queue)
         put(stage, queue, "a2")
         assert bodies(ask(stage, queue)) == ["a2"]
+
+    def test_a_message_that_was_damaged_since_is_not_given_again(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        (sent,) = put(stage, queue, "a1")
+        assert bodies(ask(stage, queue)) == ["a1"]
+        stage.store.close()
+        stage.factory.damage(sent.sequence)
+        stage.store = stage.factory.open()
+        assert ask(stage, queue) == []
 
     def test_ids_of_two_queues_are_two(self, stage: Stage) -> None:
         queue, other = fifo(stage), fifo(stage, "other.fifo")

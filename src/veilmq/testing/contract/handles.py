@@ -53,8 +53,10 @@ class TestHandles:
         stage.send(two)
         handle = stage.take(one).handle
         stage.take(two)
+        start = stage.following()
         refused(stage.delete(two, handle), ReceiptInvalid)
         refused(stage.extend(two, handle, 0), ReceiptInvalid)
+        assert stage.events(start) == []
         assert stage.counts(two) == (0, 0, 1)
 
     @pytest.mark.parametrize("reopened", [False, True])

@@ -57,6 +57,14 @@ class TestHistory:
         assert (event.sent, event.visible_since, event.body_bytes) == (sent.sent, sent.sent, 5)
         assert (event.group, event.type) == ("g", "resize")
 
+    def test_each_send_of_a_batch_is_its_own_senders(self, stage: Stage) -> None:
+        queue = stage.create()
+        start = stage.following()
+        names = ["a", "b", "a", "c"]
+        stage.batch([sending(queue, origin=Origin("sqs", name)) for name in names])
+        assert [event.principal for event in stage.events(start)] == names
+        assert [message.sender for message in stage.receive(queue, 10)] == names
+
     def test_how_long_a_lease_was_held(self, stage: Stage) -> None:
         queue = stage.create()
         stage.send(queue)

@@ -221,9 +221,12 @@ class TestLeases:
         assert expect(back, Undelivered).released == 1
         again = stage.take(queue)
         assert (again.id, again.receive_count) == (one.id, 2)
-        back = stage.do(Undeliver(queue=queue, origin=TESTER, handles=(one.handle,)))
-        assert expect(back, Undelivered).released == 0
-        assert stage.counts(queue) == (0, 0, 1)
+        rotated = expect(stage.extend(queue, again.handle, SECOND_US, rotate=True), Extended).handle
+        for handle, released in ((one.handle, 0), (again.handle, 0), (rotated, 1)):
+            assert stage.counts(queue) == (0, 0, 1)
+            back = stage.do(Undeliver(queue=queue, origin=TESTER, handles=(handle,)))
+            assert expect(back, Undelivered).released == released
+        assert stage.counts(queue) == (1, 0, 0)
 
     def test_the_next_due_is_never_later_than_the_first_end_of_a_lease(self, stage: Stage) -> None:
         queue = stage.create()

@@ -61,11 +61,13 @@ class TestPurge:
         assert stage.kinds(start) == ["purged"]
         assert stage.events(start)[0].detail == {"count": 6, "watermark": last}
 
-    def test_a_second_purge_waits_out_the_cool_down(self, stage: Stage) -> None:
+    @pytest.mark.parametrize("reopened", [False, True])
+    def test_a_second_purge_waits_out_the_cool_down(self, stage: Stage, reopened: bool) -> None:
         queue = stage.create()
         stage.purge(queue, cooldown_us=MINUTE_US)
         stage.later(MINUTE_US - 1)
-        stage.reopen()
+        if reopened:
+            stage.reopen()
         error = refused(stage.purge(queue, cooldown_us=MINUTE_US), PurgeInProgress)
         assert error.wait_us == 1  # type: ignore[attr-defined]
         expect(stage.purge(queue), Purged)

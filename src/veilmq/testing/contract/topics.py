@@ -315,6 +315,9 @@ class TestTopics:
         some = ListSubscriptions(topic=TopicKey(ACCOUNT, REGION, "a1"), origin=TESTER, prefix="s", count_max=1)
         page = expect(stage.do(some), SubscriptionsListed)
         assert ([each.name for each in page.subscriptions], page.more) == (["s1"], True)
+        some.after = "s1"
+        page = expect(stage.do(some), SubscriptionsListed)
+        assert ([each.name for each in page.subscriptions], page.more) == (["s2"], False)
 
     def test_a_batch_that_fails_leaves_no_topic_behind(self, stage: Stage) -> None:
         stage.create("q")
