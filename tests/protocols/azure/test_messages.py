@@ -258,6 +258,7 @@ def test_before_their_versions(wire: Any) -> None:
     queue = wire.queue()
     refused = wire.put(queue, query="?visibilitytimeout=1", version="2009-09-19")
     assert (refused.code, refused.text("QueryParameterName")) == ("UnsupportedQueryParameter", "visibilitytimeout")
+    assert wire.put(queue, query="?visibilitytimeout=1", version="2011-08-18").status == 201
     for ttl in ("-1", "604801"):
         assert wire.put(queue, query=f"?messagettl={ttl}", version="2016-05-31").code == "OutOfRangeQueryParameterValue"
     assert wire.get(queue, "?visibilitytimeout=7201", version="2009-09-19").code == "OutOfRangeQueryParameterValue"

@@ -120,16 +120,17 @@ def test_policies_are_kept_as_they_were_written(wire: Any) -> None:
                       "<Permission>raup</Permission>")
         + "<SignedIdentifier><Id>bare</Id></SignedIdentifier>"
         + POLICY.format("empty", "<Start/><Permission></Permission>")
+        + POLICY.format("x" * 64, "") + POLICY.format("fifth", "")
     )  # fmt: skip
     assert wire.ask("PUT", f"{queue}?comp=acl", body).status == 204
     shown = wire.ask("GET", f"{queue}?comp=acl")
-    assert shown.texts("SignedIdentifier/Id") == ["all & more", "bare", "empty"]
+    assert shown.texts("SignedIdentifier/Id") == ["all & more", "bare", "empty", "x" * 64, "fifth"]
     assert shown.texts("SignedIdentifier/AccessPolicy/Start") == ["2026-01-01"]
     assert shown.texts("SignedIdentifier/AccessPolicy/Expiry") == ["2026-12-31T23:59:59.0000001Z"]
     assert shown.texts("SignedIdentifier/AccessPolicy/Permission") == ["raup"]
     assert wire.ask("HEAD", f"{queue}?comp=acl").status == 200
     assert wire.ask("PUT", f"{queue}?comp=metadata", headers={"x-ms-meta-a": "1"}).status == 204
-    assert len(wire.ask("GET", f"{queue}?comp=acl").texts("SignedIdentifier")) == 3, "metadata leaves them alone"
+    assert len(wire.ask("GET", f"{queue}?comp=acl").texts("SignedIdentifier")) == 5, "metadata leaves them alone"
     assert wire.ask("PUT", f"{queue}?comp=acl").status == 204
     assert wire.ask("GET", f"{queue}?comp=acl").texts("SignedIdentifier") == []
     for method in ("GET", "PUT"):

@@ -160,7 +160,9 @@ def test_when_and_whence(wire: Any, kind: str, fields: dict[str, Any], how: dict
         ({"ss": "b"}, "AuthorizationServiceMismatch"),
         ({"ss": "bqtf"}, None),
         ({"ss": "x"}, "AuthenticationFailed"),
+        ({"ss": "qx"}, "AuthenticationFailed"),
         ({"srt": "z"}, "AuthenticationFailed"),
+        ({"srt": "oz"}, "AuthenticationFailed"),
         ({"sv": "2019-02-02"}, None),
         ({"sv": "2015-02-21"}, "AuthenticationFailed"),
     ],
@@ -270,6 +272,7 @@ class TestStoredPolicies:
             ({"sp": "r", "se": wire.iso(30)}, None),
         ):
             assert _with(wire, PEEK, wire.queue_sas("/orders", si="mine", **fields)).code == code
+        assert wire.calls[-1].commands[0].origin.principal == "examplename/sas/mine"
 
     def test_a_start_in_the_policy_counts(self, wire: Any) -> None:
         _prepare(wire)
@@ -304,6 +307,7 @@ class TestUserDelegation:
         assert (key.text("SignedService"), key.text("SignedVersion")) == ("q", "2026-10-06")
         sas = wire.delegation_sas("/orders", key)
         assert _with(wire, PEEK, sas).code is None
+        assert wire.calls[-1].commands[0].origin.principal == "examplename/person/sas"
         assert _with(wire, PEEK, wire.delegation_sas("/doomed", key)).code == "AuthenticationFailed"
         assert _with(wire, PEEK, wire.delegation_sas("/orders", key, sp="a")).code == "AuthorizationPermissionMismatch"
         assert _with(wire, PEEK, sas.replace("skoid=person", "skoid=reader")).code == "AuthenticationFailed"
@@ -317,6 +321,35 @@ class TestUserDelegation:
         assert _with(wire, PEEK, sas).code is None
         wire.stage.later(61 * SECOND_US)
         assert _with(wire, PEEK, sas).code == "AuthenticationFailed"
+
+    @pytest.mark.parametrize(
+        ("fields", "code"),
+        [
+            ({"sp": ""}, "AuthenticationFailed"),
+            ({"se": ""}, "AuthenticationFailed"),
+            ({"sp": "pu"}, "AuthenticationFailed"),
+            ({"se": 0}, "AuthenticationFailed"),
+            ({"se": 1}, None),
+            ({"st": 60}, "AuthenticationFailed"),
+            ({"st": 0}, None),
+            ({"st": -60}, None),
+            ({"sip": "10.0.0.1"}, "AuthorizationSourceIPMismatch"),
+            ({"spr": "https"}, "AuthorizationProtocolMismatch"),
+        ],
+    )
+    def test_its_own_limits(self, wire: Any, fields: dict[str, Any], code: str | None) -> None:
+        wire.stage.clock.now -= wire.stage.now % SECOND_US
+        _prepare(wire)
+        said = {name: wire.iso(value) if isinstance(value, int) else value for name, value in fields.items()}
+        answer = _with(wire, PEEK, wire.delegation_sas("/orders", self.key(wire), **said))
+        assert (answer.status, answer.code) == (200 if code is None else 403, code)
+
+    def test_a_sas_begins_with_its_key(self, wire: Any) -> None:
+        _prepare(wire)
+        sas = wire.delegation_sas("/orders", self.key(wire, start=60), st=wire.iso(0))
+        assert _with(wire, PEEK, sas).code == "AuthenticationFailed"
+        wire.stage.later(61 * SECOND_US)
+        assert _with(wire, PEEK, sas).code is None
 
     def test_a_key_reaches_no_further_than_its_owner(self, wire: Any) -> None:
         _prepare(wire)
@@ -429,6 +462,23 @@ class TestBearer:
                 "GET", "/?comp=list", headers={"Authorization": f"Bearer {token}"}, auth=None, secure=True
             )
             assert (refused.status, refused.code) == (401, "InvalidAuthenticationInfo")
+
+    def test_when_a_token_counts(self, wire: Any) -> None:
+        """Another's clock may be five minutes ahead of ours."""
+        wire.stage.clock.now -= wire.stage.now % SECOND_US
+        now = wire.wall // SECOND_US
+        for claims, status in (({"exp": now}, 401), ({"exp": now + 1}, 200), ({"nbf": now + 300}, 200)):
+            assert self.ask(wire, **claims).status == status, claims
+        assert self.ask(wire, nbf=now + 301).status == 401
+
+    def test_an_account_that_nobody_knows(self, wire: Any) -> None:
+        for audience, code in (
+            ("https://storage.azure.com", "AuthorizationPermissionMismatch"),
+            ("https://management.azure.com", "InvalidAuthenticationInfo"),
+        ):
+            request = wire.request("GET", "/", headers=wire.token(aud=audience), auth=None, secure=True)
+            request.target = b"/nosuchnames?comp=list"
+            assert wire.send(request).code == code
 
     def test_only_over_https(self, wire: Any) -> None:
         refused = wire.ask("GET", "/?comp=list", headers=wire.token(), auth=None)

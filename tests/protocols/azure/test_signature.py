@@ -135,6 +135,14 @@ def test_the_secondary_is_signed_with_or_without_its_suffix(wire: Any, auth: str
     assert wire.send(request).code == "AuthenticationFailed", "not the other way round"
 
 
+@pytest.mark.parametrize("auth", ["SharedKey", "SharedKeyLite"])
+def test_a_queue_named_like_a_secondary_is_signed_with_its_whole_name(wire: Any, auth: str) -> None:
+    request = wire.request("PUT", "/orders", auth=auth)
+    request.target = request.target.replace(b"/orders", b"/orders-secondary")
+    assert wire.send(request).code == "AuthenticationFailed"
+    assert wire.ask("PUT", "/orders-secondary", auth=auth).status == 201
+
+
 def test_an_empty_body_is_signed_by_version(wire: Any) -> None:
     assert wire.ask("PUT", "/one", headers={"content-length": "0"}, version="2014-02-14").status == 201
     request = wire.request("PUT", "/two", headers={"content-length": "0"})

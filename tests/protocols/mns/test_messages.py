@@ -134,6 +134,7 @@ def test_batches_have_a_root_of_their_own(wire: Any) -> None:
     assert sent.texts("Message/MessageBodyMD5") == [md5_of(f"m{number}") for number in range(3)]
     peeked = wire.ask("GET", f"{MESSAGES}?peekonly=true&numOfMessages=16")
     assert peeked.texts("Message/MessageBody") == ["m0", "m1", "m2"]
+    assert wire.ask("GET", f"{MESSAGES}?peekonly=true&numOfMessages=1").texts("Message/MessageBody") == ["m0"]
     one = wire.get("?numOfMessages=1")
     assert one.xml.tag.endswith("}Messages")
     assert list(one.fields("Message")) == RECEIVED

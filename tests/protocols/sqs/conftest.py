@@ -319,6 +319,7 @@ class Served:
     As in `Wire` only the socket is missing: codec, commands and SQLite are real, and the clock is the test's.
     """
 
+    key = KEY
     other = OTHER
     third = THIRD
 

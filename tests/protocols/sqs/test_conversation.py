@@ -400,6 +400,9 @@ def test_a_fifo_queue_is_carried_through(wire: Any) -> None:
     assert wire.commands[0].extras == Extras(group="g", deduplication_id="d")
     assert wire.commands[0].delay_us is None
     assert answer["SequenceNumber"] == "00000000000000000042"
+    entry = {"Id": "1", "MessageBody": "x", "MessageGroupId": "g", "MessageDeduplicationId": "d"}
+    (line,) = wire.client.send_message_batch(QueueUrl=FIFO_URL, Entries=[entry])["Successful"]
+    assert line["SequenceNumber"] == answer["SequenceNumber"]
 
 
 def test_a_plain_message_has_no_extras_of_its_own(wire: Any) -> None:

@@ -1,6 +1,7 @@
 """Policies and permissions: what opens a queue to another account, and what does not."""
 
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -229,10 +230,12 @@ class TestPermissions:
         found = served.refused(owner.set_queue_attributes, QueueUrl=url, Attributes={"Policy": text})
         assert found == ("OverLimit", words)
 
-    def test_ten_conditions_in_each_statement(self, owner: Any, url: str) -> None:
+    def test_as_many_as_a_policy_may_have(self, owner: Any, url: str) -> None:
         """Every statement counts for itself: 20 topics, each with a condition, were no more than 20 statements to AWS
         (aws/aws-cdk #16303)."""
-        text = json.dumps({"Statement": [_statement(Condition=CONDITIONS)] * 2})
+        wide = _statement(Action=["sqs:SendMessage"] * 7, Principal={"AWS": [FRIEND] * 50})
+        statements = [_statement(Condition=CONDITIONS)] * 2 + [wide] * 2 + [_statement()] * 16
+        text = json.dumps({"Statement": statements})
         owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
         assert policy_of(owner, url) == json.loads(text)
 
@@ -390,6 +393,19 @@ class TestLanguage:
         assert not _judged(statement)
         assert not _judged(_statement(), statement | {"Effect": "Deny"})
 
+    def test_a_date_without_an_offset_is_in_utc(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        within = {
+            "DateGreaterThan": {"aws:CurrentTime": "2026-06-01T11:59:00"},
+            "DateLessThan": {"aws:CurrentTime": "2026-06-01T12:01:00"},
+        }
+        monkeypatch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        try:
+            assert _judged(_statement(Condition=within))
+        finally:
+            monkeypatch.undo()
+            time.tzset()
+
     def test_a_deny_wins_wherever_it_stands(self) -> None:
         deny = _statement(Effect="Deny", Principal={"AWS": FRIEND})
         assert not _judged(_statement(), deny)
@@ -409,6 +425,7 @@ class TestLanguage:
                 json.dumps({"Statement": _statement(**changes)})
                 for changes in (
                     {"Effect": "Maybe"},
+                    {"Effect": ["Allow"]},
                     {"Principal": None},
                     {"NotPrincipal": "*"},
                     {"Principal": "me"},
@@ -420,6 +437,7 @@ class TestLanguage:
                     {"Condition": []},
                     {"Condition": {"Bool": "x"}},
                     {"Condition": {"Bool": {"aws:SecureTransport": {}}}},
+                    {"Condition": {"Bool": {"aws:SecureTransport": ["true", {}]}}},
                     {"Unknown": 1},
                 )
             ),

@@ -354,6 +354,7 @@ def test_the_hand_signer_signs_right(codec: Codec) -> None:
         (NAMES, {"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}),
         (["host", "x-amz-target", "x-amz-date"], {}),
         (["host", "host", "x-amz-date", "x-amz-target"], {}),
+        (["host", "x%d", "x-amz-date", "x-amz-target"], {"x%d": "1"}),
     ],
 )
 def test_host_and_amazons_headers_must_be_signed(codec: Codec, names: list[str], more: dict[str, str]) -> None:
@@ -478,7 +479,10 @@ def test_the_host_may_name_the_region(ring: Ring) -> None:
     assert code_of(decode(codec, raw_sign(NAMES, inside))) == "ok"
     other = {**PLAIN, "host": "sqs.eu-west-1.queues.test:9324"}
     assert code_of(decode(codec, raw_sign(NAMES, other))) == "SignatureDoesNotMatch"
-    assert code_of(decode(codec, raw_sign(NAMES, {**PLAIN, "host": "eu-west-1.queues.test"}))) == "ok"
+    shouted = {**PLAIN, "host": "SQS.EU-WEST-1.Queues.Test"}
+    assert code_of(decode(codec, raw_sign(NAMES, shouted))) == "SignatureDoesNotMatch"
+    for host in ("eu-west-1.queues.test", "sqs.eu-west-1.another.tst", "sqs.eu_west_1.queues.test"):
+        assert code_of(decode(codec, raw_sign(NAMES, {**PLAIN, "host": host}))) == "ok", host
 
 
 def test_a_long_user_agent_is_cut(codec: Codec) -> None:

@@ -24,6 +24,8 @@ from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.arns import USUAL, arn, partition
 
 VERSIONS: Final = ("2008-10-17", "2012-10-17")
+EFFECTS: Final = ("Allow", "Deny")
+"""No set: what was given may be a list, which has no hash."""
 _ELEMENTS: Final = frozenset(
     {
         "Sid",
@@ -114,7 +116,7 @@ def _check_statement(statement: Any) -> None:
     unknown = statement.keys() - _ELEMENTS
     if unknown:
         raise PolicyInvalid(f"unknown element {min(unknown)[:64]}")
-    if statement.get("Effect") not in {"Allow", "Deny"}:
+    if statement.get("Effect") not in EFFECTS:
         raise PolicyInvalid("Effect must be Allow or Deny")
     for name in ("Principal", "Action", "Resource"):
         given = [each for each in (name, "Not" + name) if each in statement]
