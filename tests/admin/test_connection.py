@@ -95,6 +95,22 @@ def test_the_body_of_a_refused_request_keeps_no_connection_open(port: int, monke
             pass
 
 
+def test_who_hangs_up_within_a_body_is_no_failure(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with connected(port) as client:
+        head = OPEN.replace(b"GET /api/v1/queues", b"PUT /api/v1/queues/000000000000/us-east-1/q")
+        client.sendall(head + b"Content-Length: 9\r\n\r\n{")
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(READ_BYTES_MAX):
+            pass
+    with connected(port) as client:
+        client.sendall(OPEN + b"Connection: close\r\n\r\n")
+        while client.recv(READ_BYTES_MAX):
+            pass
+    assert "body_incomplete" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_who_is_being_answered_has_none(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_S", 0.2)
     target = b"GET /api/v1/events?from=next&follow=0.6 HTTP/1.1"

@@ -144,6 +144,11 @@ DAMAGE = [
     ("history", "DELETE FROM history WHERE offset = (SELECT offset FROM history LIMIT 1 OFFSET 5)", "does not follow"),
     ("history", "DELETE FROM history WHERE offset = (SELECT max(offset) FROM history)", "ends at"),
     ("history", "UPDATE history SET events = x'ff' WHERE offset = (SELECT max(offset) FROM history)", "cannot be read"),
+    (
+        "history",
+        "UPDATE history SET events = unhex(replace(hex(events), hex('us-east-1'), hex('us-east-') || 'FF'))",
+        "cannot be read",
+    ),
     ("books", "DELETE FROM message WHERE sequence = (SELECT max(sequence) FROM message)", "by its history"),
 ]
 

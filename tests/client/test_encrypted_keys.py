@@ -46,6 +46,7 @@ class TestFile:
             ("[]", "not JSON"),
             ("{}", "not JSON"),
             ('{"keys": {}}', "not JSON"),
+            ("[" * 100_000, "not JSON"),
             ('{"keys": []}', "one at least"),
             ('{"keys": ["x"]}', r"keys\[0\] is not an object"),
             ({"kty": "RSA"}, r"keys\[0\].kty"),

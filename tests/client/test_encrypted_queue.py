@@ -81,6 +81,11 @@ class TestRoundTrip:
         queue.delete(message.handle)
         assert queue.stats().visible == 0
 
+    @pytest.mark.parametrize("header", [b"[]", b"{", b"[" * 100_000])
+    def test_a_header_that_is_none(self, header: bytes) -> None:
+        with pytest.raises(ValueError, match=r"."):
+            header_of(base64.urlsafe_b64encode(header).decode() + "....")
+
     def test_it_is_a_plain_jwe(self, plain: Queue, queue: EncryptedQueue) -> None:
         plain.send(compact(GOOD))
         assert queue.receive()[0].body == SECRET

@@ -374,21 +374,22 @@ def test_autocommit_is_refused(tmp_path: Path) -> None:
         made.execute("SELECT 1")
 
 
+@pytest.mark.parametrize("written", ["nonsense", '{"x":' + "[" * 5_000])
 @pytest.mark.parametrize("make", LEASED)
-def test_what_somebody_else_wrote_is_told(make: Make, tmp_path: Path, clock: MovableClock) -> None:
+def test_what_somebody_else_wrote_is_told(make: Make, tmp_path: Path, clock: MovableClock, written: str) -> None:
     storage = make(tmp_path, clock)
     storage.acquire()
     storage.save(b"{}")
     storage.release()
     if make is table:
         with sqlite3.connect(tmp_path / "numbers.db") as there:
-            there.execute("UPDATE veilmq_numbers SET holder = 'nonsense'")
+            there.execute("UPDATE veilmq_numbers SET holder = ?", (written,))
         there.close()
     elif make is memory_objects:
-        fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/numbers.000000000001", b"nonsense")
+        fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/numbers.000000000001", written.encode())
     else:
         (path,) = tmp_path.iterdir()
-        path.write_bytes(b"nonsense")
+        path.write_text(written)
     with pytest.raises(StateInvalid):
         make(tmp_path, clock).acquire()
     fsspec.filesystem("memory").store.clear()

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import product
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
@@ -11,12 +13,15 @@ from botocore.config import Config
 
 from veilmq.client.azure import AzureAccount
 from veilmq.client.azure.queue import AzureQueue
+from veilmq.client.clock import SYSTEM
 from veilmq.client.connect import DEVELOPMENT_KEYS
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension
 from veilmq.client.queue import Queue
 from veilmq.client.sqs import SqsAccount
 from veilmq.client.sqs.queue import SqsQueue
+from veilmq.client.veil.account import VeilAccount
+from veilmq.client.veil.queue import VeilQueue
 from veilmq.testing.broken_server import BrokenServer, answer
 
 pytestmark = pytest.mark.slow
@@ -29,6 +34,7 @@ STRANGE = {
     "a page": answer(200, b"<html><p>Log in", "Content-Type: text/html"),
     "null": answer(200, b"null", JSON),
     "a list": answer(200, b"[1]", JSON),
+    "brackets without end": answer(200, b'{"X":' + b"[" * 5_000, JSON),
     "a number of messages": answer(200, b'{"Messages": 5, "Successful": 7}', JSON),
     "a refusal with a number for its type": answer(400, b'{"__type": 5, "message": []}', JSON),
     "other XML": answer(200, b"<?xml version='1.0'?><a><b/></a>", XML),
@@ -61,9 +67,14 @@ def azure(url: str) -> Iterator[Queue]:
         yield AzureQueue(account, client.get_queue_client("jobs"))
 
 
+def veil(url: str) -> Iterator[Queue]:
+    place = urlsplit(url)
+    with VeilAccount(str(place.hostname), place.port) as account:
+        yield VeilQueue(account, account._new_line("jobs"), "jobs", "jobs", SYSTEM)
+
+
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("strange", STRANGE)
-@pytest.mark.parametrize("adapter", [sqs, azure])
+@pytest.mark.parametrize(("adapter", "strange"), [*product([sqs, azure], STRANGE), (veil, "brackets without end")])
 def test_is_a_typed_error_or_no_message(adapter: Callable[[str], Iterator[Queue]], strange: str, call: str) -> None:
     broken = BrokenServer([STRANGE[strange]])
     for queue in adapter(broken.url):

@@ -396,7 +396,7 @@ class TestMaking:
         assert account.names() == NAMES
 
     def test_a_definition_that_is_none(self, account: Account, topic: PullTopic, definitions: Definitions) -> None:
-        for content in (b"", b"{}", json.dumps({"topic": "news", "subscriptions": 7}).encode()):
+        for content in (b"", b"{}", b'{"topic":"\xff"}', json.dumps({"topic": "news", "subscriptions": 7}).encode()):
             definitions._store.put("topics/news.json", content)
             with pytest.raises(TopicExists, match="cannot be read"):
                 open_pull_topic(account, "news", definitions=definitions)

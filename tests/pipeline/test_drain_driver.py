@@ -273,6 +273,9 @@ def test_one_directory_takes_one_query(stage: Stage) -> None:
         play.driver.close()
         with pytest.raises(DirectoryForeign, match=f"drains {stage.name}, not other"):
             Directory(path, "other")
+        (path / "query.json").write_bytes(b'{"queue":"\xff"}')
+        with pytest.raises(DirectoryForeign, match="is not ours"):
+            Directory(path, stage.name)
 
 
 def test_a_new_query_is_refused_the_directory_of_one_that_went_on(stage: Stage) -> None:

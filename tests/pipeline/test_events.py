@@ -257,7 +257,9 @@ class TestBadInput:
             ({"path": "x", "server": "http://h"}, "one of the options server and path"),
             ({"path": "x", "colour": "red"}, "has no option colour. It has certificate, from"),
             ({"path": "x", "from": "-1"}, "from='-1' is none of an offset, first and next"),
+            ({"path": "x", "from": "\u00b2"}, "is none of an offset, first and next"),
             ({"path": "x", "until": "end"}, "until='end' is no whole number"),
+            ({"path": "x", "until": "9" * 5_000}, "is no whole number"),
             ({"path": "x", "maxRows": "0"}, "maxRows=0: a micro-batch needs an event"),
             ({"server": "127.0.0.1:9325"}, "is no URL. It looks like http://127.0.0.1:9325"),
         ],
@@ -281,6 +283,13 @@ class TestBadInput:
     def test_nothing_exported(self, tmp_path: Path) -> None:
         with pytest.raises(HistoryGap, match=r"holds no exported events. Write some: veilmq events export DIR"):
             ParquetHistory(str(tmp_path)).bounds()
+
+    def test_a_file_whose_labels_are_no_text(self, exported: Path, tmp_path: Path) -> None:
+        copy = shutil.copytree(exported, tmp_path / "copy")
+        file = max(copy.glob("*/*.parquet"))
+        pq.write_table(pq.read_table(file, partitioning=None).replace_schema_metadata({b"\xff": b"x"}), file)
+        with pytest.raises(SourceUnreachable, match=f"{file.name} cannot be read.*Export it anew"):
+            ParquetHistory(str(copy)).bounds()
 
     def test_a_file_that_was_cut(self, exported: Path, tmp_path: Path) -> None:
         copy = shutil.copytree(exported, tmp_path / "copy")

@@ -64,6 +64,9 @@ BAD = [
     (GOOD, "account = [5]", ["account 1"]),
     (GOOD, "[users]\n", ["line 1", "unknown table users"]),
     (GOOD, "\udcff", ["line 1", "UTF-8"]),
+    (GOOD, "x = " + "[" * 10_000, ["not TOML"]),
+    (GOOD, "x = " + "9" * 5_000, ["not TOML"]),
+    (GOOD, 'x = """\n[' + " " * 60_000 + '"""', ["line 1", "unknown table x"]),  # with no backtracking over the blanks
 ]
 
 

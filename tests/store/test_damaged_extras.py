@@ -13,6 +13,7 @@ from veilmq.model.moves import MoveStatus
 from veilmq.model.outcomes import MovesListed, MoveStarted, Published, Subscribed
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.topic import SubscriptionSettings, TopicKey
+from veilmq.store.sqlite.extras import pack_extras
 from veilmq.store.sqlite.integrity import check
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, sending
 from veilmq.testing.sqlite import SqliteFactory
@@ -27,12 +28,16 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage.store.close()
 
 
-def damage(stage: Stage, sequence: int) -> Path:
+NO_MSGPACK = b"\xc1"
+NO_UTF8 = pack_extras(TYPED).replace(b"film", b"fil\xed")
+
+
+def damage(stage: Stage, sequence: int, extras: bytes = NO_MSGPACK) -> Path:
     """Make the extras of the message unreadable; the database's path."""
     path: Path = stage.factory.path / "veilmq.db"  # type: ignore[attr-defined]
     stage.store.close()
     connection = apsw.Connection(str(path))
-    connection.execute("UPDATE message SET extras = X'C1' WHERE sequence = ?", (sequence,))
+    connection.execute("UPDATE message SET extras = ? WHERE sequence = ?", (extras, sequence))
     connection.close()
     stage.store = stage.factory.open()
     return path
@@ -42,11 +47,14 @@ def quarantined(stage: Stage) -> list[int | None]:
     return [event.sequence for event in stage.events() if event.kind == "quarantined"]
 
 
+@pytest.mark.parametrize("extras", [NO_MSGPACK, NO_UTF8])
 @pytest.mark.parametrize("groups", [(None, None), ("a", "b")])
-def test_a_peek_passes_it_over_and_a_receive_sets_it_apart(stage: Stage, groups: tuple[str | None, ...]) -> None:
+def test_a_peek_passes_it_over_and_a_receive_sets_it_apart(
+    stage: Stage, groups: tuple[str | None, ...], extras: bytes
+) -> None:
     queue = stage.create()
     first, _ = (stage.send(queue, group or "x", extras=Extras(group=group, type="film")) for group in groups)
-    path = damage(stage, first.sequence)
+    path = damage(stage, first.sequence, extras)
     assert [problem.text for problem in check(path).problems] == [
         f"message {first.sequence}: its attributes cannot be read"
     ]

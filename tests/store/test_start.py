@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.store.sqlite.directory import DataDirectory, DirectoryHeld, is_held
+from veilmq.store.sqlite.directory import DataDirectory, DirectoryHeld, is_held, read_holder
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.schema import VERSION
 from veilmq.store.sqlite.store import SqliteStore
@@ -33,6 +33,13 @@ def test_a_migration_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     (told,) = said(data, options, caplog)
     assert f"from schema 1 to {VERSION}" in told
     assert said(data, options, caplog) == []
+
+
+@pytest.mark.parametrize("raw", [b"nonsense", b'{"pid":1,"listeners":{"sqs":"\xff"}}'])
+def test_an_announcement_that_cannot_be_read_is_none(tmp_path: Path, raw: bytes) -> None:
+    SqliteStore(tmp_path / "data", Options(reserve_bytes=0)).close()
+    (tmp_path / "data" / "lock").write_bytes(raw)
+    assert read_holder(tmp_path / "data") is None
 
 
 def test_a_new_directory_is_no_migration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from veilmq.admin.access import Caller
@@ -35,14 +35,17 @@ def caller_of(request: Request) -> Caller:
 
 
 async def body_of(request: Request) -> bytes:
-    """The whole body. Raises Refused (413) beyond `BODY_BYTES_MAX`."""
+    """The whole body. Raises Refused: 413 beyond `BODY_BYTES_MAX`, 400 if the client hung up (for the log alone)."""
     parts: list[bytes] = []
     left = BODY_BYTES_MAX
-    async for part in request.stream():
-        left -= len(part)
-        if left < 0:
-            raise Refused(413, "body_too_large", f"a body has at most {BODY_BYTES_MAX} bytes", limit=BODY_BYTES_MAX)
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            left -= len(part)
+            if left < 0:
+                raise Refused(413, "body_too_large", f"a body has at most {BODY_BYTES_MAX} bytes", limit=BODY_BYTES_MAX)
+            parts.append(part)
+    except ClientDisconnect:
+        raise Refused(400, "body_incomplete", "the connection ended within the body") from None
     return b"".join(parts)
 
 

@@ -18,7 +18,7 @@ class TransportError(VeilError):
     summary = "{reason}"
 
 
-STRANGE: Final = (AttributeError, KeyError, TypeError, ValueError)
+STRANGE: Final = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 """What an SDK raises over an answer that is none of its service's, of a proxy for example."""
 
 

@@ -109,7 +109,7 @@ class IssuerTokens:
             keys = KeySet.import_key_set(json.loads(self._path.read_bytes()))
         except OSError as error:
             raise FileInvalid(self._path, str(error.strerror)) from None
-        except (JoseError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (JoseError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FileInvalid(self._path, f"holds no JSON Web Key Set: {error}") from None
         self._keys = keys
 

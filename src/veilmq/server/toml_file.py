@@ -12,7 +12,9 @@ from typing import Any, Final
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 
-_HEADER: Final = re.compile(r"\s*\[\[?\s*([A-Za-z0-9_.\s-]+?)\s*\]\]?\s*(?:#.*)?$")
+_HEADER: Final = re.compile(r"\s*\[\[?([A-Za-z0-9_.\s-]+)\]\]?\s*(?:#.*)?$")
+_DEPTH_MAX: Final = 4
+"""Of a table's header: nothing that is asked for stands deeper."""
 _KEY: Final = re.compile(r"\s*\"?([A-Za-z0-9_-]+)\"?\s*=")
 _AT: Final = re.compile(r"\(at (line \d+, column \d+|end of document)\)")
 
@@ -50,7 +52,7 @@ def read_toml(path: Path, *, private: bool = False) -> tuple[dict[str, Any], "Li
     text = read_text(path, private=private)
     try:
         return tomllib.loads(text), Lines(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: an integer beyond Python's own bound of digits, too
         # The rest of tomllib's message may quote the file.
         found = _AT.search(str(error))
         raise FileInvalid(path, "is not TOML" + (f" at {found[1]}" if found else "")) from None
@@ -61,21 +63,18 @@ class Lines:
 
     def __init__(self, text: str) -> None:
         self._lines: dict[tuple[Any, ...], int] = {}
-        counts: dict[str, int] = {}
+        counts: dict[tuple[Any, ...], int] = {}
         here: tuple[Any, ...] = ()
         for number, line in enumerate(text.splitlines(), 1):
             header = _HEADER.match(line)
             if header is not None:
-                name = re.sub(r"\s*\.\s*", ".", header[1])
-                for below in [each for each in counts if each.startswith(name + ".")]:
-                    del counts[below]
-                counts[name] = counts.get(name, -1) + 1
-                parts = name.split(".")
-                here = tuple(
-                    each
-                    for depth in range(1, len(parts) + 1)
-                    for each in (parts[depth - 1], counts.get(".".join(parts[:depth]), 0))
-                )
+                *around, last = (part.strip() for part in header[1].split(".", _DEPTH_MAX)[:_DEPTH_MAX])
+                here = ()
+                for part in around:
+                    here = (*here, part, counts.get((*here, part), 0))
+                here = (*here, last)
+                counts[here] = counts.get(here, -1) + 1
+                here = (*here, counts[here])
                 self._lines[here] = number
                 self._lines.setdefault(here[:-1], number)
                 continue

@@ -155,7 +155,10 @@ def _encoded(size_bytes: int) -> int:
 def header_of(body: str) -> dict[str, Any]:
     """The protected header of a JWE, unchecked: for people who look into a dead letter. Raises ValueError."""
     encoded = body.partition(".")[0]
-    found = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+    try:
+        found = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+    except RecursionError:
+        raise ValueError("the header is nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError("the header is not an object")
     return found

@@ -218,7 +218,7 @@ def _read(path: Path) -> Keys:
         listed = json.loads(raw)["keys"]
         if type(listed) is not list:
             raise TypeError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         # From None: the original message may quote the file.
         raise KeyFileInvalid(path=str(path), reason='is not JSON of the form {"keys": [...]}') from None
     try:

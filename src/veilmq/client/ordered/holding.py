@@ -70,7 +70,7 @@ def opened(data: bytes | None, storage: str) -> Envelope:
     """The envelope in what was stored. Raises StateInvalid."""
     try:
         return Envelope() if data is None else msgspec.json.decode(data, type=Envelope)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise StateInvalid(storage=storage, reason=f"holds something else: {error}") from None
 
 

@@ -54,7 +54,7 @@ def decode(kind: type[State], data: bytes, storage: str) -> State:
     """The state in `data`. Raises StateInvalid."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise StateInvalid(storage=storage, reason=f"holds no state of this kind: {error}") from None
 
 

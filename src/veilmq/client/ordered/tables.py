@@ -156,7 +156,7 @@ class TableStorage:
         version, holder, state = row
         try:
             owner = None if holder is None else msgspec.json.decode(holder, type=Owner)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise StateInvalid(storage=str(self), reason=f"holds something else: {error}") from None
         return version, owner, state
 

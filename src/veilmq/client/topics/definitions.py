@@ -86,7 +86,7 @@ class Definitions:
             return None
         try:
             return msgspec.json.decode(raw, type=Definition)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise TopicExists(topic=topic, reason=f"its definition cannot be read: {error}") from None
 
     def get(self, topic: str) -> Definition:

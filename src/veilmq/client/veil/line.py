@@ -73,7 +73,7 @@ class Line:
                 raise self._refused(answer, size_bytes)
         try:
             return kind.decoder.decode(answer.body), again
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (ValueError, RecursionError) as error:
             reason = f"the answer does not fit {kind.target.decode()}: {error}"
             raise TransportError(reason=reason, may_have_happened=True) from error
 
@@ -143,7 +143,7 @@ class Line:
     def _refused(self, answer: Answer, size_bytes: int) -> VeilError:
         try:
             said = _ERROR.decode(answer.body)
-        except (msgspec.MsgspecError, ValueError):
+        except (ValueError, RecursionError):
             said = _Error(message=answer.body[:256].decode("utf-8", "replace"))
         code = answer.header(b"x-amzn-query-error").partition(b";")[0].decode("latin-1")
         return error_of(

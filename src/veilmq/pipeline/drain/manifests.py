@@ -153,7 +153,7 @@ class Directory:
             self._owner = _Owner(queue)
             self._write_owner()
             return self._owner
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):
             raise DirectoryForeign(f"{path} is not ours.", "Give the query an empty directory.") from None
         if owner.queue != queue:
             raise DirectoryForeign(

@@ -27,10 +27,14 @@ REQUEST_ROWS_MAX: Final = 1_000_000
 EPOCH: Final = "veilmq.epoch"
 HOLES: Final = "veilmq.holes"
 """Of an exported file: which history it is of; that a key wrote it which may not see every event."""
+OFFSET: Final = re.compile(r"[0-9]{1,18}\Z")
+"""As the admin port takes it."""
 _BATCH_ROWS: Final = 65_536
 _REACH: Final = 1_000
 """By how many times further back the last event is looked for, where a key does not see each."""
 _TIMEOUT_S: Final = 60.0
+_DAMAGED: Final = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""What reading a Parquet file raises that is none any more."""
 _FILE: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
 
 
@@ -202,7 +206,7 @@ class _Closing:
 
 def _header(answer: http.client.HTTPResponse, name: str) -> int:
     value = answer.headers.get(name)
-    if value is None or not value.isdigit():
+    if value is None or not OFFSET.match(value):
         raise SourceUnreachable(f"No VeilMQ admin port: its answer has no header {name}.", "Is the URL right?")
     return int(value)
 
@@ -279,7 +283,7 @@ class ParquetHistory:
                             raise _incomplete(path, at)
                         yield plain(part)
                         at = last + 1
-            except (pa.ArrowInvalid, OSError) as error:
+            except _DAMAGED as error:
                 raise _unreadable(path, error) from None
             if is_whole and at < end:
                 raise _incomplete(path, at)
@@ -302,7 +306,7 @@ def _told(metadata: Any) -> dict[str, str]:
 def _epoch_of(path: Path) -> str:
     try:
         return _told(pq.read_metadata(path)).get(EPOCH, "")
-    except (pa.ArrowInvalid, OSError) as error:
+    except _DAMAGED as error:
         raise _unreadable(path, error) from None
 
 

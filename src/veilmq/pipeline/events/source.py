@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.events.columns import KINDS, SPARK_SCHEMA
-from veilmq.pipeline.events.reading import History, ParquetHistory, ServerHistory
+from veilmq.pipeline.events.reading import OFFSET, History, ParquetHistory, ServerHistory
 
 PARTITION_ROWS_DEFAULT: Final = 524_288
 _OPTIONS: Final = frozenset(
@@ -61,7 +61,7 @@ class Wanted:
         else:
             self.history = ParquetHistory(given["path"])
         self.start = given.get("from", "first")
-        if self.start not in {"first", "next"} and not self.start.isdigit():
+        if self.start not in {"first", "next"} and not OFFSET.match(self.start):
             raise OptionInvalid(f"from={self.start!r} is none of an offset, first and next.", "")
         self.until = _number(given, "until", None)
         self.partition_rows = _number(given, "partitionrows", PARTITION_ROWS_DEFAULT) or 1
@@ -108,7 +108,7 @@ class Wanted:
 def _number(given: dict[str, str], name: str, default: int | None) -> int | None:
     if name not in given:
         return default
-    if not given[name].isdigit():
+    if not OFFSET.match(given[name]):
         raise OptionInvalid(f"{name}={given[name]!r} is no whole number.", "")
     return int(given[name])
 

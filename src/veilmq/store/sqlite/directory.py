@@ -165,5 +165,5 @@ def read_holder(path: Path) -> Holder | None:
     """Who last announced itself in the directory; None if nobody did legibly."""
     try:
         return msgspec.json.decode((path / _LOCK).read_bytes(), type=Holder)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return None

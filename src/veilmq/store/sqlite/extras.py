@@ -18,7 +18,7 @@ def read_extras(packed: bytes | None) -> Extras | None:
         return NO_EXTRAS
     try:
         return _decode(packed)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):  # msgspec's own errors, and that of a text which is no UTF-8 any more
         return None
 
 

@@ -248,7 +248,7 @@ def _check_history(connection: apsw.Connection, report: Report, progress: Progre
             books.add(offset, event)
             if report.events % _ROWS_STEP == 0:
                 progress("history", report.events, following - first)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         report.add("history", f"the row after offset {last} cannot be read: {error}")
         report.books = "not checked: the history is damaged"
         return
