@@ -1,5 +1,6 @@
 """Who is let in, with what, and to what."""
 
+import asyncio
 import threading
 import time
 from base64 import b64encode
@@ -100,6 +101,23 @@ def test_without_credentials_nothing_is_told(checked: str, path: str, headers: d
 def test_health_needs_no_credentials(checked: str) -> None:
     assert HTTP.get(checked + "/health/live").json() == {"live": True}
     assert HTTP.get(checked + "/health/ready").json() == {"ready": True, "reasons": {}, "warnings": {}}
+
+
+@pytest.mark.parametrize(
+    ("peer", "status"), [(("127.0.0.1", 9), 200), (("::1", 9), 200), (("192.0.2.1", 9), 401), (None, 401)]
+)
+def test_metrics_need_a_token_from_any_other_peer_whatever_its_host(peer: tuple[str, int] | None, status: int) -> None:
+    answers: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        answers.append(200)
+
+    async def send(message: Any) -> None:
+        answers.extend(message["status"] for _ in range("status" in message))
+
+    scope = {"type": "http", "path": "/metrics", "headers": [(b"host", b"127.0.0.1")], "client": peer}
+    asyncio.run(Access(app, TOKEN, lambda: KEYS)(scope, app, send))
+    assert answers == [status]
 
 
 def test_metrics_need_none_on_loopback_but_behind_a_proxy(checked: str) -> None:

@@ -17,7 +17,7 @@ from tests.client.clocks_apart import HOUR, Apart, by
 from tests.client.test_forked import code_of, in_child
 
 from veilmq.client.worker import TableGuard
-from veilmq.client.worker.guard import Begun, Busy, Claim, Done
+from veilmq.client.worker.guard import Begun, Busy, Claim, Done, Record
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract.clock import MovableClock
 
@@ -166,3 +166,21 @@ def test_a_record_of_an_older_version_ends_when_its_writer_said(tmp_path: Path) 
         assert isinstance(guard.begin("k", Claim("b", 1, clock.wall(), clock.wall() + 30)), Busy)
         clock.advance(31)
         assert guard.begin("k", Claim("b", 1, clock.wall(), clock.wall() + 30)) == Begun(4)
+
+
+def test_work_that_is_finished_while_it_is_taken_over_is_done(tmp_path: Path) -> None:
+    class Meanwhile(TableGuard):
+        def _write(self, key: str, before: Record | None, after: Record) -> bool:
+            if not self._finished:
+                self._finished = True
+                first.finish("k", 1, "theirs")
+            return super()._write(key, before, after)
+
+        _finished = False
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "guard.db")
+
+    with TableGuard(connect) as first, Meanwhile(connect) as second:
+        assert first.begin("k", Claim("a", 1, now=1_000.0, until=1_000.0)) == Begun(1)
+        assert second.begin("k", Claim("b", 1, now=1_001.0, until=1_030.0)) == Done("theirs")

@@ -15,6 +15,7 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import Lease, LeaseKeeper, Reason, State
 from veilmq.client.messages import Extension, Received, Template
 from veilmq.client.queue import Queue
+from veilmq.client.worker.held import PlainLease
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import (
     CapabilityMissing,
@@ -26,6 +27,7 @@ from veilmq.model.errors import (
 )
 
 UNREACHABLE = TransportError(reason="connection refused", may_have_happened=False)
+LOST_ANSWER = TransportError(reason="the answer was lost", may_have_happened=True)
 FORBIDDEN = ServiceError(code="AccessDenied", status=403, request_id="1", message="revoked")
 SETTINGS = {"visibility_timeout": 30, "interval": 10, "minimal_life": 5}
 
@@ -458,6 +460,27 @@ def test_a_second_delete_or_release_does_nothing(queue: Queue, clock: MovableClo
     assert queue.stats().visible == 1
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_delete_that_was_done_and_repeated_in_vain_is_done(queue: Queue, clock: MovableClock, kept: bool) -> None:
+    class Line(Wrapping):
+        def delete(self, handle: str) -> None:
+            if faults == [UNREACHABLE, LOST_ANSWER]:
+                self.inner.delete(handle)
+            if faults:
+                raise faults.pop()
+            self.inner.delete(handle)
+
+    faults = [UNREACHABLE, LOST_ANSWER]
+    with LeaseKeeper(Line(queue), clock=clock, **SETTINGS) as keeper:
+        (message,) = received(queue)
+        lease = keeper.register(message) if kept else PlainLease(Line(queue), message, clock)
+        for _ in range(2):
+            with pytest.raises(TransportError):
+                lease.delete()
+        lease.delete()
+    assert faults == []
+
+
 def test_too_little_left_is_extended_before_the_handler_starts(
     queue: Queue, keeper: LeaseKeeper, clock: MovableClock, wait: Callable[..., None]
 ) -> None:
@@ -466,6 +489,30 @@ def test_too_little_left_is_extended_before_the_handler_starts(
     assert lease.deadline == clock.monotonic() + 30
     wait(10)
     assert queue.receive(1) == []
+
+
+def test_a_lease_that_is_meant_to_be_short_is_not_extended_at_once(queue: Queue, clock: MovableClock) -> None:
+    faulty = Faulty(queue)
+    with LeaseKeeper(faulty, clock=clock, **SETTINGS) as keeper:
+        lease = keeper.register(received(queue, lease=4)[0], lease=4)
+        assert (faulty.extends, lease.remaining()) == (0, 4)
+
+
+def test_a_keeper_that_is_closed_meanwhile_takes_nothing(queue: Queue, clock: MovableClock) -> None:
+    class Closing:
+        margin = 2.0
+
+        def first_lease(self, message: Received) -> float:
+            keeper.close()
+            return 8.0
+
+        def next_lease(self, message: Received, held: float) -> float:
+            return 8.0
+
+    keeper = LeaseKeeper(queue, clock=clock, plan=Closing())
+    with pytest.raises(ParameterInvalid, match="closed"):
+        keeper.register(received(queue)[0])
+    assert keeper.leases == 0
 
 
 def test_too_late_is_lease_expired(queue: Queue, keeper: LeaseKeeper, wait: Callable[..., None]) -> None:

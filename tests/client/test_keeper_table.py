@@ -182,6 +182,24 @@ def test_a_failure_on_the_way_is_tried_again_until_the_end(error: VeilError) -> 
     assert table.losses == [hold]
 
 
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("answer", [LOST_ANSWER, None])
+@pytest.mark.parametrize(("seconds", "deadline"), [(4, 1_004), (300, 1_030)])
+def test_a_lease_that_may_have_been_shortened_counts_as_shortened(
+    seconds: float, deadline: float, answer: VeilError | None, own: bool
+) -> None:
+    table = Table()
+    hold = table.hold(1_000)
+    if own:
+        assert table.begin(hold)
+    else:
+        table.claim(hold, "extend")
+    table.settle(hold, answer, seconds, before=1_000, now=1_000, own=own)
+    assert hold.deadline == deadline
+    assert table.next_extension(1_000) < (deadline if own else max(deadline - 14, 1_000.5))
+    assert table.failures == own
+
+
 def test_a_failure_that_passes_costs_nothing() -> None:
     table = Table()
     hold = table.hold(1_000)
@@ -290,7 +308,13 @@ def test_leases_are_clamped_to_what_the_queue_can_do() -> None:
     assert table.clamped(7.2, 50) == 8, "in whole seconds where the shortest lease is one"
 
 
-def test_a_delete_whose_answer_was_lost_is_no_lost_lease() -> None:
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(MessageGone(sequence=1, attempt=1), State.DONE), (LeaseTaken(sequence=1, attempt=1), State.LOST)],
+)
+def test_a_delete_whose_answer_was_lost_is_no_lost_lease_unless_somebody_has_it(
+    error: VeilError, status: State
+) -> None:
     table = Table()
     hold = table.hold(1_000, left=14)
     table.claim(hold, "end")
@@ -298,9 +322,9 @@ def test_a_delete_whose_answer_was_lost_is_no_lost_lease() -> None:
     table.ended(hold, False, LOST_ANSWER, 1_000)
     assert hold.status is State.HELD
     table.extends(1_000)
-    table.extend(hold, 1_000, MessageGone(sequence=1, attempt=1))
-    assert hold.status is State.DONE
-    assert table.losses == []
+    table.extend(hold, 1_000, error)
+    assert hold.status is status
+    assert table.losses == [hold] * (status is State.LOST)
 
 
 def test_a_refused_delete_is_a_lost_lease() -> None:

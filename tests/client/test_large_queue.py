@@ -19,6 +19,7 @@ from veilmq.client.errors import (
     ObjectMissing,
     ObjectStoreFailed,
     PointerRefused,
+    ServiceError,
     TransportError,
     Unreadable,
 )
@@ -35,6 +36,7 @@ from veilmq.model.errors import (
     ParameterInvalid,
     QueueMissing,
     ReceiptInvalid,
+    StoreUnknown,
     VeilError,
 )
 from veilmq.testing.client_contract.embedded import EmbeddedClient
@@ -487,6 +489,9 @@ class TestCertainty:
             (MessageTooLarge(size_bytes=2, limit_bytes=1), 0),
             (TransportError(reason="refused", may_have_happened=False), 0),
             (TransportError(reason="lost", may_have_happened=True), 1),
+            (ServiceError(code="AccessDenied", status=403, request_id="", message=""), 0),
+            (ServiceError(code="InternalError", status=500, request_id="", message=""), 1),
+            (StoreUnknown(reason="the commit broke"), 1),
         ],
     )
     def test_the_object_of_a_message_that_may_be_there_stays(

@@ -195,6 +195,18 @@ class TestAws:
         assert dead.stats().visible == 1
         assert plain.stats().visible == 0
 
+    def test_a_pointer_that_tells_no_size_leads_to_nothing_too_large(
+        self, plain: Queue, dead: Queue, store: ObjectStore
+    ) -> None:
+        most = plain.capabilities.body_bytes_max
+        queue = LargeMessageQueue(plain, store, unreadable=DeadLetters(dead), pointers="aws", body_bytes_max=most)
+        for name, size_bytes in (("fits", most), ("huge", most + 1)):
+            store.put(name, b"x" * size_bytes)
+            place = {"s3BucketName": "big", "s3Key": store.prefix + name}
+            plain.send(Message(json.dumps([JAVA_CLASS, place]), {"ExtendedPayloadSize": -1}))
+        assert [len(message.body) for message in queue.receive(10)] == [most]
+        assert dead.stats().visible == 1
+
     def test_reserved_names(self, queue: LargeMessageQueue) -> None:
         with pytest.raises(ParameterInvalid, match="ExtendedPayloadSize"):
             queue.send(Message("x", {"ExtendedPayloadSize": 1}))

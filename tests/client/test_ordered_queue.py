@@ -25,6 +25,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
+from veilmq.testing.client_contract.clock import MovableClock
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.disordered import Disordered
 
@@ -277,7 +278,8 @@ def test_a_batch_is_written_ahead_once_a_request_and_splits(place: Place) -> Non
     assert drain(place.receiver()) == bodies(100)
 
 
-def test_a_refused_entry_in_a_batch_leaves_no_gap(place: Place) -> None:
+@pytest.mark.parametrize("in_hand_max", [1, 3])
+def test_a_refused_entry_in_a_batch_leaves_no_gap(place: Place, in_hand_max: int) -> None:
     queue = Failing(place.queue)
     refused = ParameterInvalid(parameter="body", reason="not that one")
     queue.plan = [(None, True), (refused, False), (None, True), (refused, False)]
@@ -286,7 +288,7 @@ def test_a_refused_entry_in_a_batch_leaves_no_gap(place: Place) -> None:
     assert [isinstance(result, Sent) for result in results] == [True, False, True, False]
     assert sender.next_number == 4
     sender.send("4")
-    assert drain(place.receiver()) == ["1", "3", "4"]
+    assert drain(place.receiver(in_hand_max=in_hand_max), 10) == ["1", "3", "4"]
     assert place.queue.stats().visible == 0
 
 
@@ -484,6 +486,23 @@ def test_a_lost_lease_in_the_buffer_comes_again(place: Place) -> None:
     assert drain(receiver) == bodies(3)
 
 
+def test_a_hand_out_whose_message_comes_again_ends_when_it_would_have(place: Place) -> None:
+    """Nobody renewed the lease in the queue: the machine slept."""
+    place.sender().send("1")
+    receiver = place.receiver(in_hand_max=2)
+    (first,) = receiver.receive(lease=1000)
+    place.embedded.pass_time(100)
+    assert receiver.receive() == []
+    receiver.extend(first.handle, 1000)
+    place.embedded.pass_time(999)
+    assert receiver.receive() == []
+    place.embedded.pass_time(2)
+    (again,) = receiver.receive()
+    assert again.body == "1"
+    with pytest.raises(LeaseTaken):
+        receiver.delete(first.handle)
+
+
 def test_receivers_in_threads_get_each_message_once(place: Place) -> None:
     place.sender().send_batch(bodies(30))
     receiver = place.receiver(in_hand_max=8)
@@ -552,6 +571,25 @@ def test_a_gap_raises_after_each_timeout(place: Place) -> None:
         with pytest.raises(GapFound) as caught:
             receiver.receive()
         assert (caught.value.first, caught.value.last) == (3, 3)
+
+
+def test_a_gap_that_closes_while_it_is_told_is_not_skipped(place: Place) -> None:
+    came: list[Ordered] = []
+
+    def tell(found: GapFound) -> None:
+        place.queue.release(missing.handle)
+        came.extend(receiver.receive())
+
+    place.sender().send_batch(bodies(3))
+    (missing,) = place.queue.receive(lease=1000)
+    receiver = place.receiver(gap_timeout=60, on_gap="skip", tell_gap=tell)
+    assert receiver.receive() == []
+    place.embedded.pass_time(61)
+    assert receiver.receive() == []
+    assert [message.body for message in came] == ["1"]
+    assert receiver.next_number == 1
+    receiver.delete(came[0].handle)
+    assert drain(receiver) == ["2", "3"]
 
 
 def test_a_gap_is_skipped_and_what_comes_late_goes_to_the_dead_letters(place: Place) -> None:
@@ -651,6 +689,17 @@ def test_a_new_epoch_follows_the_old_one(place: Place) -> None:
     assert drain(receiver) == ["new"]
 
 
+def test_a_new_epoch_is_greater_though_the_wall_clock_stood_still(place: Place) -> None:
+    class Still(MovableClock):
+        def wall(self) -> float:
+            return 1_700_000_000.0
+
+    with OrderedSender(place.queue, LocalFile(place.directory / "send"), clock=Still()) as sender:
+        before = sender.epoch
+        sender.reset()
+        assert sender.epoch > before
+
+
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_a_queue_created_anew_is_told(place: Place, side: str) -> None:
     opened: Callable[..., OrderedSender | OrderedReceiver] = getattr(place, side)
@@ -684,6 +733,9 @@ def test_a_storage_of_another_queue_or_side_is_told(place: Place) -> None:
         OrderedSender(other, LocalFile(place.directory / "send"))
     with pytest.raises(StateInvalid):
         OrderedReceiver(place.queue, LocalFile(place.directory / "send"))
+    (place.directory / "send").write_bytes(b'{"queue":"\xff"}')
+    with pytest.raises(StateInvalid):
+        place.sender()
 
 
 @pytest.mark.parametrize("side", ["sender", "receiver"])

@@ -116,6 +116,14 @@ def loses_the_second(queue: Queue, messages: Sequence[Message]) -> list[Sent | V
     return [LOST if place == 1 else queue.send(message) for place, message in enumerate(messages)]
 
 
+class Died(BaseException):
+    pass
+
+
+def dies(queue: Queue, messages: Sequence[Message]) -> list[Sent | VeilError]:
+    raise Died
+
+
 def is_missing(queue: Queue, messages: Sequence[Message]) -> list[Sent | VeilError]:
     raise QueueMissing(queue=queue.name)
 
@@ -224,12 +232,6 @@ def test_a_message_that_is_refused_is_marked_and_blocks_nobody(place: Place) -> 
 
 
 def test_rows_of_a_dead_relay_are_taken_over(place: Place) -> None:
-    class Died(BaseException):
-        pass
-
-    def dies(queue: Queue, messages: Sequence[Message]) -> list[Sent | VeilError]:
-        raise Died
-
     place.add("1", "2")
     with pytest.raises(Died):
         place.relay(Scripted(place.queue, dies)).run_once()
@@ -238,6 +240,19 @@ def test_rows_of_a_dead_relay_are_taken_over(place: Place) -> None:
     place.embedded.pass_time(61)
     assert other.run_once() == 2
     assert place.bodies() == ["1", "2"]
+
+
+def test_a_relay_that_was_too_slow_lets_nothing_go_that_another_one_holds(place: Place) -> None:
+    def is_slow(queue: Queue, messages: Sequence[Message]) -> list[Sent | VeilError]:
+        place.embedded.pass_time(61)
+        with pytest.raises(Died):
+            place.relay(Scripted(queue, dies)).run_once()
+        return [LOST] * len(messages)
+
+    place.add("1")
+    with pytest.raises(TransportError):
+        place.relay(Scripted(place.queue, is_slow)).run_once()
+    assert place.relay().run_once() == 0
 
 
 def test_relays_share_a_table(place: Place) -> None:

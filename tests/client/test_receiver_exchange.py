@@ -173,6 +173,13 @@ def test_a_caller_who_met_nothing_but_faults_is_told_so() -> None:
     (call,) = taken(at, 2)
     at.ended(call, [], 22)
     assert at.withdraw(other) == []
+    (answered,) = wishes(at, 1, now=22)
+    (call,) = taken(at, 22)
+    at.ended(call, [], 42)
+    (call,) = taken(at, 42)
+    at.ended(call, UNREACHABLE, 43)
+    (newcomer,) = wishes(at, 1, now=44)
+    assert at.withdraw(answered) == at.withdraw(newcomer) == []
 
 
 def test_a_queue_that_is_gone_is_told_to_everyone() -> None:

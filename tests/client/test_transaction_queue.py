@@ -1,6 +1,6 @@
 """An operation and its message: both or neither, whoever dies where.
 
-The document's failure analysis (seed 002) has one test a letter and case: `test_a_...` to `test_d_...` for the
+The document's failure analysis (document 002) has one test a letter and case: `test_a_...` to `test_d_...` for the
 producer, `test_consumer_...`, `test_service_...`.
 """
 
@@ -326,12 +326,16 @@ def test_c_committing_once_more_has_no_effect(hidden: Place, received: bool, del
     assert hidden.lost == []
 
 
-def test_c_a_commit_whose_answer_is_lost_is_not_sent_again(hidden: Place) -> None:
-    """The producer tries again, and the message has been consumed meanwhile."""
+@pytest.mark.parametrize("in_vain", [0, 1])
+def test_c_a_commit_whose_answer_is_lost_is_not_sent_again(hidden: Place, in_vain: int) -> None:
+    """The producer tries again, at first perhaps in vain, and the message has been consumed meanwhile."""
     came: list[Received] = []
+    unreached = [TransportError(reason="unreachable", may_have_happened=False)] * in_vain
 
     class Consuming(Wrapping):
         def release(self, handle: str, delay: float = 0) -> None:
+            if came and unreached:
+                raise unreached.pop()
             super().release(handle, delay)
             came.extend(hidden.consumed())
             raise TransportError(reason="the answer was lost", may_have_happened=True)

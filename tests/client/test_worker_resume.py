@@ -15,6 +15,7 @@ from tests.client.too_deep import TOO_DEEP
 from tests.client.worker_stage import Stage
 
 from veilmq.client.capabilities import Capabilities
+from veilmq.client.clock import SYSTEM
 from veilmq.client.messages import Received
 from veilmq.client.objects import ObjectStore
 from veilmq.client.worker import (
@@ -32,6 +33,8 @@ from veilmq.client.worker import (
     TableGuard,
 )
 from veilmq.client.worker.checkpoints import unwrap, wrap
+from veilmq.client.worker.hand import Hand
+from veilmq.client.worker.held import PlainLease
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, LeaseError, LeaseTaken, MessageTooLarge, ParameterInvalid
 
@@ -343,6 +346,25 @@ class TestGuard:
     def test_a_table_is_named_plainly(self) -> None:
         with pytest.raises(ParameterInvalid, match="table"):
             TableGuard(lambda: sqlite3.connect(":memory:"), table="a; drop table b")
+
+
+@pytest.mark.parametrize(("there", "receive_count", "fence"), [(5, 2, 6), (4, 4, 5), (1, 4, 4)])
+def test_a_hand_writes_above_all_that_was_there(
+    stage: Stage, tmp_path: Path, there: int, receive_count: int, fence: int
+) -> None:
+    """Also above the one of its own receive count: a message that was moved may count anew."""
+    stage.send("a")
+    (came,) = stage.queue.receive()
+    message = msgspec.structs.replace(came, receive_count=receive_count)
+    records = FileCheckpoints(tmp_path / "records")
+    records.save(f"work/{message.id}", Saved(there, "earlier"))
+    hand = Hand("work", message, PlainLease(stage.queue, message, SYSTEM), capabilities=stage.queue.capabilities,
+                seconds=30, stop_before=0, checkpoints=records)  # fmt: skip
+    hand.load()
+    assert (hand.state, hand.fence) == ("earlier", fence)
+    hand.checkpoint("mine", None)
+    with pytest.raises(LeaseTaken):
+        records.save(hand.key, Saved(fence - 1, "theirs"))
 
 
 class TestGuardedWork:
