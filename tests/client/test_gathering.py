@@ -1,5 +1,6 @@
 """Deletes that go together: who waits for whom, and that each thread gets its own answer."""
 
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,14 +81,24 @@ def under_way(gathered: GatheredDeletes, slow: Slow, given: Sequence[str]) -> li
     return asking
 
 
-def waiting(gathered: GatheredDeletes, given: Sequence[str]) -> list[Asking]:
-    """Deletes in line, in this order."""
+def waiting(gathered: GatheredDeletes, given: Sequence[str], before: int = 0) -> list[Asking]:
+    """Deletes in line, in this order, behind so many others."""
     asking = []
     for handle in given:
         asking.append(Asking(gathered, handle))
-        while len(gathered._line) < len(asking):
+        while len(gathered._line) < before + len(asking):
             threading.Event().wait(0.001)
     return asking
+
+
+def signal_when_in_line(gathered: GatheredDeletes) -> None:
+    """SIGUSR1 to the main thread, once it has let go of the lock."""
+    in_line = False
+    while not in_line:
+        threading.Event().wait(0.001)
+        with gathered._lock:
+            in_line = bool(gathered._line)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +194,33 @@ class TestGatheredDeletes:
         assert [type(each) for each in told] == [KeyboardInterrupt, TransportError, TransportError]
         assert all(each.may_have_happened for each in told if isinstance(each, TransportError))
         assert [each.end() for each in held] == [None] * UNDER_WAY_MAX
+
+    @pytest.mark.parametrize("its_turn", [False, True])
+    def test_ctrl_c_while_it_waits_leaves_nobody_behind(self, stage: Stage, its_turn: bool) -> None:
+        slow = Slow(stage.queue, 10)
+        gathered = GatheredDeletes(slow)
+        given = handles(stage, UNDER_WAY_MAX + 3)
+        asking = under_way(gathered, slow, given[:UNDER_WAY_MAX])
+
+        def interrupt(*_: object) -> None:
+            (mine,) = gathered._line
+            asking.extend(waiting(gathered, given[UNDER_WAY_MAX + 1 :], before=1))
+            if its_turn:
+                slow.go.set()
+                while not mine.batch:
+                    threading.Event().wait(0.001)
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            threading.Thread(target=signal_when_in_line, args=(gathered,), daemon=True).start()
+            with pytest.raises(KeyboardInterrupt):
+                gathered.delete(given[UNDER_WAY_MAX])
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        slow.go.set()
+        assert [each.end() for each in asking] == [None] * (UNDER_WAY_MAX + 2)
+        assert stage.queue.stats().in_flight == 1
 
 
 class TestCanGather:

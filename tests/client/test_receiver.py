@@ -17,6 +17,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.client.receiver import AsyncReceiver, Receiver
+from veilmq.client.receiver.exchange import Wish
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 
@@ -249,6 +250,32 @@ def test_close_wakes_everyone_and_releases_what_the_poll_still_brings(queue: Cou
     assert receiver.receive(5) is None
 
 
+def test_close_waits_for_what_is_released_too(queue: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.interruptible = False
+    begun, may = threading.Event(), threading.Event()
+    release = queue.inner.release
+
+    def slow(handle: str, delay: float = 0) -> None:
+        begun.set()
+        assert may.wait(30)
+        release(handle, delay)
+
+    monkeypatch.setattr(queue.inner, "release", slow)
+    receiver = Receiver(queue)
+    crowd = Crowd(receiver, 1)
+    eventually(lambda: queue.parked == 1)
+    closing = threading.Thread(target=receiver.close, args=(30,))
+    closing.start()
+    crowd.join()
+    queue.send("late")
+    assert begun.wait(30)
+    closing.join(0.2)
+    assert closing.is_alive()
+    may.set()
+    closing.join(30)
+    assert queue.stats().visible == 1
+
+
 def test_close_interrupts_the_polls_and_the_queue_goes_on(queue: Counting) -> None:
     receiver = Receiver(queue, polls=3)
     crowd = Crowd(receiver, 50)
@@ -289,6 +316,27 @@ def test_close_of_the_queue_ends_the_poll(queue: Counting) -> None:
     queue.close()
     crowd.join()
     eventually(lambda: queue.parked == 0)
+
+
+@pytest.mark.parametrize("moment", ["_rouse", "withdraw"])
+def test_a_caller_who_is_interrupted_takes_nothing_along(
+    queue: Counting, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    with Receiver(queue, wait=5) as receiver:
+        begin = getattr(receiver._polling, moment)
+
+        def interrupted(*wish: Wish) -> None:
+            monkeypatch.undo()
+            begin(*wish)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(receiver._polling, moment, interrupted)
+        queue.send("for the next")
+        with pytest.raises(KeyboardInterrupt):
+            receiver.receive(30)
+        message = receiver.receive(30)
+        assert message is not None
+        assert message.receive_count == 1
 
 
 def test_what_came_for_a_caller_who_left_is_visible_again(queue: Counting) -> None:
@@ -389,6 +437,23 @@ class TestCoroutines:
                 message = await receiver.receive(0.5)
                 assert message is not None
                 assert message.receive_count == 1
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("closed", [True, False])
+    def test_what_came_for_a_cancelled_one_goes_back_if_nobody_follows(self, queue: Counting, closed: bool) -> None:
+        async def main() -> None:
+            receiver = AsyncReceiver(queue, grace=0.05, lease=600)
+            cancelled = asyncio.create_task(receiver.receive())
+            await until(lambda: queue.parked == 1)
+            queue.send("there")
+            eventually(lambda: queue.inner.stats().in_flight == 1 and receiver.waiting == 0)
+            if closed:
+                receiver._polling.close(0)
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+            await until(lambda: queue.inner.stats().visible == 1)
+            await receiver.close()
 
         asyncio.run(main())
 

@@ -2,11 +2,13 @@
 through boto3, and through a pattern that receives by itself.
 """
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -70,6 +72,62 @@ def test_a_workers_poll_ends_when_it_is_told_to_stop(queue: Queue) -> None:
     soon(lambda: sum("veilmq worker poller" in each.name for each in set(threading.enumerate()) - before) == 3)
     worker.stop()
     assert worker.join(SOON_SECONDS), "a poll is still parked"
+
+
+@contextmanager
+def answers_on_their_way(server: str) -> Iterator[str]:
+    """A way to the server on which the answer to a receive arrives only when the client sends no more."""
+
+    def carry(client: socket.socket) -> None:
+        host, _, port = server.rpartition(":")
+        receives, over = threading.Event(), threading.Event()
+
+        def answers() -> None:
+            with suppress(OSError):
+                while data := behind.recv(65_536):
+                    if receives.is_set():
+                        over.wait(SOON_SECONDS)
+                    client.sendall(data)
+
+        with suppress(OSError), client, socket.create_connection((host, int(port))) as behind:
+            answering = threading.Thread(target=answers, daemon=True)
+            answering.start()
+            while data := client.recv(65_536):
+                if b"VeilMQ.Receive" in data:
+                    receives.set()
+                behind.sendall(data)
+            over.set()
+            behind.shutdown(socket.SHUT_WR)
+            answering.join(SOON_SECONDS)
+
+    def listen() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=carry, args=(door.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        listening = threading.Thread(target=listen, daemon=True)
+        listening.start()
+        yield f"127.0.0.1:{door.getsockname()[1]}"
+        door.shutdown(socket.SHUT_RDWR)
+        listening.join(SOON_SECONDS)
+
+
+def test_an_answer_on_its_way_to_a_worker_that_stops_goes_back(veilmq_server: LocalServer) -> None:
+    server = urlsplit(veilmq_server.sqs_url).netloc
+    with (
+        veilmq_server.connect("jobs") as queue,
+        answers_on_their_way(server) as way,
+        veilmq.connect(f"veil://{way}/jobs") as slow,
+    ):
+        worker = Worker(slow, lambda job: None, wait=POLL_SECONDS)
+        worker.start()
+        queue.send("on its way")
+        soon(lambda: queue.stats().in_flight == 1)
+        worker.stop()
+        assert worker.join(SOON_SECONDS)
+        (message,) = queue.receive(1)
+        assert message.receive_count == 2
 
 
 def test_parked_polls_end_with_their_receiver(queue: Queue) -> None:

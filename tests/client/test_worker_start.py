@@ -72,6 +72,17 @@ def test_a_keeper_that_is_closed_under_its_worker_ends_it_and_the_messages_go_ba
     assert stage.visible() == ["second"]
 
 
+def test_a_stop_after_the_end_is_not_for_the_next_start(stage: Stage) -> None:
+    worker = stage.worker(gate := Gate(stage))
+    worker.run(until_empty=True)
+    worker.stop()
+    stage.send("x")
+    gate.may.set()
+    with worker:
+        gate.wait_begun()
+    assert stage.nothing_left()
+
+
 def test_signals_are_for_the_main_thread(stage: Stage) -> None:
     stage.send("x")
     found: list[tuple[str, str]] = []

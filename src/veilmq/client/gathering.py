@@ -25,13 +25,15 @@ PATIENCE_S: Final = 1.0
 class _Delete:
     """One thread's, until it is done."""
 
-    __slots__ = ("batch", "handle", "outcome", "woken")
+    __slots__ = ("batch", "handle", "outcome", "sent", "woken")
 
     def __init__(self, handle: str) -> None:
         self.handle = handle
         self.outcome: BaseException | None = None
         self.batch: list[_Delete] = []
         """What its thread is to send; empty: another one's thread has done it."""
+        self.sent = False
+        """Its request has begun."""
         self.woken = threading.Lock()
         self.woken.acquire()
 
@@ -51,41 +53,46 @@ class GatheredDeletes(Wrapping, Anew):
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._line: list[_Delete] = []
-        self._under_way = 0
+        self._under_way: set[_Delete] = set()
 
     def delete(self, handle: str) -> None:
         self._here()
         mine = _Delete(handle)
-        with self._lock:
-            self._line.append(mine)
-            if self._may_go():
-                mine.batch = self._next()
-        if not mine.batch and not mine.woken.acquire(timeout=PATIENCE_S) and not self._goes_alone(mine):
-            mine.woken.acquire()
-        if mine.batch:
-            self._send(mine)
+        try:
+            with self._lock:
+                self._line.append(mine)
+                if self._may_go():
+                    self._go_next(mine)
+            if not mine.batch and not mine.woken.acquire(timeout=PATIENCE_S) and not self._goes_alone(mine):
+                mine.woken.acquire()
+            if mine.batch:
+                self._send(mine)
+        except BaseException:  # Ctrl-C, in the main thread: nobody else shall wait for this one
+            self._end(mine)
+            raise
         if mine.outcome is not None:
             raise mine.outcome
 
     def _may_go(self) -> bool:
-        return self._under_way < UNDER_WAY_MAX or len(self._line) >= self._most
+        return len(self._under_way) < UNDER_WAY_MAX or len(self._line) >= self._most
 
     def _goes_alone(self, mine: _Delete) -> bool:
         """Whether it was in line still: then its thread sends what waits."""
         with self._lock:
             if mine in self._line:
-                mine.batch = self._next()
+                self._go_next(mine)
         return bool(mine.batch)
 
-    def _next(self) -> list[_Delete]:
-        batch = self._line[: self._most]
+    def _go_next(self, leader: _Delete) -> None:
+        """With the lock: the next request is under way, and the leader's thread sends it."""
+        self._under_way.add(leader)
+        leader.batch = self._line[: self._most]
         del self._line[: self._most]
-        self._under_way += 1
-        return batch
 
     def _send(self, leader: _Delete) -> None:
         """Send the leader's batch, tell those in it, and let the first of those who wait send the next."""
         batch = leader.batch
+        leader.sent = True
         try:
             for each, outcome in zip(batch, self._outcomes(batch), strict=True):
                 each.outcome = outcome
@@ -97,15 +104,23 @@ class GatheredDeletes(Wrapping, Anew):
             for each in batch:
                 each.outcome = TransportError(reason="the thread that sent it was ended", may_have_happened=True)
             raise
-        finally:
-            with self._lock:
-                self._under_way -= 1
-                if self._line and self._may_go():
-                    heir = self._line[0]
-                    heir.batch = self._next()
-                    heir.woken.release()
-            for each in batch:
-                if each is not leader:
+        self._end(leader)
+
+    def _end(self, mine: _Delete) -> None:
+        """It leaves the line, or its request is over. A second time ends what an interrupted first one began."""
+        with self._lock:
+            if not mine.sent:
+                if mine in self._line:
+                    self._line.remove(mine)
+                self._line[:0] = [each for each in mine.batch if each is not mine]
+                mine.batch = []
+            self._under_way.discard(mine)
+            if self._line and self._may_go():
+                heir = self._line[0]
+                self._go_next(heir)
+                heir.woken.release()
+            for each in mine.batch:
+                if each is not mine and each.woken.locked():
                     each.woken.release()
 
     def _outcomes(self, batch: list[_Delete]) -> list[VeilError | None]:

@@ -113,11 +113,11 @@ class Shell(OfProcess):
     def run(self, call: Call) -> list[Outcome]:
         """The outcomes of the call's commands, once they are durable. Raises as `check_usable` does."""
         self.check_usable()
-        with self._door:
-            if self._shut is not None:
-                raise _again(self._shut)
-            self._inbox.put(call)
         try:
+            with self._door:
+                if self._shut is not None:
+                    raise _again(self._shut)
+                self._inbox.put(call)
             return call.wait()
         except BaseException:  # the caller was interrupted: what its receive still brings goes back
             self.cancel(call, abandoned=True)

@@ -46,6 +46,7 @@ class Polling(Anew):
         self._exchange = Exchange(self._limits, secrets.randbelow(_JITTERS) / _JITTERS)
         self._exchange.closed = self._closed
         self._runners = 0
+        self._releasing = 0
         self._idle = 0
         self._changed = sleeping_by(self.clock, threading.Condition())
 
@@ -100,7 +101,7 @@ class Polling(Anew):
         self._release(spares)
         end = self.clock.monotonic() + deadline
         with self._changed:
-            while self._exchange.calls and (left := end - self.clock.monotonic()) > 0:
+            while (self._exchange.calls or self._releasing) and (left := end - self.clock.monotonic()) > 0:
                 self._changed.wait(left)
 
     def _end_calls(self) -> None:
@@ -115,13 +116,13 @@ class Polling(Anew):
             self._changed.notify()
         elif self._runners < self._runners_max:
             thread = threading.Thread(target=self._run, name=f"veilmq receiver {self.queue.name}", daemon=True)
+            self._runners += 1  # before it runs: Ctrl-C may come while it starts
             try:
                 thread.start()
             except RuntimeError:  # "can't start new thread": those that run go on
+                self._runners -= 1
                 if not self._runners:
                     raise
-            else:
-                self._runners += 1
 
     def _run(self) -> None:
         broken = True
@@ -162,9 +163,16 @@ class Polling(Anew):
         finally:
             with self._changed:
                 late = self._exchange.ended(call, answer, self.clock.monotonic()) or late
+                self._releasing += bool(late)
                 if self._exchange.closed:
                     self._changed.notify_all()
-        self._release(late)
+        if late:
+            try:
+                self._release(late)
+            finally:
+                with self._changed:
+                    self._releasing -= 1
+                    self._changed.notify_all()
 
     def _receive(self, call: Call) -> Sequence[Received] | VeilError:
         try:

@@ -104,13 +104,14 @@ class Receiver(_Door, Closing):
         """Up to `count_max` messages as they come together; as `receive`, with an empty list for None."""
         now = self._clock.monotonic()
         wish = _ThreadWish(_count(count_max), now, self._until(timeout, now))
-        self._polling.ask(wish)
         try:
+            self._polling.ask(wish)
             wish.woken.wait(min(timeout, threading.TIMEOUT_MAX) if timeout else None)
-        except BaseException:
+            outcome = self._polling.withdraw(wish)
+        except BaseException:  # Ctrl-C may come at any moment
             self._polling.abandon(wish)
             raise
-        return _outcome(self._polling.withdraw(wish))
+        return _outcome(outcome)
 
     def close(self, deadline: float = 0) -> None:
         """Callers that wait get None at once, and so do later ones. Parked requests are interrupted, and with them

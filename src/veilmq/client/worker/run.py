@@ -142,10 +142,7 @@ class Run:
         """Everything in hand is settled or given back when this returns; True if it was told to hurry."""
         self._intake.stop()
         rest = self.ready.close()
-        if self._own_poll:
-            self._poll.close()
-        else:
-            self._poll.interrupt()
+        self._poll.interrupt()  # not closed: an answer that is on its way would be lost, and its leases kept
         threads = [
             threading.Thread(target=self._give_back, args=(rest,), name="veilmq worker release", daemon=True),
             threading.Thread(target=self._tell_free, name="veilmq worker drain", daemon=True),
@@ -166,6 +163,8 @@ class Run:
         self._settling.give_up()
         if not self._intake.join(GRACE if self._own_poll or hurried else self._intake.wait + _POLL_SLACK):
             log.warning("queue %s: a poll is still open; what it brings comes back by itself", self._name)
+        if self._own_poll:
+            self._poll.close()
         self.runners.close()
         self._flow.close()
         if self.keeper is not None and self._own_keeper:

@@ -171,6 +171,7 @@ class Worker:
         if self._thread is not None and self._thread.is_alive():
             raise ParameterInvalid(parameter="worker", reason="it runs already")
         self._error = None
+        self._inbox = SimpleQueue()  # a stop that came when the last run had ended is not for this one
         self._thread = threading.Thread(target=self._run_aside, name="veilmq worker", daemon=True)
         self._thread.start()
 
