@@ -1,4 +1,4 @@
-"""A local operation and its message: both or neither, with the documents' names (document 002, TransactionMessageDemo)."""
+"""A local operation and its message: both or neither, with document 002's names (TransactionMessageDemo)."""
 
 from veilmq.client.documents import Message, MNSClient, QueueMeta
 from veilmq.testing.local import LocalServer
