@@ -1,8 +1,10 @@
 """The thread around the engine: group commit, interruption, a store that fails, the history, the clock."""
 
+import contextlib
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from types import FrameType
 import msgspec
 import pytest
 
-from veilmq.client.embedded import EmbeddedAccount, EmbeddedQueue
+from veilmq.client.embedded import EmbeddedAccount, EmbeddedQueue, shell
 from veilmq.client.embedded.shell import Call
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message
@@ -207,6 +209,33 @@ def test_what_an_interrupted_receive_had_got_is_released(embedded: EmbeddedClien
     (again,) = queue.receive(wait=600)
     assert again.receive_count == 2
     assert [event.kind for event in events(embedded)].count("undelivered") == 1
+
+
+def test_wherever_a_receive_is_interrupted_its_message_goes_back(embedded: EmbeddedClient) -> None:
+    """Python looks for signals as a function begins, and after each call of one in C."""
+    queue = made(embedded)
+    queue.send("x")
+    rooms = str(Path(shell.__file__).parent), contextlib.__file__
+    for place in itertools.count(1):
+        places = itertools.count(1)
+
+        def profile(frame: FrameType, event: str, arg: object) -> None:
+            here = frame.f_code.co_filename.startswith(rooms)
+            if here and event in {"call", "c_return"} and next(places) == place:  # noqa: B023 used within its turn
+                raise KeyboardInterrupt
+
+        sys.setprofile(profile)
+        try:
+            held = queue.receive(lease=600, wait=1)
+        except KeyboardInterrupt:
+            held = []
+        finally:
+            sys.setprofile(None)
+        if held:
+            break
+        (back,) = queue.receive()
+        queue.release(back.handle)
+    assert place > 20
 
 
 def test_extends_are_fenced_and_in_the_history(embedded: EmbeddedClient) -> None:

@@ -1,25 +1,24 @@
-"""The asyncio shell around the engine: it owns the loop, the clock's readings and the thread that commits.
+"""The asyncio shell around the engine: it owns the loop, the clock's readings and the committer.
 
 Strategy: calls gather in the engine while a commit is under way; as soon as it is done the answers leave and the next
-batch is applied on the loop, then committed in the one commit thread. What arrives in one turn of the loop goes into
+batch is applied on the loop, then committed in the committer's thread. What arrives in one turn of the loop goes into
 one batch, because a batch starts by `call_soon`. A store whose state is unknown ends the shell: everybody in the batch
 is told so, `failed` is set, and nothing is written any more.
 """
 
 import asyncio
 import logging
-import queue
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter, thread_time
-from typing import Any, Final, Protocol
+from time import thread_time
+from typing import Final, Protocol
 
 from veilmq.engine.engine import Answer, Batch, Engine
 from veilmq.model.commands import AnyCommand, Peek, Receive, Sweep
 from veilmq.model.errors import StoreFailed, StoreUnknown, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied, Outcome, Received, Swept
+from veilmq.server.committer import Committer
 from veilmq.store import Store
 
 COMMIT_BUCKETS_US: Final = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
@@ -132,7 +131,6 @@ class Shell:
         self._moved = False
         """The clock is being moved: that is no stall."""
         self._stopping = False
-        self._commits: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._queries = ThreadPoolExecutor(_QUERY_THREADS, thread_name_prefix="veilmq-query")
 
     def start(self) -> None:
@@ -142,8 +140,7 @@ class Shell:
         self._turned = self._clock.now()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._thread = threading.Thread(target=self._commit_all, name="veilmq-commit", daemon=True)
-        self._thread.start()
+        self._committer = Committer(self._loop, self._committed)
         self._soon()
 
     def now(self) -> Instant:
@@ -221,8 +218,7 @@ class Shell:
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        self._commits.put(None)
-        await self._loop.run_in_executor(None, self._thread.join, deadline_s)
+        await self._committer.stop(deadline_s)
         self._queries.shutdown(wait=False)
 
     async def advance(self, clock: MovableClock, duration_us: int) -> None:
@@ -288,7 +284,7 @@ class Shell:
         if applied.wrote:
             self._committing = batch
             self._applied = applied
-            self._commits.put(self.store.commit)
+            self._committer.begin(self.store.commit)
         else:
             self._deliver(engine.committed(batch, applied))
             self._soon()
@@ -318,22 +314,6 @@ class Shell:
             self._timer.cancel()
         self._timer = self._loop.call_later(delay_s, self._soon)
 
-    def _commit_all(self) -> None:
-        """The commit thread: one job at a time, each reported back to the loop."""
-        while (job := self._commits.get()) is not None:
-            started = perf_counter()
-            error: StoreFailed | StoreUnknown | None = None
-            result: Applied | None = None
-            try:
-                result = job()
-            except (StoreFailed, StoreUnknown) as failure:
-                error = failure
-            except Exception as failure:
-                logger.exception("commit")
-                error = StoreUnknown(reason=str(failure))
-            elapsed_us = int((perf_counter() - started) * 1e6)
-            self._loop.call_soon_threadsafe(self._committed, error, result, elapsed_us)
-
     def _committed(self, error: StoreFailed | StoreUnknown | None, retried: Applied | None, elapsed_us: int) -> None:
         batch, applied = self._committing, retried or self._applied
         assert batch is not None
@@ -341,7 +321,7 @@ class Shell:
         if isinstance(error, StoreFailed):
             logger.error("a batch was rolled back and is applied command by command: %s", error)
             commands, at = batch.commands, applied.at
-            self._commits.put(lambda: self.store.apply_each(commands, at))
+            self._committer.begin(lambda: self.store.apply_each(commands, at))
             return
         self._committing = self._applied = None
         if error is not None:

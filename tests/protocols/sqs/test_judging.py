@@ -124,3 +124,27 @@ def test_a_policy_from_before_its_form_was_checked(served: Any, owner: Any, frie
         assert served.refused(call, QueueUrl=url, Label="l", **given)[0] == "InvalidAttributeValue"
     attributes = owner.get_queue_attributes(QueueUrl=url, AttributeNames=["Policy"])["Attributes"]
     assert attributes == {"Policy": labels[LABEL_PREFIX + "Policy"]}
+
+
+@pytest.mark.parametrize(
+    ("queue", "action"),
+    [
+        ("dead", "StartMessageMoveTask"),
+        ("dead", "ReceiveMessage"),
+        ("dead", "DeleteMessage"),
+        ("other", "SendMessage"),
+    ],
+)
+def test_a_move_task_needs_what_it_does(served: Any, owner: Any, queue: str, action: str) -> None:
+    urls = {name: owner.create_queue(QueueName=name)["QueueUrl"] for name in ("dead", "other", "jobs")}
+    arns = {name: f"arn:aws:sqs:us-east-1:{OWNER}:{name}" for name in urls}
+    redrive = json.dumps({"deadLetterTargetArn": arns["dead"], "maxReceiveCount": 1})
+    owner.set_queue_attributes(QueueUrl=urls["jobs"], Attributes={"RedrivePolicy": redrive})
+    owner.set_queue_attributes(QueueUrl=urls[queue], Attributes=policy("Deny", action))
+    given = {"SourceArn": arns["dead"], "DestinationArn": arns["other"]}
+    code, text = served.refused(owner.start_message_move_task, **given)
+    assert code.startswith("AccessDenied")
+    assert f"sqs:{action.lower()} on resource: {arns[queue]}" in text
+    assert owner.list_message_move_tasks(SourceArn=arns["dead"]).get("Results", []) == []
+    owner.set_queue_attributes(QueueUrl=urls[queue], Attributes=policy("Deny", "PurgeQueue"))
+    assert owner.start_message_move_task(**given)["TaskHandle"]

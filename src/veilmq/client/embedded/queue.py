@@ -5,7 +5,8 @@ long one several. An entry that cannot be a command never leaves: its error take
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from veilmq.client.capabilities import Capabilities
@@ -78,15 +79,16 @@ class EmbeddedQueue(Closing):
             lease_us=None if lease is None else _lease_us(lease, limits.DURATION_MIN),
             wait_us=translation.microseconds(wait, "wait", 0, limits.WAIT_MAX),
         )
-        outcome: outcomes.Received = self._one(command)
-        if not outcome.messages:
-            return []
-        now = self._shell.now()
-        monotonic = self._shell.monotonic(now)
-        return [
-            translation.received(each, self._fifo, monotonic + ((each.due or now) - now) / SECOND_US)
-            for each in outcome.messages
-        ]
+        self._check_open()
+        call = Call((command,))
+        try:
+            with self._interruptible(call) if command.wait_us else nullcontext():
+                return self._received(self._outcome(call))
+        except VeilError:
+            raise
+        except BaseException:  # the caller was interrupted: what the call brought, or still brings, goes back
+            self._shell.cancel(call, abandoned=True)
+            raise
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
         """See `Queue.extend`. The handle stays the same."""
@@ -189,21 +191,35 @@ class EmbeddedQueue(Closing):
 
     def _one(self, command: AnyCommand) -> Any:
         """The outcome of one command, or its error raised."""
-        call = Call((command,))
-        waits = type(command) is Receive and command.wait_us
-        with self._lock:
-            self._check_open()
-            if waits:
-                self._parked.add(call)
-        try:
-            (outcome,) = self._shell.run(call)
-        finally:
-            if waits:
-                with self._lock:
-                    self._parked.discard(call)
+        self._check_open()
+        return self._outcome(Call((command,)))
+
+    def _outcome(self, call: Call) -> Any:
+        (outcome,) = self._shell.run(call)
         if isinstance(outcome, VeilError):
             raise failed(outcome, self.name)
         return outcome
+
+    @contextmanager
+    def _interruptible(self, call: Call) -> Iterator[None]:
+        with self._lock:
+            self._check_open()
+            self._parked.add(call)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._parked.discard(call)
+
+    def _received(self, outcome: outcomes.Received) -> list[Received]:
+        if not outcome.messages:
+            return []
+        now = self._shell.now()
+        monotonic = self._shell.monotonic(now)
+        return [
+            translation.received(each, self._fifo, monotonic + ((each.due or now) - now) / SECOND_US)
+            for each in outcome.messages
+        ]
 
     def _batch(
         self, entries: Sequence[Any], make: Callable[[Any], Send | Extend | Delete], show: Callable[[Any], T]

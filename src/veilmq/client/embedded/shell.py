@@ -113,15 +113,11 @@ class Shell(OfProcess):
     def run(self, call: Call) -> list[Outcome]:
         """The outcomes of the call's commands, once they are durable. Raises as `check_usable` does."""
         self.check_usable()
-        try:
-            with self._door:
-                if self._shut is not None:
-                    raise _again(self._shut)
-                self._inbox.put(call)
-            return call.wait()
-        except BaseException:  # the caller was interrupted: what its receive still brings goes back
-            self.cancel(call, abandoned=True)
-            raise
+        with self._door:
+            if self._shut is not None:
+                raise _again(self._shut)
+            self._inbox.put(call)
+        return call.wait()
 
     def cancel(self, call: Call, *, abandoned: bool = False) -> None:
         """End a receive that waits: it is answered empty. If it was abandoned, what it brought is released."""

@@ -6,13 +6,13 @@ call itself, or a refusal. Source: "Overview of managing access in Amazon SQS" (
 Developer Guide; "Policy evaluation logic" in the IAM User Guide.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from veilmq.model.access import EVERYTHING
-from veilmq.model.commands import ChangeQueue, DescribeQueue
+from veilmq.model.commands import ChangeQueue, DescribeQueue, StartMove
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueDescribed
@@ -53,27 +53,52 @@ _POLICY: Final = LABEL_PREFIX + "Policy"
 _ENCRYPTED: Final = frozenset({"SendMessage", "SendMessageBatch", "ReceiveMessage"})
 
 
+class _Question(NamedTuple):
+    """Whether an action may be done on a queue."""
+
+    queue: QueueKey
+    action: str
+
+
 class _Held(NamedTuple):
     """The call that waits for the judgement."""
 
     call: Call
     asked: Asked
-    queue: QueueKey
+    questions: tuple[_Question, ...]
 
 
 def judged_first(asked: Asked, call: Call) -> Call:
     """The call, or the question that must be answered before it. Raises Refusal: AccessDenied."""
-    queue = asked.foreign
-    if queue is not None and call.operation not in ACROSS_ACCOUNTS:
-        raise _denied(call, queue)
-    if queue is None:
-        queue = getattr(call.commands[0], "queue", None) if call.commands else None
-        guarded = asked.caller.verified and queue in asked.endpoint.guarded and not _unlocks(call)
-        if queue is None or not (guarded or (asked.endpoint.kms_faults and call.operation in _ENCRYPTED)):
+    foreign = asked.foreign
+    if foreign is not None:
+        if call.operation not in ACROSS_ACCOUNTS:
+            raise _denied(call, foreign)
+        questions: tuple[_Question, ...] = (_Question(foreign, _action(call.operation)),)
+    else:
+        guarded = asked.endpoint.guarded if asked.caller.verified else ()
+        failing = asked.endpoint.kms_faults and call.operation in _ENCRYPTED
+        questions = tuple(each for each in _questions(call) if failing or each.queue in guarded)
+        if not questions or _unlocks(call):
             return call
-    question = DescribeQueue(queue=queue, origin=asked.caller.origin)
+    commands = tuple(DescribeQueue(queue=each.queue, origin=asked.caller.origin) for each in questions)
     key = msgspec.structs.replace(call.key, grants=EVERYTHING)
-    return msgspec.structs.replace(call, key=key, commands=(question,), row=_JUDGE, memo=_Held(call, asked, queue))
+    return msgspec.structs.replace(call, key=key, commands=commands, row=_JUDGE, memo=_Held(call, asked, questions))
+
+
+def _questions(call: Call) -> Iterator[_Question]:
+    """What the call does to which queue. A move task receives, deletes and sends: "Configuring queue permissions for
+    dead-letter queue redrive" in the Developer Guide."""
+    command = call.commands[0] if call.commands else None
+    queue = getattr(command, "queue", None)
+    if queue is None:
+        return
+    yield _Question(queue, _action(call.operation))
+    if type(command) is StartMove:
+        yield _Question(queue, "ReceiveMessage")
+        yield _Question(queue, "DeleteMessage")
+        if command.destination is not None:
+            yield _Question(command.destination, "SendMessage")
 
 
 def note(endpoint: Endpoint, info: QueueInfo) -> None:
@@ -94,23 +119,28 @@ def _unlocks(call: Call) -> bool:
 
 def _answer(call: Call, outcomes: Sequence[Outcome]) -> Call:
     held: _Held = call.memo
-    (outcome,) = outcomes
-    if isinstance(outcome, QueueDescribed):
-        judgement = _judged(held, outcome.info)
-        if held.asked.foreign is not None:
-            if judgement is not Judgement.ALLOWED:
-                raise _denied(held.call, held.queue)
-        elif judgement is Judgement.DENIED:
-            raise _denied_own(held.call, held.queue)
-        _check_key(held, outcome.info, call.endpoint)
-        return held.call
-    assert isinstance(outcome, VeilError)
-    if isinstance(outcome, QueueMissing):
-        if held.asked.foreign is None:
-            return held.call  # it was deleted: its own answer says so, or creates it
-        # Whether a queue of somebody else exists is for its policy to tell.
-        raise _denied(held.call, held.queue)
-    raise fault_of(outcome, call.commands[0])
+    for question, outcome in zip(held.questions, outcomes, strict=True):
+        if isinstance(outcome, QueueDescribed):
+            _check(held, question, outcome.info)
+        elif not isinstance(outcome, QueueMissing):
+            assert isinstance(outcome, VeilError)
+            raise fault_of(outcome, call.commands[0])
+        elif held.asked.foreign is not None:
+            # Whether a queue of somebody else exists is for its policy to tell. One's own was deleted: the call's own
+            # answer says so, or creates it.
+            raise _denied(held.call, question.queue)
+    return held.call
+
+
+def _check(held: _Held, question: _Question, info: QueueInfo) -> None:
+    """Raises Refusal if the queue's policy does not let the call be, or its KMS key fails."""
+    judgement = _judged(held, question, info)
+    if held.asked.foreign is not None:
+        if judgement is not Judgement.ALLOWED:
+            raise _denied(held.call, question.queue)
+    elif judgement is Judgement.DENIED:
+        raise _denied_own(held.call, question)
+    _check_key(held, info)
 
 
 _JUDGE: Final = Operation("Judge", AnyInput, lambda asked, given: ((), None), _answer)
@@ -126,8 +156,8 @@ def _policy(info: QueueInfo) -> dict[str, Any] | None:
         return None
 
 
-def _judged(held: _Held, info: QueueInfo) -> Judgement:
-    """What the queue's policy says of the call. Development mode knows nobody, and asks no policy."""
+def _judged(held: _Held, question: _Question, info: QueueInfo) -> Judgement:
+    """What the queue's policy says of the action. Development mode knows nobody, and asks no policy."""
     policy = _policy(info)
     if policy is None or not held.asked.caller.verified:
         return Judgement.SILENT
@@ -140,11 +170,11 @@ def _judged(held: _Held, info: QueueInfo) -> Judgement:
         "aws:securetransport": "true" if is_secure(request, trusted_proxy) else "false",
         "aws:sourceip": source_address(request, trusted_proxy),
         "aws:principalaccount": key.account,
-        "aws:principalarn": user_arn(held.queue.region, key.account, key.id),
+        "aws:principalarn": user_arn(question.queue.region, key.account, key.id),
     }
     if b"user-agent" in request.headers:
         context["aws:useragent"] = request.headers[b"user-agent"].decode("latin-1")
-    return judge(policy, Asking(key.account, key.id, _action(held.call.operation), held.queue, context))
+    return judge(policy, Asking(key.account, key.id, question.action, question.queue, context))
 
 
 def _action(operation: str) -> str:
@@ -157,20 +187,20 @@ def _denied(call: Call, queue: QueueKey) -> Refusal:
     return Refusal(errors.ACCESS_DENIED, f"Access to the resource {arn(queue)} is denied.")
 
 
-def _denied_own(call: Call, queue: QueueKey) -> Refusal:
-    key, action = call.key, _action(call.operation).lower()
+def _denied_own(call: Call, question: _Question) -> Refusal:
+    key, queue = call.key, question.queue
     text = (
-        f"User: {user_arn(queue.region, key.account, key.id)} is not authorized to perform: sqs:{action} on resource: "
-        f"{arn(queue)} with an explicit deny in a resource-based policy"
+        f"User: {user_arn(queue.region, key.account, key.id)} is not authorized to perform: "
+        f"sqs:{question.action.lower()} on resource: {arn(queue)} with an explicit deny in a resource-based policy"
     )
     return Refusal(errors.ACCESS_DENIED, text)
 
 
-def _check_key(held: _Held, info: QueueInfo, endpoint: Endpoint) -> None:
+def _check_key(held: _Held, info: QueueInfo) -> None:
     """Raises Refusal if the queue's KMS key is one that the operator let fail."""
     kms_key = info.settings.labels.get(LABEL_PREFIX + "KmsMasterKeyId")
     if kms_key and held.call.operation in _ENCRYPTED:
-        for named, state in endpoint.kms_faults:
+        for named, state in held.call.endpoint.kms_faults:
             if named == kms_key:
                 fault: Fault = KMS_FAULTS[state]
                 raise Refusal(fault, f"The KMS key {kms_key} of the queue cannot be used: {state}.")
