@@ -1,78 +1,137 @@
-"""The thread that commits: when the loop goes on, what is reported, and how it ends."""
+"""Who commits, when the loop goes on, what is reported, and how it ends."""
 
 import asyncio
 import threading
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
 
 from veilmq.model.errors import StoreFailed, StoreUnknown
-from veilmq.server.committer import Committer
+from veilmq.server.committer import SHORT_US, TRIED_EVERY, Committer
 
 PATIENCE_SECONDS = 20
 
 
-class Reports:
-    """What a committer of the running loop reported."""
+class Stage:
+    """A committer of the running loop, its reports, and its clock, which stands still."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
-        self.committer = Committer(asyncio.get_running_loop(), self._take)
+        self.now = 0.0
+        self._reports: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+        self.committer = Committer(asyncio.get_running_loop(), self._take, lambda: self.now)
 
     def _take(self, *report: Any) -> None:
-        self._queue.put_nowait(report)
+        self._reports.put_nowait(report)
 
     async def next(self) -> tuple[Any, ...]:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            return await self._queue.get()
+            return await self._reports.get()
+
+    async def on_the_loop(self, elapsed_us: float) -> bool:
+        """Where a commit of that length was done."""
+
+        def job() -> threading.Thread:
+            self.now += elapsed_us / 1e6
+            return threading.current_thread()
+
+        self.committer.commit(job)
+        error, thread, reported_us = await self.next()
+        assert error is None
+        assert reported_us == pytest.approx(elapsed_us, abs=1)
+        return bool(thread is threading.current_thread())
+
+    async def stop(self) -> None:
+        await self.committer.stop(PATIENCE_SECONDS)
 
 
-def test_the_loop_goes_on_while_a_job_lasts() -> None:
-    asyncio.run(_the_loop_goes_on_while_a_job_lasts())
+def staged(play: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        stage = Stage()
+        await play(stage)
+        await stage.stop()
+
+    asyncio.run(run())
 
 
-async def _the_loop_goes_on_while_a_job_lasts() -> None:
-    reports, end = Reports(), threading.Event()
-    reports.committer.begin(lambda: end.wait(PATIENCE_SECONDS))
-    end.set()  # if the loop waited for the job's end, it would be False
-    error, result, elapsed_us = await reports.next()
-    assert (error, result) == (None, True)
-    assert 0 <= elapsed_us < PATIENCE_SECONDS * 1_000_000
-    await reports.committer.stop(PATIENCE_SECONDS)
+def test_short_commits_are_done_on_the_loop() -> None:
+    async def play(stage: Stage) -> None:
+        assert all([await stage.on_the_loop(SHORT_US) for _ in range(3 * TRIED_EVERY)])
+
+    staged(play)
 
 
-def test_every_failure_is_reported_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    asyncio.run(_every_failure_is_reported_and_ends_nothing(caplog))
+def test_a_slow_disk_does_not_hold_up_the_loop() -> None:
+    async def play(stage: Stage) -> None:
+        while await stage.on_the_loop(2 * SHORT_US):
+            pass
+        where = [await stage.on_the_loop(2 * SHORT_US) for _ in range(3 * TRIED_EVERY)]
+        tried = [place for place, here in enumerate(where, 2) if here]
+        assert tried == [TRIED_EVERY, 2 * TRIED_EVERY, 3 * TRIED_EVERY]
+
+    staged(play)
 
 
-async def _every_failure_is_reported_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    reports = Reports()
-    for given in (StoreFailed(reason="full"), StoreUnknown(reason="io"), ZeroDivisionError("odd")):
+def test_a_disk_that_is_fast_again_is_found_out() -> None:
+    async def play(stage: Stage) -> None:
+        assert await stage.on_the_loop(100 * SHORT_US)
+        apart = 0
+        while not (await stage.on_the_loop(SHORT_US / 2) and await stage.on_the_loop(SHORT_US / 2)):
+            apart += 1
+        assert apart > TRIED_EVERY
+        assert await stage.on_the_loop(SHORT_US / 2)
 
-        def fail(given: Exception = given) -> None:
-            raise given
-
-        reports.committer.begin(fail)
-        error, result, _ = await reports.next()
-        assert result is None
-        if isinstance(given, ZeroDivisionError):
-            assert isinstance(error, StoreUnknown)
-            assert error.reason == "odd"
-            assert "ZeroDivisionError" in caplog.text
-        else:
-            assert error is given
-    reports.committer.begin(lambda: "done")
-    assert (await reports.next())[:2] == (None, "done")
-    await reports.committer.stop(PATIENCE_SECONDS)
+    staged(play)
 
 
-def test_a_job_that_hangs_holds_up_nobody() -> None:
-    asyncio.run(_a_job_that_hangs_holds_up_nobody())
+def test_one_long_commit_among_short_ones_changes_nothing() -> None:
+    async def play(stage: Stage) -> None:
+        for _ in range(10):
+            assert all([await stage.on_the_loop(SHORT_US / 2) for _ in range(TRIED_EVERY)])
+            assert await stage.on_the_loop(8 * SHORT_US)
+
+    staged(play)
 
 
-async def _a_job_that_hangs_holds_up_nobody() -> None:
-    reports, end = Reports(), threading.Event()
-    reports.committer.begin(end.wait)
-    await reports.committer.stop(0.01)
-    end.set()
-    assert (await reports.next())[:2] == (None, True)
+def test_the_loop_goes_on_while_a_job_apart_lasts() -> None:
+    async def play(stage: Stage) -> None:
+        end = threading.Event()
+        stage.committer.run_apart(lambda: end.wait(PATIENCE_SECONDS))
+        end.set()  # if the loop waited for the job's end, it would be False
+        assert await stage.next() == (None, True, 0)
+
+    staged(play)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_failure_is_reported_and_ends_nothing(caplog: pytest.LogCaptureFixture, apart: bool) -> None:
+    async def play(stage: Stage) -> None:
+        run = stage.committer.run_apart if apart else stage.committer.commit
+        for given in (StoreFailed(reason="full"), StoreUnknown(reason="io")):
+            run(partial(raising, given))
+            assert await stage.next() == (given, None, 0)
+        run(partial(raising, ZeroDivisionError("odd")))
+        error, result, _ = await stage.next()
+        assert isinstance(error, StoreUnknown)
+        assert (error.reason, result) == ("odd", None)
+        assert "ZeroDivisionError" in caplog.text
+        run(lambda: "done")
+        assert await stage.next() == (None, "done", 0)
+
+    staged(play)
+
+
+def raising(error: Exception) -> None:
+    raise error
+
+
+def test_a_job_that_hangs_does_not_keep_it_from_stopping() -> None:
+    async def play(stage: Stage) -> None:
+        end = threading.Event()
+        stage.committer.run_apart(end.wait)
+        await stage.committer.stop(0.01)
+        end.set()
+        assert await stage.next() == (None, True, 0)
+
+    staged(play)

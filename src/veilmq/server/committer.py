@@ -1,8 +1,11 @@
-"""The thread that commits, beside the loop.
+"""Who commits: the loop while commits are short, a thread where the disk is slow.
 
-Strategy: one job at a time, each reported back to the loop. Who hands over a job waits until it has begun: a thread
-that is woken needs the interpreter, and a loop that goes on gives it away between two callbacks only, for less time
-than a wake takes. Commits began 0.3 ms late by that, after seven wakes (decision 0007).
+Strategy: to wake a thread and to pass the interpreter to it and back costs more than the sync of a good disk takes,
+and whoever waits for an answer waits for the commit anyway. So a commit is done on the loop as long as such commits
+take less than a millisecond on average. Else the thread does it, so that the loop goes on, and one in 64 is tried on
+the loop again. Who hands a job to the thread waits until it has begun: else the loop would go on and give the
+interpreter away between two callbacks only, for less time than a wake takes, and commits began 0.3 ms late
+(docs/decisions/0011-short-commits.md).
 """
 
 import asyncio
@@ -15,6 +18,11 @@ from typing import Any, Final
 
 from veilmq.model.errors import StoreFailed, StoreUnknown
 
+SHORT_US: Final = 1_000
+"""Commits that take no longer on average are done on the loop."""
+TRIED_EVERY: Final = 64
+"""Of the commits in the thread, each so many-th is done on the loop, to see whether they are short again."""
+_WEIGHT: Final = 1 / 16
 _BEGIN_S: Final = 0.001
 """How long the loop waits for a job to begin, where all cores are busy."""
 
@@ -25,20 +33,38 @@ Report = Callable[[StoreFailed | StoreUnknown | None, Any, int], None]
 
 
 class Committer:
-    """One thread, from construction to `stop`."""
+    """Does one job at a time, from construction to `stop`; all calls on the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, report: Report) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, report: Report, clock: Callable[[], float] = perf_counter
+    ) -> None:
         self._loop = loop
         self._report = report
+        self._clock = clock
+        self._average_us = 0.0
+        """Of the commits on the loop, the latest ones above all."""
+        self._apart = 0
+        """Commits in the thread since the latest on the loop."""
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._begun = threading.Lock()
-        """Free as soon as the job has begun."""
+        """Free as soon as the thread's job has begun."""
         self._begun.acquire()
         self._thread = threading.Thread(target=self._work, name="veilmq-commit", daemon=True)
         self._thread.start()
 
-    def begin(self, job: Callable[[], Any]) -> None:
-        """Hand over a job; the one before must have been reported."""
+    def commit(self, job: Callable[[], Any]) -> None:
+        """Do a commit, here or in the thread; the job before must have been reported."""
+        if self._average_us > SHORT_US and self._apart < TRIED_EVERY - 1:
+            self._apart += 1
+            self.run_apart(job)
+            return
+        self._apart = 0
+        error, result, elapsed_us = self._done(job)
+        self._average_us += (elapsed_us - self._average_us) * _WEIGHT
+        self._report(error, result, elapsed_us)
+
+    def run_apart(self, job: Callable[[], Any]) -> None:
+        """Do a job in the thread; the one before must have been reported."""
         self._begun.acquire(blocking=False)  # free if the loop did not wait long enough for the job before
         self._jobs.put(job)
         self._begun.acquire(timeout=_BEGIN_S)
@@ -52,15 +78,17 @@ class Committer:
         while (job := self._jobs.get()) is not None:
             if self._begun.locked():
                 self._begun.release()
-            started = perf_counter()
-            error: StoreFailed | StoreUnknown | None = None
-            result: Any = None
-            try:
-                result = job()
-            except (StoreFailed, StoreUnknown) as failure:
-                error = failure
-            except Exception as failure:
-                logger.exception("commit")
-                error = StoreUnknown(reason=str(failure))
-            elapsed_us = int((perf_counter() - started) * 1e6)
-            self._loop.call_soon_threadsafe(self._report, error, result, elapsed_us)
+            self._loop.call_soon_threadsafe(self._report, *self._done(job))
+
+    def _done(self, job: Callable[[], Any]) -> tuple[StoreFailed | StoreUnknown | None, Any, int]:
+        started = self._clock()
+        error: StoreFailed | StoreUnknown | None = None
+        result: Any = None
+        try:
+            result = job()
+        except (StoreFailed, StoreUnknown) as failure:
+            error = failure
+        except Exception as failure:
+            logger.exception("commit")
+            error = StoreUnknown(reason=str(failure))
+        return error, result, int((self._clock() - started) * 1e6)

@@ -1,7 +1,7 @@
 """The asyncio shell around the engine: it owns the loop, the clock's readings and the committer.
 
 Strategy: calls gather in the engine while a commit is under way; as soon as it is done the answers leave and the next
-batch is applied on the loop, then committed in the committer's thread. What arrives in one turn of the loop goes into
+batch is applied on the loop, then committed by the committer. What arrives in one turn of the loop goes into
 one batch, because a batch starts by `call_soon`. A store whose state is unknown ends the shell: everybody in the batch
 is told so, `failed` is set, and nothing is written any more.
 """
@@ -256,7 +256,7 @@ class Shell:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Apply the next batch and hand it to the commit thread; without one, sleep until something is due."""
+        """Apply the next batch and have it committed; without one, sleep until something is due."""
         self._turn_pending = False
         if self._committing is not None or self.broken is not None or self._stopping:
             return
@@ -284,7 +284,7 @@ class Shell:
         if applied.wrote:
             self._committing = batch
             self._applied = applied
-            self._committer.begin(self.store.commit)
+            self._committer.commit(self.store.commit)
         else:
             self._deliver(engine.committed(batch, applied))
             self._soon()
@@ -321,7 +321,7 @@ class Shell:
         if isinstance(error, StoreFailed):
             logger.error("a batch was rolled back and is applied command by command: %s", error)
             commands, at = batch.commands, applied.at
-            self._committer.begin(lambda: self.store.apply_each(commands, at))
+            self._committer.run_apart(lambda: self.store.apply_each(commands, at))
             return
         self._committing = self._applied = None
         if error is not None:
