@@ -1,9 +1,9 @@
 """The asyncio shell around the engine: it owns the loop, the clock's readings and the committer.
 
 Strategy: calls gather in the engine while a commit is under way; as soon as it is done the answers leave and the next
-batch is applied on the loop, then committed by the committer. What arrives in one turn of the loop goes into
-one batch, because a batch starts by `call_soon`. A store whose state is unknown ends the shell: everybody in the batch
-is told so, `failed` is set, and nothing is written any more.
+batch is applied on the loop, then committed by the committer. What arrives in a few turns of the loop goes into one
+batch, which starts when no more comes (docs/decisions/0012-gathering.md). A store whose state is unknown ends the
+shell: everybody in the batch is told so, `failed` is set, and nothing is written any more.
 """
 
 import asyncio
@@ -27,8 +27,12 @@ _SLOW_COMMIT_US: Final = 250_000
 _QUERY_THREADS: Final = 2
 _IDLE_S_MAX: Final = 1.0
 _STALL_US: Final = 1_500_000
-_QUIET_TURNS: Final = 8
-"""Turns of the loop that bring nothing more to do: what arrived in a stall is read. A new connection takes four."""
+_QUIET_TURNS: Final = 3
+"""Turns of the loop that bring nothing more to do, after which several calls become a batch."""
+_QUIET_TURNS_AFTER_STALL: Final = 8
+"""The same: what arrived in the stall is read by then. A new connection takes four."""
+_GATHERED_MAX: Final = 128
+"""Calls that wait for no more."""
 _TURNS_AFTER_STALL_MAX: Final = 2_000
 _ADVANCE_STEPS_MAX: Final = 2_000
 
@@ -127,7 +131,7 @@ class Shell:
         self._timer: asyncio.TimerHandle | None = None
         self._turned = Instant(0)
         self._turns = self._quiet = self._backlog = 0
-        """Of the wait for what arrived in a stall: turns, the latest that brought nothing, what there was then."""
+        """Of the wait for more calls: turns, the latest that brought nothing, how many calls there were then."""
         self._moved = False
         """The clock is being moved: that is no stall."""
         self._stopping = False
@@ -262,7 +266,8 @@ class Shell:
             return
         engine = self.engine
         now = self._clock.now()
-        if now - self._turned > _STALL_US and not self._moved and self._reads_first():
+        if self._gathers(stalled=now - self._turned > _STALL_US and not self._moved):
+            self._soon()
             return
         self._turned = now
         self._deliver(engine.expire_waiters(now))
@@ -289,20 +294,23 @@ class Shell:
             self._deliver(engine.committed(batch, applied))
             self._soon()
 
-    def _reads_first(self) -> bool:
-        """After a stall: whether to wait for what arrived meanwhile, before what ended meanwhile is handed out.
+    def _gathers(self, *, stalled: bool) -> bool:
+        """Whether to look at the sockets again first: the more calls share a commit, the less each costs.
 
-        A loop turns to its timers before its sockets, and takes one new connection a turn.
+        After a stall what arrived meanwhile must come before what ended meanwhile is handed out. A loop turns to its
+        timers before its sockets, and takes one new connection a turn.
         """
         backlog = self.engine.backlog
         self._turns += 1
-        self._quiet = self._quiet + 1 if backlog == self._backlog else 0
+        self._quiet = 0 if backlog > self._backlog else self._quiet + 1
         self._backlog = backlog
-        if self._quiet < _QUIET_TURNS and self._turns < _TURNS_AFTER_STALL_MAX:
-            self._soon()
-            return True
-        self._turns = self._quiet = 0
-        return False
+        if stalled:
+            more = self._quiet < _QUIET_TURNS_AFTER_STALL and self._turns < _TURNS_AFTER_STALL_MAX
+        else:
+            more = self._quiet < (_QUIET_TURNS if backlog > 1 else 1) and backlog < _GATHERED_MAX
+        if not more:
+            self._turns = self._quiet = self._backlog = 0
+        return more
 
     def _sleep(self, now: Instant) -> None:
         due = self.engine.next_due(now)
