@@ -164,6 +164,12 @@ class Serve:
 
 
 @pytest.fixture(params=LOOPS)
+def loop_factory(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    """What makes each loop that the server may run on."""
+    return LOOPS[request.param]
+
+
+@pytest.fixture(params=LOOPS)
 def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
     with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
         serve = Serve(runner)

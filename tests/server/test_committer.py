@@ -1,6 +1,8 @@
 """Who commits, when the loop goes on, what is reported, and how it ends."""
 
 import asyncio
+import socket
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from veilmq.model.errors import StoreFailed, StoreUnknown
-from veilmq.server.committer import SHORT_US, TRIED_EVERY, Committer
+from veilmq.server.committer import LONG_US, SHORT_US, TRIED_EVERY, Committer
 
 PATIENCE_SECONDS = 20
 
@@ -19,24 +21,27 @@ class Stage:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.order: list[str] = []
+        """What happened, one after the other."""
         self._reports: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
         self.committer = Committer(asyncio.get_running_loop(), self._take, lambda: self.now)
 
     def _take(self, *report: Any) -> None:
+        self.order.append("reported")
         self._reports.put_nowait(report)
 
     async def next(self) -> tuple[Any, ...]:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._reports.get()
 
-    async def on_the_loop(self, elapsed_us: float) -> bool:
+    async def on_the_loop(self, elapsed_us: float, *, takes_long: bool = False) -> bool:
         """Where a commit of that length was done."""
 
         def job() -> threading.Thread:
             self.now += elapsed_us / 1e6
             return threading.current_thread()
 
-        self.committer.commit(job)
+        self.committer.commit(job, takes_long=takes_long)
         error, thread, reported_us = await self.next()
         assert error is None
         assert reported_us == pytest.approx(elapsed_us, abs=1)
@@ -90,6 +95,75 @@ def test_one_long_commit_among_short_ones_changes_nothing() -> None:
         for _ in range(10):
             assert all([await stage.on_the_loop(SHORT_US / 2) for _ in range(TRIED_EVERY)])
             assert await stage.on_the_loop(8 * SHORT_US)
+
+    staged(play)
+
+
+def test_a_commit_that_is_known_to_take_long_does_not_hold_up_the_loop() -> None:
+    async def play(stage: Stage) -> None:
+        assert not await stage.on_the_loop(100 * SHORT_US, takes_long=True)
+        assert await stage.on_the_loop(SHORT_US / 2), "it says nothing about others"
+
+    staged(play)
+
+
+def test_at_the_end_no_commit_keeps_the_loop_from_its_deadline() -> None:
+    async def play(stage: Stage) -> None:
+        assert await stage.on_the_loop(SHORT_US / 2)
+        stage.committer.leave_loop()
+        assert not any([await stage.on_the_loop(SHORT_US / 2) for _ in range(2 * TRIED_EVERY)])
+
+    staged(play)
+
+
+@pytest.mark.parametrize("elapsed_us", [LONG_US + 1_000, SHORT_US])
+def test_what_clients_did_during_a_long_commit_is_read_before_it_is_reported(
+    elapsed_us: int, loop_factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def play() -> list[str]:
+        stage = Stage()
+        ours, theirs = socket.socketpair()
+        heard = asyncio.Event()
+
+        def hear() -> None:
+            asyncio.get_running_loop().remove_reader(ours)
+            stage.order.append("heard")
+            heard.set()
+
+        def job() -> None:
+            stage.now += elapsed_us / 1e6
+            theirs.send(b"gone")
+
+        with ours, theirs:
+            asyncio.get_running_loop().add_reader(ours, hear)
+            await asyncio.sleep(0)
+            stage.committer.commit(job)
+            await stage.next()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await heard.wait()
+        await stage.stop()
+        return stage.order
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        order = runner.run(play())
+    assert order == (["heard", "reported"] if elapsed_us > LONG_US else ["reported", "heard"])
+
+
+def test_a_job_apart_has_begun_when_the_loop_goes_on() -> None:
+    """The interpreter is given away to nobody who asks for it, as if the loop were busy."""
+    interval = sys.getswitchinterval()
+
+    async def play(stage: Stage) -> None:
+        begun = threading.Event()
+        sys.setswitchinterval(PATIENCE_SECONDS)
+        try:
+            for _ in range(10):
+                begun.clear()
+                stage.committer.run_apart(begun.set)
+                assert begun.is_set()
+                await stage.next()
+        finally:
+            sys.setswitchinterval(interval)
 
     staged(play)
 

@@ -91,6 +91,16 @@ class Engine:
         """Calls that wait to be taken."""
         return len(self._pending)
 
+    @property
+    def fills_a_batch(self) -> bool:
+        """Whether what waits to be taken is as much as a batch may be."""
+        left = self._batch_max
+        for call in self._pending:
+            left -= _messages(call)
+            if left <= 0:
+                return True
+        return False
+
     def submit(self, ticket: Any, commands: Sequence[AnyCommand], now: Instant) -> None:
         """Queue a call; its answer comes out of `committed` or `expire_waiters` under the ticket (hashable, unique)."""
         if len(self._pending) >= self.limits.pending_max:
@@ -152,9 +162,8 @@ class Engine:
                     continue
             calls.append(call)
             commands += call.commands
-            first = call.commands[0]
-            messages += first.count_max if type(first) is Receive else len(call.commands)
-            if small and type(first) is Sweep:
+            messages += _messages(call)
+            if small and type(call.commands[0]) is Sweep:
                 break
         self._batch_messages = 0 if len(calls) == 1 and calls[0].ticket is None else messages
         if not calls and self._credits:
@@ -354,6 +363,12 @@ class Engine:
             self._polled = now
         elif now - self._polled >= self.limits.polls_every_us:
             self.flush_polls(now)
+
+
+def _messages(call: Call) -> int:
+    """How many messages the call may be about."""
+    first = call.commands[0]
+    return first.count_max if type(first) is Receive else len(call.commands)
 
 
 def _again(waiter: Waiter, now: Instant) -> Call:

@@ -1,16 +1,16 @@
 """The asyncio shell around the engine: it owns the loop, the clock's readings and the committer.
 
-Strategy: calls gather in the engine while a commit is under way; as soon as it is done the answers leave and the next
-batch is applied on the loop, then committed by the committer. What arrives in a few turns of the loop goes into one
-batch, which starts when no more comes (docs/decisions/0012-gathering.md). A store whose state is unknown ends the
-shell: everybody in the batch is told so, `failed` is set, and nothing is written any more.
+Strategy: calls gather in the engine while a commit is under way, and after it as long as more come (gathering.py). Then
+they are applied as one batch on the loop and committed by the committer (committer.py), and their answers leave. A
+store whose state is unknown ends the shell: everybody in the batch is told so, `failed` is set, and nothing is written
+any more.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import thread_time
+from time import perf_counter, thread_time
 from typing import Final, Protocol
 
 from veilmq.engine.engine import Answer, Batch, Engine
@@ -19,6 +19,7 @@ from veilmq.model.errors import StoreFailed, StoreUnknown, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied, Outcome, Received, Swept
 from veilmq.server.committer import Committer
+from veilmq.server.gathering import Gathering
 from veilmq.store import Store
 
 COMMIT_BUCKETS_US: Final = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
@@ -27,13 +28,6 @@ _SLOW_COMMIT_US: Final = 250_000
 _QUERY_THREADS: Final = 2
 _IDLE_S_MAX: Final = 1.0
 _STALL_US: Final = 1_500_000
-_QUIET_TURNS: Final = 3
-"""Turns of the loop that bring nothing more to do, after which several calls become a batch."""
-_QUIET_TURNS_AFTER_STALL: Final = 8
-"""The same: what arrived in the stall is read by then. A new connection takes four."""
-_GATHERED_MAX: Final = 128
-"""Calls that wait for no more."""
-_TURNS_AFTER_STALL_MAX: Final = 2_000
 _ADVANCE_STEPS_MAX: Final = 2_000
 
 logger = logging.getLogger("veilmq.shell")
@@ -119,19 +113,22 @@ class _Waiting:
 class Shell:
     """Runs one engine on the running loop, from `start` to `stop`."""
 
-    def __init__(self, engine: Engine, store: Store, clock: Clock) -> None:
+    def __init__(
+        self, engine: Engine, store: Store, clock: Clock, stopwatch: Callable[[], float] = perf_counter
+    ) -> None:
+        """stopwatch: by which the committer measures, in seconds."""
         self.engine = engine
         self.store = store
         self.stats = Stats()
         self.broken: StoreUnknown | None = None
         self._clock = clock
+        self._stopwatch = stopwatch
+        self._gathering = Gathering()
         self._committing: Batch | None = None
         self._applied: Applied | None = None
         self._turn_pending = False
         self._timer: asyncio.TimerHandle | None = None
         self._turned = Instant(0)
-        self._turns = self._quiet = self._backlog = 0
-        """Of the wait for more calls: turns, the latest that brought nothing, how many calls there were then."""
         self._moved = False
         """The clock is being moved: that is no stall."""
         self._stopping = False
@@ -144,7 +141,7 @@ class Shell:
         self._turned = self._clock.now()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._committer = Committer(self._loop, self._committed)
+        self._committer = Committer(self._loop, self._committed, self._stopwatch)
         self._soon()
 
     def now(self) -> Instant:
@@ -210,11 +207,13 @@ class Shell:
         The store stays open: whoever opened it closes it. Returns after `deadline_s` even if a commit hangs.
         """
         self.answer_parked()
-        self.engine.flush_polls(self._clock.now())
-        self._soon()
+        self._committer.leave_loop()
+        if self.broken is None:
+            self.engine.flush_polls(self._clock.now())
+            self._soon()
         try:
             async with asyncio.timeout(deadline_s):
-                while self.engine.busy or self._committing is not None or self._turn_pending:
+                while self.broken is None and self._at_work:
                     await self._idle.wait()
                     await asyncio.sleep(0)
         except TimeoutError:
@@ -250,9 +249,13 @@ class Shell:
         while more:
             (outcome,) = await self.call(Sweep())
             more = isinstance(outcome, Swept) and outcome.more
-        while self.engine.busy or self.engine.waking or self._committing is not None or self._turn_pending:
+        while self.broken is None and (self._at_work or self.engine.waking):
             await self._idle.wait()
             await asyncio.sleep(0)
+
+    @property
+    def _at_work(self) -> bool:
+        return self.engine.busy or self._committing is not None or self._turn_pending
 
     def _soon(self) -> None:
         if not self._turn_pending and self._committing is None and self.broken is None:
@@ -266,7 +269,10 @@ class Shell:
             return
         engine = self.engine
         now = self._clock.now()
-        if self._gathers(stalled=now - self._turned > _STALL_US and not self._moved):
+        stalled = now - self._turned > _STALL_US and not self._moved
+        if not stalled:
+            self._turned = now
+        if self._gathering.goes_on(now, engine.backlog, full=engine.fills_a_batch, stalled=stalled):
             self._soon()
             return
         self._turned = now
@@ -289,28 +295,10 @@ class Shell:
         if applied.wrote:
             self._committing = batch
             self._applied = applied
-            self._committer.commit(self.store.commit)
+            self._committer.commit(self.store.commit, takes_long=self.store.commit_takes_long)
         else:
             self._deliver(engine.committed(batch, applied))
             self._soon()
-
-    def _gathers(self, *, stalled: bool) -> bool:
-        """Whether to look at the sockets again first: the more calls share a commit, the less each costs.
-
-        After a stall what arrived meanwhile must come before what ended meanwhile is handed out. A loop turns to its
-        timers before its sockets, and takes one new connection a turn.
-        """
-        backlog = self.engine.backlog
-        self._turns += 1
-        self._quiet = 0 if backlog > self._backlog else self._quiet + 1
-        self._backlog = backlog
-        if stalled:
-            more = self._quiet < _QUIET_TURNS_AFTER_STALL and self._turns < _TURNS_AFTER_STALL_MAX
-        else:
-            more = self._quiet < (_QUIET_TURNS if backlog > 1 else 1) and backlog < _GATHERED_MAX
-        if not more:
-            self._turns = self._quiet = self._backlog = 0
-        return more
 
     def _sleep(self, now: Instant) -> None:
         due = self.engine.next_due(now)

@@ -1,8 +1,8 @@
 """Stores: what must be atomic, behind one small protocol.
 
 Strategy: a store takes a batch of concurrent commands with the instant to judge them by, picks a serial order, writes,
-and reports an outcome for each; `commit` makes them durable and may block, so that a shell runs it in a thread. A store
-is what passes the contract suite of `veilmq.testing`. Nothing above this room knows which one it has.
+and reports an outcome for each; `commit` makes them durable and blocks meanwhile, in whatever thread the shell chose. A
+store is what passes the contract suite of `veilmq.testing`. Nothing above this room knows which one it has.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,11 @@ class Store(Protocol):
 
         Raises StoreUnknown if the store failed where its state cannot be known: no further call is allowed but `close`.
         """
+        ...
+
+    @property
+    def commit_takes_long(self) -> bool:
+        """Whether the next `commit` may do more than make the batch durable, or wait: then it belongs in a thread."""
         ...
 
     def commit(self) -> None:

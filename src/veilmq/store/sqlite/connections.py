@@ -188,8 +188,16 @@ class Checkpointer:
         """Size of the WAL as last seen."""
         return self.wal_pages * self.page_bytes
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next `committed` may wait for the bulk, or copy what it left."""
+        if self._ended or self.failed is not None:
+            return True
+        bulk = self._bulk
+        return bulk is not None and bulk.is_alive() and self.wal_pages - self._began >= self._pages_max // 2
+
     def committed(self, wal_pages: int) -> None:
-        """Call after each commit, in its thread, before the next batch opens."""
+        """Call after each commit, in its thread if `is_behind` was true, before the next batch opens."""
         self.wal_pages = wal_pages
         if self.failed is not None:
             error, self.failed = self.failed, None

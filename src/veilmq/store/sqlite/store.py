@@ -252,6 +252,11 @@ class SqliteStore:
                     outcomes[place] = outcome
         return outcomes
 
+    @property
+    def commit_takes_long(self) -> bool:
+        """See `Store.commit_takes_long`."""
+        return self.checkpointer.is_behind
+
     def commit(self) -> None:
         """See `Store.commit`."""
         self._at_point("before commit")

@@ -1,0 +1,72 @@
+"""When a batch begins: after how many turns of the loop, and at what it stops waiting."""
+
+import pytest
+
+from veilmq.model.instant import Instant
+from veilmq.server.gathering import Gathering
+from veilmq.testing.clock import EPOCH
+
+
+def turns(backlogs: list[int], turn_us: int = 10, full_from: int = 1_000_000, stalled: bool = False) -> int:
+    """In which turn the batch begins if so many calls are there in each; the last number stays."""
+    gathering = Gathering()
+    for turn in range(1, 10_000):
+        backlog = backlogs[min(turn, len(backlogs)) - 1]
+        now = Instant(EPOCH + turn * turn_us)
+        if not gathering.goes_on(now, backlog, full=backlog >= full_from, stalled=stalled):
+            return turn
+    raise AssertionError("it never begins")
+
+
+def test_with_nothing_to_take_nothing_is_waited_for() -> None:
+    assert turns([0]) == 1
+
+
+def test_a_call_alone_waits_for_one_turn() -> None:
+    assert turns([1]) == 2
+
+
+def test_several_wait_until_three_turns_bring_nothing() -> None:
+    assert turns([2]) == 4
+    assert turns([2, 2, 2, 3, 3, 3, 4]) == 10
+
+
+def test_a_call_that_is_answered_meanwhile_brings_nothing() -> None:
+    assert turns([4, 3, 3]) == 4
+
+
+def test_many_calls_wait_for_no_more() -> None:
+    assert turns(list(range(2, 1_000))) == 127  # then there are 128
+
+
+def test_a_full_batch_waits_for_no_more() -> None:
+    assert turns(list(range(2, 1_000)), full_from=10) == 9
+
+
+def test_nobody_waits_for_long() -> None:
+    assert turns(list(range(2, 1_000)), turn_us=1_000) == 6  # five milliseconds after the first look
+
+
+def test_after_a_stall_what_arrived_in_it_is_read() -> None:
+    calls = [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 200]
+    assert turns(calls, turn_us=1_000, full_from=100, stalled=True) == 19
+    assert turns([0], stalled=True) == 8
+
+
+def test_after_a_stall_a_stream_of_calls_does_not_keep_it_for_ever() -> None:
+    assert turns(list(range(10_000)), stalled=True) == 2_000
+
+
+@pytest.mark.parametrize("stalled", [False, True])
+def test_each_wait_begins_anew(stalled: bool) -> None:
+    gathering = Gathering()
+
+    def until_taken(at_us: int) -> int:
+        taken = (
+            turn
+            for turn in range(1, 100)
+            if not gathering.goes_on(Instant(EPOCH + at_us + turn), 5, full=False, stalled=stalled)
+        )
+        return next(taken)
+
+    assert until_taken(0) == until_taken(10_000_000) == (9 if stalled else 4)
