@@ -13,7 +13,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "patterns"
 
 @pytest.mark.parametrize("page", ["lease-keeper.md", "receiver.md"])
 def test_the_code_runs(page: str, tmp_path: Path) -> None:
-    text = (PAGES / page).read_text().replace("veil:///veilmq-data", f"veil://{tmp_path}/data")
+    text = (PAGES / page).read_text().replace("veil:///tmp/veilmq-demo", f"veil://{tmp_path}/data")
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(block, page, "exec"), names)

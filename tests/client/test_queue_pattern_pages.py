@@ -27,7 +27,7 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
         if token.type != "fence":
             continue
         text = token.content.replace("file:///tmp/", f"file://{tmp_path}/")
-        text = text.replace("veil:///veilmq-data", f"veil://{tmp_path}/data")
+        text = text.replace("/tmp/veilmq-demo", f"{tmp_path}/data")
         if token.info == "bash":
             printed += run(["bash", "-ec", text.replace("veilmq ", f"{VEILMQ} ", 1)], tmp_path)
         elif token.info == "python":
