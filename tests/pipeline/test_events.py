@@ -1,5 +1,6 @@
 """The source `veilmq-events`: the same events from a server and from Parquet, in batch and as a stream; bad input."""
 
+import pickle
 import shutil
 import socket
 import threading
@@ -14,7 +15,15 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from veilmq.client.connect import connect
-from veilmq.pipeline.errors import HistoryGap, HistoryNewer, OptionInvalid, PipelineError, SourceUnreachable
+from veilmq.pipeline.errors import (
+    HistoryGap,
+    HistoryNewer,
+    OptionInvalid,
+    PipelineError,
+    SourceRefused,
+    SourceUnreachable,
+    TokenRefused,
+)
 from veilmq.pipeline.events.columns import COLUMNS, plain
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
@@ -243,7 +252,7 @@ def test_a_key_is_shown_the_events_of_its_queues(spark: Any, tmp_path: Path) -> 
         loop = Loop(tmp_path / "loop")
         ran = loop.run(spark, ServerHistory(*options.values()), options, now=1e9, timer=lambda: 0.0)
         assert ran.settled == 3
-        with pytest.raises(SourceUnreachable, match="refuses"):
+        with pytest.raises(TokenRefused, match="refuses: the access key is unknown"):
             ServerHistory(server.admin, "reader:wrong").bounds()
     finally:
         server.stop()
@@ -288,7 +297,7 @@ class TestBadInput:
         copy = shutil.copytree(exported, tmp_path / "copy")
         file = max(copy.glob("*/*.parquet"))
         pq.write_table(pq.read_table(file, partitioning=None).replace_schema_metadata({b"\xff": b"x"}), file)
-        with pytest.raises(SourceUnreachable, match=f"{file.name} cannot be read.*Export it anew"):
+        with pytest.raises(HistoryGap, match=f"{file.name} cannot be read.*Export it anew"):
             ParquetHistory(str(copy)).bounds()
 
     def test_a_file_that_was_cut(self, exported: Path, tmp_path: Path) -> None:
@@ -356,12 +365,60 @@ class TestBadInput:
                 ServerHistory(url).bounds()
 
     def test_a_wrong_token(self, server: Server) -> None:
-        with pytest.raises(SourceUnreachable, match=r"refuses.*admin-token"):
+        with pytest.raises(
+            TokenRefused, match=r"refuses: the bearer token is not this server's. .*--token-file.*admin-token"
+        ):
             ServerHistory(server.admin, "x" * 32).bounds()
 
     def test_a_port_that_is_no_admin_port(self, server: Server) -> None:
         with pytest.raises(SourceUnreachable, match=r"is no VeilMQ admin port: it answers 400. Is the URL right"):
             ServerHistory(server.sqs, "x").bounds()
+
+    @pytest.mark.parametrize(
+        "url",
+        ["http://[::1", "http://h:99999", "http://h:x", "http://h:0", "http://a b", "http://h/a b", "http://a..b"],
+    )
+    def test_a_url_that_is_none(self, url: str) -> None:
+        with pytest.raises(OptionInvalid, match=r"is no URL\. It looks like"):
+            ServerHistory(url).bounds()
+
+    def test_a_certificate_that_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "text").write_text("text")
+        for name, said in (("none", "No such file"), ("text", "it holds no certificate")):
+            with pytest.raises(OptionInvalid, match=f"{name}' cannot be read: {said}.*Name a PEM file"):
+                ServerHistory("https://127.0.0.1:1", certificate=str(tmp_path / name)).bounds()
+
+    @pytest.mark.parametrize("token", ["-----BEGIN\nhidden", "two hidden", "hidd\u00ebn", "a:hidden\n", "a b:hidden"])
+    def test_a_token_that_is_none_is_not_shown(self, token: str) -> None:
+        with pytest.raises(OptionInvalid, match="The token is none") as refused:
+            ServerHistory("http://127.0.0.1:1", token)
+        assert "hidd" not in str(refused.value)
+
+    @pytest.mark.parametrize(
+        ("answer", "kind", "said"),
+        [
+            ("401 X\r\n\r\n", TokenRefused, "refuses: 401. Give its token"),
+            ('403 X\r\n\r\n{"message": "not granted"}', SourceRefused, "refuses: not granted. Give its token"),
+            ('406 X\r\n\r\n{"message": "x"}', SourceRefused, "cannot write Arrow"),
+            ('503 X\r\n\r\n{"message": "it stops"}', SourceRefused, "answers 503: it stops."),
+            ("406 X\r\n\r\nhtml", SourceUnreachable, "is no VeilMQ admin port: it answers 406"),
+            ("404 X\r\n\r\n{}", SourceUnreachable, "is no VeilMQ admin port: it answers 404"),
+            ("404 X\r\n\r\n[1]", SourceUnreachable, "is no VeilMQ admin port: it answers 404"),
+            ("500 X\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nab", SourceUnreachable, "cannot be reached"),
+            ("200 X\r\nContent-Length: 9\r\n\r\nab", SourceUnreachable, "broke off.*Run it again"),
+            ("200 X\r\n\r\n", SourceUnreachable, "no header veilmq-first-offset"),
+        ],
+    )
+    def test_what_answers_otherwise(self, answer: str, kind: type[PipelineError], said: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=_answer_once, args=(listener, f"HTTP/1.1 {answer}"))
+            thread.start()
+            with pytest.raises(kind, match=said) as refused:
+                ServerHistory(f"http://127.0.0.1:{listener.getsockname()[1]}").bounds()
+            thread.join(10)
+        assert type(refused.value) is kind
+        again = pickle.loads(pickle.dumps(refused.value))
+        assert (type(again), str(again)) == (kind, str(refused.value))
 
     def test_another_servers_offset(self, server: Server) -> None:
         with pytest.raises(HistoryGap, match=r"has no offset 99999999.*another server"):
@@ -393,6 +450,13 @@ class TestBadInput:
                 list(ServerHistory(url, token).read(0, total))
             with pytest.raises(Exception, match=r"broke off within the offsets"):
                 load(spark, server=url, token=token).collect()
+
+
+def _answer_once(listener: socket.socket, answer: str) -> None:
+    asking, _ = listener.accept()
+    with asking:
+        asking.recv(65_536)
+        asking.sendall(answer.encode())
 
 
 class Cutting:

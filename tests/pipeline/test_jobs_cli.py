@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 from tests.pipeline import cluster_stage
 
-from veilmq.cli.exits import Failure
-from veilmq.cli.pipeline_run import _told
+from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.pipeline_run import _token, _told
 from veilmq.client.connect import connect
+from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceRefused, SourceUnreachable, TokenRefused
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.testing.histories import Workload, history, lognormal, write
@@ -95,13 +96,17 @@ def test_events_are_printed_and_exported(server: ServerProcess, tmp_path: Path) 
     [
         (["pipeline", "timeouts", "--path", "nowhere"], 1, "holds no exported events"),
         (["pipeline", "timeouts", "--server", "127.0.0.1:1"], 1, "http://127.0.0.1:1 cannot be reached"),
-        (["pipeline", "timeouts", "--server", "http://h", "--path", "x"], 1, "exclude each other"),
+        (["pipeline", "timeouts", "--server", "http://h", "--path", "x"], 2, "exclude each other"),
         (["pipeline", "loop", "--path", "x"], 2, "a loop needs a place"),
         (["pipeline", "report", "--path", "x"], 2, "a report needs a place"),
         (["pipeline", "health", "--path", "x", "--window", "5 minutes"], 2, "--window: expected a time such as"),
         (["pipeline", "health", "--path", "x", "--window", "0"], 2, "--window: must be above 0"),
-        (["pipeline", "audit", "--path", "x", "--token-file", "none", "--server", "h"], 1, "exclude each other"),
+        (["pipeline", "audit", "--path", "x", "--token-file", "none", "--server", "h"], 2, "exclude each other"),
+        (["pipeline", "timeouts", "--server", "http://h:99999"], 2, "server='http://h:99999' is no URL"),
         (["events", "export", "x", "--server", "h:1", "--token-file", "none"], 2, "none is not there"),
+        (["events", "export", "x", "--server", "127.0.0.1:1"], 4, "http://127.0.0.1:1 cannot be reached"),
+        (["events", "export", "x", "--server", "http://[::1"], 2, "server='http://[::1' is no URL"),
+        (["events", "export", "x", "--server", "https://h", "--certificate", "none"], 2, "No such file"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_mend(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
@@ -110,6 +115,53 @@ def test_what_is_wrong_is_said_with_its_mend(tmp_path: Path, arguments: list[str
     assert err.startswith("veilmq: ")
     assert said in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "content", [b"-----BEGIN PRIVATE KEY-----\nhidden\n", b"a: b\nhidden", b"two hidden", b"hidden\xff", b"\n"]
+)
+def test_a_file_that_holds_no_token_is_not_shown(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "server.key").write_bytes(content)
+    with pytest.raises(Failure, match=r"server\.key holds no token$") as refused:
+        _token(tmp_path / "server.key", {})
+    assert refused.value.code == Exit.USAGE
+    code, out, err = veilmq("events", "export", "x", "--token-file", "server.key", cwd=tmp_path)
+    assert (code, out) == (2, "")
+    assert err.startswith("veilmq: server.key holds no token\n")
+    assert "hidden" not in err
+
+
+@pytest.mark.parametrize("token", ["x" * 32, "reader:secret+/=", "reader:secret:of reader"])
+def test_a_token_or_a_key_is_read_from_a_file(tmp_path: Path, token: str) -> None:
+    (tmp_path / "token").write_text(f"{token}\n")
+    assert _token(None, {"VEILMQ_TOKEN_FILE": str(tmp_path / "token")}) == token
+    assert _token(None, {"VEILMQ_DATA": str(tmp_path)}) is None
+
+
+def test_how_an_export_ends_is_told_by_its_code(server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("x" * 32)
+    (tmp_path / "key").write_text("reader:wrong")
+    for name in ("other", "key"):
+        code, out, err = veilmq("events", "export", "x", "--server", server.admin, "--token-file", name, cwd=tmp_path)
+        assert (code, out) == (2, "")
+        assert f"veilmq: {server.admin.rstrip('/')}" in err
+        assert "--token-file" in err
+    where = {"VEILMQ_TOKEN_FILE": str(server.data / "admin-token")}
+    code, out, err = veilmq("events", "export", "x", "--server", server.sqs, cwd=tmp_path, **where)
+    assert (code, out) == (4, "")
+    assert "is no VeilMQ admin port" in err
+    (tmp_path / "x" / "day=2026-01-01").mkdir()
+    (tmp_path / "x" / "day=2026-01-01" / f"offset-{0:020}-{9:020}.parquet").write_text("cut")
+    code, out, err = veilmq("events", "export", "x", "--server", server.admin, cwd=tmp_path, **where)
+    assert (code, out) == (1, "")
+    assert "cannot be read" in err
+
+
+@pytest.mark.parametrize("kind", [OptionInvalid, SourceUnreachable, SourceRefused, TokenRefused])
+def test_of_a_job_only_a_wrong_option_is_wrong_usage(kind: type[PipelineError]) -> None:
+    with pytest.raises(Failure, match=r"^it$") as failed, _told():
+        raise kind("it", "mend")
+    assert failed.value.code == (Exit.USAGE if kind is OptionInvalid else Exit.WRONG)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +244,7 @@ def test_tables_that_grow_are_tidied(exported: Path, tmp_path: Path) -> None:
     code, out, err = veilmq("pipeline", "tidy", copy, "--retention-days", 1, cwd=tmp_path)
     assert (code, out) == (0, f"{copy}: dropped days: 1, joined files: 0\n"), err
     code, out, err = veilmq("pipeline", "tidy", "nowhere", cwd=tmp_path)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert "nowhere is no directory" in err
 
 
@@ -381,7 +433,7 @@ def test_what_is_archived_can_be_replayed(server: ServerProcess, tmp_path: Path)
         "pipeline", "replay", "kept/messages", "--queue", f"{place}/again", "--where", "weight > 1",
         "--master", "local[1]", cwd=tmp_path,
     )  # fmt: skip
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert "veilmq: where='weight > 1' cannot be: [UNRESOLVED_COLUMN" in err
     # Spark's own words of it, and its traces, are not for who mistyped a name.
     assert err.count("UNRESOLVED_COLUMN") == 1

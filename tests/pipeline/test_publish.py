@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
-from veilmq.pipeline.publish import plans_of, publish
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable, TokenRefused
+from veilmq.pipeline.publish import _verdict, plans_of, publish
 from veilmq.testing.local import LocalServer
 
 QUEUE = ("000000000000", "us-east-1", "jobs")
@@ -61,9 +61,23 @@ def test_a_queue_that_is_gone_is_told(veilmq_server: LocalServer) -> None:
 
 def test_wrong_servers_and_tokens_name_the_mend(veilmq_server: LocalServer) -> None:
     plans = plans_of([row()], {})
-    with pytest.raises(SourceUnreachable, match="admin-token"):
+    with pytest.raises(TokenRefused, match=r"refuses: the bearer token is not this server's. .*--token-file"):
         publish(plans, veilmq_server.admin_url, "wrong")
     with pytest.raises(SourceUnreachable, match="admin port"):
         publish(plans, "http://127.0.0.1:1", "wrong")
-    with pytest.raises(OptionInvalid):
-        publish(plans, "127.0.0.1", "wrong")
+    for url in ("127.0.0.1", "http://[::1", "http://h:99999", "http://a b"):
+        with pytest.raises(OptionInvalid, match="is no URL"):
+            publish(plans, url, "wrong")
+    with pytest.raises(OptionInvalid, match=r"certificate='none\.pem' cannot be read: No such file"):
+        publish(plans, "https://127.0.0.1:1", "wrong", "none.pem")
+    with pytest.raises(OptionInvalid) as refused:
+        publish(plans, veilmq_server.admin_url, "-----BEGIN\nhidden")
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(200, b"[]"), (200, b"<html>"), (200, b'{"plan": 1}'), (404, b"<html>"), (404, b"{}")]
+)
+def test_an_answer_of_something_else_is_told(status: int, body: bytes) -> None:
+    with pytest.raises(SourceUnreachable, match=f"http://h is no VeilMQ admin port: it answers {status}. Is the URL"):
+        _verdict("http://h", status, body)

@@ -128,8 +128,9 @@ def _new_key(
         bool, typer.Option("--encryption", help="A key for encrypted queues, as JSON, and no access key.")
     ] = False,
     algorithm: Annotated[
-        str, typer.Option("--algorithm", metavar="NAME", help="What it encrypts with, as in RFC 7518, section 5.1.")
-    ] = "A256GCM",
+        str | None,
+        typer.Option("--algorithm", metavar="NAME", help="What it encrypts with, as in RFC 7518, 5.1 [A256GCM]."),
+    ] = None,
     into: Annotated[
         Path | None, typer.Option("--into", metavar="FILE", help="Add it to this file of keys, or make the file.")
     ] = None,
@@ -140,8 +141,13 @@ def _new_key(
     """Make up an access key and print it as a part of a credentials file. Nothing else knows the secret."""
     from veilmq.cli.keys import new_encryption, new_key
 
+    of_encryption = {"--algorithm": algorithm is not None, "--into": into is not None, "--decrypts-only": decrypts_only}
+    for option, is_given in ({"--account": account is not None} if encryption else of_encryption).items():
+        if is_given:
+            why = "the key of an encrypted queue has no account" if encryption else "it is for --encryption alone"
+            raise Failure(Exit.USAGE, f"{option}: {why}")
     if encryption:
-        print(new_encryption(algorithm, into, encrypts=not decrypts_only))
+        print(new_encryption(algorithm or "A256GCM", into, encrypts=not decrypts_only))
     else:
         print(new_key(account, as_json=as_json))
 

@@ -42,8 +42,10 @@ def new_key(account: str | None, *, as_json: bool) -> str:
 def new_encryption(algorithm: str, into: Path | None, *, encrypts: bool) -> str:
     """A key for encrypted queues: added to the file, or as the JSON of a file with it alone.
 
-    Raises Failure: no such algorithm, or a file that cannot be used.
+    Raises Failure: no such algorithm, a file that cannot be used, or a lone key that is not to encrypt.
     """
+    if into is None and not encrypts:
+        raise Failure(Exit.USAGE, "--decrypts-only: name the file of the key that encrypts with --into FILE")
     try:
         key = new_encryption_key(algorithm)
         if into is None:

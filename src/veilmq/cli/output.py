@@ -38,9 +38,13 @@ def tamed(text: str) -> str:
 
 
 def prepare_output() -> None:
-    """Let stdout take every character, and what is printed when a command was started with it closed."""
+    """Let stdout take every character; a stream that was closed when the command was started is /dev/null."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     codecs.register_error(_ESCAPED, _escape)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=_ESCAPED)

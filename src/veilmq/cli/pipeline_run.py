@@ -47,6 +47,9 @@ _PLACE: Final = ("account", "region")
 _ROWS_SHOWN: Final = 50
 _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
 _UNWRITTEN: Final = re.compile("No space left on device|Disk quota exceeded|Read-only file system|File too large")
+_JOB_CODES: Final = {"OptionInvalid": Exit.USAGE}
+_EXPORT_CODES: Final = {**_JOB_CODES, "TokenRefused": Exit.USAGE, "SourceUnreachable": Exit.ADDRESS}
+"""By the name of what the pipeline refuses, which is all that Spark tells of its class; of others it is WRONG."""
 _REPEATING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Loggers of PySpark that print an exception as it is raised: whoever catches it tells it, in words of ours."""
 
@@ -179,7 +182,7 @@ def export(
     as_json: bool,
 ) -> None:
     """See `veilmq.pipeline.events.export`. Raises Failure."""
-    with _told():
+    with _told(_EXPORT_CODES):
         try:
             from veilmq.pipeline.events.export import export as job
             from veilmq.pipeline.events.reading import ServerHistory
@@ -256,12 +259,12 @@ def _spark(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """What the pipeline refuses, wherever it was raised, as a Failure."""
+def _told(codes: Mapping[str, Exit] = _JOB_CODES) -> Iterator[None]:
+    """What the pipeline refuses, wherever it was raised, as a Failure with its code of `codes`."""
     try:
         yield
     except PipelineError as error:
-        raise Failure(Exit.WRONG, error.wrong, error.mend) from None
+        raise Failure(codes.get(type(error).__name__, Exit.WRONG), error.wrong, error.mend) from None
     except ModuleNotFoundError as error:
         mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
         raise Failure(Exit.USAGE, f"the package {error.name} is missing", mend) from None
@@ -271,7 +274,8 @@ def _told() -> Iterator[None]:
     except _failures() as error:
         found = _REFUSED.findall(str(error))
         if found:
-            raise Failure(Exit.WRONG, found[-1][1]) from None
+            name, said = found[-1]
+            raise Failure(codes.get(name, Exit.WRONG), said) from None
         unwritten = _UNWRITTEN.search(str(error))
         # A disk of --out, or of Spark's own temporary files.
         if unwritten is None:
@@ -337,17 +341,28 @@ def _url(text: str) -> str:
 
 
 def _token(file: Path | None, environment: Mapping[str, str]) -> str | None:
+    """The server's token, or KEY_ID:SECRET; None if nobody named a file and there is none.
+
+    Raises Failure, which never shows what the file holds: it may be another secret.
+    """
+    from veilmq.pipeline.events.reading import authorization
+
     named = environment.get("VEILMQ_TOKEN_FILE")
     home = Path(environment.get("VEILMQ_DATA") or "veilmq-data") / "admin-token"
     place = file or (Path(named) if named else home)
     try:
-        return place.read_text().strip()
+        token = place.read_bytes().decode().strip()
+        authorization(token)
     except FileNotFoundError:
         if file is None and not named:
             return None
         raise Failure(Exit.USAGE, f"{place} is not there", "Name the server's admin-token file.") from None
     except OSError as error:
         raise Failure(Exit.USAGE, f"{place}: {error.strerror}", "Name a file that you may read.") from None
+    except (UnicodeDecodeError, OptionInvalid):
+        mend = "Name the server's admin-token, or a file with KEY_ID:SECRET of an access key."
+        raise Failure(Exit.USAGE, f"{place} holds no token", mend) from None
+    return token
 
 
 def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", names: tuple[str, ...]) -> None:

@@ -147,6 +147,7 @@ def _command(body: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         from veilmq.cli.remote_door import Target, http_door, open_door
 
+        _check_text(given.values())
         taken = {name: given.pop(name) for name in _OPTIONS}
         target = Target(taken["admin"], taken["token_file"], taken["data"])
         again = partial(http_door, target, os.environ)
@@ -163,6 +164,14 @@ def _command(body: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in [*own, *shared]}
     return command
+
+
+def _check_text(values: Iterable[Any]) -> None:
+    """Raises Failure for an argument with bytes that are not UTF-8; the names of files may have them."""
+    for value in values:
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and any("\ud800" <= each <= "\udfff" for each in text):
+                raise Failure(Exit.USAGE, f"expected UTF-8, not {text!r}")
 
 
 def _list(
@@ -298,9 +307,9 @@ def _send(
     if lines:
         if body is not None:
             raise Failure(Exit.USAGE, "--lines reads stdin: leave BODY out")
-        bodies: Iterable[str] = (line.removesuffix("\n") for line in sys.stdin)
+        bodies: Iterable[str] = (line.removesuffix("\n") for line in _from_stdin(lines=True))
     else:
-        bodies = [sys.stdin.read() if body in (None, "-") else str(body)]
+        bodies = _from_stdin(lines=False) if body is None or body == "-" else [body]
     count = refused = 0
     for batch in _batches(_watched(bodies, lines), _BATCH):
         shown = asked.run("send", queue, messages=[shared | {"body": each} for each in batch])["messages"]
@@ -452,6 +461,18 @@ def _pairs(option: str, given: list[str]) -> Iterator[tuple[str, str]]:
         if not name or not sign:
             raise Failure(Exit.USAGE, f"{option}: expected NAME=VALUE, not {text!r}")
         yield name, value
+
+
+def _from_stdin(*, lines: bool) -> Iterator[str]:
+    """All of stdin as one text, or line by line. Raises Failure."""
+    try:
+        texts: Iterable[str] = sys.stdin if lines else [sys.stdin.read()]
+        for text in texts:
+            text.encode()
+            yield text
+    except UnicodeError:
+        advice = "What was read before it may have been sent." if lines else ""
+        raise Failure(Exit.USAGE, "stdin: expected UTF-8", advice) from None
 
 
 def _batches(bodies: Iterable[str], count_max: int) -> Iterator[list[str]]:

@@ -27,7 +27,7 @@ from veilmq.model.events import HistoryTrimmed
 from veilmq.model.outcomes import Outcome, QueuesListed
 from veilmq.model.queue import QueueKey
 from veilmq.server.clock import LeaseClock
-from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
+from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteError, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.schema import NotOurs, SchemaNewer, SchemaOlder
@@ -35,6 +35,7 @@ from veilmq.store.sqlite.store import SqliteStore
 
 _SLEEP_S_MAX: Final = 1.0
 _SCAN_MAX: Final = 20_000_000
+_ADVICE_CHECK: Final = "Look at the directory with `veilmq check`."
 _ORIGIN: Final = Origin("admin", "admin", f"veilmq/{veilmq.__version__} (command line)")
 
 
@@ -52,10 +53,22 @@ def open_direct(directory: Path) -> Iterator["DirectDoor"]:
         raise Failure(Exit.DIRECTORY, str(error), "From that start on an older release refuses it.") from None
     except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, NotOurs, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
+    except OSError as error:
+        advice = "Say the command as the server's user; it must be able to write there."
+        raise Failure(Exit.DIRECTORY, f"{error.filename or directory}: {error.strerror}", advice) from None
+    except SqliteError as error:
+        raise _unreadable(directory, error) from None
     try:
-        yield DirectDoor(engine, store)
-    finally:
-        store.close()
+        try:
+            yield DirectDoor(engine, store)
+        finally:
+            store.close()
+    except SqliteError as error:
+        raise _unreadable(directory, error) from None
+
+
+def _unreadable(directory: Path, error: SqliteError) -> Failure:
+    return Failure(Exit.STORE, f"{directory}: {type(error).__name__}: {error}", _ADVICE_CHECK)
 
 
 class DirectDoor:
@@ -160,7 +173,7 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise Failure(Exit.STORE, str(error), "Look at the directory with `veilmq check`.") from None
+        raise Failure(Exit.STORE, str(error), _ADVICE_CHECK) from None
     except VeilError as error:
         said = described(error)
         message = f"{said['field']}: {said['message']}" if said["field"] else said["message"]

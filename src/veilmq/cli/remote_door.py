@@ -101,7 +101,9 @@ def http_door(target: Target, environment: Mapping[str, str]) -> "HttpDoor | Non
         admin = announced = _admin_of_holder(home)
         if admin is None:
             return None
-    return HttpDoor(admin or ADMIN_DEFAULT, _token(target, environment, home), announced=announced is not None)
+    source = "VEILMQ_ADMIN" if admin and not (target.admin or announced) else "--admin"
+    token = _token(target, environment, home)
+    return HttpDoor(admin or ADMIN_DEFAULT, token, announced=announced is not None, source=source)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ the server refuses ends the command with the server's own sentence.
 
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import veilmq
+from veilmq.admin import inputs
+from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS
 from veilmq.cli.exits import Exit, Failure, Unknown, Unreachable
 from veilmq.cli.remote_door import ACCOUNT_ADVICE, Piece
 from veilmq.model.access import DEVELOPMENT_ACCOUNT
+from veilmq.model.errors import ParameterInvalid
 from veilmq.model.queue import QueueKey
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ _TIMEOUT_S: Final = 100.0
 _PIECE_BYTES: Final = 256 * 1024
 _PASSING: Final = frozenset({502, 503, 504})
 """What a proxy says while the server behind it is away."""
+_DIGITS: Final = re.compile("[0-9]{1,18}")
 _OTHER_NAME: Final = frozenset({62, 64})
 """OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 _ADVICE_NAME: Final = "Name the host as its certificate does, or on the server's own machine its directory: --data DIR."
@@ -37,31 +42,32 @@ _ADVICE_TLS: Final = "If the port speaks TLS, say https://HOST:PORT, or name the
 _ADVICE: Final = "Start one with `veilmq serve`, or name the directory with --data DIR."
 
 
-class HttpDoor:
-    """See `Door`. `admin` is HOST:PORT or a URL; `announced`, if the directory's owner wrote it into its lock.
+class _Said(dict[str, Any]):
+    """A JSON object that a server answered; asked for a member that it lacks, it raises the failure."""
 
-    Such an address is one of this machine's, held by that process, and the certificate there names the host that other
-    machines know: it is not compared. Nobody else can have the port, and the token came from the same directory.
+    def __init__(self, found: dict[str, Any], failure: Failure) -> None:
+        super().__init__(found)
+        self._failure = failure
+
+    def __missing__(self, name: str) -> Any:
+        raise self._failure
+
+
+class HttpDoor:
+    """See `Door`. `admin` is HOST:PORT or a URL, and `source` the flag or variable that gave it; `announced`, if the
+    directory's owner wrote it into its lock.
+
+    An announced address is one of this machine's, held by that process, and the certificate there names the host that
+    other machines know: it is not compared. Nobody else can have the port, and the token came from the same directory.
     """
 
-    def __init__(self, admin: str, token: str | None, *, announced: bool = False) -> None:
+    def __init__(self, admin: str, token: str | None, *, announced: bool = False, source: str = "--admin") -> None:
         self._admin = admin
-        parts = urlsplit(admin if "://" in admin else f"http://{admin}")
         try:
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            host = port = None
-        if parts.scheme not in {"http", "https"} or not host or not port:
-            raise Failure(Exit.USAGE, f"--admin: expected HOST:PORT such as 127.0.0.1:9325, not {admin!r}")
-        self._connection: http.client.HTTPConnection
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            if announced:
-                context.check_hostname = False
-                context.verify_mode = ssl.CERT_NONE
-            self._connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
-        else:
-            self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+            self._connection = _connection(admin, announced=announced)
+        except (ValueError, http.client.InvalidURL):
+            message = f"{source}: expected HOST:PORT such as 127.0.0.1:9325, not {admin!r}"
+            raise Failure(Exit.USAGE, message) from None
         self._headers = {"User-Agent": f"veilmq/{veilmq.__version__} (command line)"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -73,7 +79,13 @@ class HttpDoor:
     def run(self, operation: str, queue: QueueKey, members: Mapping[str, Any]) -> dict[str, Any]:
         """See `Door.run`."""
         row = OPERATIONS[operation]
-        path = f"/api/v1/queues/{queue.account}/{queue.region}/{quote(queue.name, safe='')}{row.suffix}"
+        try:
+            inputs.queue_key(queue.account, queue.region, queue.name)
+        except ParameterInvalid as error:
+            said = described(error)
+            raise failure_of(said["error"], f"{said['field']}: {said['message']}", said) from None
+        key = "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
+        path = f"/api/v1/queues/{key}{row.suffix}"
         if row.method == "GET":
             return self._json("GET", path, members)
         return self._json(row.method, path, {}, json.dumps(dict(members)).encode())
@@ -119,9 +131,9 @@ class HttpDoor:
         """See `Door.events`."""
         members = {"from": start, "limit": limit, "follow": follow_s}
         answer, body = self._ask("GET", "/api/v1/events", members)
-        read = answer.headers
-        epoch = read.get("veilmq-epoch", "")
-        return Piece(body, int(read["veilmq-start-offset"]), int(read["veilmq-next-offset"]), epoch)
+        epoch = answer.headers.get("veilmq-epoch", "")
+        first, following = (self._number(answer, name) for name in ("veilmq-start-offset", "veilmq-next-offset"))
+        return Piece(body, first, following, epoch)
 
     def download(self, path: str, file: "Writing", step: Callable[[int, int], None]) -> None:
         """Write what the server answers into the file. Raises Failure, also if less comes than was said; OSError of
@@ -131,15 +143,16 @@ class HttpDoor:
             answer = self._connection.getresponse()
             if answer.status >= 300:
                 raise self._failure(answer.status, answer.read())
-        total, done = int(answer.headers["content-length"]), 0
-        while done < total:
-            with self._failures():
-                part = answer.read(_PIECE_BYTES)
-                if not part:
-                    raise http.client.IncompleteRead(b"", total - done)
-            file.write(part)  # its failures are the destination's, and no server's
-            done += len(part)
-            step(done, total)
+        with answer:
+            total, done = self._number(answer, "content-length"), 0
+            while done < total:
+                with self._failures():
+                    part = answer.read(_PIECE_BYTES)
+                    if not part:
+                        raise http.client.IncompleteRead(b"", total - done)
+                file.write(part)  # its failures are the destination's, and no server's
+                done += len(part)
+                step(done, total)
 
     def steps(self, path: str, members: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """What a long job says while it runs, and at last its result. Raises Failure."""
@@ -149,12 +162,30 @@ class HttpDoor:
             answer = self._connection.getresponse()
             if answer.status >= 300:
                 raise self._failure(answer.status, answer.read())
-            while line := answer.readline():
-                yield json.loads(line)
+            with answer:
+                while line := answer.readline():
+                    yield self._said(answer.status, line)
 
     def _json(self, method: str, path: str, members: Mapping[str, Any], body: bytes | None = None) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._ask(method, path, members, body)[1])
-        return found
+        answer, content = self._ask(method, path, members, body)
+        return self._said(answer.status, content)
+
+    def _said(self, status: int, content: bytes) -> dict[str, Any]:
+        """The JSON object that was answered. Raises Failure."""
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise self._not_ours(status)
+        return _Said(found, self._not_ours(status))
+
+    def _number(self, answer: http.client.HTTPResponse, header: str) -> int:
+        """What the header says. Raises Failure."""
+        text = answer.headers.get(header, "")
+        if not _DIGITS.fullmatch(text):
+            raise self._not_ours(answer.status)
+        return int(text)
 
     def _ask(
         self, method: str, path: str, members: Mapping[str, Any], body: bytes | None = None
@@ -201,9 +232,28 @@ class HttpDoor:
             said = json.loads(content)
             message = f"{said['field']}: {said['message']}" if said.get("field") else str(said["message"])
         except (ValueError, KeyError, TypeError, AttributeError):
-            kind = Unreachable if status in _PASSING else Failure
-            return kind(Exit.ADDRESS, f"{self._admin} answers {status}, and not as a VeilMQ admin port", _ADVICE)
+            return self._not_ours(status)
         return failure_of(str(said.get("error")), message, said)
+
+    def _not_ours(self, status: int) -> Failure:
+        kind = Unreachable if status in _PASSING else Failure
+        return kind(Exit.ADDRESS, f"{self._admin} answers {status}, and not as a VeilMQ admin port", _ADVICE)
+
+
+def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
+    """To an address, not opened yet. Raises ValueError or InvalidURL."""
+    parts = urlsplit(admin if "://" in admin else f"http://{admin}")
+    host, port = parts.hostname, parts.port
+    if parts.scheme not in {"http", "https"} or not host or not port:
+        raise ValueError(admin)
+    host.encode("idna")  # as the look-up will
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    context = ssl.create_default_context()
+    if announced:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
 
 
 def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:

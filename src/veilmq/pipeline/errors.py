@@ -34,4 +34,12 @@ class HistoryNewer(PipelineError):
 
 
 class SourceUnreachable(PipelineError):
-    """The server cannot be reached, or refuses."""
+    """No whole answer came: the server or queue cannot be reached, broke off, or is something else."""
+
+
+class SourceRefused(PipelineError):
+    """The server answered, and refuses."""
+
+
+class TokenRefused(SourceRefused):
+    """It does not know the token, or wants one."""

@@ -8,13 +8,12 @@ seen to extend. What the server makes of it is the owner's choice (`adaptive`).
 
 import http.client
 import json
-import ssl
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
-from veilmq.pipeline.events.reading import authorization
+from veilmq.pipeline.errors import SourceUnreachable, TokenRefused
+from veilmq.pipeline.events.reading import TOKEN_MEND, authorization, connection_to, message_of, no_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,36 +77,36 @@ def publish(
 ) -> dict[Queue, str]:
     """Send them; what the server said to each: `suggested`, `applied`, or why not.
 
-    certificate: a PEM file to trust, for https. Raises SourceUnreachable, OptionInvalid.
+    certificate: a PEM file to trust, for https. Raises SourceUnreachable, TokenRefused, OptionInvalid.
     """
-    parts = urlsplit(server)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise OptionInvalid(f"server={server!r} is no URL.", "It looks like http://127.0.0.1:9325.")
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        context = ssl.create_default_context(cafile=certificate)
-        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context)
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
     headers = {"Content-Type": "application/json"} | ({"Authorization": authorization(token)} if token else {})
+    connection = connection_to(server, certificate, _TIMEOUT_S)
     said: dict[Queue, str] = {}
     try:
         for queue, plan in plans.items():
             path = "/api/v1/queues/" + "/".join(quote(part, safe="") for part in queue) + "/plan"
             connection.request("PUT", path, json.dumps(plan).encode(), headers)
-            answer = connection.getresponse()
-            said[queue] = _verdict(answer.status, json.loads(answer.read()))
-    except (OSError, http.client.HTTPException, ValueError) as error:
+            with connection.getresponse() as answer:
+                said[queue] = _verdict(server, answer.status, answer.read())
+    except UnicodeError:
+        raise no_url(server) from None
+    except (OSError, http.client.HTTPException) as error:
         raise SourceUnreachable(f"{server} cannot be told: {error}.", "Is its admin port there?") from None
     finally:
         connection.close()
     return said
 
 
-def _verdict(status: int, answer: Mapping[str, Any]) -> str:
+def _verdict(server: str, status: int, body: bytes) -> str:
+    """Of one answer. Raises TokenRefused, and SourceUnreachable if it is none of an admin port."""
+    said = message_of(body)
     if status == 401:
-        mend = "Give its token: it is in the file admin-token of the server's data directory."
-        raise SourceUnreachable(f"The server refuses: {answer.get('message')}.", mend)
-    if status != 200:
-        return str(answer.get("message", status))
-    return "applied" if answer["plan"]["applied"] is not None else "suggested"
+        raise TokenRefused(f"{server} refuses: {said or status}.", TOKEN_MEND)
+    if status != 200 and said is not None:
+        return said
+    try:
+        if status == 200:
+            return "applied" if json.loads(body)["plan"]["applied"] is not None else "suggested"
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise SourceUnreachable(f"{server} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")

@@ -7,18 +7,26 @@ and so is an answer of another epoch than the one before: after a restored backu
 
 import base64
 import http.client
+import json
 import re
 import ssl
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from veilmq.pipeline.errors import HistoryGap, OptionInvalid, SourceUnreachable
+from veilmq.pipeline.errors import (
+    HistoryGap,
+    OptionInvalid,
+    PipelineError,
+    SourceRefused,
+    SourceUnreachable,
+    TokenRefused,
+)
 from veilmq.pipeline.events.columns import plain
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -29,7 +37,13 @@ HOLES: Final = "veilmq.holes"
 """Of an exported file: which history it is of; that a key wrote it which may not see every event."""
 OFFSET: Final = re.compile(r"[0-9]{1,18}\Z")
 """As the admin port takes it."""
+TOKEN_MEND: Final = (
+    "Give its token (option token, or --token-file): it is in the file admin-token of the server's data directory."
+)
+_BEARER: Final = re.compile(r"[!-~]+")
+_KEY: Final = re.compile(r"[^\x00-\x20\x7f:]+:[^\x00-\x1f\x7f]+")
 _BATCH_ROWS: Final = 65_536
+_REFUSAL_BYTES_MAX: Final = 65_536
 _REACH: Final = 1_000
 """By how many times further back the last event is looked for, where a key does not see each."""
 _TIMEOUT_S: Final = 60.0
@@ -93,10 +107,50 @@ def last_instant(history: History, start: int, stop: int) -> int | None:
 
 
 def authorization(token: str) -> str:
-    """The header's value: a server's admin token is a bearer's, KEY_ID:SECRET an access key's (RFC 7617)."""
+    """The header's value: a server's admin token is a bearer's, KEY_ID:SECRET an access key's (RFC 7617).
+
+    Raises OptionInvalid, without what was given: it may be another secret, say a private key.
+    """
+    if not (_KEY if ":" in token else _BEARER).fullmatch(token):
+        raise OptionInvalid("The token is none.", "Give the server's admin token, or KEY_ID:SECRET of an access key.")
     if ":" in token:
         return f"Basic {base64.b64encode(token.encode()).decode()}"
     return f"Bearer {token}"
+
+
+def connection_to(url: str, certificate: str | None, timeout_s: float) -> http.client.HTTPConnection:
+    """To the admin port at the URL; it is opened by the first request.
+
+    certificate: a PEM file to trust, for https. Raises OptionInvalid.
+    """
+    parts = _parts(url)
+    host = str(parts.hostname)
+    try:
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
+        context = ssl.create_default_context(cafile=certificate)
+        return http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
+    except http.client.InvalidURL:
+        raise no_url(url) from None
+    except OSError as error:
+        said = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        raise OptionInvalid(f"certificate={certificate!r} cannot be read: {said}.", "Name a PEM file.") from None
+
+
+def no_url(url: str) -> OptionInvalid:
+    """What is said of a URL that cannot be one of an admin port."""
+    return OptionInvalid(f"server={url!r} is no URL.", "It looks like http://127.0.0.1:9325.")
+
+
+def _parts(url: str) -> SplitResult:
+    """Raises OptionInvalid."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:
+        pass
+    raise no_url(url)
 
 
 class ServerHistory:
@@ -107,19 +161,20 @@ class ServerHistory:
 
     def __init__(self, url: str, token: str | None = None, certificate: str | None = None) -> None:
         """certificate: a PEM file to trust, for https. Raises OptionInvalid."""
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise OptionInvalid(f"server={url!r} is no URL.", "It looks like http://127.0.0.1:9325.")
         self.url = url
         self.epoch = ""
-        self._token = token
+        self._path = _parts(url).path.rstrip("/")
+        self._authorization = authorization(token) if token else None
         self._certificate = certificate
 
     def bounds(self) -> Bounds:
         """See `History.bounds`."""
         connection, answer = self._get("next", 1)
         with connection:
-            answer.read()
+            try:
+                answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise SourceUnreachable(f"{self.url} broke off: {error}.", "Run it again.") from None
             return Bounds(_header(answer, "veilmq-first-offset"), _header(answer, "veilmq-next-offset"))
 
     def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:
@@ -146,61 +201,75 @@ class ServerHistory:
                 at = following
 
     def _get(self, start: str, limit: int) -> "tuple[_Closing, http.client.HTTPResponse]":
-        parts = urlsplit(self.url)
-        host, port = str(parts.hostname), parts.port
-        connection: http.client.HTTPConnection
-        if parts.scheme == "https":
-            context = ssl.create_default_context(cafile=self._certificate)
-            connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
-        else:
-            connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        connection = connection_to(self.url, self._certificate, _TIMEOUT_S)
         headers = {"Accept": ARROW, "User-Agent": "veilmq-pipeline"}
-        if self._token:
-            headers["Authorization"] = authorization(self._token)
+        if self._authorization:
+            headers["Authorization"] = self._authorization
         query = urlencode({"from": start, "limit": limit})
+        said = b""
         try:
-            connection.request("GET", f"{parts.path.rstrip('/')}/api/v1/events?{query}", headers=headers)
+            connection.request("GET", f"{self._path}/api/v1/events?{query}", headers=headers)
             answer = connection.getresponse()
+            if answer.status != 200:
+                with answer:
+                    said = answer.read(_REFUSAL_BYTES_MAX)
+        except (http.client.InvalidURL, UnicodeError):
+            connection.close()
+            raise no_url(self.url) from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise SourceUnreachable(f"{self.url} cannot be reached: {error}.", "Is its admin port there?") from None
         if answer.status != 200:
-            said = answer.read(2_000).decode("utf-8", "replace")
             connection.close()
             raise self._refused(answer.status, said, start)
         try:
             self.epoch = same_history(self.epoch, answer.headers.get("veilmq-epoch", ""), self.url)
         except HistoryGap:
+            answer.close()
             connection.close()
             raise
-        return _Closing(connection), answer
+        return _Closing(connection, answer), answer
 
-    def _refused(self, status: int, said: str, start: str) -> Exception:
+    def _refused(self, status: int, body: bytes, start: str) -> PipelineError:
+        said = message_of(body)
+        if status == 401:
+            return TokenRefused(f"{self.url} refuses: {said or status}.", TOKEN_MEND)
+        if status == 403:
+            return SourceRefused(f"{self.url} refuses: {said or status}.", TOKEN_MEND)
+        if said is None:
+            return SourceUnreachable(f"{self.url} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")
         if status == 410:
             mend = "Begin later with from=first, or read what was exported before (veilmq events export)."
             return HistoryGap(f"Offset {start} was trimmed from the history of {self.url}.", mend)
-        if status in {401, 403}:
-            mend = "Give option token: it is in the file admin-token of the server's data directory."
-            return SourceUnreachable(f"{self.url} refuses: {said}", mend)
         if status == 406:
             mend = "Install it there: pip install 'veilmq[arrow]'."
-            return SourceUnreachable(f"{self.url} cannot write Arrow.", mend)
-        if not said.startswith("{"):
-            return SourceUnreachable(f"{self.url} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")
+            return SourceRefused(f"{self.url} cannot write Arrow.", mend)
         if status == 400:
-            return HistoryGap(f"{self.url} has no offset {start}: {said}", "Is it another server's history?")
-        return SourceUnreachable(f"{self.url} answers {status}: {said}", "")
+            return HistoryGap(f"{self.url} has no offset {start}: {said}.", "Is it another server's history?")
+        return SourceRefused(f"{self.url} answers {status}: {said}.", "")
+
+
+def message_of(body: bytes) -> str | None:
+    """What an answer of the admin port says; None for one that is none of its answers."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    said = answer.get("message") if isinstance(answer, dict) else None
+    return said if isinstance(said, str) else None
 
 
 class _Closing:
-    """A connection that is closed at the end of a block."""
+    """A connection and its answer that are closed at the end of a block: either may be what holds the socket."""
 
-    def __init__(self, connection: http.client.HTTPConnection) -> None:
+    def __init__(self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> None:
         self._connection = connection
+        self._answer = answer
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None:
+        self._answer.close()
         self._connection.close()
 
 
@@ -310,8 +379,8 @@ def _epoch_of(path: Path) -> str:
         raise _unreadable(path, error) from None
 
 
-def _unreadable(path: Path, error: Exception) -> SourceUnreachable:
-    return SourceUnreachable(f"{path} cannot be read: {error}.", "Export it anew, or restore it.")
+def _unreadable(path: Path, error: Exception) -> HistoryGap:
+    return HistoryGap(f"{path} cannot be read: {error}.", "Export it anew, or restore it.")
 
 
 def _incomplete(path: Path, at: int) -> HistoryGap:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import apsw
 
@@ -53,6 +53,10 @@ def verdict(error: apsw.Error) -> StoreError:
     if isinstance(error, _KNOWN):
         return StoreFailed(reason=reason)
     return StoreUnknown(reason=reason)
+
+
+SqliteError: TypeAlias = apsw.Error
+"""What any statement may raise, by a name for the rooms that do not know SQLite."""
 
 
 class DatabaseUnusable(Exception):

@@ -1,0 +1,290 @@
+"""What a command says of ports that are no admin port, of odd addresses and text, and of directories it cannot use."""
+
+import http.server
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from tests.cli.conftest import WAIT_S
+
+import veilmq
+from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.remote_direct import open_direct
+from veilmq.cli.remote_door import Target, http_door
+from veilmq.cli.remote_http import HttpDoor
+from veilmq.model.queue import QueueKey
+from veilmq.store.sqlite.directory import DATABASE
+from veilmq.testing.server import VEILMQ
+
+NOBODY = 65_534
+QUEUE = QueueKey("000000000000", "us-east-1", "q")
+Answering = Callable[..., str]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def answering() -> Iterator[Answering]:
+    """Starts web servers that answer everything with 200 and one body; gives their addresses."""
+    started: list[http.server.ThreadingHTTPServer] = []
+
+    def start(body: bytes, headers: dict[str, str] | None = None, *, sized: bool = True) -> str:
+        class Other(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", "0")))
+                self.send_response(200)
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
+                if sized:
+                    self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_POST = do_PUT = do_GET
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
+        started.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return f"127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in started:
+        server.shutdown()
+        server.server_close()
+
+
+def _refused(body: Callable[[HttpDoor], object], admin: str) -> None:
+    door = HttpDoor(admin, None)
+    try:
+        with pytest.raises(Failure, match=f"{admin} answers 200, and not as a VeilMQ admin port") as refused:
+            body(door)
+    finally:
+        door.close()
+    assert refused.value.code is Exit.ADDRESS
+    assert "--data DIR" in refused.value.advice
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>", b"\xff", b"", b"[]", b"7", b"{}", b"[" * 100_000], ids=lambda each: each[:6]
+)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda door: door.run("receive", QUEUE, {})["messages"],
+        lambda door: door.own_account(),
+        lambda door: list(door.queues("*", None, "")),
+        lambda door: list(door.topics("*", None, "")),
+        lambda door: list(door.moves("*", None, "")),
+        lambda door: door.trace("0" * 32)["events"],
+    ],
+    ids=["run", "own_account", "queues", "topics", "moves", "trace"],
+)
+def test_a_port_of_another_server_is_told(answering: Answering, ask: Callable[[HttpDoor], object], body: bytes) -> None:
+    _refused(ask, answering(body))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"veilmq-start-offset": "1"}, {"veilmq-start-offset": "1", "veilmq-next-offset": "-2"}],
+    ids=["none", "one", "odd"],
+)
+def test_events_without_their_offsets_are_not_ours(answering: Answering, headers: dict[str, str]) -> None:
+    _refused(lambda door: door.events("first", 1, 0.0), answering(b"", headers))
+
+
+def test_a_backup_of_no_size_is_not_ours(answering: Answering, tmp_path: Path) -> None:
+    with (tmp_path / "copy").open("wb", buffering=0) as file:
+        _refused(
+            lambda door: door.download("/api/v1/backup", file, lambda done, total: None),
+            answering(b"welcome", sized=False),
+        )
+
+
+def test_steps_of_a_long_job_are_json(answering: Answering) -> None:
+    _refused(lambda door: list(door.steps("/api/v1/check", {})), answering(b"welcome\n"))
+
+
+@pytest.mark.parametrize("command", [("queues", "list"), ("peek", "q"), ("events",), ("check",)], ids=" ".join)
+def test_a_command_tells_of_another_server(
+    answering: Answering, veilmq: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("t" * 16)
+    done = veilmq(*command, "--admin", answering(b"welcome"), "--token-file", str(token))
+    assert (done.returncode, "Traceback" in done.stderr) == (4, False)
+    assert "answers 200, and not as a VeilMQ admin port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "admin", ["[::1:9325", "a b:9325", " 127.0.0.1:9325", "a..b:9325", "h:port", "ftp://h:1", "h\udcff:1"]
+)
+def test_an_odd_address_is_told_by_its_source(tmp_path: Path, admin: str) -> None:
+    for target, environment, source in (
+        (Target(admin, None, None), {"VEILMQ_ADMIN": "127.0.0.1:1"}, "--admin"),
+        (Target(None, None, None), {"VEILMQ_ADMIN": admin, "VEILMQ_DATA": str(tmp_path)}, "VEILMQ_ADMIN"),
+    ):
+        with pytest.raises(Failure, match="expected HOST:PORT such as") as refused:
+            http_door(target, environment)
+        assert refused.value.code is Exit.USAGE
+        assert str(refused.value).startswith(f"{source}: ")
+
+
+@pytest.mark.parametrize(
+    ("queue", "told"),
+    [
+        (QueueKey("../1", "us-east-1", "q"), "account: Expected 12 digits"),
+        (QueueKey("000000000000", "a?b", "q"), "region: Expected"),
+        (QueueKey("000000000000", "us-east-1", "\udcff"), "name: Expected"),
+    ],
+)
+def test_a_key_that_no_queue_has_is_not_asked_for(queue: QueueKey, told: str) -> None:
+    door = HttpDoor("127.0.0.1:1", None)
+    with pytest.raises(Failure, match=told) as refused:
+        door.run("describe", queue, {})
+    assert refused.value.code is Exit.USAGE
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    with veilmq.connect(f"veil://{tmp_path}/data?queue=q&create=1") as queue:
+        queue.send("hello")
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["peek", b"\xff"],
+        ["queues", "list", "--prefix", b"\xff"],
+        ["queues", "list", "--region", b"\xff"],
+        ["queues", "create", "p", "--tag", b"a=\xff"],
+        ["trace", b"\xff"],
+        ["send", "q", b"\xff"],
+    ],
+    ids=lambda arguments: " ".join(map(str, arguments[:2])),
+)
+def test_text_is_utf_8(data: Path, arguments: list[str | bytes]) -> None:
+    for where in (["--data", str(data)], ["--admin", "127.0.0.1:1", "--token-file", "/dev/null"]):
+        done = _run([*arguments, *where])
+        assert done.returncode == 2
+        assert b"Traceback" not in done.stderr
+    done = _run([*arguments, "--data", str(data)])
+    assert b"expected UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8:surrogateescape"])
+@pytest.mark.parametrize("lines", [[], ["--lines"]], ids=["one", "lines"])
+def test_a_body_of_stdin_is_utf_8(data: Path, lines: list[str], encoding: str) -> None:
+    done = _run(["send", "q", *lines, "--data", str(data)], stdin=b"a\n\xff\n", PYTHONIOENCODING=encoding)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"veilmq: stdin: expected UTF-8\n")
+
+
+@pytest.mark.parametrize(
+    ("closed", "arguments", "code"),
+    [
+        ("<&-", ["send", "q"], 0),
+        ("<&-", ["purge", "q"], 2),
+        ("2>&-", ["queues", "list"], 0),
+        ("2>&-", ["peek", "nothing-such"], 1),
+        ("<&- >&- 2>&-", ["peek", "q"], 0),
+    ],
+)
+def test_closed_streams_are_empty(data: Path, closed: str, arguments: list[str], code: int) -> None:
+    done = _run([*arguments, "--data", str(data)], before=["/bin/sh", "-c", f'exec "$@" {closed}', "sh"])
+    assert done.returncode == code
+    assert b"Traceback" not in done.stderr
+
+
+def _run(
+    arguments: list[Any], stdin: bytes = b"", before: list[str] | None = None, **environment: str
+) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(
+        [*(before or []), *VEILMQ, *arguments],
+        input=stdin,
+        capture_output=True,
+        timeout=WAIT_S,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )
+
+
+def test_a_directory_that_cannot_be_written_is_told(data: Path) -> None:
+    data.chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(NOBODY)
+    try:
+        with pytest.raises(Failure, match="Permission denied") as refused, open_direct(data):
+            pass
+    finally:
+        if is_root:
+            os.seteuid(0)
+        data.chmod(0o700)
+    assert refused.value.code is Exit.DIRECTORY
+    assert "server's user" in refused.value.advice
+
+
+@pytest.mark.parametrize(
+    ("table", "command"),
+    [
+        ("queue", ["queues", "list"]),
+        ("message", ["peek", "q"]),
+        ("message", ["receive", "q"]),
+        ("history", ["events"]),
+        ("history", ["trace", "0" * 32]),
+    ],
+    ids=lambda each: each if isinstance(each, str) else " ".join(each),
+)
+def test_a_damaged_database_is_told(data: Path, veilmq: Run, table: str, command: list[str]) -> None:
+    connection = apsw.Connection(str(data / DATABASE))
+    (bytes_of_page,) = next(connection.execute("PRAGMA page_size"))
+    (page,) = next(connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,)))
+    connection.close()
+    with (data / DATABASE).open("r+b") as file:
+        file.seek((page - 1) * bytes_of_page)
+        file.write(b"\xa5" * bytes_of_page)
+    done = veilmq(*command, "--data", str(data))
+    assert (done.returncode, "Traceback" in done.stderr) == (5, False)
+    assert done.stderr.endswith("  Look at the directory with `veilmq check`.\n")
+
+
+def test_a_port_that_speaks_no_http_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def speak() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(4_096)
+                peer.sendall(b"220 mail\r\n")
+
+        threading.Thread(target=speak, daemon=True).start()
+        door = HttpDoor(f"127.0.0.1:{server.getsockname()[1]}", None)
+        with pytest.raises(Failure, match="BadStatusLine") as refused:
+            door.own_account()
+        door.close()
+    assert refused.value.code is Exit.ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--into", "f"], "--into"),
+        (["--algorithm", "A256GCM"], "--algorithm"),
+        (["--decrypts-only"], "--decrypts-only"),
+        (["--encryption", "--decrypts-only"], "--decrypts-only"),
+        (["--encryption", "--account", "111111111111"], "--account"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else None,
+)
+def test_an_option_of_the_other_kind_of_key_is_told(veilmq: Run, arguments: list[str], option: str) -> None:
+    done = veilmq("keys", "new", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"veilmq: {option}: ")
