@@ -1,4 +1,4 @@
-"""The shell by itself, on a real store: what becomes of a call whose caller goes away."""
+"""The shell by itself, on a real store: callers that go away, what shares a commit, stalls, and how it stops."""
 
 import asyncio
 import threading

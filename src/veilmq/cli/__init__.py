@@ -141,15 +141,16 @@ def _new_key(
     """Make up an access key and print it as a part of a credentials file. Nothing else knows the secret."""
     from veilmq.cli.keys import new_encryption, new_key
 
-    of_encryption = {"--algorithm": algorithm is not None, "--into": into is not None, "--decrypts-only": decrypts_only}
-    for option, is_given in ({"--account": account is not None} if encryption else of_encryption).items():
-        if is_given:
-            why = "the key of an encrypted queue has no account" if encryption else "it is for --encryption alone"
-            raise Failure(Exit.USAGE, f"{option}: {why}")
     if encryption:
+        if account is not None:
+            raise Failure(Exit.USAGE, "--account: the key of an encrypted queue has no account")
         print(new_encryption(algorithm or "A256GCM", into, encrypts=not decrypts_only))
-    else:
-        print(new_key(account, as_json=as_json))
+        return
+    of_encryption = {"--algorithm": algorithm is not None, "--into": into is not None, "--decrypts-only": decrypts_only}
+    for option, is_given in of_encryption.items():
+        if is_given:
+            raise Failure(Exit.USAGE, f"{option}: it is for --encryption alone")
+    print(new_key(account, as_json=as_json))
 
 
 def _backup(

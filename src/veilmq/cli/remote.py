@@ -170,8 +170,11 @@ def _check_text(values: Iterable[Any]) -> None:
     """Raises Failure for an argument with bytes that are not UTF-8; the names of files may have them."""
     for value in values:
         for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and any("\ud800" <= each <= "\udfff" for each in text):
-                raise Failure(Exit.USAGE, f"expected UTF-8, not {text!r}")
+            if isinstance(text, str):
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    raise Failure(Exit.USAGE, f"expected UTF-8, not {text!r}") from None
 
 
 def _list(
