@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable
 from enum import StrEnum
 from hashlib import md5
+from html import escape
 from typing import Any, Final
-from xml.sax.saxutils import escape
 
 import msgspec
 
@@ -190,7 +190,7 @@ def _fields(notification: Notification) -> dict[str, Any]:
 
 def _text(value: str) -> str:
     """A parser reads a bare carriage return as a line feed."""
-    return escape(value, {"\r": "&#13;"})
+    return escape(value, quote=False).replace("\r", "&#13;")
 
 
 def _quoted(value: str) -> str:
