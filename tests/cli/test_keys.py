@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.users import other_user
 
 from veilmq.cli.exits import Failure
 from veilmq.cli.keys import new_encryption, new_key
@@ -38,20 +39,20 @@ def test_an_account_has_12_digits() -> None:
 class TestEncryption:
     def test_what_is_printed_is_a_file_of_keys(self, tmp_path: Path) -> None:
         path = tmp_path / "keys.json"
-        path.write_text(new_encryption("A256GCM", None, encrypts=True))
+        path.write_text(new_encryption("A256GCM", None, encrypts=True, as_json=False))
         path.chmod(0o600)
         (key,) = Keys.read(path)
         assert (key.algorithm, len(key.secret)) == ("A256GCM", 32)
 
     def test_a_rotation_in_two_steps(self, tmp_path: Path) -> None:
         path = tmp_path / "keys.json"
-        new_encryption("A256GCM", path, encrypts=True)
+        new_encryption("A256GCM", path, encrypts=True, as_json=False)
         assert path.stat().st_mode & 0o777 == 0o600
         first = Keys.read(path).newest
-        said = new_encryption("A256CBC-HS512", path, encrypts=False)
+        said = new_encryption("A256CBC-HS512", path, encrypts=False, as_json=False)
         assert Keys.read(path).newest == first
         assert f"{first.id} (A256GCM) encrypts, 2 decrypt" in said
-        new_encryption("A256GCM", path, encrypts=True)
+        new_encryption("A256GCM", path, encrypts=True, as_json=False)
         assert len(list(Keys.read(path))) == 3
         assert Keys.read(path).newest != first
         assert [each.name for each in tmp_path.iterdir()] == ["keys.json"]
@@ -68,15 +69,31 @@ class TestEncryption:
             path.write_text(content)
             path.chmod(0o600)
         with pytest.raises(Failure, match=match):
-            new_encryption(algorithm, path, encrypts=True)
+            new_encryption(algorithm, path, encrypts=True, as_json=False)
         assert (path.read_text() if path.exists() else None) == content
 
     def test_a_file_that_is_open_to_others_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "keys.json"
-        new_encryption("A256GCM", path, encrypts=True)
+        new_encryption("A256GCM", path, encrypts=True, as_json=False)
         path.chmod(0o640)
         with pytest.raises(Failure, match="chmod 600"):
-            new_encryption("A256GCM", path, encrypts=True)
+            new_encryption("A256GCM", path, encrypts=True, as_json=False)
+
+    def test_programs_get_json(self, tmp_path: Path) -> None:
+        path = tmp_path / "keys.json"
+        (first, second) = (
+            json.loads(new_encryption("A256GCM", path, encrypts=encrypts, as_json=True)) for encrypts in (True, False)
+        )
+        assert first == {"file": str(path), "added": first["added"], "encrypts": first["added"], "keys": 1}
+        assert second == {"file": str(path), "added": second["added"], "encrypts": first["added"], "keys": 2}
+        assert second["added"] != first["added"]
+
+    def test_a_directory_that_cannot_be_read_is_told(self, tmp_path: Path) -> None:
+        place = tmp_path / "closed"
+        place.mkdir(0)
+        with other_user(), pytest.raises(Failure, match="cannot be written: Permission denied"):
+            new_encryption("A256GCM", place / "keys.json", encrypts=True, as_json=False)
+        assert list(place.iterdir()) == []
 
     def test_the_command(self, tmp_path: Path) -> None:
         path = tmp_path / "keys.json"

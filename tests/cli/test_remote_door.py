@@ -1,18 +1,16 @@
 """Which door a command takes, and what it says of directories, tokens and destinations that it cannot have."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Serve
+from tests.users import other_user
 
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.remote_door import Target, holder_door, http_door
 from veilmq.cli.remote_http import HttpDoor
 from veilmq.store.sqlite.directory import DATABASE
-
-NOBODY = 65_534
 
 
 @pytest.fixture
@@ -22,12 +20,8 @@ def closed(tmp_path: Path) -> Iterator[Path]:
     data.mkdir()
     (data / DATABASE).touch()
     tmp_path.chmod(0)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(NOBODY)
-    yield data
-    if is_root:
-        os.seteuid(0)
+    with other_user():
+        yield data
     tmp_path.chmod(0o700)
 
 

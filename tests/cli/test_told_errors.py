@@ -1,9 +1,10 @@
 """What a command says of ports that are no admin port, of odd addresses and text, and of directories it cannot use."""
 
 import http.server
-import os
+import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,17 +13,18 @@ from typing import Any
 import apsw
 import pytest
 from tests.cli.conftest import WAIT_S
+from tests.users import other_user
 
 import veilmq
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.remote_direct import open_direct
 from veilmq.cli.remote_door import Target, http_door
-from veilmq.cli.remote_http import HttpDoor
+from veilmq.cli.remote_http import HttpDoor, failure_of
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.directory import DATABASE
 from veilmq.testing.server import VEILMQ
 
-NOBODY = 65_534
+PORTS = [f"--{each}=127.0.0.1:0" for each in ("sqs", "azure", "mns", "admin")]
 QUEUE = QueueKey("000000000000", "us-east-1", "q")
 Answering = Callable[..., str]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -124,7 +126,8 @@ def test_a_command_tells_of_another_server(
 
 
 @pytest.mark.parametrize(
-    "admin", ["[::1:9325", "a b:9325", " 127.0.0.1:9325", "a..b:9325", "h:port", "ftp://h:1", "h\udcff:1"]
+    "admin",
+    ["[::1:9325", "a b:9325", " 127.0.0.1:9325", "a..b:9325", "h:port", "ftp://h:1", "h\udcff:1", "http://h:1/below"],
 )
 def test_an_odd_address_is_told_by_its_source(tmp_path: Path, admin: str) -> None:
     for target, environment, source in (
@@ -218,32 +221,26 @@ def _run(
 
 def test_a_directory_that_cannot_be_written_is_told(data: Path) -> None:
     data.chmod(0)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(NOBODY)
-    try:
-        with pytest.raises(Failure, match="Permission denied") as refused, open_direct(data):
-            pass
-    finally:
-        if is_root:
-            os.seteuid(0)
-        data.chmod(0o700)
+    with other_user(), pytest.raises(Failure, match="Permission denied") as refused, open_direct(data):
+        pass
+    data.chmod(0o700)
     assert refused.value.code is Exit.DIRECTORY
     assert "server's user" in refused.value.advice
 
 
 @pytest.mark.parametrize(
-    ("table", "command"),
+    ("table", "command", "code"),
     [
-        ("queue", ["queues", "list"]),
-        ("message", ["peek", "q"]),
-        ("message", ["receive", "q"]),
-        ("history", ["events"]),
-        ("history", ["trace", "0" * 32]),
+        ("queue", ["queues", "list"], 3),
+        ("queue", ["serve", *PORTS], 3),
+        ("message", ["peek", "q"], 5),
+        ("message", ["receive", "q"], 5),
+        ("history", ["events"], 3),
+        ("history", ["trace", "0" * 32], 3),
     ],
-    ids=lambda each: each if isinstance(each, str) else " ".join(each),
+    ids=lambda each: " ".join(each[:2]) if isinstance(each, list) else str(each),
 )
-def test_a_damaged_database_is_told(data: Path, veilmq: Run, table: str, command: list[str]) -> None:
+def test_a_damaged_database_is_told(data: Path, veilmq: Run, table: str, command: list[str], code: int) -> None:
     connection = apsw.Connection(str(data / DATABASE))
     (bytes_of_page,) = next(connection.execute("PRAGMA page_size"))
     (page,) = next(connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,)))
@@ -252,8 +249,61 @@ def test_a_damaged_database_is_told(data: Path, veilmq: Run, table: str, command
         file.seek((page - 1) * bytes_of_page)
         file.write(b"\xa5" * bytes_of_page)
     done = veilmq(*command, "--data", str(data))
-    assert (done.returncode, "Traceback" in done.stderr) == (5, False)
-    assert done.stderr.endswith("  Look at the directory with `veilmq check`.\n")
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    assert "`veilmq check`" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("error", ["StoreFailed", "StoreUnknown"])
+def test_a_store_that_failed_is_the_same_through_a_server(error: str) -> None:
+    assert failure_of(error, "the store failed", {}).code is Exit.STORE
+
+
+@pytest.mark.parametrize("command", ["queues", "topics", "moves"])
+def test_an_account_that_cannot_be_is_told(data: Path, veilmq: Run, command: str) -> None:
+    done = veilmq(command, "list", "--account", "12", "--data", str(data))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("veilmq: account: ")
+
+
+def test_events_that_are_given_up_are_no_success(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t" * 16)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        admin = f"127.0.0.1:{server.getsockname()[1]}"
+        asking = subprocess.Popen(
+            [*VEILMQ, "events", "--admin", admin, "--token-file", str(token)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        peer, _ = server.accept()
+        with peer:
+            asking.send_signal(signal.SIGINT)
+            said, told = asking.communicate(timeout=WAIT_S)
+    assert (asking.returncode, said, "Traceback" in told) == (130, "", False)
+
+
+def test_a_number_of_events_is_above_0(data: Path, veilmq: Run) -> None:
+    assert veilmq("events", "--limit", "0", "--data", str(data)).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("package", "command", "extra"),
+    [
+        ("starlette", ["serve", *PORTS], "server"),
+        ("pyarrow", ["pipeline", "timeouts", "--path", "nowhere"], "pipeline"),
+        ("numpy", ["pipeline", "loop", "--path", "nowhere", "--out", "nowhere"], "pipeline"),
+        ("numpy", ["pipeline", "report", "--path", "nowhere", "--out", "nowhere"], "pipeline"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else each[-1],
+)
+def test_a_package_that_is_missing_is_told(tmp_path: Path, package: str, command: list[str], extra: str) -> None:
+    """As after a plain `pip install veilmq`: the import system finds no such package."""
+    without = f"import sys; sys.modules[{package!r}] = None; from veilmq.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", without, *command], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False), done.stderr
+    assert f"veilmq: the package {package} is missing\n" in done.stderr
+    assert f"veilmq[{extra}]" in done.stderr
 
 
 def test_a_port_that_speaks_no_http_is_told(tmp_path: Path) -> None:
@@ -288,3 +338,15 @@ def test_an_option_of_the_other_kind_of_key_is_told(veilmq: Run, arguments: list
     done = veilmq("keys", "new", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"veilmq: {option}: ")
+
+
+def test_a_table_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+    from veilmq.cli.pipeline_loop import tidy
+
+    place = tmp_path / "table"
+    (place / "below").mkdir(parents=True)
+    place.chmod(0)
+    with other_user(), pytest.raises(Failure, match="Permission denied") as refused:
+        tidy(place / "below", None, 1, as_json=False)
+    place.chmod(0o700)
+    assert refused.value.code is Exit.WRONG

@@ -183,6 +183,8 @@ def test_child_processes_and_poison(directory: Path, veilmq: Command) -> None:
         (["handlers:nothing"], 2, "'handlers:nothing' cannot be imported"),
         (["handlers:number"], 2, "cannot be called"),
         (["handlers"], 2, "expected MODULE:HANDLER"),
+        (["./handlers.py:handle"], 2, "name it as `import` does"),
+        ([".handlers:handle"], 2, "name it as `import` does"),
         (["handlers:handle", "--lease", "soon"], 2, "--lease: expected a time"),
         (["handlers:handle", "--concurrency", "0"], 2, "--concurrency: 0 is not between"),
         (["handlers:handle", "--kind", "fibres"], 2, "--kind: 'fibres'"),
@@ -206,6 +208,8 @@ def test_what_is_wrong_is_said(directory: Path, veilmq: Command, arguments: list
     [
         ("veil:///nowhere/at/all?queue=work", 2, "holds no queues"),
         ("veil://key:hidden@127.0.0.1:1/work", 4, ""),
+        ("sqs://key:hidden@127.0.0.1:1/work", 4, ""),
+        ("mns://key:hidden@127.0.0.1:1/work", 4, ""),
         ("nonsense://key:hidden@host/work", 2, "must begin with"),
     ],
 )

@@ -1,12 +1,12 @@
 """Who may use a data directory: one process, any number of accounts in it; forks, exits and kills."""
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.users import other_user
 
 from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.errors import TransportError
@@ -26,7 +26,6 @@ account.create("jobs")
 queue = account.queue("jobs")
 """
 SECONDS = 30
-NOBODY = 65_534
 
 
 def started(directory: Path, script: str) -> subprocess.Popen[str]:
@@ -114,16 +113,9 @@ def test_a_directory_that_others_can_read_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_we_may_not_see_is_told(tmp_path: Path, create: bool) -> None:
     opened(tmp_path / "data").close()
     tmp_path.chmod(0)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(NOBODY)
-    try:
-        with pytest.raises(ParameterInvalid, match="Permission denied"):
-            EmbeddedAccount(tmp_path / "data", options=SMALL, create=create)
-    finally:
-        if is_root:
-            os.seteuid(0)
-        tmp_path.chmod(0o700)
+    with other_user(), pytest.raises(ParameterInvalid, match="Permission denied"):
+        EmbeddedAccount(tmp_path / "data", options=SMALL, create=create)
+    tmp_path.chmod(0o700)
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Recommendations to a real server: kept, put in force where the owner wants that, refused in words."""
 
+import http.client
+import http.server
+import threading
 from typing import Any
 
 import pytest
@@ -81,3 +84,36 @@ def test_wrong_servers_and_tokens_name_the_mend(veilmq_server: LocalServer) -> N
 def test_an_answer_of_something_else_is_told(status: int, body: bytes) -> None:
     with pytest.raises(SourceUnreachable, match=f"http://h is no VeilMQ admin port: it answers {status}. Is the URL"):
         _verdict("http://h", status, body)
+
+
+def test_a_server_below_a_path_is_told(veilmq_server: LocalServer) -> None:
+    """As behind a proxy, which passes on what is below its `/queues`."""
+    asked = []
+
+    class Proxy(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            asked.append(self.path)
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            server = http.client.HTTPConnection(veilmq_server.admin_url.removeprefix("http://"))
+            passed = {name: self.headers[name] for name in ("Content-Type", "Authorization")}
+            server.request("PUT", self.path.removeprefix("/queues"), body, passed)
+            with server.getresponse() as answer:
+                said = answer.read()
+                self.send_response(answer.status)
+            server.close()
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with (
+        veilmq_server.connect("jobs"),
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy,
+    ):
+        threading.Thread(target=proxy.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{proxy.server_port}/queues/"
+        assert publish(plans_of([row()], {}), url, token(veilmq_server)) == {QUEUE: "suggested"}
+        proxy.shutdown()
+    assert asked == ["/queues/api/v1/queues/000000000000/us-east-1/jobs/plan"]

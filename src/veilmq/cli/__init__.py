@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import veilmq
-from veilmq.cli.exits import SERVER_PACKAGES, Exit, Failure, end, package_missing
+from veilmq.cli.exits import Exit, Failure, end, package_missing
 from veilmq.cli.output import OUTPUT_FULL, drop_output, flush_output, prepare_output
 
 try:
     import typer
 except ModuleNotFoundError as error:
-    end(package_missing(error))
+    if (missing := package_missing(error)) is None:
+        raise
+    end(missing)
 
 from veilmq.cli.pipeline import register as register_pipeline
 from veilmq.cli.remote import register
@@ -81,9 +83,10 @@ def main() -> None:
     except Failure as failure:
         end(failure)
     except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in SERVER_PACKAGES:
+        missing = package_missing(error)
+        if missing is None:
             raise
-        end(package_missing(error))
+        end(missing)
     except BrokenPipeError:  # whoever read our output has gone
         drop_output()
         raise SystemExit(int(Exit.WRONG)) from None
@@ -144,7 +147,7 @@ def _new_key(
     if encryption:
         if account is not None:
             raise Failure(Exit.USAGE, "--account: the key of an encrypted queue has no account")
-        print(new_encryption(algorithm or "A256GCM", into, encrypts=not decrypts_only))
+        print(new_encryption(algorithm or "A256GCM", into, encrypts=not decrypts_only, as_json=as_json))
         return
     of_encryption = {"--algorithm": algorithm is not None, "--into": into is not None, "--decrypts-only": decrypts_only}
     for option, is_given in of_encryption.items():
@@ -154,7 +157,7 @@ def _new_key(
 
 
 def _backup(
-    destination: Annotated[Path, typer.Argument(metavar="DEST", help="A directory that does not exist yet.")],
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="A directory that is empty or not there yet.")],
     data: Data = Path("veilmq-data"),
     admin: Admin = None,
     token_file: TokenFile = None,

@@ -36,7 +36,7 @@ def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | Non
             else:
                 size_bytes = backup_directory(_database(data), destination, step)
     except DestinationTaken as error:
-        raise Failure(Exit.USAGE, str(error), "Name a directory that does not exist yet.") from None
+        raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
     except (NotOurs, SchemaNewer, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
@@ -71,7 +71,11 @@ def _through(door: HttpDoor, path: str, members: dict[str, Any]) -> dict[str, An
 def check(data: Path, *, as_json: bool, door: HttpDoor | None = None) -> Exit:
     """Look at everything and print a report. Raises Failure if there is nothing to look at."""
     if door is not None:
-        return _say_checked(msgspec.convert(_through(door, "/api/v1/check", {}), Report), as_json=as_json)
+        try:
+            report = msgspec.convert(_through(door, "/api/v1/check", {}), Report)
+        except msgspec.ValidationError as error:
+            raise Failure(Exit.ADDRESS, f"the server's report is none of this release: {error}") from None
+        return _say_checked(report, as_json=as_json)
     database = _database(data)
     try:
         with bar() as advance:

@@ -4,10 +4,14 @@ import sys
 from enum import IntEnum
 from typing import Final, NoReturn
 
-SERVER_PACKAGES: Final = frozenset(
-    {"aiohttp", "certifi", "cryptography", "httptools", "prometheus_client", "rich", "starlette", "uvicorn", "yarl"}
-)
-"""What the extra `server` brings, by the names to import: one is missing after a plain `pip install veilmq`."""
+_EXTRAS: Final = {
+    "server": (
+        "aiohttp", "certifi", "cryptography", "httptools", "prometheus_client", "rich", "starlette", "typer", "uvicorn",
+        "yarl",
+    ),
+    "pipeline": ("deltalake", "fsspec", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"),
+}  # fmt: skip
+"""What the extras bring, by the names to import: one is missing after a plain `pip install veilmq`."""
 
 
 class Exit(IntEnum):
@@ -43,11 +47,14 @@ class Unknown(Failure):
     """The server has no such operation, or nothing of that name."""
 
 
-def package_missing(error: ModuleNotFoundError) -> Failure:
-    """What a command says that needs more than the plain installation."""
-    advice = "It comes with the extra `server`: pip install 'veilmq[server]'."
+def package_missing(error: ModuleNotFoundError) -> Failure | None:
+    """What a command says that needs more than the plain installation; None: the module is of no extra."""
     package = str(error.name).partition(".")[0]
-    return Failure(Exit.USAGE, f"the package {package} is missing", advice)
+    for extra, packages in _EXTRAS.items():
+        if package in packages:
+            advice = f"It comes with the extra `{extra}`: pip install 'veilmq[{extra}]'."
+            return Failure(Exit.USAGE, f"the package {package} is missing", advice)
+    return None
 
 
 def end(failure: Failure) -> NoReturn:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from veilmq.cli.exits import Exit, Failure
-from veilmq.client.encrypted.keys import Key, Keys, add_key, as_json
+from veilmq.client.encrypted.keys import Key, Keys, add_key
+from veilmq.client.encrypted.keys import as_json as json_of
 from veilmq.client.encrypted.keys import new_key as new_encryption_key
 from veilmq.client.errors import KeyFileInvalid
 from veilmq.model.errors import ParameterInvalid
@@ -39,8 +40,8 @@ def new_key(account: str | None, *, as_json: bool) -> str:
     )
 
 
-def new_encryption(algorithm: str, into: Path | None, *, encrypts: bool) -> str:
-    """A key for encrypted queues: added to the file, or as the JSON of a file with it alone.
+def new_encryption(algorithm: str, into: Path | None, *, encrypts: bool, as_json: bool) -> str:
+    """A key for encrypted queues: added to the file, and what is in it now; or else the JSON of a file with it alone.
 
     Raises Failure: no such algorithm, a file that cannot be used, or a lone key that is not to encrypt.
     """
@@ -49,12 +50,14 @@ def new_encryption(algorithm: str, into: Path | None, *, encrypts: bool) -> str:
     try:
         key = new_encryption_key(algorithm)
         if into is None:
-            return as_json(Keys(key)).rstrip()
+            return json_of(Keys(key)).rstrip()
         held = add_key(into, key, encrypts=encrypts)
     except ParameterInvalid as error:
         raise Failure(Exit.USAGE, f"--{error.parameter}: {error.reason}") from None
     except KeyFileInvalid as error:
         raise Failure(Exit.USAGE, str(error), "Nothing was changed.") from None
+    if as_json:
+        return json.dumps({"file": str(into), "added": key.id, "encrypts": held.newest.id, "keys": len(list(held))})
     return f"{into}: added {_described(key)}; {_described(held.newest)} encrypts, {len(list(held))} decrypt"
 
 

@@ -99,9 +99,7 @@ class DirectDoor:
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `Door.queues`."""
-        given = {"account": account, "region": region, "prefix": prefix}
-        with _failures():
-            wanted = inputs.convert({name: each for name, each in given.items() if each is not None}, inputs.ListInput)
+        wanted = _checked(account, region, prefix)
         command = ListQueues(
             origin=_ORIGIN,
             account=None if account == "*" else account,
@@ -117,11 +115,13 @@ class DirectDoor:
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `Door.topics`. Nothing is pushed while nobody serves."""
+        _checked(account, region, prefix)
         for key in topics_of(self._store, account, region, prefix):
             yield shown_topic(self._store, self._store.topics[key], None)
 
     def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `Door.moves`."""
+        _checked(account, region, prefix)
         for task in all_moves(self._store):
             if covers(task.source, account, region, prefix):
                 yield views.shown_move(task)
@@ -165,6 +165,13 @@ class DirectDoor:
                 now = self._clock.now()
                 due = engine.next_due(now)
                 time.sleep(_SLEEP_S_MAX if due is None else min(max(due - now, 0) / 1e6, _SLEEP_S_MAX))
+
+
+def _checked(account: str, region: str | None, prefix: str) -> inputs.ListInput:
+    """What the admin port would take. Raises Failure."""
+    given = {"account": account, "region": region, "prefix": prefix}
+    with _failures():
+        return inputs.convert({name: each for name, each in given.items() if each is not None}, inputs.ListInput)
 
 
 @contextmanager

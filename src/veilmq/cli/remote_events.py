@@ -32,7 +32,7 @@ def print_events(
         str, typer.Option("--from", metavar="OFFSET", help="An offset, `first`, `snapshot` or `next` (what comes).")
     ] = "first",
     last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="The last so many.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="At most so many offsets.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="At most so many offsets.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
 ) -> None:
     """Print the history, oldest first."""
@@ -44,19 +44,16 @@ def print_events(
     end = asked.door.events("next", 1, 0.0).start
     at = start if last is None else str(max(asked.door.events("first", 1, 0.0).start, end - last))
     left = sys.maxsize if limit is None else limit
-    try:
-        if follow:
-            _follow(asked, at, left)
-            return
-        while left > 0:
-            piece = asked.door.events(at, min(left, _PIECE), 0.0)
-            _print(asked, piece.lines)
-            if piece.following == piece.start or piece.following >= end:
-                return
-            left -= piece.following - piece.start
-            at = str(piece.following)
-    except KeyboardInterrupt:
+    if follow:
+        _follow(asked, at, left)
         return
+    while left > 0:
+        piece = asked.door.events(at, min(left, _PIECE), 0.0)
+        _print(asked, piece.lines)
+        if piece.following == piece.start or piece.following >= end:
+            return
+        left -= piece.following - piece.start
+        at = str(piece.following)
 
 
 def _follow(asked: "Asked", start: str, left: int) -> None:
@@ -66,6 +63,8 @@ def _follow(asked: "Asked", start: str, left: int) -> None:
             piece = follower.next(min(left, _PIECE))
             _print(asked, piece.lines)
             left -= piece.following - piece.start
+    except KeyboardInterrupt:  # its regular end
+        return
     finally:
         follower.close()
 

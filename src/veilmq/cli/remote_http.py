@@ -244,7 +244,7 @@ def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
     """To an address, not opened yet. Raises ValueError or InvalidURL."""
     parts = urlsplit(admin if "://" in admin else f"http://{admin}")
     host, port = parts.hostname, parts.port
-    if parts.scheme not in {"http", "https"} or not host or not port:
+    if parts.scheme not in {"http", "https"} or not host or not port or parts.path not in {"", "/"}:
         raise ValueError(admin)
     host.encode("idna")  # as the look-up will
     if parts.scheme == "http":
@@ -265,10 +265,13 @@ def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
         return Failure(Exit.WRONG, message, f"Begin with --from {said.get('first_offset')}, or with --from first.")
     if error == "not_found":
         return Unknown(Exit.WRONG, message, f"Is a name or id empty, or has it a slash? If not, {_RELEASE}")
+    if error in _OF_STORE:
+        return Failure(Exit.STORE, message, "The server's log says more, and perhaps its disk is full.")
     return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _NEXT.get(error, ""))
 
 
 _RELEASE: Final = "the server is of another release than this command, and has no such operation."
+_OF_STORE: Final = {"StoreFailed", "StoreUnknown"}
 _NEXT: Final = {
     "method_not_allowed": f"Perhaps {_RELEASE}",
     "QueueMissing": "See what there is with `veilmq queues list --all`, or make it with `veilmq queues create NAME`.",

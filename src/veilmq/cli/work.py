@@ -58,6 +58,8 @@ def run(queue: Queue, handler: Callable[[Any], Any], options: dict[str, Any], gi
         return worker.run(signals=True, until_empty=given["until_empty"], messages_max=given["count"])
     except ParameterInvalid as error:
         raise Failure(Exit.USAGE, f"--{error.parameter.replace('_', '-')}: {error.reason}") from None
+    except TransportError as error:
+        raise Failure(Exit.ADDRESS, f"queue {queue.name}: {error}") from None
     except VeilError as error:
         raise Failure(Exit.WRONG, f"queue {queue.name}: {error}") from None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from veilmq.pipeline.errors import SourceUnreachable, TokenRefused
-from veilmq.pipeline.events.reading import TOKEN_MEND, authorization, connection_to, message_of, no_url
+from veilmq.pipeline.events.reading import TOKEN_MEND, authorization, connection_to, message_of, no_url, path_below
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -84,7 +84,7 @@ def publish(
     said: dict[Queue, str] = {}
     try:
         for queue, plan in plans.items():
-            path = "/api/v1/queues/" + "/".join(quote(part, safe="") for part in queue) + "/plan"
+            path = f"{path_below(server)}/api/v1/queues/" + "/".join(quote(part, safe="") for part in queue) + "/plan"
             connection.request("PUT", path, json.dumps(plan).encode(), headers)
             with connection.getresponse() as answer:
                 said[queue] = _verdict(server, answer.status, answer.read())

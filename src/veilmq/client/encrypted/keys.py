@@ -16,6 +16,7 @@ import re
 import secrets
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -179,17 +180,18 @@ def add_key(path: Path | str, key: Key, *, encrypts: bool = True) -> Keys:
     KeyFileInvalid, ParameterInvalid (the id is there already).
     """
     path = Path(path)
-    there = list(_read(path)) if path.exists() else []
-    keys = Keys(*there, key) if encrypts else Keys(key, *there)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
+        there = list(_read(path)) if path.exists() else []
+        keys = Keys(*there, key) if encrypts else Keys(key, *there)
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(as_json(keys))
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise KeyFileInvalid(path=str(path), reason=f"cannot be written: {error.strerror}") from None
     return keys
 

@@ -54,6 +54,9 @@ def reference(handler: Callable[..., Any]) -> str:
 def resolve(name: str) -> Callable[..., Any]:
     """The handler of that `module:name`; of a decorated one, the function itself. Raises ParameterInvalid."""
     module, _, path = name.partition(":")
+    if module.startswith(".") or "/" in module:
+        reason = f"{name!r} names a file or a relative module: name it as `import` does, such as jobs:handle"
+        raise ParameterInvalid(parameter="handler", reason=reason)
     try:
         found: Any = importlib.import_module(module)
         for part in path.split("."):

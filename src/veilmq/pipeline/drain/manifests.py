@@ -206,7 +206,7 @@ def open_manifest(path: Path) -> Any:
     """A reader of its record batches, memory-mapped. Raises ManifestDamaged."""
     try:
         return pa.ipc.open_file(pa.memory_map(str(path)))
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, pa.ArrowException) as error:
         raise ManifestDamaged(f"{path} cannot be read: {error}.", _MEND) from None
 
 

@@ -137,6 +137,11 @@ def connection_to(url: str, certificate: str | None, timeout_s: float) -> http.c
         raise OptionInvalid(f"certificate={certificate!r} cannot be read: {said}.", "Name a PEM file.") from None
 
 
+def path_below(url: str) -> str:
+    """The path under which the admin port is, say behind a proxy; mostly empty. Raises OptionInvalid."""
+    return _parts(url).path.rstrip("/")
+
+
 def no_url(url: str) -> OptionInvalid:
     """What is said of a URL that cannot be one of an admin port."""
     return OptionInvalid(f"server={url!r} is no URL.", "It looks like http://127.0.0.1:9325.")
@@ -163,7 +168,7 @@ class ServerHistory:
         """certificate: a PEM file to trust, for https. Raises OptionInvalid."""
         self.url = url
         self.epoch = ""
-        self._path = _parts(url).path.rstrip("/")
+        self._path = path_below(url)
         self._authorization = authorization(token) if token else None
         self._certificate = certificate
 
@@ -194,7 +199,7 @@ class ServerHistory:
                 try:
                     for batch in pa.ipc.open_stream(answer):
                         yield plain(batch)
-                except (pa.ArrowInvalid, OSError, http.client.HTTPException) as error:
+                except (pa.ArrowException, OSError, http.client.HTTPException) as error:
                     raise SourceUnreachable(
                         f"{self.url} broke off within the offsets {at} to {following}: {error}.", "Run it again."
                     ) from None

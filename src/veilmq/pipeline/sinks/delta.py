@@ -183,7 +183,7 @@ def _files(path: str) -> tuple[Any, str]:
     """File system and the table's path on it. Raises OptionInvalid."""
     try:
         files, root = pyarrow.fs.FileSystem.from_uri(path)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise OptionInvalid(f"path={path!r} cannot be: {error}.", "It is an absolute path or a URI.") from None
     return files, root.rstrip("/")
 

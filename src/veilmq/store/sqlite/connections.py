@@ -60,7 +60,7 @@ SqliteError: TypeAlias = apsw.Error
 
 
 class DatabaseUnusable(Exception):
-    """The database cannot be opened: another user's files, a full disk, a damaged first page, an I/O error."""
+    """The database cannot be opened: another user's files, a full disk, an I/O error, damage in what a start reads."""
 
 
 def open_writer(path: Path, options: Options) -> apsw.Connection:
@@ -86,14 +86,14 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     return connection
 
 
-def unusable(path: Path, error: apsw.Error) -> DatabaseUnusable:
+def unusable(path: Path, error: Exception) -> DatabaseUnusable:
     """Why the database cannot be opened; SQLite says little of files that belong to somebody else."""
     for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         if each.exists() and not os.access(each, os.R_OK | os.W_OK):
             return DatabaseUnusable(f"{each} may not be read and written by this user (uid {os.geteuid()}): chown it")
     return DatabaseUnusable(
         f"{path} cannot be opened ({type(error).__name__}: {error}):"
-        " free space if the disk is full, restore a backup if the file is damaged"
+        " free space if the disk is full; else look at it with `veilmq check`, and restore a backup if it is damaged"
     )
 
 

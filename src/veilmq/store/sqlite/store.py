@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import apsw
+import msgspec
 
 from veilmq.model.commands import (
     AnyCommand,
@@ -79,6 +80,7 @@ from veilmq.store.sqlite.connections import (
 )
 from veilmq.store.sqlite.directory import DataDirectory
 from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.snapshots import Snapshots
 from veilmq.store.sqlite.writer import Mark, Writer
 
 CRASH_POINTS: Final = (
@@ -91,6 +93,8 @@ CRASH_POINTS: Final = (
 """Where a test may end the process (veilmq.testing)."""
 _EPOCH_BYTES: Final = 16
 _DISK_LOOK_US: Final = SECOND_US
+_DAMAGE: Final = (apsw.Error, msgspec.MsgspecError, ValueError, TypeError, LookupError)
+"""What a start raises where a table does not hold what was written: SQLite sees a torn page, not a changed value."""
 
 logger = logging.getLogger("veilmq.store")
 
@@ -134,16 +138,11 @@ class SqliteStore:
                 raise
             connection = open_writer(database, self.options)  # the disk may be full: the reserve is for that
         try:
-            _give_birth(connection)
-        except apsw.Error as error:
+            self._writer, self._snapshots = _load(connection)
+        except _DAMAGE as error:
+            connection.close()
             raise unusable(database, error) from error
-        receipts = ReceiptKey(_row(connection, "SELECT receipts FROM secret")[0])
-        mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
-        loaded = queues.load(connection)
-        plans.load(connection, loaded)
-        self._writer = Writer(connection, loaded, topics.load(connection), mark, receipts)
         self._writer.disorder = self.options.disorder
-        self._snapshots = snapshots.load(connection)
         if full:
             self._relieve()
         self.readers = Readers(database, self.options)
@@ -390,6 +389,17 @@ class SqliteStore:
 def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
     (row,) = connection.execute(query).fetchall()
     return row
+
+
+def _load(connection: apsw.Connection) -> tuple[Writer, Snapshots]:
+    """All that is kept in memory. Raises one of `_DAMAGE` if the file does not hold what was written."""
+    _give_birth(connection)
+    receipts = ReceiptKey(_row(connection, "SELECT receipts FROM secret")[0])
+    mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
+    loaded = queues.load(connection)
+    plans.load(connection, loaded)
+    writer = Writer(connection, loaded, topics.load(connection), mark, receipts)
+    return writer, snapshots.load(connection)
 
 
 def _give_birth(connection: apsw.Connection) -> None:
