@@ -106,7 +106,10 @@ class TestOrder:
         code, _ = refused(sqs.change_message_visibility, QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=9)
         assert code == "AWS.SimpleQueueService.MessageNotInflight"
         answer = sqs.delete_message_batch(QueueUrl=url, Entries=[{"Id": "1", "ReceiptHandle": handle}])
-        assert [(one["Code"], one["SenderFault"]) for one in answer["Failed"]] == [("InvalidParameterValue", True)]
+        text = "The receipt handle has expired"
+        assert answer["Failed"] == [
+            {"Id": "1", "Code": "ReceiptHandleIsInvalid", "Message": text, "SenderFault": True}
+        ]  # smaskalik/sqsmover #54
         (again,) = take(sqs, url)
         assert again["Attributes"]["ApproximateReceiveCount"] == "2"
         assert refused(sqs.delete_message, QueueUrl=url, ReceiptHandle=handle)[0] == "InvalidParameterValue"

@@ -280,7 +280,7 @@ def _told(codes: Mapping[str, Exit] = _JOB_CODES) -> Iterator[None]:
         if unwritten is not None:  # on a disk of --out, or of Spark's own temporary files
             mend = "Run it again when it can be."
             raise Failure(Exit.WRONG, f"a file cannot be written: {unwritten[0]}", mend) from None
-        if isinstance(error, OSError) and error.filename is not None:
+        if isinstance(error, PermissionError) and error.filename is not None:
             mend = "May this user read and write it?"
             raise Failure(Exit.WRONG, f"{error.filename}: {error.strerror}", mend) from None
         raise

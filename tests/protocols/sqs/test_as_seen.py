@@ -141,7 +141,9 @@ class TestCreateQueueThatMeetsAQueue:
     def test_the_one_label_of_several_that_differs_is_named(self, served: Any, client: Any) -> None:
         asked = {"KmsMasterKeyId": "alias/mine", "Policy": '{"Statement":[]}'}
         client.create_queue(QueueName="locked", Attributes=asked)
-        found = served.refused(client.create_queue, QueueName="locked", Attributes={**asked, "Policy": "{}"})
+        found = served.refused(
+            client.create_queue, QueueName="locked", Attributes={**asked, "Policy": '{"Statement":[],"Id":"x"}'}
+        )
         assert found[1].endswith("attribute Policy")
         found = served.refused(client.create_queue, QueueName="locked", Attributes={**asked, "KmsMasterKeyId": "b"})
         assert found[1].endswith("attribute KmsMasterKeyId")
@@ -379,3 +381,20 @@ def test_true_and_false_are_read_in_any_case(client: Any) -> None:
     assert [shown[name] for name in names] == ["true", "true", "false"]
     same = {"FifoQueue": "true", "ContentBasedDeduplication": "true", "SqsManagedSseEnabled": "FALSE"}
     assert client.create_queue(QueueName="jobs.fifo", Attributes=same)["QueueUrl"] == url
+
+
+def test_an_entry_without_its_lease_is_named(client: Any, url: str) -> None:
+    """aws/aws-sdk-go-v2 #2250: it left 0 out, and this was the answer."""
+    for body in "ab":
+        client.send_message(QueueUrl=url, MessageBody=body)
+    messages = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
+    entries = [{"Id": str(at), "ReceiptHandle": each["ReceiptHandle"]} for at, each in enumerate(messages)]
+    entries[0]["VisibilityTimeout"] = 0
+    answer = client.change_message_visibility_batch(QueueUrl=url, Entries=entries)
+    assert [each["Id"] for each in answer["Successful"]] == ["0"]
+    assert [(each["Code"], each["Message"]) for each in answer["Failed"]] == [
+        (
+            "MissingParameter",
+            "The request must contain the parameter ChangeMessageVisibilityBatchRequestEntry.2.VisibilityTimeout.",
+        )
+    ]

@@ -332,8 +332,8 @@ def test_a_queue_is_created_described_changed_purged_deleted(wire: Any) -> None:
             change={
                 "visibility_timeout_us": 45 * SECOND_US,
                 "message_bytes_max": 2048,
+                "tags": {"team": "blue + green"},
             },
-            defaults={"tags": {"team": "blue + green"}},
             cooldown_us=60 * SECOND_US,
         ),
     )

@@ -265,6 +265,10 @@ def test_a_stale_handle_deletes_nothing_and_succeeds(wire: Any, error: VeilError
     else:
         with pytest.raises(wire.client.exceptions.ClientError, match="receipt handle has expired"):
             wire.client.delete_message(**fifo)
+        answer = wire.client.delete_message_batch(QueueUrl=FIFO_URL, Entries=[{"Id": "1", "ReceiptHandle": "a handle"}])
+        assert [(each["Code"], each["Message"]) for each in answer["Failed"]] == [
+            ("ReceiptHandleIsInvalid", "The receipt handle has expired")
+        ]
 
 
 def test_a_batch_of_which_nothing_could_be_done_may_be_tried_again(wire: Any) -> None:

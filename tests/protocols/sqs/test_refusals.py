@@ -72,7 +72,7 @@ REFUSED = [
         "InvalidAttributeName",
         "Unknown Attribute Nonsense.",
     ),
-    ("delete_message", {"QueueUrl": URL}, "MissingParameter", "The request must contain the parameter ReceiptHandle."),
+    ("delete_message", {"QueueUrl": URL}, "MissingParameter", "The request must contain the parameter MessageHandle."),
     (
         "change_message_visibility",
         HANDLE,

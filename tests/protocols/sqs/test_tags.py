@@ -36,8 +36,19 @@ def test_tags_are_added_replaced_removed_and_listed(client: Any, url: str) -> No
     assert "Tags" not in client.list_queue_tags(QueueUrl=url)
 
 
-def test_tags_make_no_other_queue(client: Any, url: str) -> None:
-    assert client.create_queue(QueueName="jobs", tags={"team": "mail", "more": "x"})["QueueUrl"] == url
+@pytest.mark.parametrize("given", [{"team": "mail"}, {"team": "shop", "more": "x"}, {"Team": "shop"}])
+def test_a_queue_of_other_tags_is_another(served: Any, client: Any, url: str, given: dict[str, str]) -> None:
+    """Also one that has none (Bogdanp/dramatiq_sqs #13, awslabs/amazon-sqs-java-temporary-queues-client #70)."""
+    client.create_queue(QueueName="bare")
+    for name in ("jobs", "bare"):
+        refused = served.refused(client.create_queue, QueueName=name, tags=given)
+        assert refused == ("QueueAlreadyExists", "A queue already exists with the same name and different tags")
+    assert tags(client, url) == {"team": "shop"}
+
+
+@pytest.mark.parametrize("given", [{}, {"tags": {}}, {"tags": {"team": "shop"}}])
+def test_a_queue_is_met_again_by_its_tags_or_none(client: Any, url: str, given: dict[str, Any]) -> None:
+    assert client.create_queue(QueueName="jobs", **given)["QueueUrl"] == url
     assert tags(client, url) == {"team": "shop"}
 
 

@@ -29,6 +29,7 @@ from veilmq.protocols.sqs.errors import (
     INVALID_ATTRIBUTE_VALUE,
     INVALID_PARAMETER_VALUE,
     LABEL_PREFIX,
+    NO_ACTION,
     OVER_LIMIT,
     THROUGHPUT,
     Refusal,
@@ -37,7 +38,8 @@ from veilmq.protocols.sqs.errors import (
     redrive_text,
 )
 from veilmq.protocols.sqs.message_attributes import check_text
-from veilmq.protocols.sqs.policy import PolicyInvalid, PolicyTooLarge, check_limits, read_policy
+from veilmq.protocols.sqs.policy import PolicyInvalid, read_policy, shown_policy
+from veilmq.protocols.sqs.policy_rules import ActionUnknown, PolicyTooLarge, check_rules
 
 
 class _Number(NamedTuple):
@@ -184,7 +186,9 @@ def _label(name: str, text: str, creating: bool) -> str:
 
 def _check_policy(text: str) -> None:
     try:
-        check_limits(read_policy(text))
+        check_rules(read_policy(text))
+    except ActionUnknown as wrong:
+        raise invalid_value("ActionName", wrong.shown, NO_ACTION) from None
     except PolicyTooLarge as wrong:
         raise Refusal(OVER_LIMIT, str(wrong)) from None
     except PolicyInvalid as wrong:
@@ -335,8 +339,10 @@ def _all_of(info: QueueInfo) -> dict[str, str]:
         texts[name] = str(getattr(settings, number.field) // number.unit)
     labels = {name: settings.labels.get(LABEL_PREFIX + name, "") for name in _LABELS}
     labels["SqsManagedSseEnabled"] = labels["SqsManagedSseEnabled"] or ("false" if labels["KmsMasterKeyId"] else "true")
-    if labels["KmsMasterKeyId"]:
-        labels["KmsDataKeyReusePeriodSeconds"] = labels["KmsDataKeyReusePeriodSeconds"] or _REUSE_DEFAULT
+    # Kept, and shown with a key alone (hashicorp/terraform-provider-aws #19786).
+    reuse = labels["KmsDataKeyReusePeriodSeconds"] or _REUSE_DEFAULT
+    labels["KmsDataKeyReusePeriodSeconds"] = reuse if labels["KmsMasterKeyId"] else ""
+    labels["Policy"] = labels["Policy"] and shown_policy(labels["Policy"])
     texts.update((name, text) for name, text in labels.items() if text)
     if settings.redrive is not None:
         texts["RedrivePolicy"] = redrive_text(settings.redrive)

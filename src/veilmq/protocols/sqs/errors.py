@@ -229,6 +229,8 @@ _PARAMETERS: Final = {
 }
 """What the house calls a parameter -> what SQS calls it."""
 
+NO_ACTION: Final = "Please refer to the appropriate WSDL for a list of valid actions."
+"""The reason against an action's name that is none."""
 _NOT_AVAILABLE: Final = "Message does not exist or is not available for visibility timeout change."
 _NO_TARGET: Final = "Dead letter target does not exist."
 _TOTAL: Final = (
@@ -322,6 +324,8 @@ _SETTING_NAMES: Final = {
 
 
 def _queue_exists(error: QueueExists, command: AnyCommand) -> Refusal:
+    if error.setting == "tags":
+        return Refusal(QUEUE_NAME_EXISTS, "A queue already exists with the same name and different tags")
     name = _SETTING_NAMES.get(error.setting, error.setting).removeprefix(LABEL_PREFIX)
     text = f"A queue already exists with the same name and a different value for attribute {name}"
     return Refusal(QUEUE_NAME_EXISTS, text)

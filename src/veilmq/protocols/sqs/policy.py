@@ -20,7 +20,6 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model.queue import QueueKey
-from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.arns import USUAL, arn, partition
 
 VERSIONS: Final = ("2008-10-17", "2012-10-17")
@@ -46,10 +45,6 @@ _ACCOUNT_OF_ARN: Final = re.compile(r"arn:aws[a-z-]*:(?:iam|sts)::([0-9]{12}):(.
 
 class PolicyInvalid(Exception):
     """The text is no policy: why."""
-
-
-class PolicyTooLarge(Exception):
-    """It is one, but beyond a limit: which."""
 
 
 class Asking(msgspec.Struct, frozen=True):
@@ -79,29 +74,15 @@ def read_policy(text: str) -> dict[str, Any]:
     return policy
 
 
-def check_limits(policy: dict[str, Any]) -> None:
-    """Raises PolicyTooLarge in AWS's words. Asked when a policy is set, and of none that is in force."""
-    statements = statements_of(policy)
-    if len(statements) > limits.POLICY_STATEMENTS_MAX:
-        raise PolicyTooLarge(
-            f"{len(statements)} statements were found in the submitted policy, max allowed is "
-            f"{limits.POLICY_STATEMENTS_MAX}"
-        )
-    for statement in statements:
-        for what, found, most in (
-            ("actions", len(_texts(statement.get("Action", []))), limits.POLICY_ACTIONS_MAX),
-            ("principals", _principals_in(statement), limits.POLICY_PRINCIPALS_MAX),
-            ("conditions", sum(map(len, statement.get("Condition", {}).values())), limits.POLICY_CONDITIONS_MAX),
-        ):
-            if found > most:
-                raise PolicyTooLarge(
-                    f"{found} {what} were found in a statement from the submitted policy, max allowed is {most}"
-                )
-
-
-def _principals_in(statement: dict[str, Any]) -> int:
-    principal = statement.get("Principal", statement.get("NotPrincipal"))
-    return sum(len(_texts(values)) for values in principal.values()) if isinstance(principal, dict) else 1
+@lru_cache(256)
+def shown_policy(text: str) -> str:
+    """A policy as AWS shows it: without blanks, and with the Version that it has when it names none
+    (hashicorp/terraform-provider-aws #22505, #24046)."""
+    try:
+        policy = read_policy(text)
+    except PolicyInvalid:  # set before its form was checked
+        return text
+    return msgspec.json.encode(policy if "Version" in policy else {"Version": VERSIONS[0]} | policy).decode()
 
 
 def statements_of(policy: dict[str, Any]) -> list[Any]:
@@ -124,7 +105,7 @@ def _check_statement(statement: Any) -> None:
             raise PolicyInvalid(f"a statement must have one of {name} and Not{name}")
         if name == "Principal":
             _check_principal(given[0], statement[given[0]])
-        elif not _texts(statement[given[0]]):
+        elif not texts_of(statement[given[0]]):
             raise PolicyInvalid(f"{given[0]} must be a text or a list of texts")
     _check_condition(statement.get("Condition", {}))
 
@@ -141,7 +122,7 @@ def _check_condition(condition: Any) -> None:
 def _check_principal(name: str, principal: Any) -> None:
     if principal == "*":
         return
-    if not isinstance(principal, dict) or not principal or not all(_texts(values) for values in principal.values()):
+    if not isinstance(principal, dict) or not principal or not all(texts_of(values) for values in principal.values()):
         raise PolicyInvalid(f'{name} must be "*" or an object of principals')
 
 
@@ -149,7 +130,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _texts(value: Any) -> list[str]:
+def texts_of(value: Any) -> list[str]:
     """The texts of an element; empty if it is anything else."""
     values = _listed(value)
     return values if all(isinstance(each, str) for each in values) else []
@@ -188,10 +169,10 @@ def _names(statement: dict[str, Any], asking: Asking) -> bool:
     elif _is_principal(statement["NotPrincipal"], asking):
         return False
     action = f"sqs:{asking.action}".lower()
-    named = _texts(statement.get("Action", statement.get("NotAction")))
+    named = texts_of(statement.get("Action", statement.get("NotAction")))
     if _like_any([pattern.lower() for pattern in named], action) is not ("Action" in statement):
         return False
-    resources = _texts(statement.get("Resource", statement.get("NotResource")))
+    resources = texts_of(statement.get("Resource", statement.get("NotResource")))
     if any(_VARIABLE in each for each in resources):
         return bool(statement["Effect"] == "Deny")
     queue = arn(asking.queue)
@@ -205,7 +186,7 @@ def _names(statement: dict[str, Any], asking: Asking) -> bool:
 def _is_principal(principal: Any, asking: Asking) -> bool:
     if principal == "*":
         return True
-    for text in _texts(principal.get("AWS", [])):
+    for text in texts_of(principal.get("AWS", [])):
         if text in {"*", asking.account}:
             return True
         found = _ACCOUNT_OF_ARN.match(text)

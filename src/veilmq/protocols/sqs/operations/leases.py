@@ -6,17 +6,18 @@ DeleteMessage and ChangeMessageVisibility in the SQS API Reference.
 """
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Final
 
 from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, Extend
-from veilmq.model.errors import LeaseError, MessageGone, VeilError
+from veilmq.model.errors import LeaseError, LeaseExpired, LeaseTaken, MessageGone, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import limits, results
 from veilmq.protocols.sqs.addresses import is_fifo
 from veilmq.protocols.sqs.call import Asked, Call, Plan
-from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
+from veilmq.protocols.sqs.errors import RECEIPT_HANDLE_IS_INVALID, Refusal, fault_of, invalid_value, missing
 from veilmq.protocols.sqs.inputs import (
     ChangeMessageVisibilityBatchInput,
     ChangeMessageVisibilityInput,
@@ -27,6 +28,7 @@ from veilmq.protocols.sqs.inputs import (
 )
 from veilmq.protocols.sqs.operations.batches import check_whole, failed, plan_entries
 
+_ENTRY: Final = "ChangeMessageVisibilityBatchRequestEntry"
 _LEASE_TOTAL_US_MAX: Final = limits.LEASE_TOTAL_SECONDS_MAX * SECOND_US
 
 
@@ -50,13 +52,14 @@ def plan_extend(asked: Asked, given: ChangeMessageVisibilityInput) -> Plan:
 def plan_extend_batch(asked: Asked, given: ChangeMessageVisibilityBatchInput) -> Plan:
     """ChangeMessageVisibilityBatch."""
     queue = asked.queue(given.queue_url)
-    name = "ChangeMessageVisibilityBatchRequestEntry"
-    return plan_entries(given.entries, name, lambda entry: _extend(asked, queue, entry))
+    numbers = count(1)
+    return plan_entries(given.entries, _ENTRY, lambda entry: _extend(asked, queue, entry, next(numbers)))
 
 
 def _delete(asked: Asked, queue: QueueKey, given: DeleteMessageInput | DeleteEntry) -> Delete:
     if not given.receipt_handle:
-        raise missing("ReceiptHandle")
+        # Under this name AWS misses that of a single message (aws/aws-sdk-js-v3 #5478).
+        raise missing("ReceiptHandle" if isinstance(given, DeleteEntry) else "MessageHandle")
     return Delete(
         queue=queue,
         origin=asked.caller.origin,
@@ -66,12 +69,15 @@ def _delete(asked: Asked, queue: QueueKey, given: DeleteMessageInput | DeleteEnt
     )
 
 
-def _extend(asked: Asked, queue: QueueKey, given: ChangeMessageVisibilityInput | VisibilityEntry) -> Extend:
+def _extend(
+    asked: Asked, queue: QueueKey, given: ChangeMessageVisibilityInput | VisibilityEntry, number: int = 0
+) -> Extend:
+    """`number`: of an entry of a batch, from 1."""
     if not given.receipt_handle:
         raise missing("ReceiptHandle")
     lease_s = given.visibility_timeout
     if lease_s is None:
-        raise missing("VisibilityTimeout")
+        raise missing(f"{_ENTRY}.{number}.VisibilityTimeout" if number else "VisibilityTimeout")
     if not 0 <= lease_s <= limits.VISIBILITY_SECONDS_MAX:
         reason = f"VisibilityTimeout must be an integer between 0 and {limits.VISIBILITY_SECONDS_MAX}."
         raise invalid_value("VisibilityTimeout", lease_s, reason)
@@ -98,6 +104,13 @@ def _refusal(command: AnyCommand, outcome: Outcome) -> Refusal | None:
     return fault_of(outcome, command)
 
 
+def _refusal_of_entry(command: AnyCommand, outcome: Outcome) -> Refusal | None:
+    """A batch has another word than a single delete for a lease that ended (FIFO; smaskalik/sqsmover #54)."""
+    if isinstance(command, Delete) and isinstance(outcome, LeaseExpired | LeaseTaken) and is_fifo(command.queue.name):
+        return Refusal(RECEIPT_HANDLE_IS_INVALID, "The receipt handle has expired")
+    return _refusal(command, outcome)
+
+
 def answer_void(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:
     """DeleteMessage and ChangeMessageVisibility answer nothing but success."""
     refusal = _refusal(call.commands[0], outcomes[0])
@@ -111,7 +124,7 @@ def answer_batch(call: Call, outcomes: Sequence[Outcome]) -> results.BatchResult
     check_whole(call, outcomes)
     successful, failures = [], []
     for entry in call.memo:
-        refusal = entry.refusal or _refusal(call.commands[entry.command], outcomes[entry.command])
+        refusal = entry.refusal or _refusal_of_entry(call.commands[entry.command], outcomes[entry.command])
         if refusal is None:
             successful.append(results.IdEntry(entry.id))
         else:

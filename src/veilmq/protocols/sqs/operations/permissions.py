@@ -12,11 +12,12 @@ from veilmq.model.queue import QueueInfo, SettingsChange
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.arns import arn, partition
 from veilmq.protocols.sqs.call import Asked, Plan
-from veilmq.protocols.sqs.errors import LABEL_PREFIX, Refusal, invalid_value, missing, policy_too_long
+from veilmq.protocols.sqs.errors import LABEL_PREFIX, NO_ACTION, Refusal, invalid_value, missing, policy_too_long
 from veilmq.protocols.sqs.inputs import AddPermissionInput, RemovePermissionInput
 from veilmq.protocols.sqs.operations.editing import plan_edit
 from veilmq.protocols.sqs.operations.judging import ACROSS_ACCOUNTS
 from veilmq.protocols.sqs.policy import VERSIONS, PolicyInvalid, read_policy, statements_of
+from veilmq.protocols.sqs.policy_rules import ACTIONS
 
 _LABEL = LABEL_PREFIX + "Policy"
 _ACTIONS = frozenset(ACROSS_ACCOUNTS.values())
@@ -38,10 +39,10 @@ def plan_add(asked: Asked, given: AddPermissionInput) -> Plan:
         raise Refusal(errors.OVER_LIMIT, text)
     for account in accounts:
         if not limits.ACCOUNT.match(account):
-            raise invalid_value("PrincipalId", account, "Unable to verify.")
+            raise invalid_value("PrincipalId", f"[{account}]", "Unable to verify.")
     for action in actions:
         if action != "*" and action not in _ACTIONS:
-            raise invalid_value("ActionName", f"SQS:{action}", _OWNERS)
+            raise invalid_value("ActionName", f"SQS:{action}", _OWNERS if action in ACTIONS else NO_ACTION)
     where = partition(asked.caller.region)
     principals = [f"arn:{where}:iam::{account}:root" for account in dict.fromkeys(accounts)]
     named = [f"SQS:{action}" for action in dict.fromkeys(actions)]

@@ -48,12 +48,13 @@ def plan_create(asked: Asked, given: CreateQueueInput) -> Plan:
     ):
         raise Refusal(errors.INVALID_PARAMETER_VALUE, _NAME_RULE)
     change = settings_change(queue, attributes, creating=True)
-    # What a queue is compared by are its attributes: one that is met again keeps its tags.
+    # A queue that is met again must have these tags, if any are given (Bogdanp/dramatiq_sqs #13).
+    if given.tags:
+        change["tags"] = check_tags(given.tags, name)
     command = CreateQueue(
         queue=queue,
         origin=asked.caller.origin,
         change=change,
-        defaults={"tags": check_tags(given.tags, name)} if given.tags else {},
         cooldown_us=_cooldown_us(asked),
     )
     return (command,), attributes.get("RedrivePolicy")
@@ -189,9 +190,12 @@ def plan_get_attributes(asked: Asked, given: GetQueueAttributesInput) -> Plan:
 
 
 def answer_get_attributes(call: Call, outcomes: Sequence[Outcome]) -> results.GetQueueAttributesResult:
-    """GetQueueAttributesResult."""
+    """GetQueueAttributesResult; its policy is shown to the queue's owner alone."""
     described: QueueDescribed = sole(call, outcomes)
-    return results.GetQueueAttributesResult(attributes_of(described.info, call.memo) or None)
+    found = attributes_of(described.info, call.memo)
+    if described.info.key.account != call.key.account:
+        found.pop("Policy", None)
+    return results.GetQueueAttributesResult(found or None)
 
 
 def plan_set_attributes(asked: Asked, given: SetQueueAttributesInput) -> Plan:
