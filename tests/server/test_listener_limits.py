@@ -308,8 +308,10 @@ async def test_a_slow_reader_that_keeps_pace_gets_all(serve):
         assert await loop.sock_recv(raw, 100_000)
 
 
-async def test_the_date_of_answers_moves_on(serve):
-    port = await serve(echo, limits=quick())
+@pytest.mark.parametrize("limits", [quick(), {"tick_s": 60}], ids=["quick", "slow"])
+async def test_the_date_of_answers_moves_on(serve, limits):
+    """With the second, however seldom the listener looks at its connections."""
+    port = await serve(echo, limits=limits)
     client = await port.client()
     first = (await client.ask(GET)).headers["Date"]
     assert re.fullmatch(r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT", first)

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from itertools import count
 from typing import TypeAlias
 
+from veilmq.model.instant import SECOND_US
 from veilmq.protocols.http import Request, Response
 from veilmq.server.answer import CLOSE, Answers
+from veilmq.server.clock import wall
 from veilmq.server.connection import Connection, Exchange
 from veilmq.server.intake import Intake, Refusal
 from veilmq.server.limits import Limits
@@ -75,6 +77,7 @@ class Listener:
     """
 
     __slots__ = (
+        "_date_timer",
         "_empty",
         "_failure",
         "_refuse",
@@ -102,6 +105,7 @@ class Listener:
 
     _server: asyncio.Server
     _timer: asyncio.TimerHandle
+    _date_timer: asyncio.TimerHandle
 
     def __init__(
         self,
@@ -147,6 +151,7 @@ class Listener:
             ssl_shutdown_timeout=limits.linger_s if secure else None,
         )
         self._timer = self.loop.call_later(limits.tick_s, self._tick)
+        self._tick_date()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -181,6 +186,7 @@ class Listener:
                 connection.drop()
             await self._emptied(None)
         self._timer.cancel()
+        self._date_timer.cancel()
         await self._server.wait_closed()
 
     async def _emptied(self, deadline_s: float | None) -> None:
@@ -233,13 +239,17 @@ class Listener:
             log.error("%s: the refused request gets a plain answer", self.name, exc_info=error, extra=extra)
             return self.answers.write(refuse_plainly(refusal.status, refusal.reason, request_id), CLOSE)
 
+    def _tick_date(self) -> None:
+        """As a second begins: no answer's Date is older than the times in its body."""
+        self.answers.tick()
+        self._date_timer = self.loop.call_later(1 - wall() % SECOND_US / SECOND_US, self._tick_date)
+
     def _tick(self) -> None:
         now = self.loop.time()
         tick_s = self.limits.tick_s
         stalled_s = now - self.now - tick_s
         self.now = now
         self.idle_due = self.due(self.limits.idle_s)
-        self.answers.tick()
         if stalled_s > 2 * tick_s:
             for connection in self.connections:
                 connection.postpone(stalled_s)

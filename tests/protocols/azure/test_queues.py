@@ -278,6 +278,12 @@ def test_host_style(wire: Any, host: str) -> None:
     assert secondary.status == 200
 
 
+@pytest.mark.parametrize("host", ["veilmq.queue:10001", "veilmq.queue.svc", "VEILMQ.queue.svc.cluster.local:10001"])
+def test_a_kubernetes_service_in_a_namespace_of_that_name_names_no_account(wire: Any, host: str) -> None:
+    assert wire.ask("PUT", "/examplename/orders", host=host).status == 201
+    assert wire.ask("GET", "/examplename?comp=list", host=host).texts("Queues/Queue/Name") == ["orders"]
+
+
 @pytest.mark.parametrize("path", ["", "/", "/examplename"])
 def test_the_service_itself(wire: Any, path: str) -> None:
     answer = wire.ask("GET", f"{path}?comp=list", path_style=False, host="127.0.0.1")

@@ -26,6 +26,7 @@ from veilmq.protocols.http import Request, is_secure
 
 SECONDARY: Final = "-secondary"
 _SERVICE_LABEL: Final = "queue"
+_OF_NAMESPACE: Final = frozenset({"", "svc"})
 _MESSAGES: Final = "messages"
 
 
@@ -81,7 +82,10 @@ def account_of_host(host: bytes, base_domain: str | None) -> str | None:
     """The account that a host names in host style, `-secondary` and all; None: the path names it."""
     name = host.rpartition(b":")[0] if host.rpartition(b":")[2].isdigit() else host
     first, _, rest = name.decode("latin-1").lower().partition(".")
-    if rest == "localhost" or rest.split(".")[0] == _SERVICE_LABEL or (base_domain and rest == base_domain.lower()):
+    service, _, beyond = rest.partition(".")
+    # A Kubernetes service in a namespace `queue` is `NAME.queue` or `NAME.queue.svc...`, and no account's.
+    of_service = service == _SERVICE_LABEL and beyond.partition(".")[0] not in _OF_NAMESPACE
+    if rest == "localhost" or of_service or (base_domain and rest == base_domain.lower()):
         return first
     return None
 

@@ -126,7 +126,7 @@ INVALID_TOKEN: Final = Fault(
     401,
     "Server failed to authenticate the request. Please refer to the information in the www-authenticate header.",
 )
-INVALID_URI: Final = Fault("InvalidUri", 400, "The request URI is invalid.")
+INVALID_URI: Final = Fault("InvalidUri", 400, "The requested URI does not represent any resource on the server.")
 INVALID_XML_DOCUMENT: Final = Fault("InvalidXmlDocument", 400, "XML specified is not syntactically valid.")
 INVALID_XML_NODE_VALUE: Final = Fault(
     "InvalidXmlNodeValue", 400, "The value for one of the XML nodes is not in the correct format."
