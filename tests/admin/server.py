@@ -61,6 +61,7 @@ class Running:
         self.ports: dict[str, Any] = {}
         self.pushes: dict[str, int] = {}
         self.push_room: Any = None
+        self.push_fault: str | None = None
         self.certificate_ends: Any = None
         self.clock = LeaseClock()
         engine, self.store = open_directory(directory, None, options)

@@ -140,6 +140,15 @@ def test_a_mark_far_ahead_is_a_warning(running: Any, tmp_path: Path) -> None:
         assert "ahead" in answer.json()["warnings"]["clock"]
 
 
+def test_pushes_that_ended_are_a_warning(http: httpx.Client, server: Any) -> None:
+    server.push_fault = "the key cannot be had"
+    answer = http.get("/health/ready")
+    server.push_fault = None
+    assert (answer.status_code, answer.json()["reasons"]) == (200, {})
+    assert "the key cannot be had" in answer.json()["warnings"]["pushes"]
+    assert http.get("/health/ready").json()["warnings"] == {}
+
+
 def test_a_full_disk_is_a_reason(running: Any, tmp_path: Path) -> None:
     def low(server: Any) -> None:
         server.store._writer.disk_low = 5

@@ -1,5 +1,6 @@
 """A certificate is renewed by SIGHUP: every port of a running server presents it, and a bad pair changes nothing."""
 
+import asyncio
 import contextlib
 import datetime
 import os
@@ -120,6 +121,46 @@ def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.slow
+def test_credentials_that_hang_keep_neither_the_certificate_nor_the_end(tmp_path: Path) -> None:
+    certificate, key, credentials = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "credentials.toml"
+    for path, text in zip((certificate, key), make_pair("mq"), strict=True):
+        path.write_bytes(text)
+    credentials.write_text('[[account]]\nid = "111111111111"\n')
+    credentials.chmod(0o600)
+    tls = "--tls-cert", str(certificate), "--tls-key", str(key)
+    server = ServerProcess(tmp_path, *tls, "--credentials", str(credentials)).start()
+    try:
+        credentials.unlink()
+        os.mkfifo(credentials, 0o600)  # whoever opens it waits until somebody writes: as on a mount that hangs
+        reloaded(server, "new connections get that certificate")
+    finally:
+        assert server.stop() == 0
+
+
+def test_a_certificate_that_hangs_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = certificate, _ = tmp_path / "cert.pem", tmp_path / "key.pem"
+    for path, text in zip(files, make_pair("first"), strict=True):
+        path.write_bytes(text)
+    presenting = Certificate(*files, wall())
+    port = presenting.context()
+    certificate.unlink()
+    os.mkfifo(certificate)
+
+    async def renew() -> None:
+        await presenting.renew_aside(wall(), deadline_s=0.01)
+        assert f"{certificate} hangs" in caplog.text
+        assert name_of(shaken(port)) == "first"
+        hung = certificate.rename(tmp_path / "hung")
+        for path, text in zip(files, make_pair("second"), strict=True):
+            path.write_bytes(text)
+        await presenting.renew_aside(wall())
+        os.close(os.open(hung, os.O_RDWR | os.O_NONBLOCK))  # lets the thread end
+
+    asyncio.run(renew())
+    assert name_of(shaken(port)) == "second"
+
+
 def shaken(server: ssl.SSLContext) -> x509.Certificate:
     """The certificate that a port with that context presents now, without a port."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -156,14 +197,14 @@ def test_all_ports_present_the_same_whenever_the_files_are_swapped(tmp_path: Pat
     swapping.start()
     try:
         for _ in range(100):
-            certificate.renew(wall())
+            asyncio.run(certificate.renew_aside(wall()))
             assert len({name_of(shaken(port)) for port in ports}) == 1
     finally:
         ended.set()
         swapping.join()
     for pair, name in zip(pairs, ("odd", "even"), strict=True):
         swap(pair)
-        certificate.renew(wall())
+        asyncio.run(certificate.renew_aside(wall()))
         assert {name_of(shaken(port)) for port in ports} == {name}
         assert certificate.ends == end_of(pair[0]) * SECOND_US
 

@@ -1,9 +1,12 @@
 """What is looked at twice a second, however many push subscriptions there are: nothing, as long as none has changed."""
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -11,11 +14,20 @@ from veilmq.cli.push_room import _Subscriptions
 from veilmq.cli.serve import _tell_end_of_pushes
 from veilmq.model.commands import ChangeSubscription, CreateTopic, DeleteTopic, Subscribe, Unsubscribe
 from veilmq.model.topic import RetryStrategy, SubscriptionSettings, TopicKey
+from veilmq.push.signing import KEY_FILE
+from veilmq.server.clock import LeaseClock
+from veilmq.server.credentials import DevelopmentKeyring
+from veilmq.server.service import Service
+from veilmq.server.settings import Settings
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage
 from veilmq.testing.sqlite import SqliteFactory
 
 NEWS, SPORTS = TopicKey(ACCOUNT, REGION, "news"), TopicKey(ACCOUNT, REGION, "sports")
+
+WAIT_S = 30.0
+
+Serve = Callable[..., Any]
 
 
 @pytest.fixture
@@ -66,20 +78,48 @@ def test_a_change_gives_a_new_object_and_nothing_else_does(stage: Stage) -> None
 def test_pushes_that_end_by_a_bug_are_told(caplog: pytest.LogCaptureFixture) -> None:
     """The task is waited for at the shutdown alone."""
 
+    service = Service(Settings(), DevelopmentKeyring(), LeaseClock())
+
     async def end_by(error: BaseException) -> None:
         async def pushing() -> None:
             raise error
 
         task = asyncio.create_task(pushing())
-        task.add_done_callback(_tell_end_of_pushes)
+        task.add_done_callback(partial(_tell_end_of_pushes, service))
         await asyncio.wait([task])
         await asyncio.sleep(0)
 
     asyncio.run(end_by(asyncio.CancelledError()))
     assert not caplog.records
+    assert service.push_fault is None
     bug = ZeroDivisionError("a bug")
     asyncio.run(end_by(bug))
     (told,) = caplog.records
     assert "no pushes any more" in told.getMessage()
     assert told.exc_info is not None
     assert told.exc_info[1] is bug
+    assert service.push_fault == "they ended by an error"
+
+
+def test_a_damaged_key_is_told_and_shown(serve: Serve, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / KEY_FILE).write_bytes(b"")  # what a power cut may leave
+    server = serve()
+    admin = server.wait_for("admin listens on ").split()[-1]
+    mns = server.wait_for("mns listens on ").split()[-1]
+
+    def asked(url: str, method: str = "GET", body: str = "") -> bytes:
+        with urlopen(Request(url, body.encode(), method=method), timeout=WAIT_S) as answer:
+            return bytes(answer.read())
+
+    def warnings() -> dict[str, str]:
+        return dict(json.loads(asked(admin + "/health/ready"))["warnings"])
+
+    assert warnings() == {}, "nothing is to be pushed"
+    asked(mns + "/topics/news", "PUT", "<Topic/>")
+    endpoint = "<Subscription><Endpoint>http://there.example/</Endpoint></Subscription>"
+    asked(mns + "/topics/news/subscriptions/s", "PUT", endpoint)
+    assert f"{KEY_FILE} holds no RSA key: restore it, or remove it" in server.wait_for("no pushes")
+    assert "the key cannot be had" in warnings()["pushes"]
+    assert server.stop() == 0

@@ -2,11 +2,14 @@
 
 import asyncio
 import datetime
+import errno
+import os
 import stat
 import threading
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.topic import RetryStrategy
@@ -14,7 +17,7 @@ from veilmq.push.addresses import EndpointRefused, check, choose, networks, pars
 from veilmq.push.health import IN_FLIGHT_MAX, PAUSE_SECONDS_MAX, Health
 from veilmq.push.lookups import LOOKUPS_MAX, Lookups
 from veilmq.push.schedules import delay_us
-from veilmq.push.signing import KEY_FILE, Signer, string_to_sign
+from veilmq.push.signing import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_sign
 
 
 class TestSchedules:
@@ -127,6 +130,58 @@ class TestSigner:
         assert first.certificate == second.certificate
         assert first.sign("x") == second.sign("x")
         assert stat.S_IMODE((tmp_path / KEY_FILE).stat().st_mode) == 0o600
+
+    @pytest.mark.parametrize("damage", [b"", b"-----BEGIN CERTIFICATE-----\n", None])
+    def test_a_certificate_is_made_again_from_its_key(
+        self, tmp_path: Path, damage: bytes | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+        path = tmp_path / CERTIFICATE_FILE
+        first = Signer.of_directory(tmp_path, now)
+        if damage is None:
+            path.unlink()
+        else:
+            path.write_bytes(damage)
+        again = Signer.of_directory(tmp_path, now)
+        assert again.sign("x") == first.sign("x"), "the key is the same"
+        assert path.read_bytes() == again.certificate
+        keys = [x509.load_pem_x509_certificate(each.certificate).public_key() for each in (first, again)]
+        assert keys[0] == keys[1]
+        assert ("made again" in caplog.text) == (damage is not None)
+        assert Signer.of_directory(tmp_path, now).certificate == again.certificate
+
+    def test_a_certificate_of_another_key_is_made_again(self, tmp_path: Path) -> None:
+        now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+        old = Signer.of_directory(tmp_path, now)
+        (tmp_path / KEY_FILE).unlink()
+        new = Signer.of_directory(tmp_path, now)
+        assert new.sign("x") != old.sign("x")
+        assert new.certificate != old.certificate
+
+    @pytest.mark.parametrize("kept_bytes", [0, 100, 1_600])
+    def test_a_damaged_key_is_kept_and_told(self, tmp_path: Path, kept_bytes: int) -> None:
+        now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+        Signer.of_directory(tmp_path, now)
+        path = tmp_path / KEY_FILE
+        damaged = path.read_bytes()[:kept_bytes]
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="holds no RSA key: restore it"):
+            Signer.of_directory(tmp_path, now)
+        assert path.read_bytes() == damaged
+
+    def test_a_disk_that_fails_leaves_no_half_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+        def failing(descriptor: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", failing)
+            with pytest.raises(OSError, match="Input/output"):
+                Signer.of_directory(tmp_path, now)
+        assert not (tmp_path / KEY_FILE).exists()
+        Signer.of_directory(tmp_path, now)
+        assert sorted(each.name for each in tmp_path.iterdir()) == [CERTIFICATE_FILE, KEY_FILE]
 
     def test_what_is_signed(self) -> None:
         headers = {

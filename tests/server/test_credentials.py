@@ -188,6 +188,30 @@ def test_a_reload_aside_reads_in_a_thread_and_takes_on_the_loop(file: Path, monk
     assert credentials.find("AK1") is changed
 
 
+def test_a_reading_that_hangs_keeps_nobody(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    credentials = Credentials(file)
+    file.unlink()
+    os.mkfifo(file, 0o600)  # whoever opens it waits until somebody writes: as on a mount that hangs
+    hung = file.with_name("hung")
+
+    def mended() -> None:
+        file.rename(hung)
+        write(file, GOOD.replace("hush-one", "hush-new"))
+
+    async def reload() -> None:
+        assert not await credentials.reload_aside(deadline_s=0.01)
+        assert f"{file} hangs" in caplog.text
+        mended()
+        assert await credentials.reload_aside()
+
+    asyncio.run(reload())  # which ends, though a thread still reads
+    changed = credentials.find("AK1")
+    assert changed is not None
+    assert changed.secret == "hush-new"
+    os.close(os.open(hung, os.O_RDWR | os.O_NONBLOCK))  # lets the thread end
+    assert credentials.find("AK1") is changed
+
+
 def test_a_bad_new_file_keeps_the_old_keys(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     credentials = Credentials(file)
     key = credentials.find("AK1")

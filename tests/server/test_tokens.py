@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,21 @@ def test_a_file_that_is_no_key_set(tmp_path: Path, text: str) -> None:
         IssuerTokens(ISSUER, path, NONE)
     with pytest.raises(FileInvalid):
         IssuerTokens(ISSUER, tmp_path / "missing.json", NONE)
+
+
+def test_keys_that_could_not_be_read_are_tried_again(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = IssuerTokens(ISSUER, keys, NONE)
+    new = ECKey.generate_key("P-256", {"kid": "new"})
+    whole = json.dumps({"keys": [key.as_dict(private=False) for key in (EC, new)]})
+    keys.write_text(whole[:-10])
+    os.utime(keys, ns=(1, 1))
+    for _ in range(3):
+        with pytest.raises(TokenRefused):
+            tokens.claims(token(new, "ES256"))
+    assert caplog.text.count("stay as they were") == 1
+    keys.write_text(whole)
+    os.utime(keys, ns=(1, 1))  # a coarse clock: the repair has the time of the damage
+    assert tokens.claims(token(new, "ES256"))["oid"] == "me"
 
 
 def test_in_development_mode_claims_are_believed() -> None:

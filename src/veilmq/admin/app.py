@@ -104,10 +104,13 @@ def _reasons(service: Service) -> dict[str, str]:
 
 def _warnings(service: Service) -> dict[str, str]:
     """What an operator should mend."""
-    if not service.clock.ahead:
-        return {}
-    ahead_s = service.clock.ahead_us // 1_000_000
-    return {"clock": f"the data is {ahead_s} s ahead of this machine's clock: set the clock"}
+    found = {}
+    if service.clock.ahead:
+        ahead_s = service.clock.ahead_us // 1_000_000
+        found["clock"] = f"the data is {ahead_s} s ahead of this machine's clock: set the clock"
+    if service.push_fault is not None:
+        found["pushes"] = f"nothing is pushed until a restart: {service.push_fault}; the log says more"
+    return found
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:

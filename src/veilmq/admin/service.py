@@ -75,6 +75,11 @@ class Service(Protocol):
         ...
 
     @property
+    def push_fault(self) -> str | None:
+        """Why nothing is pushed until a restart; None as long as that can be done."""
+        ...
+
+    @property
     def parking(self) -> ParkingWatch:
         """Counts receives that found no room to wait."""
         ...

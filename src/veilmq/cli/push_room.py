@@ -37,6 +37,7 @@ async def serve_pushes(service: Service, settings: Settings) -> None:
     try:
         signer = await loop.run_in_executor(None, Signer.of_directory, settings.data, now)
     except (OSError, ValueError) as error:
+        service.push_fault = "the key cannot be had"
         log.error("no pushes: the key cannot be had: %s", error)
         return
     service.show_document(CERTIFICATE_PATH, signer.certificate)

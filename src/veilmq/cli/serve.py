@@ -16,8 +16,9 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,9 +102,10 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop
 
 
-def _tell_end_of_pushes(pushing: asyncio.Task[None]) -> None:
+def _tell_end_of_pushes(service: Service, pushing: asyncio.Task[None]) -> None:
     """Nobody waits for the push room before the end: a bug in it must not be silent until then."""
     if not pushing.cancelled() and (error := pushing.exception()) is not None:
+        service.push_fault = "they ended by an error"
         log.error("no pushes any more, until a restart", exc_info=error)
 
 
@@ -124,7 +126,7 @@ async def _run(service: Service, manager: str | None) -> Exit:
             for name, listener in service.listeners.items():
                 log.info("%s listens on %s", name, " and ".join(listener.urls))
             pushing = asyncio.create_task(serve_pushes(service, settings))
-            pushing.add_done_callback(_tell_end_of_pushes)
+            pushing.add_done_callback(partial(_tell_end_of_pushes, service))
             notify(manager, READY)
             waiting = asyncio.ensure_future(ended.wait())
             either: list[asyncio.Future[Any]] = [waiting, service.failed]
@@ -157,15 +159,16 @@ def _on_signals(ended: asyncio.Event, service: Service) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
 
-    reloads: set[asyncio.Task[None]] = set()
-
-    async def reload() -> None:
-        await service.keyring.reload_aside()
-        if service.certificate is not None:
-            service.certificate.renew(wall())
+    reloads: set[asyncio.Task[object]] = set()
 
     def begin_reload() -> None:
-        task = loop.create_task(reload())
+        # Each on its own: a disk that hangs under one of them shall not keep the other from its reload.
+        begin(service.keyring.reload_aside())
+        if service.certificate is not None:
+            begin(service.certificate.renew_aside(wall()))
+
+    def begin(reload: Coroutine[Any, Any, object]) -> None:
+        task = loop.create_task(reload)
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 

@@ -1,18 +1,22 @@
 """The key that pushes are signed with, and its certificate, which receivers fetch.
 
 Strategy: an RSA key made at the first start, in the data directory (0600); the certificate is its public half, signed
-by itself, and served by the MNS port. A push is signed over the layout of a request's signature (docs/mns.md) with
-RSA-SHA1, PKCS#1 v1.5, because that is what every receiver's published sample verifies.
+by itself, and served by the MNS port. Each file is written as a whole, and a certificate that is not the key's is made
+again from it; a damaged key is for people to judge, because receivers may have kept its certificate. A push is signed
+over the layout of a request's signature (docs/mns.md) with RSA-SHA1, PKCS#1 v1.5, because that is what every receiver's
+published sample verifies.
 """
 
 import base64
 import datetime
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import NameOID
@@ -23,6 +27,8 @@ CERTIFICATE_PATH: Final = "/veilmq-push.pem"
 """Where the MNS port serves the certificate."""
 _KEY_BITS: Final = 2_048
 _YEARS: Final = 20
+
+log = logging.getLogger("veilmq.push")
 
 
 class Signer:
@@ -35,14 +41,16 @@ class Signer:
 
     @classmethod
     def of_directory(cls, directory: Path, now: datetime.datetime) -> "Signer":
-        """The directory's key, made if there is none. Raises OSError, ValueError for a damaged file."""
+        """The directory's key, made if there is none. Raises OSError, ValueError for a damaged key."""
         path, certificate = directory / KEY_FILE, directory / CERTIFICATE_FILE
-        if not path.exists() or not certificate.exists():
-            _make(path, certificate, now)
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-        if not isinstance(key, rsa.RSAPrivateKey):
-            raise ValueError(f"{path} holds no RSA key")
-        return cls(key, certificate.read_bytes())
+        key = _read_key(path) if path.exists() else _make_key(path)
+        text = certificate.read_bytes() if certificate.exists() else None
+        if text is None or not _is_of(key, text):
+            if text is not None:
+                log.warning("%s is damaged or another key's: made again", certificate)
+            text = _certificate_of(key, now)
+            _write(certificate, text, 0o644)
+        return cls(key, text)
 
     def sign(self, text: str) -> str:
         """The signature in base64."""
@@ -58,8 +66,32 @@ def string_to_sign(method: str, target: str, headers: Mapping[str, str]) -> str:
     return "\n".join(parts) + f"\n{extra}{target}"
 
 
-def _make(path: Path, certificate: Path, now: datetime.datetime) -> None:
+def _read_key(path: Path) -> rsa.RSAPrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise ValueError(f"{path} holds no RSA key: restore it, or remove it, and the next start makes another")
+    return key
+
+
+def _make_key(path: Path) -> rsa.RSAPrivateKey:
     key = rsa.generate_private_key(public_exponent=65_537, key_size=_KEY_BITS)
+    form = serialization.PrivateFormat.PKCS8
+    _write(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()), 0o600)
+    return key
+
+
+def _is_of(key: rsa.RSAPrivateKey, text: bytes) -> bool:
+    """Whether that is a certificate of the key."""
+    try:
+        return x509.load_pem_x509_certificate(text).public_key() == key.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        return False
+
+
+def _certificate_of(key: rsa.RSAPrivateKey, now: datetime.datetime) -> bytes:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "VeilMQ push")])
     made = (
         x509.CertificateBuilder()
@@ -71,9 +103,19 @@ def _make(path: Path, certificate: Path, now: datetime.datetime) -> None:
         .not_valid_after(now + datetime.timedelta(days=365 * _YEARS))
         .sign(key, hashes.SHA256())
     )
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(secret)
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """The whole file or none of it, whenever the power fails."""
+    part = path.with_name(f"{path.name}.new")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

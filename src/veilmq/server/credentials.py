@@ -42,6 +42,7 @@ from veilmq.model.access import (
     Grant,
     NamedAccount,
 )
+from veilmq.server.reading import DEADLINE_S, read_aside
 from veilmq.server.toml_file import FileInvalid, Lines, read_toml
 
 DEVELOPMENT_KEYS_MAX: Final = 4_096
@@ -109,27 +110,24 @@ class Credentials:
         """The account of that Azure name, the same object until a reload; None if unknown."""
         return self._named.get(name)
 
-    async def reload_aside(self) -> bool:
-        """Read the file again; a bad one changes nothing and is logged. Returns whether it was taken.
+    async def reload_aside(self, deadline_s: float = DEADLINE_S) -> bool:
+        """Read the file again; a bad one, or one whose reading hangs, changes nothing and is logged. Returns whether it
+        was taken.
 
         No request waits for it: the file is read in a thread, and takes the place of the old one on the loop.
         """
         async with self._reading:  # who asks meanwhile gets what is there afterwards
-            return self._take(await asyncio.get_running_loop().run_in_executor(None, self._look))
-
-    def _look(self) -> _Found | FileInvalid:
-        try:
-            return _read(self._path)
-        except FileInvalid as error:
-            return error
-
-    def _take(self, found: _Found | FileInvalid) -> bool:
-        if isinstance(found, FileInvalid):
-            log.error("the credentials stay as they were: %s", found)
-            return False
+            try:
+                found = await read_aside(self._look, self._path, deadline_s)
+            except (FileInvalid, OSError) as error:
+                log.error("the credentials stay as they were: %s", error)
+                return False
         self._accounts, self._keys, self._named = found
         log.info("read %d accounts with %d keys from %s", len(self._accounts), len(self._keys), self._path)
         return True
+
+    def _look(self) -> _Found:
+        return _read(self._path)
 
 
 class DevelopmentKeyring:

@@ -81,6 +81,8 @@ class Service:
         """Attempts to push, by what became of them."""
         self.push_room: PushRoom | None = None
         """Opened when the first subscription wants it."""
+        self.push_fault: str | None = None
+        """Why nothing is pushed until a restart; None as long as that can be done."""
         self.certificate: Certificate | None = None
         """Of all ports, the admin port too; None without TLS."""
         if settings.tls_cert is not None and settings.tls_key is not None:

@@ -6,6 +6,7 @@ if it fits; so the ports never differ. A listener learns of a connection when it
 ends one is counted by the port's context.
 """
 
+import asyncio
 import logging
 import ssl
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
+from veilmq.server.reading import DEADLINE_S, read_aside
 
 _END_NEAR_US: Final = 14 * DAY_US
 
@@ -46,7 +48,8 @@ class Certificate:
         Raises OSError if a file cannot be read, ssl.SSLError if it holds something else or they do not belong together.
         """
         self._certificate, self._key = certificate, key
-        self._load(now)
+        self._reading = asyncio.Lock()
+        self._take(self._load(), now)
 
     def context(self, sessions_max: int | None = None) -> ssl.SSLContext:
         """Of one port. sessions_max: connections at a time (None: no bound); beyond, a new one is dropped at once."""
@@ -55,20 +58,24 @@ class Certificate:
         context.sni_callback = self._hand_over
         return _for_http(context)
 
-    def renew(self, now: Instant) -> None:
-        """Present what the files hold now, at all ports. A bad pair changes nothing and is logged."""
-        try:
-            self._load(now)
-        except OSError as error:  # ssl.SSLError is one
-            logger.error("the certificate stays as it was: %s", error)
-        else:
-            logger.info("read %s: new connections get that certificate", self._certificate)
+    async def renew_aside(self, now: Instant, deadline_s: float = DEADLINE_S) -> None:
+        """Present what the files hold now, at all ports. A bad pair, or one whose reading hangs, changes nothing and is
+        logged. No connection waits for it: the files are read in a thread."""
+        async with self._reading:  # who asks meanwhile gets what is there afterwards
+            try:
+                found = await read_aside(self._load, self._certificate, deadline_s)
+            except OSError as error:  # ssl.SSLError is one
+                logger.error("the certificate stays as it was: %s", error)
+                return
+        self._take(found, now)
+        logger.info("read %s: new connections get that certificate", self._certificate)
 
     def _hand_over(self, session: ssl.SSLObject, name: str | None, port: ssl.SSLContext) -> None:
         """Called at each ClientHello, with a server name or without."""
         session.context = self._pair
 
-    def _load(self, now: Instant) -> None:
+    def _load(self) -> tuple[ssl.SSLContext, bytes]:
+        """A context with the pair, and the text of the certificate."""
         files = self._certificate, self._key
         texts = [path.read_bytes() for path in files]  # what loads them does not say which of the two is missing
         pair = _for_http(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
@@ -81,8 +88,11 @@ class Certificate:
             raise ssl.SSLError(error.errno, f"{self._certificate} with {self._key}: {why}") from error
         if [path.read_bytes() for path in files] != texts:
             raise ssl.SSLError(0, f"{self._certificate} with {self._key}: they were written meanwhile")
-        self._pair = pair
-        self.ends = tell_end(self._certificate, texts[0], now)
+        return pair, texts[0]
+
+    def _take(self, found: tuple[ssl.SSLContext, bytes], now: Instant) -> None:
+        self._pair, text = found
+        self.ends = tell_end(self._certificate, text, now)
 
 
 def _for_http(context: ssl.SSLContext) -> ssl.SSLContext:

@@ -69,6 +69,9 @@ class IssuerTokens:
         self._issuer = issuer
         self._path = keys
         self._changed = 0
+        """When the file that the keys are from was written."""
+        self._told: str | None = None
+        """The failure that the log has: each refused token tries again."""
         self._read()
 
     def claims(self, token: str) -> dict[str, Any]:
@@ -93,8 +96,11 @@ class IssuerTokens:
                 return False
             self._read()
         except (OSError, FileInvalid) as error:
-            log.error("the issuer's keys stay as they were: %s", error)
+            if str(error) != self._told:
+                log.error("the issuer's keys stay as they were: %s", error)
+                self._told = str(error)
             return False
+        self._told = None
         log.info("read the issuer's keys again from %s", self._path)
         return True
 
@@ -105,13 +111,14 @@ class IssuerTokens:
         except ImportError:
             raise FileInvalid(self._path, "to read it install joserfc (VeilMQ's extra `encryption`)") from None
         try:
-            self._changed = self._path.stat().st_mtime_ns
+            changed = self._path.stat().st_mtime_ns
             keys = KeySet.import_key_set(json.loads(self._path.read_bytes()))
         except OSError as error:
             raise FileInvalid(self._path, str(error.strerror)) from None
         except (JoseError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FileInvalid(self._path, f"holds no JSON Web Key Set: {error}") from None
-        self._keys = keys
+        # Only now: a file that could not be read is tried again, whatever mended it.
+        self._keys, self._changed = keys, changed
 
 
 def tokens_of(settings: Settings) -> Tokens:
