@@ -120,6 +120,18 @@ class TestKeyFile:
         add_key(path, new_key())
         assert keys.newest != first
 
+    def test_what_could_not_be_read_is_tried_again(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        path = tmp_path / "keys"
+        old, new = new_key(), new_key()
+        add_key(path, old)
+        keys = KeyFile(path)
+        os.replace(written(tmp_path / "new", as_json(Keys(old, new)), 0o644), path)
+        for _ in range(3):
+            assert keys.find(new.id) is None
+        assert caplog.text.count("the keys stay as they were") == 1
+        path.chmod(0o600)  # what the log advises; neither time nor size change
+        assert keys.newest == new
+
 
 def test_an_unknown_algorithm() -> None:
     with pytest.raises(ParameterInvalid, match="algorithm"):

@@ -1,5 +1,7 @@
 """Large messages over real stores: 50 MB through S3's protocol and through files, AWS's form, a kill at each step."""
 
+import errno
+import itertools
 import json
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from veilmq.client import objects
 from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.errors import ObjectStoreFailed
@@ -106,6 +109,20 @@ def test_an_object_is_made_once(store: ObjectStore) -> None:
     assert store.create("orders/x", b"first")
     assert not store.create("orders/x", b"second")
     assert store.get("orders/x") == b"first"
+
+
+def test_what_an_earlier_attempt_wrote_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs = itertools.count()
+
+    def failing(directory: str) -> None:
+        if not next(syncs):
+            raise OSError(errno.EIO, "Input/output error")
+
+    store = ObjectStore(f"file://{tmp_path}/objects", pause=0.01)
+    monkeypatch.setattr(objects, "_sync_directory", failing)
+    assert store.create("orders/x", b"ours")
+    assert next(syncs), "the first attempt failed when the object was there"
+    assert not store.create("orders/x", b"ours"), "another call: it was there before"
 
 
 def test_files_are_private_and_leave_nothing_aside(plain: Queue, tmp_path: Path) -> None:

@@ -573,6 +573,30 @@ def test_a_gap_raises_after_each_timeout(place: Place) -> None:
         assert (caught.value.first, caught.value.last) == (3, 3)
 
 
+def test_a_loop_ends_when_its_receiver_is_closed(place: Place) -> None:
+    place.sender().send("1")
+    receiver, came, handled = place.receiver(), threading.Event(), []
+    loop = threading.Thread(target=lambda: handled.append(run(receiver, lambda message: came.set())), daemon=True)
+    loop.start()
+    assert came.wait(10)
+    receiver.close()
+    loop.join(10)
+    assert not loop.is_alive()
+    assert handled == [1]
+
+
+def test_nothing_is_handed_out_after_the_close(place: Place) -> None:
+    sender = place.sender()
+    for number in range(3):
+        sender.send(str(number))
+    receiver = place.receiver()
+    (first,) = receiver.receive()
+    receiver.release(first.handle)
+    assert receiver.buffered
+    receiver.close()
+    assert receiver.receive() == []
+
+
 def test_a_gap_that_closes_while_it_is_told_is_not_skipped(place: Place) -> None:
     came: list[Ordered] = []
 

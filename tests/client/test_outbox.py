@@ -19,7 +19,7 @@ from tests.client.test_forked import code_of, in_child
 
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import TransportError
-from veilmq.client.messages import Message, Sent
+from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.outbox import ATTRIBUTE, Outbox, Relay
 from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
@@ -135,6 +135,61 @@ def test_what_is_committed_is_sent_in_its_order(place: Place) -> None:
     assert place.bodies() == [str(number) for number in range(1, 251)]
     assert place.relay().run_once() == 0
     assert place.rows("sent IS NOT NULL") == 250
+
+
+class Native(Wrapping):
+    """A FIFO queue of SQS, which takes some entries of a batch and fails others."""
+
+    def __init__(self, inner: Queue, failing: list[str]) -> None:
+        super().__init__(inner)
+        self.failing = failing
+        self.calls = 0
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        self.calls += 1
+        return [self._one(message) for message in messages if isinstance(message, Message)]
+
+    def _one(self, message: Message) -> Sent | VeilError:
+        if message.body in self.failing:
+            self.failing.remove(message.body)
+            return LOST
+        return self.inner.send(message)
+
+
+@pytest.mark.parametrize("failing", [["a1"], ["a2"], ["a4"], ["a1", "b2"], ["b1", "b3", "a2"]])
+def test_a_group_waits_for_a_row_that_failed(place: Place, failing: list[str]) -> None:
+    place.embedded.account.create("orders.fifo", Template(fifo=True))
+    place.queue = place.embedded.account.queue("orders.fifo")
+    names = [f"{group}{number}" for number in range(1, 5) for group in "ab"]
+    place.add(*[Message(name, group=name[0]) for name in names])
+    queue = Native(place.queue, list(failing))
+    relay = place.relay(queue, hold=HOUR)
+    for _ in failing:
+        if queue.failing:
+            with pytest.raises(TransportError):
+                relay.run_once()
+    relay.run_once()
+    assert place.rows("sent IS NULL") == 0
+    came = place.bodies()
+    for group in "ab":
+        assert [body for body in came if body[0] == group] == [f"{group}{number}" for number in range(1, 5)]
+
+
+def test_groups_of_one_row_are_one_batch(place: Place) -> None:
+    place.embedded.account.create("orders.fifo", Template(fifo=True))
+    place.add(*[Message("x", group=str(number)) for number in range(50)])
+    queue = Native(place.embedded.account.queue("orders.fifo"), [])
+    assert place.relay(queue).run_once() == 50
+    assert queue.calls == 1
+
+
+def test_without_groups_a_row_that_failed_comes_after_its_batch(place: Place) -> None:
+    place.add("1", "2", "3", "4")
+    relay = place.relay(Scripted(place.queue, loses_the_second), batch=3)
+    with pytest.raises(TransportError):
+        relay.run_once()
+    relay.run_once()
+    assert place.bodies() == ["1", "3", "2", "4"]
 
 
 def test_what_is_rolled_back_is_not_sent(place: Place) -> None:

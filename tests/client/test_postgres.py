@@ -9,7 +9,7 @@ from tests.client.clocks_apart import HOUR, Apart
 from tests.client.postgres import emptied, postgres
 
 from veilmq.client.clock import SYSTEM
-from veilmq.client.errors import StorageHeld
+from veilmq.client.errors import StorageHeld, StorageLost
 from veilmq.client.ordered import TableStorage
 from veilmq.client.outbox import Outbox, Relay
 from veilmq.client.queue import Queue
@@ -142,6 +142,39 @@ def together(count: int, work: Callable[[int], None]) -> list[BaseException]:
     for each in threads:
         each.join()
     return errors
+
+
+def test_nobody_takes_over_amid_a_transaction_however_long(connect: Connect) -> None:
+    def impatient() -> "psycopg.Connection[tuple[object, ...]]":
+        there = connect()
+        there.execute("SET lock_timeout = '100ms'")
+        there.commit()
+        return there
+
+    holder = TableStorage(connect, "receiver", hold_seconds=0.2)
+    standby = TableStorage(impatient, "receiver", hold_seconds=0.2, create=False)
+    holder.acquire()
+    try:
+        with holder.saving(b"1") as cursor:
+            cursor.execute("SELECT pg_sleep(0.5)")  # the application's own work, longer than the hold
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                standby.acquire()
+        assert holder.load() == b"1"
+    finally:
+        holder.release()
+    standby.acquire()
+    standby.release()
+
+
+def test_who_was_overtaken_learns_it_before_its_work(connect: Connect) -> None:
+    holder = TableStorage(connect, "receiver")
+    holder.acquire()
+    with connect() as there:
+        there.execute("UPDATE veilmq_numbers SET version = version + 1, holder = NULL")
+    there.close()
+    with pytest.raises(StorageLost), holder.saving(b"1"):
+        raise AssertionError("it may not begin")
+    holder.release()
 
 
 def test_of_many_that_make_one_table_none_fails(connect: Connect) -> None:

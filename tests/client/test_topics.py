@@ -22,6 +22,7 @@ from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.queue import Account, Queue
 from veilmq.client.topics import (
     ID_ATTRIBUTE,
+    Definition,
     Definitions,
     PullTopic,
     create_pull_topic,
@@ -457,3 +458,36 @@ class TestBadInput:
             topic.publish(**{"message": "x", **options})
         assert caught.value.parameter == parameter
         assert bodies(account, *NAMES) == [[]] * 3
+
+
+def test_a_definition_whose_answer_was_lost_is_ours(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ObjectStore(f"memory://topics{next(_buckets)}/x", pause=0.01)
+    write, writes = store._files.pipe_file, itertools.count()
+
+    def losing(*arguments: Any, **options: Any) -> None:
+        write(*arguments, **options)
+        if not next(writes):
+            raise TimeoutError("the object is there, and nobody was told")
+
+    monkeypatch.setattr(store._files, "pipe_file", losing)
+    definitions = Definitions(store)
+    create_pull_topic(account, "news", NAMES, definitions=definitions, create_queues=True)
+    assert open_pull_topic(account, "news", definitions=definitions)
+
+
+def test_a_definition_of_somebody_faster_is_not_ours(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in every word, and written between our first attempt, which failed, and the second."""
+    url = f"memory://topics{next(_buckets)}/x"
+    store, others = ObjectStore(url, pause=0.01), Definitions(url)
+    write, writes = store._files.pipe_file, itertools.count()
+    wanted = Definition("sports", ())
+
+    def failing(*arguments: Any, **options: Any) -> None:
+        if not next(writes):
+            others.add(wanted)
+            raise TimeoutError
+        write(*arguments, **options)
+
+    monkeypatch.setattr(store._files, "pipe_file", failing)
+    with pytest.raises(TopicExists):
+        Definitions(store).add(wanted)

@@ -20,6 +20,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times, TransactionQueue, Verdict
+from veilmq.client.transaction.entry import Entry, encode
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 from veilmq.testing.client_contract.embedded import EmbeddedClient
@@ -569,6 +570,52 @@ def test_a_parked_transaction_can_be_rolled_back(place: Place) -> None:
     assert queue.settle_parked(lambda prepared: Verdict.ROLLBACK) == 1
     place.embedded.pass_time(49 * HOUR)
     assert place.bodies() == []
+
+
+def parked_entries(queue: TransactionQueue, count: int) -> list[str]:
+    """Their ids."""
+    ids = [f"t{number}" for number in range(count)]
+    for identity in ids:
+        queue.parked().send(encode(Entry(1, identity, Form.LOGGED, Message("order"), None, 0.0, None)))
+    return ids
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_each_parked_one_is_asked_about_once_however_slowly(hidden: Place, verdict: Verdict) -> None:
+    queue = hidden.opened()
+    ids, asked = parked_entries(queue, 6), []
+
+    def decide(prepared: Prepared) -> Verdict:
+        asked.append(prepared.id)
+        hidden.embedded.pass_time(queue.times.check_lease * 0.7)
+        assert len(asked) <= 6
+        return verdict
+
+    known = verdict is not Verdict.UNKNOWN
+    assert queue.settle_parked(decide) == 6 * known
+    assert sorted(asked) == ids
+    stats = queue.parked().stats()
+    assert (stats.visible, stats.in_flight) == (6 * (not known), 0)
+    assert len(hidden.bodies()) == 6 * (verdict is Verdict.COMMIT)
+
+
+def test_what_decide_raises_is_raised_whoever_has_the_leases(hidden: Place) -> None:
+    queue = hidden.opened()
+    asked = 0
+    parked_entries(queue, 3)
+
+    def decide(prepared: Prepared) -> Verdict:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            hidden.embedded.pass_time(queue.times.check_lease + 1)
+            assert queue.parked().receive(), "the first one, by another process"
+            raise KeyError(prepared.id)
+        return Verdict.UNKNOWN
+
+    with pytest.raises(KeyError):
+        queue.settle_parked(decide)
+    assert queue.parked().stats().visible == 2
 
 
 def test_unknown_is_decided_when_it_is_known(place: Place) -> None:

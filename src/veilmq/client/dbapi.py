@@ -101,6 +101,13 @@ def clock_of(connection: Any) -> str | None:
     return None
 
 
+def row_lock_of(clock: str | None) -> str:
+    """What a SELECT ends with that locks its rows until the transaction ends, in the database of that clock
+    (`clock_of`); empty in SQLite, whose transaction locks everything from its first change on, and where nobody knows.
+    """
+    return " FOR UPDATE" if clock in _CLOCKS[:2] else ""
+
+
 def end(connection: Any) -> None:
     """Close it, which rolls back what is open (PEP 249). One that cannot be closed is broken, and ended thereby."""
     with suppress(Exception):

@@ -114,15 +114,25 @@ class ObjectStore:
             self._try("put", lambda: self._files.pipe_file(path, content))
 
     def create(self, key: str, content: bytes) -> bool:
-        """Write the object if there is none; False if there is. Atomic for local files, memory and Amazon S3."""
+        """Write the object if there is none; False if there is. Atomic for local files, memory and Amazon S3.
+
+        content: what nobody else writes, by a token in it say: an attempt whose answer was lost is told by it.
+        """
         path = self._path(key)
-        try:
+        attempts = 0
+
+        def write() -> None:
+            nonlocal attempts
+            attempts += 1
             if self._is_local:
-                self._try("create", lambda: _put_local(path, content, exclusive=True))
+                _put_local(path, content, exclusive=True)
             else:
-                self._try("create", lambda: self._files.pipe_file(path, content, mode="create"))
+                self._files.pipe_file(path, content, mode="create")
+
+        try:
+            self._try("create", write)
         except FileExistsError:
-            return False
+            return attempts > 1 and self.get(key) == content
         return True
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:

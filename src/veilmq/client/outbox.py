@@ -10,7 +10,7 @@ Source: document 002, "transaction messages" (the same promise, from a database)
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -106,7 +106,8 @@ class _Row(NamedTuple):
 class Relay(Closing, Anew):
     """Sends what an outbox holds. Run it in a thread (`start`), or call `run_once`; any number may share a table.
 
-    One relay sends in the order of the rows' positions, as far as the queue keeps it.
+    One relay sends in the order of the rows' positions. On a FIFO queue a row that could not be sent keeps the later
+    ones of its group waiting; elsewhere it is sent after the others of its batch.
     """
 
     def __init__(
@@ -295,14 +296,37 @@ class Relay(Closing, Anew):
         raise AssertionError("the last try returns or raises")
 
     def _send(self, rows: Sequence[_Row]) -> list[Sent | VeilError]:
-        messages = [from_text(row.text) for row in rows]
-        whole = [self._marked(row, message) for row, message in zip(rows, messages, strict=True) if message is not None]
-        try:
-            answers = iter(self._queue.send_batch(whole) if whole else [])
-        except VeilError as error:
-            answers = iter([error] * len(whole))
+        """A result a row. Those of one group are sent one after the other: of a batch, a service may refuse one message
+        and take the next. After a failure that may pass, the rest of its group waits, with the same result."""
         unreadable = ParameterInvalid(parameter="message", reason="the row holds no message")
-        return [unreadable if message is None else next(answers) for message in messages]
+        results: list[Sent | VeilError] = [unreadable] * len(rows)
+        read = {place: from_text(row.text) for place, row in enumerate(rows)}
+        whole = {place: self._marked(rows[place], message) for place, message in read.items() if message is not None}
+        lines, turn = self._lines(whole), 0
+        while lines:
+            going = []
+            for line, result in zip(lines, self._sent([whole[line[turn]] for line in lines]), strict=True):
+                stops = isinstance(result, VeilError) and not _hopeless(result)
+                for place in line[turn:] if stops else line[turn : turn + 1]:
+                    results[place] = result
+                if not stops and len(line) > turn + 1:
+                    going.append(line)
+            lines, turn = going, turn + 1
+        return results
+
+    def _lines(self, messages: Mapping[int, Message]) -> list[list[int]]:
+        """The places of what must stay in order; only the groups of a FIFO queue have one."""
+        fifo = self._queue.capabilities.native_fifo
+        lines: dict[int | str, list[int]] = {}
+        for place, message in messages.items():
+            lines.setdefault(place if message.group is None or not fifo else message.group, []).append(place)
+        return list(lines.values())
+
+    def _sent(self, messages: Sequence[Message]) -> Sequence[Sent | VeilError]:
+        try:
+            return self._queue.send_batch(messages)
+        except VeilError as error:
+            return [error] * len(messages)
 
     def _marked(self, row: _Row, message: Message) -> Message:
         """The message with its id, where the queue can carry it."""

@@ -119,7 +119,8 @@ class Keys:
 class KeyFile:
     """The keys of a file as it is now: a file that changed is read again, so that a rotation needs no restart.
 
-    One `stat` a message. A file that became bad changes nothing and is logged.
+    One `stat` a message. A file that became bad changes nothing, is logged, and is tried again at each message: what
+    mends it, a `chmod` say, may leave time and size as they were.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -128,6 +129,8 @@ class KeyFile:
         self._lock = threading.Lock()
         self._stamp = _stamp(self.path)
         self._keys = _read(self.path)
+        self._told: tuple[tuple[int, int, int], str] | None = None
+        """The failure that the log has: of which file, and why."""
 
     @property
     def newest(self) -> Key:
@@ -149,12 +152,19 @@ class KeyFile:
         if stamp != self._stamp:
             with self._lock:
                 if stamp != self._stamp:
-                    try:
-                        self._keys = _read(self.path)
-                    except KeyFileInvalid as error:
-                        log.error("the keys stay as they were: %s", error)
-                    self._stamp = stamp
+                    self._read_again(stamp)
         return self._keys
+
+    def _read_again(self, stamp: tuple[int, int, int]) -> None:
+        try:
+            self._keys = _read(self.path)
+        except KeyFileInvalid as error:
+            failure = stamp, str(error)
+            if failure != self._told:
+                log.error("the keys stay as they were: %s", error)
+                self._told = failure
+        else:
+            self._stamp, self._told = stamp, None
 
 
 def new_key(algorithm: str = "A256GCM") -> Key:

@@ -122,6 +122,11 @@ class OrderedReceiver(Closing):
         return self._reorder.state.next
 
     @property
+    def closed(self) -> bool:
+        """Whether `close` was called: nothing is handed out any more."""
+        return self._closed
+
+    @property
     def buffered(self) -> int:
         """Messages that wait for their turn."""
         return len(self._reorder.held)
@@ -140,7 +145,7 @@ class OrderedReceiver(Closing):
         while True:
             self._pass_voids()
             with self._changed:
-                ready = self._hand_out(count_max, lease)
+                ready = [] if self._closed else self._hand_out(count_max, lease)
                 left = deadline - self._clock.monotonic()
                 if ready or self._closed or self._interrupts != interrupts:
                     return ready

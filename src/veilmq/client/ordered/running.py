@@ -45,15 +45,15 @@ def run(
     stop: threading.Event | None = None,
     idle: float | None = None,
 ) -> int:
-    """Call `handler` for each message in order until `stop` is set, or nothing came for `idle` seconds (None: for
-    ever); how many it handled. Raises ParameterInvalid, what `receive` and `delete` raise, what the handler raises with
-    OnFailure.RAISE, and what `dead_letters.send` raises.
+    """Call `handler` for each message in order until `stop` is set, the receiver is closed, or nothing came for `idle`
+    seconds (None: for ever); how many it handled. Raises ParameterInvalid, what `receive` and `delete` raise, what
+    the handler raises with OnFailure.RAISE, and what `dead_letters.send` raises.
     """
     policy = _policy(on_failure, dead_letters)
     stop = stop or threading.Event()
     handled = 0
     quiet = 0.0
-    while not stop.is_set() and (idle is None or quiet < idle):
+    while not stop.is_set() and not receiver.closed and (idle is None or quiet < idle):
         look = LOOK_SECONDS if idle is None else min(LOOK_SECONDS, idle)
         messages = receiver.receive(wait=look)
         quiet = 0.0 if messages else quiet + look

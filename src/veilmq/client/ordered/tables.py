@@ -14,7 +14,18 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.dbapi import EXACT, TEXT, Connect, clock_of, end, paramstyle_of, run, table_name, transactional
+from veilmq.client.dbapi import (
+    EXACT,
+    TEXT,
+    Connect,
+    clock_of,
+    end,
+    paramstyle_of,
+    row_lock_of,
+    run,
+    table_name,
+    transactional,
+)
 from veilmq.client.errors import StateInvalid, StorageLost
 from veilmq.client.ordered.holding import HOLD_SECONDS, Owner, Watch
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -126,16 +137,27 @@ class TableStorage:
 
     def save(self, state: bytes) -> None:
         """See `Storage.save`. Raises StorageLost, and StorageHeld in a forked child."""
-        with self.saving(state):
-            pass
+        self._watch.enter()
+        with self._lock, self._cursor() as cursor:
+            self._store(cursor, state)
 
     @contextmanager
     def saving(self, state: bytes) -> Iterator[Any]:
-        """See `Transactional.saving`. Raises as `save`."""
+        """See `Transactional.saving`. Raises as `save`.
+
+        The hold is not renewed meanwhile, because the connection is lent. So the row is locked, and nobody takes over
+        however long it lasts; in SQLite, where only a change locks, from the first change through the cursor on.
+        """
         self._watch.enter()
         with self._lock, self._cursor() as cursor:
+            if row_lock := row_lock_of(self._clock):
+                row = self._row(cursor, row_lock)
+                self._watch.check(None if row is None else row[1])
             yield cursor
-            self._change(cursor, "holder = ?, state = ?", _text(self._watch.owner()), state.decode())
+            self._store(cursor, state)
+
+    def _store(self, cursor: Any, state: bytes) -> None:
+        self._change(cursor, "holder = ?, state = ?", _text(self._watch.owner()), state.decode())
 
     def _renew(self) -> None:
         with self._lock, self._cursor() as cursor:
@@ -148,8 +170,9 @@ class TableStorage:
             self._run(cursor, f"SELECT {self._clock}")
             self._watch.told(float(cursor.fetchone()[0]))
 
-    def _row(self, cursor: Any) -> tuple[int, Owner | None, str | None] | None:
-        self._run(cursor, f"SELECT version, holder, state FROM {self._table} WHERE name = ?", (self.name,))
+    def _row(self, cursor: Any, row_lock: str = "") -> tuple[int, Owner | None, str | None] | None:
+        statement = f"SELECT version, holder, state FROM {self._table} WHERE name = ?{row_lock}"
+        self._run(cursor, statement, (self.name,))
         row = cursor.fetchone()
         if row is None:
             return None

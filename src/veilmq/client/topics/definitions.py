@@ -8,10 +8,12 @@ The object exists before the first queue is made and after the last one is delet
 for the topic as they are made: whatever a crash leaves can be deleted, and nothing else is.
 """
 
+import secrets
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 
 from veilmq.client.errors import TopicExists, TopicMissing
 from veilmq.client.objects import ObjectStore, is_key
@@ -61,6 +63,12 @@ class Definition(msgspec.Struct, frozen=True):
     form: Form = Form.FAN_OUT
 
 
+class _Added(Definition, frozen=True):
+    """A definition as it is first written: readers pass over the token, by which its writer knows it again."""
+
+    token: str = ""
+
+
 class Definitions:
     """The topics below one URL. Any thread; all calls raise ObjectStoreFailed."""
 
@@ -72,7 +80,8 @@ class Definitions:
 
     def add(self, definition: Definition) -> None:
         """Raises TopicExists. Of two who add at once one wins, on local files, memory and Amazon S3."""
-        if not self._store.create(_key(definition.topic), msgspec.json.encode(definition)):
+        added = _Added(**structs.asdict(definition), token=secrets.token_hex(16))
+        if not self._store.create(_key(definition.topic), msgspec.json.encode(added)):
             raise TopicExists(topic=definition.topic, reason="it was made at the same time")
 
     def write(self, definition: Definition) -> None:

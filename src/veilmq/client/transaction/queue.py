@@ -11,6 +11,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 
 import msgspec
@@ -27,7 +28,7 @@ from veilmq.client.transaction.logbook import Logbook
 from veilmq.client.transaction.parameters import Times, check_half, check_log, check_message, form_for, times_for
 from veilmq.client.transaction.settling import Settler, hopeless
 from veilmq.client.wrapping import Wrapping
-from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
+from veilmq.model.errors import LeaseError, MessageTooLarge, ParameterInvalid, VeilError
 
 COMMIT_TRIES = 3
 
@@ -125,33 +126,47 @@ class TransactionQueue(Wrapping):
     def settle_parked(self, decide: Callable[[Prepared], Verdict | bool], now: float | None = None) -> int:
         """Go through the parked transactions once and settle those that `decide` knows; how many those are.
 
-        A half message has ended long ago then, so that commits send from the entry. Raises what the queues raise.
+        Each is asked about once, however long `decide` takes. A half message has ended long ago then, so that commits
+        send from the entry. Raises what `decide` and the queues raise.
         """
         parked = self.parked()
-        kept: list[Received] = []
-        settled = 0
+        kept: dict[str, str] = {}
+        settled: dict[str, bool] = {}
+        again = 0
         try:
-            while messages := parked.receive(lease=self.times.check_lease):
+            # Who was asked about comes again when its lease ended meanwhile; after a whole round of those nobody is
+            # left.
+            while again <= len(settled) and (messages := parked.receive(lease=self.times.check_lease)):
                 for message in messages:
-                    entry = decode(message.body)
-                    verdict = Verdict.UNKNOWN if entry is None else verdict_of(decide(entry.shown()))
-                    kept.append(message)
-                    if entry is None or verdict is Verdict.UNKNOWN:
-                        continue
-                    if self.checker.decide(entry, verdict, self._clock.wall() if now is None else now):
-                        parked.delete(message.handle)
-                        kept.pop()
-                        settled += 1
+                    kept[message.id] = message.handle
+                    again = again + 1 if message.id in settled else 0
+                    if message.id not in settled:
+                        settled[message.id] = self._settle_parked(message, decide, now)
+                    if settled[message.id]:
+                        with suppress(LeaseError):  # then it comes again
+                            parked.delete(message.handle)
+                        del kept[message.id]
         finally:
-            for message in kept:
-                parked.release(message.handle)
-        return settled
+            for handle in kept.values():
+                with suppress(LeaseError):  # its lease has ended: it is given back
+                    parked.release(handle)
+        return sum(settled.values())
 
     def close(self) -> None:
         """The checker's thread, the log, the queue."""
         self.checker.close()
         self.log.close()
         self.inner.close()
+
+    def _settle_parked(
+        self, message: Received, decide: Callable[[Prepared], Verdict | bool], now: float | None
+    ) -> bool:
+        """Whether its verdict is known and carried out."""
+        entry = decode(message.body)
+        verdict = Verdict.UNKNOWN if entry is None else verdict_of(decide(entry.shown()))
+        if entry is None or verdict is Verdict.UNKNOWN:
+            return False
+        return self.checker.decide(entry, verdict, self._clock.wall() if now is None else now)
 
     def _prepare(self, message: Message) -> tuple[Entry, str]:
         """Steps 1 and 2; the log entry and its handle."""
