@@ -113,14 +113,8 @@ class LeaseKeeper(Closing, OfProcess):
         lead = extend - every
         if lead <= 0:
             raise ParameterInvalid(parameter="every", reason=f"{every:g} s is not below extend = {extend:g} s")
-        minimal_life = lead / 3
-        return cls(
-            queue,
-            visibility_timeout=extend,
-            interval=lead - minimal_life,
-            minimal_life=minimal_life,
-            clock=clock,
-        )
+        life = lead / 3
+        return cls(queue, visibility_timeout=extend, interval=lead - life, minimal_life=life, clock=clock)
 
     @property
     def leases(self) -> int:
@@ -220,6 +214,10 @@ class LeaseKeeper(Closing, OfProcess):
         self._end(lease, lambda: self._delete(lease))
         if self._learner is not None and lease.status is State.DONE:
             self._learner.finished(lease.message, before - lease.registered)
+
+    def forget(self, message: Lease | Received) -> None:
+        """Extend it no more: it comes back when its lease ends. Raises ParameterInvalid for what is not held."""
+        self._end(self._held(message), lambda: None)
 
     def settle(self) -> None:
         """Make every extension that is due, and return when they are answered: for clocks that tests move."""

@@ -20,7 +20,7 @@ class State(StrEnum):
     ENDING = "ending"
     """The user's delete or release is under way: no extension may start."""
     DONE = "done"
-    """Deleted or released."""
+    """Deleted, released, or forgotten."""
     LOST = "lost"
     """Nobody extends it any more, and the handler was told."""
 

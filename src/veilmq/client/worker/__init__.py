@@ -8,7 +8,7 @@ docs/patterns/checkpoint.md.
 from veilmq.client.worker.backoff import Backoff
 from veilmq.client.worker.cancellation import Cancellation, Cancelled, Cause
 from veilmq.client.worker.checkpoints import Checkpoints, FileCheckpoints, ObjectCheckpoints, Saved
-from veilmq.client.worker.guard import Begun, Busy, Claim, Done, Guard, Superseded
+from veilmq.client.worker.guard import Begun, Busy, Claim, Done, Guard, Prolonging, Superseded
 from veilmq.client.worker.guard_directory import DirectoryGuard
 from veilmq.client.worker.guard_table import TableGuard
 from veilmq.client.worker.job import AsyncJob, Job, Reject, Retry
@@ -36,6 +36,7 @@ __all__ = [
     "Meter",
     "ObjectCheckpoints",
     "Options",
+    "Prolonging",
     "PrometheusMeter",
     "Reject",
     "Retry",

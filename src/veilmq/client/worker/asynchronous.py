@@ -78,9 +78,12 @@ class AsyncRunners:
                     flow.spans.tell(span, results)
                 seconds = flow.clock.monotonic() - start
                 await self._blocking(lambda: flow.finish(todo, results, seconds))
-        except Exception:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             log.exception("a worker's own fault: the messages go back")
-            await self._blocking(lambda: flow.rescue(hands))
+            fault = error  # a cancellation leaves this block, and `error` unbound, before the call
+            await self._blocking(lambda: flow.rescue(hands, fault))
         finally:
             flow.done(hands)
             self._free.release()

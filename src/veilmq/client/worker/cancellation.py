@@ -85,6 +85,6 @@ class Cancellation:
 def _call(callback: Callable[[], object]) -> None:
     try:
         callback()
-    except Exception:
+    except BaseException:
         # Who sets the token (the keeper, a shutdown) must go on, whatever a handler's own callback does.
         log.exception("a cancellation callback failed")

@@ -1,20 +1,22 @@
 """The child process of a worker: runs the handler, and asks its parent for everything else.
 
 Strategy: the main thread runs the handler, so that it is an ordinary program; a reader thread takes what the parent
-sends: work, cancellations, answers. When the pipe ends the parent is gone, and the child ends at once, in whatever it
-is. Ctrl-C and SIGTERM are the parent's to handle: a terminal or a service manager sends them to the whole group.
+sends: work, cancellations, answers. What the user's code makes goes to the parent as bytes inside a plain frame, so
+that what cannot be read there costs its own message, and the conversation stays in step. When the pipe ends the parent
+is gone, and the child ends at once, in whatever it is. Ctrl-C and SIGTERM are the parent's to handle: a terminal or a
+service manager sends them to the whole group.
 """
 
 import importlib
 import inspect
 import os
-import pickle
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,12 +25,13 @@ import msgspec
 from veilmq.client.clock import SYSTEM
 from veilmq.client.messages import Received
 from veilmq.client.worker.cancellation import Cancellation, Cause
+from veilmq.client.worker.checkpoints import encode_state
 from veilmq.client.worker.job import Job
 from veilmq.client.worker.results import Result, Verdict, call
-from veilmq.model.errors import ParameterInvalid, VeilError, as_fields
+from veilmq.model.errors import LeaseExpired, ParameterInvalid, VeilError, as_fields
 
 GONE = 70
-"""Exit code of a child whose parent went away."""
+"""Exit code of a child whose parent went away, or says what cannot be read here."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -70,6 +73,11 @@ def resolve(name: str) -> Callable[..., Any]:
     return handler
 
 
+def packed(content: Any) -> bytes:
+    """As it goes through the pipe. Raises whatever the user's objects raise when they are pickled."""
+    return bytes(ForkingPickler.dumps(content))
+
+
 def carried(error: Exception) -> Any:
     """An error as it goes through the pipe: VeilErrors as class and fields, others as text."""
     if isinstance(error, VeilError):
@@ -88,15 +96,22 @@ def raise_carried(error: Any) -> None:
 class _Calls:
     """A job's calls, through the pipe."""
 
-    def __init__(self, child: "_Child", index: int) -> None:
+    def __init__(self, child: "_Child", unit: int, index: int, attempt: int) -> None:
         self._child = child
+        self._unit = unit
         self._index = index
+        self._attempt = attempt
 
     def checkpoint(self, state: Any, lease: float | None) -> None:
-        self._child.ask(("checkpoint", self._index, state, lease))
+        # As JSON, which it must be anyway: the parent need not know the classes of the handler's objects.
+        self._ask("checkpoint", encode_state(state), lease)
 
     def extend(self, seconds: float) -> None:
-        self._child.ask(("extend", self._index, seconds))
+        self._ask("extend", seconds)
+
+    def _ask(self, kind: str, *content: Any) -> None:
+        if not self._child.ask(self._unit, (kind, self._index, *content)):
+            raise LeaseExpired(sequence=0, attempt=self._attempt)
 
 
 class _Child:
@@ -106,45 +121,57 @@ class _Child:
         self._answers: SimpleQueue[Any] = SimpleQueue()
         self._tokens: list[Cancellation] = []
         self._unit = 0
+        """Number of the call that the handler is in; 0: none."""
         self._lock = threading.Lock()
         self._asking = threading.Lock()
 
     def serve(self, handler: Callable[[Any], Any], batch: bool) -> None:
         """Until the parent goes away."""
         threading.Thread(target=self._read, name="veilmq child", daemon=True).start()
-        self.send(("ready",))
+        self.send("ready")
         while True:
             items = self._work.get()
             jobs = [
-                Job(item.message, _Calls(self, index), self._tokens[index], item.state, item.deadline, SYSTEM)
+                Job(
+                    item.message,
+                    _Calls(self, self._unit, index, item.message.receive_count),
+                    self._tokens[index],
+                    item.state,
+                    item.deadline,
+                    SYSTEM,
+                )
                 for index, item in enumerate(items)
             ]
-            self._answer(call(handler, jobs, batch))
+            results = call(handler, jobs, batch)
+            with self._asking:
+                self._unit = 0
+            self.send("results", _results(results))
 
-    def ask(self, question: tuple[Any, ...]) -> None:
-        """One question at a time; raises what the parent's call raised."""
+    def ask(self, unit: int, question: tuple[Any, ...]) -> bool:
+        """One question at a time; raises what the parent's call raised.
+
+        False: the call is over, and a thread outlived it. The parent would take the question for the next message's.
+        """
+        content = packed(question)
         with self._asking:
-            self.send(question)
+            if unit != self._unit:
+                return False
+            self.send("question", content)
             raise_carried(self._answers.get())
+            return True
 
-    def send(self, said: tuple[Any, ...]) -> None:
+    def send(self, kind: str, *content: Any) -> None:
         with self._lock:
-            self._pipe.send(said)
-
-    def _answer(self, results: list[Result]) -> None:
-        try:
-            self.send(("results", results))
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            reason = f"what the handler returned cannot leave its process: {error}"
-            self.send(("results", [Result(Verdict.FAILED, error=reason)] * len(results)))
+            self._pipe.send((kind, *content))
 
     def _read(self) -> None:
         try:
             while True:
                 kind, *content = self._pipe.recv()
                 if kind == "work":
-                    self._unit, items = content
+                    unit, items = content
                     self._tokens = [Cancellation() for _ in items]
+                    self._unit = unit
                     self._work.put(items)
                 elif kind == "cancel":
                     unit, index, cause, detail = content
@@ -153,7 +180,20 @@ class _Child:
                 else:
                     self._answers.put(content[0])
         except (EOFError, OSError):
+            pass  # the parent is gone
+        except Exception:  # noqa: BLE001 a class that cannot be had here may fail in any way
+            traceback.print_exc()
+        finally:
+            # Whoever waits for what cannot be read would wait for ever.
             os._exit(GONE)
+
+
+def _results(results: list[Result]) -> bytes:
+    try:
+        return packed(results)
+    except Exception as error:  # noqa: BLE001 the user's objects may fail in any way
+        reason = f"what the handler returned cannot leave its process: {type(error).__name__}: {error}"
+        return packed([Result(Verdict.FAILED, error=reason)] * len(results))
 
 
 def run(pipe: Connection, handler: str, batch: bool) -> None:

@@ -3,7 +3,7 @@
 Strategy: `prepare` sorts out what must not be worked (lost, over, poisoned, done before), `finish` settles what was. In
 a FIFO group the first message that stays in the queue blocks the rest: it goes back in order, unworked. Threads,
 child processes and coroutines differ only in what they do in between. `work` is the edge: whatever breaks inside costs
-that message one receive, and never a runner.
+that message one receive, as a failed handler does, and never a runner.
 """
 
 import logging
@@ -17,15 +17,15 @@ from veilmq.client.daemons import DaemonPool
 from veilmq.client.worker.alarm import Alarm
 from veilmq.client.worker.backoff import chance
 from veilmq.client.worker.cancellation import Cause
-from veilmq.client.worker.guard import Begun, Claim, Done
-from veilmq.client.worker.hand import Hand
+from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Superseded
+from veilmq.client.worker.hand import Hand, HeldClaim
 from veilmq.client.worker.metrics import Counts
 from veilmq.client.worker.parameters import Parameters
 from veilmq.client.worker.ready import Ready
 from veilmq.client.worker.results import STOPPED, Result, Verdict, of_error
 from veilmq.client.worker.settling import Settling
 from veilmq.client.worker.spans import Spans
-from veilmq.model.errors import VeilError
+from veilmq.model.errors import LeaseTaken
 
 _SETTLERS: Final = 16
 """Threads that settle the messages of batches, so that a batch costs about one round trip."""
@@ -68,8 +68,10 @@ class Flow:
         """They are through."""
         with self._lock:
             self._running.difference_update(hands)
+        for hand in hands:
+            hand.disarm()
         self.ready.done(hands)
-        self._counts.in_hand(self.ready.in_hand)
+        self._counts.in_hand(lambda: self.ready.in_hand)
 
     def work(self, hands: Sequence[Hand], call: Call) -> None:
         """From taken to done, in this thread."""
@@ -80,9 +82,9 @@ class Flow:
                     results = call(todo)
                     self.spans.tell(span, results)
                 self.finish(todo, results, self.clock.monotonic() - start)
-        except Exception:
+        except BaseException as error:
             log.exception("a worker's own fault: the messages go back")
-            self.rescue(hands)
+            self.rescue(hands, error)
         finally:
             self.done(hands)
 
@@ -145,14 +147,10 @@ class Flow:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def rescue(self, hands: Sequence[Hand]) -> None:
-        """Give back whatever of these is still held."""
-        for hand in hands:
-            if self._ours(hand):
-                try:
-                    hand.lease.release(0)
-                except VeilError as error:
-                    self._settling.report("release", error)
+    def rescue(self, hands: Sequence[Hand], error: BaseException) -> None:
+        """Whatever of these is not settled has failed: given back at once it would come at once, and so on for ever."""
+        left = [hand for hand in hands if not hand.settled]
+        self.finish(left, [of_error(error)] * len(left), 0.0)
 
     def tell_running(self, cause: Cause) -> None:
         """Set the token of every message in a handler."""
@@ -189,35 +187,54 @@ class Flow:
     def _sort_out(self, hand: Hand) -> bool | None:
         """None: work it. Else it was settled; True: it is out of its group's way."""
         if hand.lost or hand.lease.remaining() <= 0:
-            self._counts.ended("lost" if hand.lost else "expired")
+            self._settling.end(hand, "lost" if hand.lost else "expired")
             return False
         if hand.deadline <= self.clock.monotonic():
             self._settling.release(hand, outcome="expired")
             return False
-        if self._settling.poisoned(hand):
-            most = self.parameters.poison_after
-            return self._settling.dead_letter(hand, f"received more than {most} times; a worker may have died of it")
         try:
-            return self._begin(hand)
-        except Exception as error:  # noqa: BLE001 a guard's or a record's storage may fail in any way
+            # The guard first: what it knows to be done, or in other hands, is no poison however often it was received.
+            if self.parameters.guard is not None and (out := self._begin(hand, self.parameters.guard)) is not None:
+                return out
+            if self._settling.poisoned(hand):
+                most = self.parameters.poison_after
+                reason = f"received more than {most} times; a worker may have died of it"
+                return self._settling.dead_letter(hand, reason)
+            hand.load()
+        except BaseException as error:  # noqa: BLE001 a guard's or a record's storage may fail in any way
             return self._settling.settle(hand, of_error(error), 0.0)
-
-    def _begin(self, hand: Hand) -> bool | None:
-        guard = self.parameters.guard
-        if guard is not None:
-            wall = self.clock.wall()
-            until = wall + max(hand.deadline + self._stop_before - self.clock.monotonic(), 0.0)
-            claim = Claim(hand.key, hand.message.receive_count, wall, until)
-            answer = guard.begin(self._settling.guard_key(hand), claim)
-            if isinstance(answer, Done):
-                return self._settling.repeat(hand, answer.result)
-            if not isinstance(answer, Begun):
-                delay = self.parameters.retry.delay(hand.message.receive_count, chance())
-                self._settling.release(hand, min(delay, max(answer.until - wall, 0.0)), "busy")
-                return False
-            hand.guard_fence = answer.fence
-        hand.load()
         return None
+
+    def _begin(self, hand: Hand, guard: Guard) -> bool | None:
+        """As `_sort_out`; None: it has the claim."""
+        key = hand.key if self.parameters.guard_key is None else self.parameters.guard_key(hand.message)
+        held_until = hand.held_until
+        wall = self.clock.wall()
+        until = wall + max(held_until - self.clock.monotonic(), 0.0)
+        answer = guard.begin(key, Claim(hand.key, hand.message.receive_count, wall, until))
+        if isinstance(answer, Done):
+            return self._settling.repeat(hand, answer.result)
+        if not isinstance(answer, Begun):
+            delay = self.parameters.retry.delay(hand.message.receive_count, chance())
+            self._settling.release(hand, min(delay, max(answer.until - wall, 0.0)), "busy")
+            return False
+        hand.held_claim = HeldClaim(key, answer.fence, held_until)
+        if isinstance(guard, Prolonging):
+            hand.keep_claim = partial(self._keep_claim, hand, guard)
+        return None
+
+    def _keep_claim(self, hand: Hand, guard: Prolonging) -> None:
+        """The claim ends with the lease, or later."""
+        claim, until = hand.held_claim, hand.held_until
+        if claim is None or until <= claim.until:
+            return
+        wall = self.clock.wall()
+        try:
+            guard.prolong(claim.key, claim.fence, wall, wall + max(until - self.clock.monotonic(), 0.0))
+        except Superseded as error:
+            self._settling.lose(hand, str(error))
+            raise LeaseTaken(sequence=0, attempt=hand.message.receive_count) from error
+        claim.until = until
 
     def _watch(self, hand: Hand) -> None:
         """Tell the handler before its time is over, where nobody else does."""
@@ -229,8 +246,10 @@ class Flow:
             if hand.deadline < when:
                 self._arm(hand, hand.deadline)
 
-        hand.on_extended = earlier
-        self.alarm.at(when, partial(self._due, hand, when))
+        hand.disarm()
+        if not hand.settled:
+            hand.on_extended = earlier
+            hand.timer = self.alarm.at(when, partial(self._due, hand, when))
 
     def _due(self, hand: Hand, when: float) -> None:
         if not self._ours(hand) or hand.cancelled:

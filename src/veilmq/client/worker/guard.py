@@ -4,11 +4,12 @@ Strategy: a record a key says "in progress" or "done, with this result". `judge`
 the record that is there; a guard stores it and makes reading and writing one step. A record in progress is taken over
 by a later delivery of the same message (the queue has fenced the earlier one off), by anybody once its `until` is over,
 and by nobody else: the other waits. Each takeover raises the fence, and only the holder of the newest fence may finish.
+A handler that extends its lease moves `until` along, where the guard is a `Prolonging` one.
 
 Source: document 003, 3 ("idempotent and resume-able").
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -84,6 +85,15 @@ class Guard(Protocol):
         ...
 
 
+@runtime_checkable
+class Prolonging(Protocol):
+    """What a guard may do besides. Without it a claim ends where the lease would have ended when its work began."""
+
+    def prolong(self, key: str, fence: int, now: float, until: float) -> None:
+        """The owner holds its message until `until` at least; both as in `Claim`. Raises Superseded."""
+        ...
+
+
 def judge(record: Record | None, claim: Claim) -> Record | Done | Busy:
     """What a claim comes to: the record to write, or why there is none to write."""
     if record is None:
@@ -101,6 +111,13 @@ def finished(record: Record | None, key: str, fence: int, result: Any) -> Record
     if record is None or record.fence != fence or record.done:
         raise Superseded(key)
     return msgspec.structs.replace(record, done=True, result=result)
+
+
+def prolonged(record: Record | None, key: str, fence: int, until: float) -> Record | None:
+    """The record of a claim that lasts until `until`; None: nothing to write. Raises Superseded."""
+    if record is None or record.fence != fence or record.done:
+        raise Superseded(key)
+    return msgspec.structs.replace(record, until=until) if until > record.until else None
 
 
 def abandoned(record: Record | None, fence: int) -> Record | None:

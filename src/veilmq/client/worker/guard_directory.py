@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from veilmq.client.worker.files import locked, replace_file
-from veilmq.client.worker.guard import Answer, Begun, Claim, Record, abandoned, finished, judge
+from veilmq.client.worker.guard import Answer, Begun, Claim, Record, abandoned, finished, judge, prolonged
 
 
 class DirectoryGuard:
@@ -36,6 +36,14 @@ class DirectoryGuard:
         path = self._path(key)
         with locked(path.parent / ".lock"):
             replace_file(path, msgspec.json.encode(finished(_read(path), key, fence, result)))
+
+    def prolong(self, key: str, fence: int, now: float, until: float) -> None:
+        """See `Prolonging.prolong`."""
+        path = self._path(key)
+        with locked(path.parent / ".lock"):
+            record = prolonged(_read(path), key, fence, until)
+            if record is not None:
+                replace_file(path, msgspec.json.encode(record))
 
     def abandon(self, key: str, fence: int) -> None:
         """See `Guard.abandon`."""

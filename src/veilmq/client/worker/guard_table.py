@@ -29,7 +29,18 @@ from veilmq.client.dbapi import (
     table_name,
 )
 from veilmq.client.forked import KEPT, Anew, OfProcess
-from veilmq.client.worker.guard import Answer, Begun, Busy, Claim, Record, Superseded, abandoned, finished, judge
+from veilmq.client.worker.guard import (
+    Answer,
+    Begun,
+    Busy,
+    Claim,
+    Record,
+    Superseded,
+    abandoned,
+    finished,
+    judge,
+    prolonged,
+)
 from veilmq.model.errors import Overloaded, ParameterInvalid
 
 _TRIES: Final = 20
@@ -98,6 +109,13 @@ class TableGuard(Closing, Anew):
         """See `Guard.finish`."""
         record = self._read(key)
         if not self._write(key, record, finished(record, key, fence, result)):
+            raise Superseded(key)
+
+    def prolong(self, key: str, fence: int, now: float, until: float) -> None:
+        """See `Prolonging.prolong`."""
+        record, ahead = self._look(key, now)
+        after = prolonged(record, key, fence, until + ahead)
+        if after is not None and not self._write(key, record, after):
             raise Superseded(key)
 
     def abandon(self, key: str, fence: int) -> None:

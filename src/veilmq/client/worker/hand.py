@@ -14,12 +14,22 @@ import msgspec
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Received
+from veilmq.client.worker.alarm import Entry
 from veilmq.client.worker.cancellation import Cancellation, Cause
 from veilmq.client.worker.checkpoints import Checkpoints, Saved, encode_state, unwrap, wrap
 from veilmq.client.worker.held import Held
 from veilmq.model.errors import CapabilityMissing, LeaseExpired, MessageTooLarge
 
 log = logging.getLogger("veilmq.worker")
+
+
+class HeldClaim(msgspec.Struct):
+    """What the guard granted."""
+
+    key: str
+    fence: int
+    until: float
+    """On the monotonic clock."""
 
 
 class Hand:
@@ -52,8 +62,15 @@ class Hand:
         """Number of this hand's side records."""
         self.on_extended: Callable[[], object] | None = None
         """Called after its handler has moved the lease's end."""
-        self.guard_fence: int | None = None
-        """Of the guard's record, while this hand has claimed it."""
+        self.held_claim: HeldClaim | None = None
+        """On the guard's record, while this hand has it."""
+        self.keep_claim: Callable[[], object] | None = None
+        """Called after its handler has moved the lease's end: so must the claim's. Raises LeaseTaken, and what the
+        guard's storage raises."""
+        self.timer: Entry | None = None
+        """Tells its handler before its time is over."""
+        self.settled = False
+        """It has got its outcome."""
         self._capabilities = capabilities
         self._stop_before = stop_before
         self._checkpoints = checkpoints
@@ -61,13 +78,24 @@ class Hand:
     @property
     def deadline(self) -> float:
         """When its handler must be done, on the monotonic clock."""
+        return self.held_until - self._stop_before
+
+    @property
+    def held_until(self) -> float:
+        """How long the message can be ours, on the monotonic clock: with a keeper to the end of the longest hold."""
         kept: float | None = getattr(self.lease, "hold_end", None)
-        return (self.lease.deadline if kept is None else kept) - self._stop_before
+        return self.lease.deadline if kept is None else kept
 
     @property
     def lost(self) -> bool:
         """Its lease is known to be gone."""
         return self.cancelled.cause is Cause.LOST
+
+    def disarm(self) -> None:
+        """Its timer is not wanted any more: it would hold the body until a deadline that may be hours away."""
+        timer, self.timer, self.on_extended = self.timer, None, None
+        if timer is not None:
+            timer.cancel()
 
     def load(self) -> None:
         """Read the side record, if there are any. Raises what the storage raises."""
@@ -109,6 +137,8 @@ class Hand:
         self.lease.extend(seconds, body)
         if self.on_extended is not None:
             self.on_extended()
+        if self.keep_claim is not None:
+            self.keep_claim()
 
     def _extend_or_go_on(self, seconds: float) -> None:
         """A queue that cannot be reached for a moment takes no progress away: the lease runs on."""

@@ -28,6 +28,8 @@ class Held(Protocol):
 
     def delete(self) -> None: ...
 
+    def forget(self) -> None: ...
+
     def on_lost(self, callback: Callable[[Any], object]) -> None: ...
 
 
@@ -83,6 +85,9 @@ class PlainLease:
                 self._maybe_deleted = self._maybe_deleted or bool(getattr(error, "may_have_happened", False))
                 raise
             self._ended = True
+
+    def forget(self) -> None:
+        """It comes back at its end: nobody extends it anyway."""
 
     def on_lost(self, callback: Callable[[Any], object]) -> None:
         """Call `callback(lease)` when an extension is refused."""

@@ -53,7 +53,7 @@ class Intake:
         keeper: LeaseKeeper | None,
         clock: Clock,
         *,
-        fatal: Callable[[Exception], None],
+        fatal: Callable[[BaseException], None],
         idle: Callable[[], None],
         until_empty: bool,
     ) -> None:
@@ -111,7 +111,7 @@ class Intake:
             before = self._clock.monotonic()
             try:
                 came = self._poll.receive(places, lease=self._parameters.first_lease, wait=self._wait)
-            except Exception as error:  # noqa: BLE001 a policy of the user's, too, may fail in any way
+            except BaseException as error:  # noqa: BLE001 a policy of the user's, too, may fail in any way
                 self._ready.give_back(places)
                 failing_since = before if failing_since is None else failing_since
                 if not self._go_on(error, before - failing_since):
@@ -135,7 +135,7 @@ class Intake:
             self._ready.wait_until_free(None)
             self._idle()
 
-    def _go_on(self, error: Exception, failing: float) -> bool:
+    def _go_on(self, error: BaseException, failing: float) -> bool:
         """Whether a failed receive is to be repeated."""
         if self._stop.is_set():
             return False
@@ -160,7 +160,7 @@ class Intake:
             for hand in hands:
                 self._settling.release(hand)
             return 0
-        self._counts.in_hand(self._ready.in_hand)
+        self._counts.in_hand(lambda: self._ready.in_hand)
         return len(hands)
 
     def _hold(self, message: Received) -> Hand | None:
@@ -177,7 +177,7 @@ class Intake:
         except LeaseError:
             self._counts.ended("expired")
             return None
-        except Exception as error:  # noqa: BLE001 as may a plan
+        except BaseException as error:  # noqa: BLE001 as may a plan
             if self._keeper_closed() is not None:
                 self._return(message)
                 return None
@@ -215,7 +215,7 @@ class Intake:
             if math.isnan(seconds):
                 raise ValueError("it gave no number")
             return min(max(seconds, self._able.lease_min), self._able.lease_max)
-        except Exception:
+        except BaseException:
             log.exception("the lease function failed on message %s: it gets the default", message.id)
             return None
 

@@ -7,25 +7,39 @@ loop; what it calls (`Calls`) is the message in hand or a pipe to it. What a han
 
 import asyncio
 import contextvars
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from numbers import Real
 from typing import Any, Protocol
 
 from veilmq.client.clock import Clock
 from veilmq.client.messages import AttributeValue, Received
 from veilmq.client.worker.cancellation import Cancellation
+from veilmq.model.errors import ParameterInvalid
 
 
 class Retry(Exception):
     """Raised by a handler: not now. The message is visible again after `delay` seconds (None: the worker's backoff).
 
-    It is no failure in the metrics, but receives count: `poison_after` ends it.
+    It is no failure in the metrics, but receives count: `poison_after` ends it. Raises ParameterInvalid for a delay
+    that is no finite number of seconds (below 0 is 0): then the handler has failed.
     """
 
     def __init__(self, delay: float | None = None, reason: str = "") -> None:
         super().__init__(delay, reason)
-        self.delay = delay
+        self.delay = checked_delay(delay)
         self.reason = reason
+
+
+def checked_delay(delay: Any) -> float | None:
+    """The delay of a Retry, in seconds: of an instant that has passed meanwhile, 0. Raises ParameterInvalid."""
+    if delay is None:
+        return None
+    seconds = math.nan if isinstance(delay, bool) or not isinstance(delay, Real) else float(delay)
+    if not math.isfinite(seconds):
+        raise ParameterInvalid(parameter="delay", reason=f"{delay!r} is not a number of seconds")
+    return max(seconds, 0.0)
 
 
 class Reject(Exception):

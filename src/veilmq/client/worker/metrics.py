@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from veilmq.model.errors import CapabilityMissing
 
@@ -34,7 +34,16 @@ class Meter(Protocol):
         ...
 
     def in_hand(self, queue: str, messages: int) -> None:
-        """So many are received and not through."""
+        """So many are received and not through, in the worker that says so; 0 when its run has ended."""
+        ...
+
+
+@runtime_checkable
+class Summing(Protocol):
+    """What a meter may hear in place of `in_hand`, so that several workers on one queue add up."""
+
+    def in_hand_changed(self, queue: str, messages: int) -> None:
+        """So many more are received and not through; below 0: fewer."""
         ...
 
 
@@ -54,6 +63,11 @@ class Counts:
         self._outcomes: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._received = 0
+        hearing: object = meter
+        self._summing = hearing if isinstance(hearing, Summing) else None
+        self._telling = threading.Lock()
+        self._in_hand = 0
+        self._over = False
 
     @property
     def received(self) -> int:
@@ -91,15 +105,28 @@ class Counts:
         if self._meter is not None:
             self._tell(self._meter.failed, call, type(error).__name__)
 
-    def in_hand(self, messages: int) -> None:
-        """So many are received and not through."""
+    def in_hand(self, count: Callable[[], int]) -> None:
+        """So many are received and not through. Asked and told in one step, so that the last word is the newest."""
         if self._meter is not None:
-            self._tell(self._meter.in_hand, messages)
+            with self._telling:
+                self._tell_in_hand(self._meter, 0 if self._over else count())
+
+    def over(self) -> None:
+        """The run has ended: nothing is in hand, whatever a handler that cannot be ended still does."""
+        self._over = True
+        self.in_hand(lambda: 0)
+
+    def _tell_in_hand(self, meter: Meter, messages: int) -> None:
+        before, self._in_hand = self._in_hand, messages
+        if self._summing is None:
+            self._tell(meter.in_hand, messages)
+        else:
+            self._tell(self._summing.in_hand_changed, messages - before)
 
     def _tell(self, hear: Callable[..., None], *values: Any) -> None:
         try:
             hear(self._queue, *values)
-        except Exception:
+        except BaseException:
             log.exception("queue %s: the meter failed", self._queue)
 
 
@@ -137,5 +164,9 @@ class PrometheusMeter:
         self._failures.labels(queue, call, error).inc()
 
     def in_hand(self, queue: str, messages: int) -> None:
-        """See `Meter`."""
+        """See `Meter`: of the only worker on a queue."""
         self._in_hand.labels(queue).set(messages)
+
+    def in_hand_changed(self, queue: str, messages: int) -> None:
+        """See `Summing`."""
+        self._in_hand.labels(queue).inc(messages)

@@ -18,6 +18,7 @@ from veilmq.client.worker.backoff import Backoff
 from veilmq.client.worker.checkpoints import Checkpoints
 from veilmq.client.worker.guard import Guard
 from veilmq.client.worker.metrics import Meter
+from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 LEASE: Final = 30.0
@@ -124,12 +125,26 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             if self.keeper.queue.name != queue.name:
                 reason = f"it keeps leases of queue {self.keeper.queue.name}, not of {queue.name}"
                 raise ParameterInvalid(parameter="keeper", reason=reason)
+        if isinstance(self.dead_letter_queue, str) and (pattern := _changing_bodies(queue)) is not None:
+            reason = (
+                f"bodies go through {pattern}, and a name is a bare queue: pass the queue object, in the same pattern"
+            )
+            raise ParameterInvalid(parameter="dead_letter_queue", reason=reason)
         check_lease("lease", self.first_lease, capabilities)
         if self.wait is not None and self.wait > capabilities.wait_max:
             raise ParameterInvalid(
                 parameter="wait",
                 reason=f"{self.wait:g} s is above the {capabilities.wait_max:g} s of {capabilities.protocol}",
             )
+
+
+def _changing_bodies(queue: Queue) -> str | None:
+    """The pattern around the queue that makes something of its own of what is sent; None: there is none."""
+    while isinstance(queue, Wrapping):
+        if type(queue).send is not Wrapping.send:
+            return type(queue).__name__
+        queue = queue.inner
+    return None
 
 
 def _between(name: str, value: object, least: int, most: int) -> None:

@@ -2,27 +2,35 @@
 
 Strategy: a thread here owns each child: it sends messages through a pipe, does what the child asks meanwhile
 (checkpoints, extensions), and takes the results. Leases stay in this process, so that no computation starves them. A
-child that dies fails its messages, which go back with backoff, and is replaced; one that goes on for `kill_after`
-seconds after it was told to stop is killed. Children are spawned, not forked: this process has threads.
+child that dies fails its messages, which go back with backoff, and is replaced; while none can be made, its place
+takes no messages. A child that goes on for `kill_after` seconds after it was told to stop is killed. Children are
+spawned, not forked: this process has threads.
 """
 
 import atexit
 import contextlib
 import logging
 import multiprocessing
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Final
 
-from veilmq.client.worker.child import Item, carried, reference, run
+import msgspec
+
+from veilmq.client.daemons import DaemonPool
+from veilmq.client.worker.backoff import Backoff, chance
+from veilmq.client.worker.child import Item, carried, packed, reference, run
 from veilmq.client.worker.flow import Flow, failed
 from veilmq.client.worker.hand import Hand
-from veilmq.client.worker.results import Result
+from veilmq.client.worker.results import STOPPED, Result
 from veilmq.model.errors import ParameterInvalid
 
 _START_SECONDS: Final = 60.0
+_AGAIN: Final = Backoff(first=0.2, longest=5.0)
+"""Between two tries to replace a process."""
 _CONTEXT: Final = multiprocessing.get_context("spawn")
 
 log = logging.getLogger("veilmq.worker")
@@ -74,6 +82,10 @@ class _Child:
         self._flow = flow
         self._handler = handler
         self._lock = threading.Lock()
+        """Which process, and its unit. Held for a moment only: a child that does not read must still be killed."""
+        self._sending = threading.RLock()  # where no thread can be started, the pool tells in this one
+        """The pipe; held as long as the child lets its parent wait."""
+        self._teller = DaemonPool(1, "veilmq worker teller")
         self._process: Any = None
         self._pipe: Any = None
         self._ended = False
@@ -113,10 +125,9 @@ class _Child:
 
     def serve(self) -> None:
         """Take messages until the line is closed."""
-        while hands := self._flow.take():
+        while self._revive() and (hands := self._flow.take()):
+            self._revive()  # it may have died while it had nothing to do
             self._flow.work(hands, self._call)
-            if not self._ended and not self._process.is_alive():
-                self._restore()
 
     def kill(self) -> None:
         """End the process, whatever it does; its messages fail, and the next ones get a new process."""
@@ -135,66 +146,101 @@ class _Child:
             self._process.join(_START_SECONDS)
 
     def _call(self, hands: Sequence[Hand]) -> list[Result]:
-        if (self._process is None or not self._process.is_alive()) and (broken := self._restore()):
-            return failed(broken, len(hands))
+        if not self._process.is_alive():
+            return [STOPPED] * len(hands)  # none of them has begun
         unit = next(self._units)
+        try:
+            work = packed(("work", unit, [Item(hand.message, hand.state, hand.deadline) for hand in hands]))
+        except Exception as error:  # noqa: BLE001 a storage of the user's gave the state: it may be anything
+            return failed(f"its state cannot be sent to a process: {type(error).__name__}: {error}", len(hands))
         try:
             with self._lock:
                 self._unit = unit
-            self._send(("work", unit, [Item(hand.message, hand.state, hand.deadline) for hand in hands]))
-            for index, hand in enumerate(hands):
-                hand.cancelled.on_set(partial(self._cancel, unit, index, hands))
+            with self._sending:
+                # Before it is sent: a child that does not read it is killed too. They are told after it.
+                for index, hand in enumerate(hands):
+                    hand.cancelled.on_set(partial(self._cancel, unit, index, hands))
+                self._pipe.send_bytes(work)
             return self._converse(hands)
         except (EOFError, OSError):
             self._process.join(_START_SECONDS)
+            self._discard()  # if it has closed its pipe and lives
             code = self._process.exitcode
             log.warning("a worker process ended with code %s while it worked; a new one takes its place", code)
             return failed(f"its process ended with code {code}", len(hands))
+        except Exception as error:
+            # What the child says next would be taken for the next message's, and it may wait for an answer.
+            log.exception("a worker process cannot be spoken with; a new one takes its place")
+            self._discard()
+            return failed(f"{type(error).__name__}: {error}", len(hands))
         finally:
             with self._lock:
                 self._unit = 0
 
+    def _revive(self) -> bool:
+        """Wait for a process that can work; False once the line is closed, and there is none.
+
+        A deploy that is half done, or a machine short of memory, is no message's fault: what is in hand waits as well.
+        """
+        tries, pause = 0, 0.0
+        while not self._process.is_alive():
+            if self._flow.ready.wait_until_closed(pause) or self._ended:
+                return False
+            broken = self._restore()
+            if broken and not tries and not self._ended:
+                log.error("a worker process cannot be replaced; no message is given to it until it can: %s", broken)
+            elif tries and not broken:
+                log.warning("a worker process could be replaced again, after %d tries", tries)
+            tries += 1
+            pause = _AGAIN.delay(tries, chance())
+        return True
+
     def _restore(self) -> str:
-        """Start a successor; why it cannot run, or nothing. Then it is tried again with the next message."""
-        with self._lock:
+        """Start a successor; why it cannot run, or nothing."""
+        with self._sending:
             self._pipe.close()
         self._process.join(_START_SECONDS)
         try:
             self.spawn()
             self.await_ready()
-        except (ParameterInvalid, OSError) as error:  # OSError: the machine has no more processes, or files
-            log.error("a worker process cannot be replaced: %s", error)
-            self.kill()
+        except Exception as error:  # noqa: BLE001 the machine may be short of anything: processes, files, memory
+            self._discard()
             return str(error)
         return ""
 
+    def _discard(self) -> None:
+        """Once this returns nobody takes it for one that can work."""
+        self.kill()
+        self._process.join(_START_SECONDS)
+
     def _converse(self, hands: Sequence[Hand]) -> list[Result]:
         while True:
-            kind, *content = self._pipe.recv()
+            kind, content = self._pipe.recv()
             if kind == "results":
-                results: list[Result] = content[0]
-                return results
+                return _results(content, len(hands))
             error = None
             try:
-                if kind == "checkpoint":
-                    hands[content[0]].checkpoint(content[1], content[2])
-                else:
-                    hands[content[0]].extend(content[1])
+                _do(content, hands)
             except Exception as raised:  # noqa: BLE001 raised again in the child, where the handler is
                 error = carried(raised)
-            self._send(("answer", error))
+            self._send(packed(("answer", error)))
 
-    def _send(self, said: tuple[Any, ...]) -> None:
-        with self._lock:
-            self._pipe.send(said)
+    def _send(self, said: bytes) -> None:
+        with self._sending:
+            self._pipe.send_bytes(said)
+
+    def _tell(self, unit: int, said: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if self._unit == unit:
+                self._send(said)
 
     def _cancel(self, unit: int, index: int, hands: Sequence[Hand]) -> None:
         """Tell the child; and kill it, if none of its messages is wanted any more and it does not end."""
         if self._unit != unit:
             return
         token = hands[index].cancelled
-        with contextlib.suppress(OSError, ValueError):
-            self._send(("cancel", unit, index, str(token.cause), token.detail))
+        # Not here: whoever sets tokens (the keeper, a stop) must not wait for a child that does not read.
+        self._teller.submit(self._tell, unit, packed(("cancel", unit, index, str(token.cause), token.detail)))
         if all(hand.cancelled for hand in hands):
             clock, wait = self._flow.clock, self._flow.parameters.kill_after
             self._flow.alarm.at(clock.monotonic() + wait, partial(self._overdue, unit))
@@ -204,3 +250,21 @@ class _Child:
             if self._unit == unit:
                 log.warning("a worker process went on after it was told to stop: it is killed")
                 self._process.kill()
+
+
+def _do(question: bytes, hands: Sequence[Hand]) -> None:
+    """What a handler asks for. Raises as the call, and what its values raise when they are read."""
+    kind, index, *content = pickle.loads(question)
+    if kind == "checkpoint":
+        state, lease = content
+        hands[index].checkpoint(msgspec.json.decode(state), lease)
+    else:
+        hands[index].extend(*content)
+
+
+def _results(content: bytes, count: int) -> list[Result]:
+    try:
+        results: list[Result] = pickle.loads(content)
+    except Exception as error:  # noqa: BLE001 a class of the user's may fail in any way
+        return failed(f"what the handler returned cannot be read here: {type(error).__name__}: {error}", count)
+    return results

@@ -145,6 +145,11 @@ class Ready(Generic[Item]):
         with self._lock:
             return self._less.wait_for(lambda: self.in_hand == 0, timeout)
 
+    def wait_until_closed(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds until it is closed; whether it is."""
+        with self._lock:
+            return self._less.wait_for(lambda: self._closed, timeout)
+
     def _append(self, item: Item) -> None:
         lane = item.lane
         if lane is None:

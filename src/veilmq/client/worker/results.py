@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from veilmq.client.worker.cancellation import Cancelled
-from veilmq.client.worker.job import JobView, Reject, Retry
+from veilmq.client.worker.job import JobView, Reject, Retry, checked_delay
 
 
 class Verdict(StrEnum):
@@ -55,15 +55,19 @@ STOPPED = Result(Verdict.STOPPED)
 
 
 def of_error(error: BaseException) -> Result:
-    """The result of each message of a handler that raised."""
-    if isinstance(error, Cancelled):
-        return Result(Verdict.STOPPED, error=str(error))
-    if isinstance(error, Retry):
-        return Result(Verdict.RETRY, error=error.reason, delay=error.delay)
-    if isinstance(error, Reject):
-        return Result(Verdict.REJECTED, error=error.reason or "rejected by the handler")
-    trace = "".join(traceback.format_exception(error))
-    return Result(Verdict.FAILED, error=f"{type(error).__name__}: {error}", trace=trace)
+    """The result of each message of a handler that raised; of one that cannot even say what it is, too."""
+    trace = ""
+    try:
+        if isinstance(error, Cancelled):
+            return Result(Verdict.STOPPED, error=str(error))
+        if isinstance(error, Retry):
+            return Result(Verdict.RETRY, error=error.reason, delay=checked_delay(error.delay))
+        if isinstance(error, Reject):
+            return Result(Verdict.REJECTED, error=error.reason or "rejected by the handler")
+        trace = "".join(traceback.format_exception(error))
+        return Result(Verdict.FAILED, error=f"{type(error).__name__}: {error}", trace=trace)
+    except BaseException:  # noqa: BLE001 its __str__, or a subclass without what its parent has
+        return Result(Verdict.FAILED, error=type(error).__name__, trace=trace)
 
 
 def of_return(jobs: Sequence[JobView], value: Any, batch: bool) -> list[Result]:

@@ -80,7 +80,7 @@ class Run:
         handler: Callable[[Any], Any],
         parameters: Parameters,
         clock: Clock,
-        inbox: "SimpleQueue[Said | Exception]",
+        inbox: "SimpleQueue[Said | BaseException]",
         *,
         until_empty: bool,
         messages_max: int | None = None,
@@ -128,10 +128,10 @@ class Run:
             raise
         hurried = self._drain(self._parameters.drain)
         log.info("queue %s: %s: %s", self._name, "stopped at once" if hurried else "stopped", self.counts.outcomes)
-        if isinstance(said, Exception):
+        if isinstance(said, BaseException):
             raise said
 
-    def _hear(self) -> Said | Exception:
+    def _hear(self) -> Said | BaseException:
         while True:
             try:
                 return self._inbox.get(timeout=_TURN_SECONDS)
@@ -142,6 +142,7 @@ class Run:
         """Everything in hand is settled or given back when this returns; True if it was told to hurry."""
         self._intake.stop()
         rest = self.ready.close()
+        self.counts.in_hand(lambda: self.ready.in_hand)
         self._poll.interrupt()  # not closed: an answer that is on its way would be lost, and its leases kept
         threads = [
             threading.Thread(target=self._give_back, args=(rest,), name="veilmq worker release", daemon=True),
@@ -169,6 +170,7 @@ class Run:
         self._flow.close()
         if self.keeper is not None and self._own_keeper:
             self.keeper.close()
+        self.counts.over()
         return hurried
 
     def _wait_free(self, end: float) -> bool:

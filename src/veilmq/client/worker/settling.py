@@ -1,7 +1,8 @@
 """What follows a handler: delete, release with backoff, dead letter; and that nothing of it is lost on a bad line.
 
 Strategy: one table from verdict to deed. A deed that meets an unreachable queue is tried again until the lease is
-over: after that the message comes back by itself. Every message ends in exactly one of Counts' outcomes.
+over. What is given up is taken from whoever keeps its lease, so that the message comes back by itself when that ends.
+Every message ends in exactly one of Counts' outcomes, whatever breaks on the way.
 """
 
 import logging
@@ -18,13 +19,15 @@ from veilmq.client.worker.guard import Superseded
 from veilmq.client.worker.hand import Hand
 from veilmq.client.worker.metrics import Counts
 from veilmq.client.worker.parameters import Parameters
-from veilmq.client.worker.results import HandlerFailed, Result, Verdict
+from veilmq.client.worker.results import HandlerFailed, Result, Verdict, of_error
 from veilmq.model.errors import CapabilityMissing, LeaseError, QueueMissing, ReceiptInvalid, UsageError, VeilError
 
 log = logging.getLogger("veilmq.worker")
 
 _AGAIN = Backoff(first=0.1, longest=5.0)
 _TRIES_MAX = 20
+_LEFT = ("unsettled", "lost", "expired")
+"""Outcomes of messages that may be neither deleted nor released: they are left to the end of their leases."""
 _REFUSED = (LeaseError, ReceiptInvalid, QueueMissing)
 
 
@@ -45,7 +48,7 @@ class Settling:
         """Shutdown: from now on a deed is tried once."""
         self._over.set()
 
-    def report(self, call: str, error: Exception) -> None:
+    def report(self, call: str, error: BaseException) -> None:
         """A call to the queue failed: count it, log it, tell the user. What is no VeilError is logged with a trace."""
         self._counts.failed(call, error)
         if not isinstance(error, VeilError):
@@ -56,10 +59,10 @@ class Settling:
             self.tell(self._parameters.on_error, error)
 
     def tell(self, callback: Callable[..., object], *values: Any) -> None:
-        """Call a user's callback; what it raises is logged and stops nothing."""
+        """Call a user's callback; what it raises is logged and stops nothing: even its sys.exit() ends no thread."""
         try:
             callback(*values)
-        except Exception:
+        except BaseException:
             log.exception("queue %s: a callback failed", self._queue.name)
 
     def lose(self, hand: Hand, detail: str) -> None:
@@ -70,9 +73,16 @@ class Settling:
                 self.tell(self._parameters.on_lost, hand.message)
 
     def settle(self, hand: Hand, result: Result, seconds: float) -> bool:
-        """Do what the result asks for; whether the message is out of its group's way (deleted or dead-lettered)."""
-        outcome = self._settle(hand, result)
-        self._counts.ended(outcome, seconds)
+        """Do what the result asks for; whether the message is out of its group's way (deleted or dead-lettered).
+
+        A fault on the way, of ours or of what is the user's, is a failure of this message alone: nothing is raised.
+        """
+        try:
+            outcome = self._settle(hand, result)
+        except BaseException as error:
+            log.exception("queue %s: message %s: a worker's own fault", self._queue.name, hand.message.id)
+            outcome = self._settle_fault(hand, error)
+        self.end(hand, outcome, seconds)
         return outcome in ("done", "dead_lettered")
 
     def repeat(self, hand: Hand, value: Any) -> bool:
@@ -80,17 +90,32 @@ class Settling:
         if self._parameters.on_result is not None:
             self.tell(self._parameters.on_result, hand.message, value)
         outcome = self._delete(hand)
-        self._counts.ended("repeated" if outcome == "done" else outcome)
+        self.end(hand, "repeated" if outcome == "done" else outcome)
         return outcome == "done"
 
     def release(self, hand: Hand, delay: float = 0, outcome: str = "stopped") -> None:
         """Give it back unworked."""
-        self._counts.ended(self._release(hand, delay, outcome))
+        self.end(hand, self._release(hand, delay, outcome))
+
+    def end(self, hand: Hand, outcome: str, seconds: float = 0.0) -> None:
+        """It is through: nothing more is to be done for it."""
+        hand.settled = True
+        if outcome in _LEFT:
+            hand.lease.forget()  # kept on, it would come back only after max_hold
+        self._counts.ended(outcome, seconds)
 
     def poisoned(self, hand: Hand) -> bool:
         """It was received more often than `poison_after` allows: a crash kept it from being dead-lettered before."""
         most = self._parameters.poison_after
         return most is not None and hand.message.receive_count > most
+
+    def _settle_fault(self, hand: Hand, error: BaseException) -> str:
+        """As a failure of the handler, with its backoff and its end as poison; at the worst it is left to its lease."""
+        try:
+            return self._settle(hand, of_error(error))
+        except BaseException:
+            log.exception("queue %s: message %s is left to its lease", self._queue.name, hand.message.id)
+            return "unsettled"
 
     def _settle(self, hand: Hand, result: Result) -> str:
         verdict = result.verdict
@@ -118,14 +143,14 @@ class Settling:
         return self._release(hand, delay, "retry" if verdict is Verdict.RETRY else "failed")
 
     def _done(self, hand: Hand, result: Result) -> str:
-        guard = self._parameters.guard
-        if guard is not None and hand.guard_fence is not None:
+        guard, claim = self._parameters.guard, hand.held_claim
+        if guard is not None and claim is not None:
             try:
-                guard.finish(self.guard_key(hand), hand.guard_fence, result.value)
+                guard.finish(claim.key, claim.fence, result.value)
             except Superseded as error:
                 self.lose(hand, str(error))
                 return "lost"
-            except Exception as error:
+            except BaseException as error:
                 # Not stored means not done for the next delivery: the message must come back and be worked again.
                 log.exception("queue %s: message %s: its result was not stored", self._queue.name, hand.message.id)
                 if isinstance(error, TypeError):
@@ -136,16 +161,10 @@ class Settling:
             self.tell(self._parameters.on_result, hand.message, result.value)
         return self._delete(hand)
 
-    def guard_key(self, hand: Hand) -> str:
-        """Under which key its work is known."""
-        key = self._parameters.guard_key
-        return hand.key if key is None else key(hand.message)
-
     def _abandon(self, hand: Hand) -> None:
-        if self._parameters.guard is None or hand.guard_fence is None:
-            return
-        fence, hand.guard_fence = hand.guard_fence, None
-        self.tell(self._parameters.guard.abandon, self.guard_key(hand), fence)
+        claim, hand.held_claim, hand.keep_claim = hand.held_claim, None, None
+        if self._parameters.guard is not None and claim is not None:
+            self.tell(self._parameters.guard.abandon, claim.key, claim.fence)
 
     def _delete(self, hand: Hand) -> str:
         outcome = self._insist("delete", hand, hand.lease.delete) or "done"
@@ -154,7 +173,7 @@ class Settling:
         return outcome
 
     def _release(self, hand: Hand, delay: float, outcome: str) -> str:
-        delay = min(max(delay, 0), self._longest)
+        delay = min(max(delay, 0.0), self._longest)
         return self._insist("release", hand, lambda: hand.lease.release(delay)) or outcome
 
     def _dead_letter(self, dead_letters: DeadLetters, hand: Hand, reason: str) -> str | None:
@@ -172,12 +191,13 @@ class Settling:
     def dead_letter(self, hand: Hand, reason: str) -> bool:
         """A message that must not be worked any more; whether it is out of the way."""
         outcome = None
+        self._abandon(hand)
         if self._dead_letters is not None and not hand.lost:
             outcome = self._dead_letter(self._dead_letters, hand, reason)
         if outcome is None:
             delay = self._parameters.retry.delay(hand.message.receive_count, chance())
             outcome = "lost" if hand.lost else self._release(hand, delay, "failed")
-        self._counts.ended(outcome)
+        self.end(hand, outcome)
         return outcome == "dead_lettered"
 
     def _insist(self, name: str, hand: Hand, call: Callable[[], None]) -> str | None:

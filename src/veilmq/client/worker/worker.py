@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
     poison_after: int | None
     """After so many receives a message goes to `dead_letter_queue`; None: the queue's own rule decides."""
     dead_letter_queue: str | Queue | None
-    """Name of a queue of the same account, or any queue."""
+    """Name of a queue of the same account, or any queue; over a pattern that changes bodies a queue, wrapped alike."""
     checkpoints: Checkpoints | None
     """Where `job.checkpoint` saves; None: in the body, where the queue lets it be replaced."""
     guard: Guard | None
@@ -109,7 +109,7 @@ class Worker:
         _check_handler(handler, self.parameters.kind)
         if not isinstance(queue, str):
             self.parameters.check(queue)
-        self._inbox: SimpleQueue[Said | Exception] = SimpleQueue()
+        self._inbox: SimpleQueue[Said | BaseException] = SimpleQueue()
         self._run: Run | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None

@@ -1,0 +1,309 @@
+"""What breaks beside the handler, or in ways that nobody expects: each costs its message a receive, and never more."""
+
+import datetime
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.client.test_worker_clock import HOUR, UNREACHABLE, eventually, worker
+from tests.client.worker_stage import WAIT_S, Gate, Stage
+
+from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
+from veilmq.client.large import LargeMessageQueue
+from veilmq.client.messages import Received, Template
+from veilmq.client.queue import Queue
+from veilmq.client.unreadable import keep
+from veilmq.client.worker import Backoff, Reject, Retry, Worker
+from veilmq.client.wrapping import Wrapping
+from veilmq.model.errors import ParameterInvalid
+from veilmq.testing.client_contract.embedded import EmbeddedClient
+
+LATE = Backoff(first=3_000, longest=3_000, jitter=0)
+
+
+@pytest.fixture
+def queue(embedded: EmbeddedClient) -> Queue:
+    embedded.account.create("work", Template(visibility_timeout=30))
+    return embedded.account.queue("work")
+
+
+class Down(Wrapping):
+    """Receives and extends, but neither deletes nor releases while it is down."""
+
+    down = True
+
+    def delete(self, handle: str) -> None:
+        if self.down:
+            raise UNREACHABLE
+        self.inner.delete(handle)
+
+    def release(self, handle: str, delay: float = 0) -> None:
+        if self.down:
+            raise UNREACHABLE
+        self.inner.release(handle, delay)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["delete", "release"])
+def test_what_is_given_up_comes_back_when_its_lease_ends(embedded: EmbeddedClient, queue: Queue, fails: bool) -> None:
+    queue.send("a")
+    receives: list[int] = []
+    down = Down(queue)
+
+    def handler(job: Any) -> None:
+        receives.append(job.receive_count)
+        if fails and job.receive_count == 1:
+            raise RuntimeError("once")
+
+    def given_up() -> bool:
+        embedded.clock.advance(5)
+        return working.counts is not None and working.counts.outcomes == {"unsettled": 1}
+
+    with worker(embedded, down, handler, lease=HOUR) as working:
+        eventually(given_up)
+        assert working._run is not None
+        keeper = working._run.keeper
+        assert keeper is not None
+        assert keeper.leases == 0
+        down.down = False
+        assert queue.stats().in_flight == 1
+        embedded.clock.advance(HOUR / 2)
+        keeper.settle()
+        embedded.pass_time(HOUR / 2)
+        eventually(lambda: working.counts and working.counts.outcomes.get("done"))
+    assert receives == [1, 2]
+    assert (queue.stats().visible, queue.stats().in_flight) == (0, 0)
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("nothing")
+
+
+class Empty(Retry):
+    def __init__(self) -> None:
+        """Without its parent's."""
+
+
+class TestStrangeExceptions:
+    @pytest.mark.parametrize("kind", ["threads", "async"])
+    @pytest.mark.parametrize("raised", [Unprintable, Empty])
+    def test_one_that_cannot_say_what_it_is_has_failed(self, stage: Stage, raised: type[Exception], kind: str) -> None:
+        stage.send("a")
+
+        def handler(job: Any) -> None:
+            if job.receive_count < 4:
+                raise raised
+
+        async def coroutine(job: Any) -> None:
+            handler(job)
+
+        counts = stage.work(coroutine if kind == "async" else handler, kind=kind, retry=LATE)
+        assert (counts.received, counts.outcomes) == (1, {"failed": 1})
+        assert stage.queue.stats().in_flight == 1
+
+    def test_its_kind_is_the_reason_in_the_dead_letter_queue(self, stage: Stage) -> None:
+        dead = stage.make("dead")
+        stage.send("a")
+
+        def handler(job: Any) -> None:
+            raise Unprintable
+
+        assert stage.work(handler, poison_after=1, dead_letter_queue=dead).outcomes == {"dead_lettered": 1}
+        assert dead.receive()[0].attributes["veilmq.dead_letter.reason"] == "Unprintable"
+
+    @pytest.mark.parametrize(
+        "delay", [datetime.timedelta(seconds=30), "30", float("nan"), float("inf"), True, [1]], ids=repr
+    )
+    def test_a_retry_without_a_usable_delay_has_failed(self, stage: Stage, delay: Any) -> None:
+        stage.send("a")
+        with pytest.raises(ParameterInvalid, match="not a number of seconds"):
+            Retry(delay)
+
+        def handler(job: Any) -> None:
+            if job.receive_count < 4:
+                raise Retry(delay)
+
+        counts = stage.work(handler, retry=LATE)
+        assert (counts.received, counts.outcomes) == (1, {"failed": 1})
+
+    def test_an_instant_that_has_passed_is_now(self) -> None:
+        assert [Retry(delay).delay for delay in (-0.5, 0, 2, None)] == [0.0, 0.0, 2.0, None]
+
+    def test_nor_has_one_whose_delay_was_changed(self, stage: Stage) -> None:
+        stage.send("a")
+
+        def handler(job: Any) -> None:
+            error = Retry(1)
+            error.delay = float("nan")
+            if job.receive_count < 4:
+                raise error
+
+        assert stage.work(handler, retry=LATE).outcomes == {"failed": 1}
+
+
+class Tracer:
+    """One that is broken, outside of every handler."""
+
+    def start_as_current_span(self, *given: Any, **named: Any) -> None:
+        raise SystemExit("no exporter")
+
+
+@pytest.mark.parametrize("kind", ["threads", "async"])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_fault_outside_the_handler_counts_as_failed_and_ends_as_poison(
+    stage: Stage, kind: str, batch: int | None
+) -> None:
+    dead = stage.make("dead")
+    stage.send("a", "b")
+
+    async def coroutine(job: Any) -> None: ...
+
+    counts = stage.work(
+        coroutine if kind == "async" else stage.note,
+        kind=kind,
+        batch=batch,
+        tracer=Tracer(),
+        poison_after=3,
+        dead_letter_queue=dead,
+    )
+    assert counts.outcomes == {"failed": 4, "dead_lettered": 2}
+    assert stage.seen == []
+    assert {each.body for each in dead.receive(10)} == {"a", "b"}
+
+
+@pytest.mark.parametrize("kind", ["threads", "async"])
+def test_and_it_waits_for_its_backoff(stage: Stage, kind: str) -> None:
+    stage.send("a")
+
+    async def coroutine(job: Any) -> None: ...
+
+    handler = coroutine if kind == "async" else stage.note
+    counts = stage.work(handler, kind=kind, tracer=Tracer(), retry=LATE)
+    assert (counts.received, counts.outcomes) == (1, {"failed": 1})
+
+
+KEYS = Keys(new_key())
+
+
+class TestDeadLettersOfPatterns:
+    """A name is a bare queue: behind it nothing is encrypted, and nothing large has room."""
+
+    def test_a_name_is_refused(self, stage: Stage, tmp_path: Path) -> None:
+        stage.make("dead")
+        encrypted = EncryptedQueue(stage.queue, KEYS, unreadable=keep)
+        large = LargeMessageQueue(stage.queue, f"file://{tmp_path}/objects", unreadable=keep)
+        for queue, named in (encrypted, "EncryptedQueue"), (large, "LargeMessageQueue"), (Wrapping(large), "Large"):
+            with pytest.raises(ParameterInvalid, match=f"{named}.*pass the queue object") as refused:
+                Worker(queue, stage.note, dead_letter_queue="dead")
+            assert refused.value.parameter == "dead_letter_queue"
+        Worker(Wrapping(stage.queue), stage.note, dead_letter_queue="dead")
+
+    def test_a_queue_in_the_same_pattern_keeps_the_secret(self, stage: Stage) -> None:
+        dead = stage.make("dead")
+        queue = EncryptedQueue(stage.queue, KEYS, unreadable=keep)
+        letters = EncryptedQueue(dead, KEYS, unreadable=keep)
+        queue.send("card 4111")
+
+        def handler(job: Any) -> None:
+            raise Reject("no such card")
+
+        assert stage.work(handler, queue, dead_letter_queue=letters).outcomes == {"dead_lettered": 1}
+        assert "4111" not in dead.peek()[0].body
+        assert letters.receive()[0].body == "card 4111"
+
+    def test_and_takes_what_is_large(self, stage: Stage, tmp_path: Path) -> None:
+        dead = stage.make("dead")
+        queue, letters = (
+            LargeMessageQueue(each, f"file://{tmp_path}/objects", unreadable=keep) for each in (stage.queue, dead)
+        )
+        queue.send("x" * 3_000_000)
+
+        def handler(job: Any) -> None:
+            raise Reject("too long to read")
+
+        assert stage.work(handler, queue, dead_letter_queue=letters).outcomes == {"dead_lettered": 1}
+        assert letters.receive()[0].body == "x" * 3_000_000
+
+
+def leave(*given: Any) -> None:
+    sys.exit("as a script would")
+
+
+class LeavingMeter:
+    ended = failed = in_hand = staticmethod(leave)
+
+
+class TestCallbacksThatExit:
+    """sys.exit() in what is called from the worker's threads is logged, and ends none of them."""
+
+    @pytest.mark.parametrize("kind", ["threads", "async"])
+    @pytest.mark.parametrize(
+        "options",
+        [{"on_result": leave}, {"metrics": LeavingMeter()}, {"lease": leave}, {"batch": 2, "metrics": LeavingMeter()}],
+        ids=["on_result", "meter", "lease", "batch"],
+    )
+    def test_all_is_done(self, stage: Stage, options: dict[str, Any], kind: str) -> None:
+        stage.send(*map(str, range(20)))
+
+        async def coroutine(job: Any) -> None: ...
+
+        handler = coroutine if kind == "async" else lambda job: None
+        counts = stage.work(handler, kind=kind, concurrency=2, **options)
+        assert counts.outcomes == {"done": 20}
+        assert stage.nothing_left()
+
+    def test_on_error(self, stage: Stage) -> None:
+        class Hiccup(Wrapping):
+            received = False
+
+            def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+                if not self.received:
+                    self.received = True
+                    raise UNREACHABLE
+                return self.inner.receive(count_max, lease=lease, wait=wait)
+
+        stage.send("a")
+        assert stage.work(stage.note, Hiccup(stage.queue), on_error=leave).outcomes == {"done": 1}
+
+    def test_a_policy_is_asked_again_until_the_run_gives_up(self, stage: Stage) -> None:
+        stage.send("no secret at all")
+        queue = EncryptedQueue(stage.queue, KEYS, unreadable=leave)
+        # Each try costs the message a receive, and the next one comes when its lease is over.
+        working = stage.worker(stage.note, queue, give_up_after=0.1, lease=0.05)
+        with pytest.raises(SystemExit, match="as a script would"):
+            working.run()
+        assert working.counts is not None
+        assert working.counts.failures["receive"] >= 1
+
+    @pytest.mark.parametrize("kind", ["threads", "async"])
+    def test_a_guard(self, stage: Stage, kind: str) -> None:
+        class Leaving:
+            begin = finish = abandon = staticmethod(leave)
+
+        stage.send("a", "b")
+
+        async def coroutine(job: Any) -> None: ...
+
+        given: Any = Leaving()
+        counts = stage.work(coroutine if kind == "async" else stage.note, kind=kind, guard=given, retry=LATE)
+        assert (counts.outcomes, stage.seen) == ({"failed": 2}, [])
+
+    def test_a_cancellation_callback(self, stage: Stage) -> None:
+        stage.send("a")
+        gate = Gate(stage)
+
+        def handler(job: Any) -> None:
+            job.cancelled.on_set(leave)
+            job.cancelled.on_set(gate.may.set)
+            gate(job)
+            job.cancelled.check()
+
+        working = stage.worker(handler, drain=0.1)
+        working.start()
+        gate.wait_begun()
+        working.stop()
+        assert working.join(WAIT_S)
+        assert working.counts is not None
+        assert working.counts.outcomes == {"stopped": 1}
+        assert stage.visible() == ["a"]
