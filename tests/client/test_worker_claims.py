@@ -1,13 +1,12 @@
 """What a worker asks of its guard: when a claim begins, how long it lasts, and what is no poison because of it."""
 
-import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.clocks_apart import by
+from tests.client.guards import KINDS, guard_of
 from tests.client.test_worker_clock import HOUR, WAIT_S, eventually, worker
 from tests.client.worker_stage import Stage
 
@@ -22,7 +21,6 @@ from veilmq.client.worker import (
     Guard,
     Prolonging,
     Superseded,
-    TableGuard,
 )
 from veilmq.client.worker.guard import Answer
 from veilmq.model.errors import LeaseTaken
@@ -31,22 +29,11 @@ from veilmq.testing.client_contract.embedded import EmbeddedClient
 FAR = float(2**40)
 
 
-@pytest.fixture(params=["directory", "table"])
+@pytest.fixture(params=KINDS)
 def guard(request: pytest.FixtureRequest, embedded: EmbeddedClient, tmp_path: Path) -> Iterator[Guard]:
     """By the test's clock; the table's database is five hours ahead."""
-    if request.param == "directory":
-        yield DirectoryGuard(tmp_path / "guard")
-        return
-    made = []
-
-    def connect() -> sqlite3.Connection:
-        there = sqlite3.connect(tmp_path / "guard.db", timeout=30, check_same_thread=False)
-        made.append(by(lambda: embedded.clock.wall() + 5 * HOUR, there))
-        return made[-1]
-
-    yield TableGuard(connect)
-    for connection in made:
-        connection.close()
+    with guard_of(request.param, tmp_path, lambda: embedded.clock.wall() + 5 * HOUR) as made:
+        yield made
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.client.importable import importable
 from tests.client.worker_stage import WAIT_S, Stage
 
 from veilmq.client.worker import Backoff, Cause, FileCheckpoints, Reject, Retry, processes
@@ -79,12 +80,8 @@ def decorated(job):
 
 @pytest.fixture
 def handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module that child processes find too: they get this process's path."""
-    name = f"handlers_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(HANDLERS)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield __import__(name)
-    del sys.modules[name]
+    with importable(HANDLERS, tmp_path, monkeypatch) as module:
+        yield module
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@ children that cannot be told anything, or cannot be made."""
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.client.importable import importable
 from tests.client.worker_stage import WAIT_S, Stage
 
 from veilmq.client.worker import Saved, Worker
@@ -82,12 +82,8 @@ def late(job, place):
 
 @pytest.fixture
 def handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module that child processes find too: they get this process's path."""
-    name = f"children_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(HANDLERS)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield __import__(name)
-    del sys.modules[name]
+    with importable(HANDLERS, tmp_path, monkeypatch) as module:
+        yield module
 
 
 class TestConversation:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.client.clocks_apart import by
+from tests.client.guards import KINDS, guard_of
 from tests.client.too_deep import TOO_DEEP
 from tests.client.worker_stage import Stage
 
@@ -261,21 +261,10 @@ class Now:
     seconds = 100.0
 
 
-@pytest.fixture(params=["directory", "table"])
+@pytest.fixture(params=KINDS)
 def guard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Guard]:
-    if request.param == "directory":
-        yield DirectoryGuard(tmp_path / "guard")
-        return
-    made = []
-
-    def connect() -> sqlite3.Connection:
-        there = sqlite3.connect(tmp_path / "guard.db", timeout=30, check_same_thread=False)
-        made.append(by(lambda: Now.seconds, there))
-        return made[-1]
-
-    yield TableGuard(connect)
-    for connection in made:
-        connection.close()
+    with guard_of(request.param, tmp_path, lambda: Now.seconds) as made:
+        yield made
 
 
 def claim(owner: str = "m1", attempt: int = 1, now: float = 100.0, until: float = 200.0) -> Claim:

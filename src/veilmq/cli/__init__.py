@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import veilmq
-from veilmq.cli.exits import Exit, Failure, end, package_missing
+from veilmq.cli.exits import Exit, Failure, end, end_without
 from veilmq.cli.output import OUTPUT_FULL, drop_output, flush_output, prepare_output
 
 try:
     import typer
 except ModuleNotFoundError as error:
-    if (missing := package_missing(error)) is None:
-        raise
-    end(missing)
+    end_without(error)
 
 from veilmq.cli.pipeline import register as register_pipeline
 from veilmq.cli.remote import register
@@ -83,10 +81,7 @@ def main() -> None:
     except Failure as failure:
         end(failure)
     except ModuleNotFoundError as error:
-        missing = package_missing(error)
-        if missing is None:
-            raise
-        end(missing)
+        end_without(error)
     except BrokenPipeError:  # whoever read our output has gone
         drop_output()
         raise SystemExit(int(Exit.WRONG)) from None

@@ -47,14 +47,14 @@ class Unknown(Failure):
     """The server has no such operation, or nothing of that name."""
 
 
-def package_missing(error: ModuleNotFoundError) -> Failure | None:
-    """What a command says that needs more than the plain installation; None: the module is of no extra."""
+def end_without(error: ModuleNotFoundError) -> NoReturn:
+    """End a command that needs more than the plain installation; what is of no extra is raised again."""
     package = str(error.name).partition(".")[0]
     for extra, packages in _EXTRAS.items():
         if package in packages:
             advice = f"It comes with the extra `{extra}`: pip install 'veilmq[{extra}]'."
-            return Failure(Exit.USAGE, f"the package {package} is missing", advice)
-    return None
+            end(Failure(Exit.USAGE, f"the package {package} is missing", advice))
+    raise error
 
 
 def end(failure: Failure) -> NoReturn:

@@ -80,11 +80,11 @@ def publish(
     certificate: a PEM file to trust, for https. Raises SourceUnreachable, TokenRefused, OptionInvalid.
     """
     headers = {"Content-Type": "application/json"} | ({"Authorization": authorization(token)} if token else {})
-    connection = connection_to(server, certificate, _TIMEOUT_S)
+    connection, below = connection_to(server, certificate, _TIMEOUT_S), path_below(server)
     said: dict[Queue, str] = {}
     try:
         for queue, plan in plans.items():
-            path = f"{path_below(server)}/api/v1/queues/" + "/".join(quote(part, safe="") for part in queue) + "/plan"
+            path = f"{below}/api/v1/queues/" + "/".join(quote(part, safe="") for part in queue) + "/plan"
             connection.request("PUT", path, json.dumps(plan).encode(), headers)
             with connection.getresponse() as answer:
                 said[queue] = _verdict(server, answer.status, answer.read())

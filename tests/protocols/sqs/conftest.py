@@ -394,3 +394,15 @@ def served(tmp_path: Path, make_client: Callable[[str, AccessKey, str, str], Any
     store.close()
     for action in undo:
         action()
+
+
+@pytest.fixture(params=["json", "query"])
+def client(request: pytest.FixtureRequest, served: Served) -> Any:
+    """A client of each form, on that store."""
+    return served.connect(request.param)
+
+
+@pytest.fixture
+def url(client: Any) -> str:
+    """Of a standard queue `jobs`."""
+    return str(client.create_queue(QueueName="jobs")["QueueUrl"])

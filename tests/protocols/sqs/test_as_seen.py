@@ -13,16 +13,6 @@ ARN = "arn:aws:sqs:us-east-1:111122223333:"
 COUNTS = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible", "ApproximateNumberOfMessagesDelayed")
 
 
-@pytest.fixture(params=["json", "query"])
-def client(served: Any, request: pytest.FixtureRequest) -> Any:
-    return served.connect(request.param)
-
-
-@pytest.fixture
-def url(client: Any) -> str:
-    return str(client.create_queue(QueueName="jobs")["QueueUrl"])
-
-
 def counts(client: Any, url: str) -> tuple[int, int, int]:
     """Visible, in flight, delayed."""
     shown = client.get_queue_attributes(QueueUrl=url, AttributeNames=list(COUNTS))["Attributes"]

@@ -14,11 +14,6 @@ ACCOUNT = "111122223333"
 MISSING = "ResourceNotFoundException"
 
 
-@pytest.fixture(params=["json", "query"])
-def client(request: pytest.FixtureRequest, served: Any) -> Any:
-    return served.connect(request.param)
-
-
 def arn(name: str, account: str = ACCOUNT, region: str = "us-east-1") -> str:
     return f"arn:aws:sqs:{region}:{account}:{name}"
 

@@ -7,16 +7,6 @@ import pytest
 BASE = "http://127.0.0.1:9324/111122223333/"
 
 
-@pytest.fixture(params=["json", "query"])
-def client(request: pytest.FixtureRequest, served: Any) -> Any:
-    return served.connect(request.param)
-
-
-@pytest.fixture
-def url(client: Any) -> str:
-    return str(client.create_queue(QueueName="jobs")["QueueUrl"])
-
-
 def bodies(client: Any, url: str, **given: Any) -> list[str]:
     received = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10, **given)
     return [message["Body"] for message in received.get("Messages", [])]

@@ -15,17 +15,8 @@ OWNER, FRIEND = "111122223333", "444455556666"
 ARN = f"arn:aws:sqs:us-east-1:{OWNER}:jobs"
 STATEMENT = {"Effect": "Allow", "Principal": "*", "Action": "sqs:*", "Resource": ARN}
 NO_POLICY = "Invalid value for the parameter Policy. Reason: "
+TWICE = "ForAnyValue:ForAllValues:Bool"
 NO_ACTION = "Please refer to the appropriate WSDL for a list of valid actions."
-
-
-@pytest.fixture(params=["json", "query"])
-def owner(served: Any, request: pytest.FixtureRequest) -> Any:
-    return served.connect(request.param)
-
-
-@pytest.fixture
-def url(owner: Any) -> str:
-    return str(owner.create_queue(QueueName="jobs")["QueueUrl"])
 
 
 def text_of(**changes: Any) -> str:
@@ -56,15 +47,15 @@ def test_the_actions_are_those_of_the_model_but_for_batches() -> None:
 )
 @pytest.mark.parametrize("member", ["Action", "NotAction"])
 def test_an_unknown_action_is_refused_and_changes_nothing(
-    served: Any, owner: Any, url: str, member: str, action: Any, told: str
+    served: Any, client: Any, url: str, member: str, action: Any, told: str
 ) -> None:
     statement = {name: value for name, value in STATEMENT.items() if name != "Action"} | {member: action}
     given = {"Policy": json.dumps({"Statement": statement})}
     reason = f"Value {told} for parameter ActionName is invalid. Reason: {NO_ACTION}"
-    assert served.refused(owner.set_queue_attributes, QueueUrl=url, Attributes=given) == (
+    assert served.refused(client.set_queue_attributes, QueueUrl=url, Attributes=given) == (
         "InvalidParameterValue", reason
     )  # fmt: skip
-    assert shown(owner, url) == {}
+    assert shown(client, url) == {}
 
 
 @pytest.mark.parametrize(
@@ -84,9 +75,9 @@ def test_an_unknown_action_is_refused_and_changes_nothing(
     ],
     ids=str,
 )
-def test_what_policies_say_is_taken(owner: Any, url: str, changes: dict[str, Any]) -> None:
-    owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text_of(**changes)})
-    assert json.loads(shown(owner, url)["Policy"]) == json.loads(text_of(**changes))
+def test_what_policies_say_is_taken(client: Any, url: str, changes: dict[str, Any]) -> None:
+    client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text_of(**changes)})
+    assert json.loads(shown(client, url)["Policy"]) == json.loads(text_of(**changes))
 
 
 @pytest.mark.parametrize(
@@ -100,16 +91,20 @@ def test_what_policies_say_is_taken(owner: Any, url: str, changes: dict[str, Any
         (text_of(Principal={"AWS": "arn:aws:sns:us-east-1:1:t"}), "arn:aws:sns:us-east-1:1:t is no principal"),
         (text_of(Condition={"Foo": {"aws:SourceIp": "::1"}}), "Foo is no operator of a condition"),
         (text_of(Condition={"IfExists": {"aws:SourceIp": "::1"}}), "IfExists is no operator of a condition"),
+        (
+            text_of(Condition={"ForAnyValue:ForAllValues:Bool": {"k": "x"}}),
+            "ForAnyValue:ForAllValues:Bool is no operator of a condition",
+        ),
         (text_of(Condition={"ForSome:Bool": {"aws:SourceIp": "x"}}), "ForSome:Bool is no operator of a condition"),
     ],
 )
-def test_a_mistake_is_named_and_changes_nothing(served: Any, owner: Any, url: str, text: str, why: str) -> None:
-    refused = served.refused(owner.set_queue_attributes, QueueUrl=url, Attributes={"Policy": text})
+def test_a_mistake_is_named_and_changes_nothing(served: Any, client: Any, url: str, text: str, why: str) -> None:
+    refused = served.refused(client.set_queue_attributes, QueueUrl=url, Attributes={"Policy": text})
     assert refused == ("InvalidAttributeValue", f"{NO_POLICY}{why}.")
-    assert shown(owner, url) == {}
+    assert shown(client, url) == {}
 
 
-def test_one_that_is_in_force_is_not_asked_again(served: Any, owner: Any, url: str) -> None:
+def test_one_that_is_in_force_is_not_asked_again(served: Any, client: Any, url: str) -> None:
     """Set before these rules: it goes on, and is shown."""
     queue = QueueKey(OWNER, "us-east-1", "jobs")
     statements = [STATEMENT, STATEMENT | {"Action": ["sqs:SendMessageBatch"], "Principal": {"Foo": "x"}}]
@@ -117,7 +112,7 @@ def test_one_that_is_in_force_is_not_asked_again(served: Any, owner: Any, url: s
     served.store.apply([ChangeQueue(queue=queue, origin=Origin("test", "test"), change=change)], served.clock.now)
     served.store.commit()
     served.connect("json", served.other).send_message(QueueUrl=url, MessageBody="x")
-    assert json.loads(shown(owner, url)["Policy"])["Statement"] == statements
+    assert json.loads(shown(client, url)["Policy"])["Statement"] == statements
 
 
 @pytest.mark.parametrize(
@@ -127,18 +122,18 @@ def test_one_that_is_in_force_is_not_asked_again(served: Any, owner: Any, url: s
         ('{"Id":"é","Version": "2012-10-17", "Statement":[]}', '{"Id":"é","Version":"2012-10-17","Statement":[]}'),
     ],
 )
-def test_it_is_shown_without_blanks_and_with_its_version(owner: Any, url: str, given: str, kept: str) -> None:
-    owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": given})
-    assert shown(owner, url) == {"Policy": kept}
-    owner.create_queue(QueueName="jobs", Attributes={"Policy": given})
+def test_it_is_shown_without_blanks_and_with_its_version(client: Any, url: str, given: str, kept: str) -> None:
+    client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": given})
+    assert shown(client, url) == {"Policy": kept}
+    client.create_queue(QueueName="jobs", Attributes={"Policy": given})
 
 
 @pytest.mark.parametrize("name", ["All", "Policy"])
-def test_the_owner_alone_is_shown_it(served: Any, owner: Any, url: str, name: str) -> None:
-    owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text_of()})
+def test_the_owner_alone_is_shown_it(served: Any, client: Any, url: str, name: str) -> None:
+    client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text_of()})
     friend = served.connect("json", served.other)
     assert "Policy" not in shown(friend, url, name)
-    assert "Policy" in shown(owner, url, name)
+    assert "Policy" in shown(client, url, name)
 
 
 def test_a_pattern_is_no_name() -> None:

@@ -9,11 +9,6 @@ from veilmq.model.access import Action, Grant
 from veilmq.protocols.sqs import limits
 
 
-@pytest.fixture(params=["json", "query"])
-def client(request: pytest.FixtureRequest, served: Any) -> Any:
-    return served.connect(request.param)
-
-
 @pytest.fixture
 def url(client: Any) -> str:
     return str(client.create_queue(QueueName="jobs", tags={"team": "shop"})["QueueUrl"])

@@ -3,15 +3,8 @@
 import json
 from typing import Any
 
-import pytest
-
 NOWHERE = "arn:aws:sqs:us-east-1:111122223333:nowhere"
 DEAD = "arn:aws:sqs:us-east-1:111122223333:dead"
-
-
-@pytest.fixture(params=["json", "query"])
-def client(served: Any, request: pytest.FixtureRequest) -> Any:
-    return served.connect(request.param)
 
 
 def create(client: Any, name: str, **attributes: str) -> str:

@@ -9,7 +9,7 @@ A handler that extends its lease moves `until` along, where the guard is a `Prol
 Source: document 003, 3 ("idempotent and resume-able").
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 
@@ -106,22 +106,27 @@ def judge(record: Record | None, claim: Claim) -> Record | Done | Busy:
     return Record(fence=record.fence + 1, owner=claim.owner, attempt=claim.attempt, until=claim.until)
 
 
+def _is_held(record: Record | None, fence: int) -> TypeGuard[Record]:
+    """Whether the work is in progress under that fence."""
+    return record is not None and record.fence == fence and not record.done
+
+
 def finished(record: Record | None, key: str, fence: int, result: Any) -> Record:
     """The record of the finished work. Raises Superseded."""
-    if record is None or record.fence != fence or record.done:
+    if not _is_held(record, fence):
         raise Superseded(key)
     return msgspec.structs.replace(record, done=True, result=result)
 
 
 def prolonged(record: Record | None, key: str, fence: int, until: float) -> Record | None:
     """The record of a claim that lasts until `until`; None: nothing to write. Raises Superseded."""
-    if record is None or record.fence != fence or record.done:
+    if not _is_held(record, fence):
         raise Superseded(key)
     return msgspec.structs.replace(record, until=until) if until > record.until else None
 
 
 def abandoned(record: Record | None, fence: int) -> Record | None:
     """The record of a key that the next delivery may begin at once; None: nothing to write."""
-    if record is None or record.fence != fence or record.done:
+    if not _is_held(record, fence):
         return None
     return msgspec.structs.replace(record, owner="", until=0.0)

@@ -231,7 +231,7 @@ _NEGATED: Final = {
     "arnnotlike": "arnlike",
     "notipaddress": "ipaddress",
 }
-_OVER: Final = frozenset({"", "foranyvalue", "forallvalues"})
+OVER: Final = frozenset({"", "foranyvalue", "forallvalues"})
 """What may stand before an operator. Of one value both say what the operator says; of none, all are so and not any."""
 _TIMES: Final = frozenset({"aws:currenttime", "aws:epochtime"})
 """Condition keys whose value is the instant of the request, in seconds since 1970."""
@@ -287,9 +287,8 @@ def _judge(operator: str, key: str, values: list[str], context: dict[str, str]) 
     given = context.get(key)
     if operator == "null":
         return values == [str(given is None).lower()]
-    optional = operator.endswith("ifexists")
-    over, _, operator = operator.removesuffix("ifexists").rpartition(":")
-    if over not in _OVER:
+    over, operator, optional = split_operator(operator)
+    if over not in OVER:
         return None
     if key in _TIMES and given is not None:
         return _judge_time(operator, key, values, float(given))
@@ -303,6 +302,12 @@ def _judge(operator: str, key: str, values: list[str], context: dict[str, str]) 
         return any(compare(value, given) for value in values) is not negated
     except ValueError:  # a network that is none
         return None
+
+
+def split_operator(operator: str) -> tuple[str, str, bool]:
+    """Of one in lower case: what stands before it (`foranyvalue`), itself, and whether it ends in `ifexists`."""
+    over, _, name = operator.removesuffix("ifexists").rpartition(":")
+    return over, name, operator.endswith("ifexists")
 
 
 def _judge_time(operator: str, key: str, values: list[str], given: float) -> bool | None:

@@ -11,7 +11,7 @@ import re
 from typing import Any, Final
 
 from veilmq.protocols.sqs import limits
-from veilmq.protocols.sqs.policy import PolicyInvalid, statements_of, texts_of
+from veilmq.protocols.sqs.policy import OVER, PolicyInvalid, split_operator, statements_of, texts_of
 
 ACTIONS: Final = frozenset(
     {
@@ -57,8 +57,6 @@ _OPERATORS: Final = frozenset(
         *("Bool", "BinaryEquals", "IpAddress", "NotIpAddress", "Null"),
     )
 )
-_OVER: Final = ("foranyvalue:", "forallvalues:")
-_OPTIONAL: Final = "ifexists"
 
 
 class PolicyTooLarge(Exception):
@@ -136,8 +134,6 @@ def _check_principal(principal: Any) -> None:
 
 
 def _check_operator(operator: str) -> None:
-    name = operator.lower()
-    for over in _OVER:
-        name = name.removeprefix(over)
-    if name.removesuffix(_OPTIONAL) not in _OPERATORS:
+    over, name, _ = split_operator(operator.lower())
+    if over not in OVER or name not in _OPERATORS:
         raise PolicyInvalid(f"{operator[:64]} is no operator of a condition")

@@ -106,9 +106,10 @@ def _refusal(command: AnyCommand, outcome: Outcome) -> Refusal | None:
 
 def _refusal_of_entry(command: AnyCommand, outcome: Outcome) -> Refusal | None:
     """A batch has another word than a single delete for a lease that ended (FIFO; smaskalik/sqsmover #54)."""
-    if isinstance(command, Delete) and isinstance(outcome, LeaseExpired | LeaseTaken) and is_fifo(command.queue.name):
+    refusal = _refusal(command, outcome)
+    if refusal is not None and isinstance(command, Delete) and isinstance(outcome, LeaseExpired | LeaseTaken):
         return Refusal(RECEIPT_HANDLE_IS_INVALID, "The receipt handle has expired")
-    return _refusal(command, outcome)
+    return refusal
 
 
 def answer_void(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:
