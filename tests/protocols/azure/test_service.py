@@ -311,6 +311,29 @@ class TestCors:
         wire.ask("GET", "/?comp=list")
         assert questions() == 3
 
+    @pytest.mark.parametrize(
+        ("how", "code"),
+        [
+            ({"auth": None}, "NoAuthenticationInformation"),
+            ({"secret": b"of somebody else"}, "AuthenticationFailed"),
+            ({"target": "/?comp=nothing"}, "InvalidQueryParameterValue"),
+            ({"target": "/?comp=list&timeout=soon"}, "InvalidQueryParameterValue"),
+        ],
+    )
+    def test_a_page_may_read_why_it_was_refused(self, wire: Any, how: dict[str, Any], code: str) -> None:
+        wire.ask("PUT", TARGET, rules({"exposed": "x-ms-error-code"}))
+        target, how = how.get("target", "/?comp=list"), {name: how[name] for name in how if name != "target"}
+        for origin, shown in (("https://app.example", True), ("https://evil.example", False)):
+            refused = wire.ask("GET", target, headers={"origin": origin}, **how)
+            assert refused.code == code
+            assert (refused.headers.get("access-control-allow-origin") == origin) is shown
+            assert (refused.headers.get("access-control-expose-headers") == "x-ms-error-code") is shown
+        asked = len(wire.calls)
+        assert "access-control-allow-origin" not in wire.ask("GET", target, **how).headers
+        other = "http://127.0.0.1:10001/nobody/?comp=list"
+        assert wire.ask("GET", other, headers={"origin": "https://app.example"}, auth=None).status >= 400
+        assert len(wire.calls) == asked, "nothing to ask of an account that there is not"
+
     def test_in_development_mode_no_other_page_comes_in(self, wire: Any) -> None:
         wire.ring.checks = False
         queue = wire.queue()

@@ -38,14 +38,16 @@ _VISIBLE: Final = re.compile(rb"[ -~]*")
 
 
 def _no_plan(asked: Asked) -> "tuple[tuple[AnyCommand, ...], None]":
-    raise AssertionError("a preflight is answered from its question")
+    raise AssertionError("it is answered from its question")
 
 
 def _no_answer(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    raise AssertionError("a preflight is answered from its question")
+    raise AssertionError("it is answered from its question")
 
 
 _PREFLIGHT: Final = Operation("Preflight Queue Request", _no_plan, _no_answer)
+_REFUSAL: Final = Operation("a refusal that a page may read", _no_plan, _no_answer)
+"""The memo of its call is the Refusal."""
 
 
 class Codec:
@@ -80,7 +82,8 @@ class Codec:
                 return Call(asked.caller.account.key, questions, row, asked, question=True)
             return self._planned(asked, row)
         except Refusal as refusal:
-            return self._refused(refusal, request, wall, asked)
+            shown = None if asked is None else self._shown_to_page(refusal, asked)
+            return self._refused(refusal, request, wall, asked) if shown is None else shown
 
     def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
         """The answer to a call, from the outcomes of its commands in their order; or the call that it asked for."""
@@ -124,9 +127,22 @@ class Codec:
         account = self._accounts.find_account(asked.place.account)
         if account is None:
             raise Refusal(errors.CORS_PREFLIGHT_FAILURE)
+        return self._rules_question(account, _PREFLIGHT, asked)
+
+    def _shown_to_page(self, refusal: Refusal, asked: Asked) -> Call | None:
+        """The call by whose outcome a page of the account's rules may read why it was refused; None: nobody need ask."""
+        if asked.request.method == "OPTIONS" or b"origin" not in asked.request.headers:
+            return None
+        account = self._accounts.find_account(asked.place.account)
+        return None if account is None else self._rules_question(account, _REFUSAL, asked, refusal)
+
+    def _rules_question(
+        self, account: NamedAccount, row: Operation, asked: Asked, refusal: Refusal | None = None
+    ) -> Call:
+        """The account's CORS rules, asked for a request whose sender is not certain."""
         origin = origin_of(account.name, asked.request.headers.get(b"user-agent", b""))
         question = DescribeQueue(queue=service_queue(account.key), origin=origin)
-        return Call(account.key, (question,), _PREFLIGHT, asked, question=True)
+        return Call(account.key, (question,), row, asked, refusal, question=True)
 
     def _questions(self, asked: Asked) -> tuple[AnyCommand, ...]:
         """What must be known before the request can be judged; headers of rules that are known are set at once."""
@@ -152,6 +168,9 @@ class Codec:
                 rules = properties_from(outcome, command).cors
                 if row is _PREFLIGHT:
                     return _finish(cors.preflight(rules, asked.request), asked)
+                if row is _REFUSAL:
+                    _let_read(asked, rules)
+                    raise call.memo
                 self._rules[asked.sender.account.name] = (asked.sender.account, rules)
                 if b"origin" in asked.request.headers:
                     self._admit_page(asked, rules)
@@ -166,8 +185,7 @@ class Codec:
         if not self._accounts.checks and not cors.fits(rules, origin, method) and not _is_own(asked.request, origin):
             # Everybody knows the key of development mode: a page must not use it unless the rules let it.
             raise Refusal(errors.AUTHORIZATION_FAILURE, {"Reason": "No CORS rule lets this Origin in."})
-        if origin.isascii() and origin.isprintable():
-            asked.cors = cors.told(rules, origin, method)
+        _let_read(asked, rules)
 
     def _refused(self, refusal: Refusal, request: Request, wall: Instant | None, asked: Asked | None) -> Response:
         message = f"{refusal.message}\nRequestId:{request.request_id}"
@@ -222,6 +240,13 @@ def _complete(asked: Asked, row: Operation, command: AnyCommand, outcome: Outcom
     assert sas is not None
     whole = with_policy(sas, policies_of(labels), asked.wall)
     check_permission(whole, row.account_types, row.account_permissions, row.queue_permissions)
+
+
+def _let_read(asked: Asked, rules: tuple[CorsRule, ...]) -> None:
+    """The headers by which the page's browser shows it the answer, if the rules let it."""
+    origin = asked.request.headers[b"origin"].decode("latin-1")
+    if origin.isascii() and origin.isprintable():
+        asked.cors = cors.told(rules, origin, asked.request.method)
 
 
 def _is_own(request: Request, origin: str) -> bool:
