@@ -130,7 +130,7 @@ class Codec:
         return self._rules_question(account, _PREFLIGHT, asked)
 
     def _shown_to_page(self, refusal: Refusal, asked: Asked) -> Call | None:
-        """The call by whose outcome a page of the account's rules may read why it was refused; None: nobody need ask."""
+        """The call by whose outcome a page that a rule lets in may read why it was refused; None: nobody need ask."""
         if asked.request.method == "OPTIONS" or b"origin" not in asked.request.headers:
             return None
         account = self._accounts.find_account(asked.place.account)
