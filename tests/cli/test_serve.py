@@ -1,5 +1,6 @@
 """`veilmq serve` as a process: starting, what stands in its way, signals, and what is there after a restart."""
 
+import json
 import os
 import resource
 import signal
@@ -14,6 +15,7 @@ from urllib.parse import urlencode, urlsplit
 import apsw
 import pytest
 from botocore.exceptions import ClientError, HTTPClientError
+from joserfc.jwk import ECKey
 from tests.cli.conftest import Serve
 from tests.server.test_listener_tls import CERTIFICATE, KEY
 
@@ -199,6 +201,19 @@ def test_keys_are_checked_and_read_again_on_sighup(serve: Serve, keys: Path, loo
         server.sqs("AK1", "hush-one").list_queues()
     assert server.stop() == 0
     assert "hush" not in server.told()
+
+
+def test_an_issuer_has_its_keys_read_again_on_sighup(serve: Serve, keys: Path, tmp_path: Path) -> None:
+    issued = tmp_path / "issued.json"
+    issued.write_text(json.dumps({"keys": [ECKey.generate_key("P-256").as_dict(private=False)]}))
+    issuer = ("--azure-issuer", "https://login.example", "--azure-issuer-keys", str(issued))
+    server = serve("--credentials", str(keys), *issuer).ready()
+    server.send_signal(signal.SIGHUP)
+    server.wait_for(f"read the issuer's keys again from {issued}")
+    issued.unlink()
+    server.send_signal(signal.SIGHUP)
+    server.wait_for("the issuer's keys stay as they were")
+    assert server.stop() == 0
 
 
 def test_declared_queues_are_there_and_stay_as_they_are(serve: Serve, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Bearer tokens: genuine by an issuer's keys, or, in development mode, by their form."""
 
+import asyncio
 import base64
 import json
 import os
@@ -103,6 +104,27 @@ def test_keys_that_could_not_be_read_are_tried_again(keys: Path, caplog: pytest.
     keys.write_text(whole)
     os.utime(keys, ns=(1, 1))  # a coarse clock: the repair has the time of the damage
     assert tokens.claims(token(new, "ES256"))["oid"] == "me"
+
+
+def test_a_key_that_was_taken_out_counts_until_the_next_reload(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = IssuerTokens(ISSUER, keys, NONE)
+    old = token(EC, "ES256")
+    whole = keys.read_text()
+    keys.write_text(whole[:-10])
+    asyncio.run(tokens.reload_aside())
+    keys.unlink()
+    os.mkfifo(keys)
+    asyncio.run(tokens.reload_aside(0.05))
+    assert caplog.text.count("the issuer's keys stay as they were") == 2
+    assert f"{keys} hangs" in caplog.text
+    os.close(os.open(keys, os.O_WRONLY))  # lets the thread go
+    keys.unlink()
+    keys.write_text(json.dumps({"keys": [RSA.as_dict(private=False)]}))
+    assert tokens.claims(old)["oid"] == "me", "nobody asked for the file"
+    asyncio.run(tokens.reload_aside())
+    with pytest.raises(TokenRefused):
+        tokens.claims(old)
+    assert tokens.claims(token(RSA, "RS256"))["oid"] == "me"
 
 
 def test_in_development_mode_claims_are_believed() -> None:

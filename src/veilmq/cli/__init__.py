@@ -107,7 +107,7 @@ def _options(
 
 
 def _serve(flags: dict[str, Any]) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads the credentials file and the certificate again.
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the credentials file, the certificate and the issuer's keys again.
 
     Every flag can also be given as VEILMQ_NAME in the environment, or as name in the TOML file of --config.
     """

@@ -166,6 +166,8 @@ def _on_signals(ended: asyncio.Event, service: Service) -> None:
         begin(service.keyring.reload_aside())
         if service.certificate is not None:
             begin(service.certificate.renew_aside(wall()))
+        if service.issuer is not None:
+            begin(service.issuer.reload_aside())
 
     def begin(reload: Coroutine[Any, Any, object]) -> None:
         task = loop.create_task(reload)

@@ -30,7 +30,7 @@ from veilmq.server.settings import Address, Settings
 from veilmq.server.shell import Shell
 from veilmq.server.spelling import SpellingIntake
 from veilmq.server.tls import Certificate
-from veilmq.server.tokens import tokens_of
+from veilmq.server.tokens import IssuerTokens, tokens_of
 from veilmq.store.sqlite.store import SqliteStore
 
 _SQS_DOMAINS: Final = ("amazonaws.com", "amazonaws.com.cn")
@@ -87,6 +87,8 @@ class Service:
         """Of all ports, the admin port too; None without TLS."""
         if settings.tls_cert is not None and settings.tls_key is not None:
             self.certificate = Certificate(settings.tls_cert, settings.tls_key, wall())
+        self.issuer: IssuerTokens | None = None
+        """Whose bearer tokens the Azure port takes; None without one, and before the start."""
         self._at_point = at_point
         self._urls: dict[str, str] = {}
         self._undo = AsyncExitStack()
@@ -159,7 +161,10 @@ class Service:
         )
         # Which pages may call is for the account's own CORS rules to say.
         hosts = Hosts(self._domains(_AZURE_DOMAINS), ("*",))
-        return azure_codec.Codec(self.keyring, endpoint, tokens_of(settings)), hosts
+        tokens = tokens_of(settings)
+        if isinstance(tokens, IssuerTokens):
+            self.issuer = tokens
+        return azure_codec.Codec(self.keyring, endpoint, tokens), hosts
 
     def _mns(self) -> tuple[AnyCodec, Hosts]:
         settings = self.settings

@@ -2,19 +2,25 @@
 
 Strategy: the codec judges what a token claims (protocols/azure/bearer.py); here is only what needs cryptography, which
 is an optional extra (joserfc). A file of keys is read again when a token names a key that it did not have and the file
-has changed since: an issuer's new key needs no restart. Source: RFC 7515, 7517, 7519.
+has changed since: an issuer's new key needs no restart; one that was taken out is refused after SIGHUP. Source: RFC
+7515, 7517, 7519.
 """
 
+import asyncio
 import base64
 import binascii
 import json
 import logging
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.protocols.azure.bearer import TokenRefused, Tokens
+from veilmq.server.reading import DEADLINE_S, read_aside
 from veilmq.server.settings import Settings
 from veilmq.server.toml_file import FileInvalid
+
+if TYPE_CHECKING:
+    from joserfc.jwk import KeySet
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
 """Signatures by a private key only: with a shared secret, whoever checks could also issue."""
@@ -68,11 +74,10 @@ class IssuerTokens:
         self.audiences = audiences
         self._issuer = issuer
         self._path = keys
-        self._changed = 0
-        """When the file that the keys are from was written."""
         self._told: str | None = None
         """The failure that the log has: each refused token tries again."""
-        self._read()
+        self._reading = asyncio.Lock()
+        self._keys, self._changed = self._read()
 
     def claims(self, token: str) -> dict[str, Any]:
         """What a token of the issuer claims. Raises TokenRefused."""
@@ -89,22 +94,38 @@ class IssuerTokens:
             raise TokenRefused("Issuer or audience validation failed: another issuer")
         return dict(found.claims)
 
+    async def reload_aside(self, deadline_s: float = DEADLINE_S) -> None:
+        """Read the keys again; a bad file, or one whose reading hangs, changes nothing and is logged. No request waits
+        for it: the file is read in a thread."""
+        async with self._reading:  # who asks meanwhile gets what is there afterwards
+            try:
+                found = await read_aside(self._read, self._path, deadline_s)
+            except (FileInvalid, OSError) as error:
+                log.error("the issuer's keys stay as they were: %s", error)
+                return
+        self._take(found)
+
     def _read_newer(self) -> bool:
         """Read the keys again if their file has changed; whether there is something new."""
         try:
             if self._path.stat().st_mtime_ns == self._changed:
                 return False
-            self._read()
+            found = self._read()
         except (OSError, FileInvalid) as error:
             if str(error) != self._told:
                 log.error("the issuer's keys stay as they were: %s", error)
                 self._told = str(error)
             return False
-        self._told = None
-        log.info("read the issuer's keys again from %s", self._path)
+        self._take(found)
         return True
 
-    def _read(self) -> None:
+    def _take(self, found: tuple["KeySet", int]) -> None:
+        self._keys, self._changed = found
+        self._told = None
+        log.info("read the issuer's keys again from %s", self._path)
+
+    def _read(self) -> tuple["KeySet", int]:
+        """The keys, and when their file was written. Raises FileInvalid."""
         try:
             from joserfc.errors import JoseError
             from joserfc.jwk import KeySet
@@ -117,8 +138,7 @@ class IssuerTokens:
             raise FileInvalid(self._path, str(error.strerror)) from None
         except (JoseError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FileInvalid(self._path, f"holds no JSON Web Key Set: {error}") from None
-        # Only now: a file that could not be read is tried again, whatever mended it.
-        self._keys, self._changed = keys, changed
+        return keys, changed
 
 
 def tokens_of(settings: Settings) -> Tokens:
