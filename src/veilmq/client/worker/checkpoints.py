@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from veilmq.client.worker.files import replace_file
+from veilmq.client.worker.files import make_folder, replace_file
 from veilmq.model.errors import LeaseTaken, ParameterInvalid
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class FileCheckpoints:
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self.directory)
 
     def load(self, key: str) -> Saved | None:
         """See `Checkpoints.load`. Raises OSError."""
@@ -110,7 +110,7 @@ class FileCheckpoints:
     def save(self, key: str, saved: Saved) -> None:
         """See `Checkpoints.save`. Raises OSError."""
         folder = self._folder(key)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder)
         names = _names(folder)
         mine = f"{saved.fence:0{_DIGITS}}"
         if names and max(names) > mine:

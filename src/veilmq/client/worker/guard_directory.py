@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from veilmq.client.worker.files import locked, replace_file
+from veilmq.client.worker.files import locked, make_folder, replace_file
 from veilmq.client.worker.guard import Answer, Begun, Claim, Record, abandoned, finished, judge, prolonged
 
 
@@ -19,7 +19,7 @@ class DirectoryGuard:
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self.directory)
 
     def begin(self, key: str, claim: Claim) -> Answer:
         """See `Guard.begin`."""
@@ -69,7 +69,7 @@ class DirectoryGuard:
     def _path(self, key: str) -> Path:
         name = hashlib.sha256(key.encode()).hexdigest()
         folder = self.directory / name[:2]
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_folder(folder)
         return folder / name
 
 
