@@ -69,9 +69,8 @@ def test_the_files_are_taken(tmp_path: Path) -> None:
     for path in (keys, azure):
         path.chmod(0o600)
     assert Credentials(azure).find_account("examplename") is not None
-    account = Credentials(keys).sole_account
-    assert account is not None
-    names = [each.create.queue.name for each in queues_file.read(queues, account).queues]
+    accounts = Credentials(keys).accounts
+    names = [each.create.queue.name for each in queues_file.read(queues, accounts, checks=True).queues]
     assert names == ["orders-dead", "orders"]
 
 

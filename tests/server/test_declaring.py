@@ -27,7 +27,7 @@ class Called(Stage):
         path = self.path / "queues.toml"
         path.write_text(text)
         self.calls = 0
-        asyncio.run(declare(read(path, HOME), self))
+        asyncio.run(declare(read(path, [HOME]), self))
 
     def __init__(self, path: Path) -> None:
         super().__init__(SqliteFactory(path / "data"))

@@ -16,10 +16,10 @@ from veilmq.server.toml_file import FileInvalid
 HOME = Account("111111111111", home_region="eu-west-1")
 
 
-def declared(tmp_path: Path, text: str, name: str = "queues.toml", account: Account | None = HOME) -> Declared:
+def declared(tmp_path: Path, text: str, name: str = "queues.toml", *accounts: Account) -> Declared:
     path = tmp_path / name
     path.write_text(text)
-    return read(path, account)
+    return read(path, accounts or (HOME,))
 
 
 def key(name: str, region: str = "eu-west-1", account: str = "111111111111") -> QueueKey:
@@ -84,11 +84,20 @@ def test_dead_letter_queues_come_first_along_a_chain(tmp_path: Path) -> None:
 
 
 def test_without_a_sole_account_each_queue_names_one(tmp_path: Path) -> None:
-    assert declared(tmp_path, '[[queue]]\nname="a"\naccount="222222222222"', account=None).queues[
-        0
-    ].create.queue == key("a", "us-east-1", "222222222222")
+    path = tmp_path / "queues.toml"
+    path.write_text("".join(f'[[queue]]\nname="a"\naccount="{each}"\n' for each in ("1" * 12, "2" * 12, "3" * 12)))
+    accounts = (HOME, Account("2" * 12, home_region="us-west-2"))
+    found = read(path, accounts, checks=True)
+    assert [each.create.queue for each in found.queues] == [
+        key("a"),
+        key("a", "us-west-2", "2" * 12),
+        key("a", "us-east-1", "3" * 12),
+    ]
+    (warning,) = found.warnings
+    assert "queue a: account 333333333333 is not in the credentials file" in warning
+    assert read(path, accounts).warnings == []
     with pytest.raises(FileInvalid, match="several"):
-        declared(tmp_path, '[[queue]]\nname="a"', account=None)
+        declared(tmp_path, '[[queue]]\nname="a"', "queues.toml", *accounts)
 
 
 def test_a_duration_goes_as_far_as_the_widest_cloud(tmp_path: Path) -> None:

@@ -141,9 +141,14 @@ class DevelopmentKeyring:
         self._named = NamedAccount(DEVELOPMENT_NAME, key, (_DEVELOPMENT_SECRET,), any_identity=True)
 
     @property
-    def sole_account(self) -> Account:
+    def accounts(self) -> tuple[Account, ...]:
         """The account of everybody who names no other."""
-        return Account(DEVELOPMENT_ACCOUNT)
+        return (Account(DEVELOPMENT_ACCOUNT),)
+
+    @property
+    def sole_account(self) -> Account:
+        """The same."""
+        return self.accounts[0]
 
     def find(self, key_id: str) -> AccessKey:
         """A key that stands for that id, the same object as long as it is remembered."""

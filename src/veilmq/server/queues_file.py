@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.commands import SERVER, AnyCommand, ChangeQueue, CreateQueue
 from veilmq.model.errors import QueueExists, QueueMissing, VeilError
 from veilmq.model.instant import DAY_US, HOUR_US, MILLISECOND_US, MINUTE_US, SECOND_US
@@ -103,10 +104,10 @@ class _Entry(NamedTuple):
     line: int | None
 
 
-def read(path: Path, account: Account | None) -> Declared:
+def read(path: Path, accounts: Sequence[Account], *, checks: bool = False) -> Declared:
     """The queues of the file. Raises FileInvalid, naming line, queue and key.
 
-    account: whose a queue is that names no account; None if every queue must name one.
+    accounts: a sole one is that of a queue which names none. checks: nobody has keys for any other account.
     """
     if path.suffix in ELASTICMQ_SUFFIXES:
         found = elasticmq_file.read(path, read_text(path))
@@ -115,8 +116,16 @@ def read(path: Path, account: Account | None) -> Declared:
     else:
         whole, lines = read_toml(path)
         tables, warnings = _tables(path, whole, lines), []
-    reader = _Reader(path, lines, account)
-    return Declared(path, _in_order(path, [reader.entry(*each) for each in enumerate(tables)]), warnings)
+    reader = _Reader(path, lines, accounts)
+    entries = [reader.entry(*each) for each in enumerate(tables)]
+    if checks:
+        known = {account.id for account in accounts}
+        warnings += [
+            f"{path}: queue {key.name}: account {key.account} is not in the credentials file: nobody reaches it"
+            for key, _, _ in entries
+            if key.account not in known
+        ]
+    return Declared(path, _in_order(path, entries), warnings)
 
 
 def _tables(path: Path, whole: Mapping[str, Any], lines: Lines) -> list[Any]:
@@ -152,10 +161,11 @@ class _Queue(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Reader:
-    def __init__(self, path: Path, lines: Lines | Sequence[int], account: Account | None) -> None:
+    def __init__(self, path: Path, lines: Lines | Sequence[int], accounts: Sequence[Account]) -> None:
         self._path = path
         self._lines = lines
-        self._account = account
+        self._sole = accounts[0].id if len(accounts) == 1 else None
+        self._regions = {account.id: account.home_region for account in accounts}
         self._seen: dict[QueueKey, int | None] = {}
 
     def entry(self, place: int, table: object) -> _Entry:
@@ -175,13 +185,12 @@ class _Reader:
         return _Entry(key, self._change(place, who, key, read), line)
 
     def _key(self, place: int, who: str, read: _Queue) -> QueueKey:
-        home = self._account
-        account = read.account or (home.id if home else None)
+        account = read.account or self._sole
         if account is None:
             raise self._error(place, who, "account: name one, there are several in the credentials file", "account")
         if not ACCOUNT_ID.fullmatch(account):
             raise self._error(place, who, "account: expected 12 digits", "account")
-        region = read.region or (home.home_region if home and home.id == account else Account(account).home_region)
+        region = read.region or self._regions.get(account, HOME_REGION_DEFAULT)
         if not _REGION.fullmatch(region):
             raise self._error(place, who, "region: expected a region such as us-east-1", "region")
         return QueueKey(account, region, read.name)

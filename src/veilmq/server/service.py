@@ -116,7 +116,7 @@ class Service:
         settings = self.settings
         declared = None
         if settings.queues is not None:
-            declared = queues_file.read(settings.queues, self.keyring.sole_account)
+            declared = queues_file.read(settings.queues, self.keyring.accounts, checks=self.keyring.checks)
         engine, self.store = open_directory(
             settings.data, settings.engine_limits(), settings.store_options(), self._at_point
         )
