@@ -8,10 +8,11 @@ from admin_under_test import TOKEN
 from prometheus_client.parser import text_string_to_metric_families
 
 from veilmq.admin import metrics
-from veilmq.model.commands import SERVER, StartMove, Sweep
+from veilmq.model.commands import SERVER, CreateQueue, StartMove, Sweep
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.moves import MoveStatus
 from veilmq.model.queue import QueueKey
+from veilmq.model.topic import SETTINGS_QUEUES
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 
@@ -54,6 +55,16 @@ def test_queues_beyond_the_bound_are_one_sum(http: httpx.Client, monkeypatch: An
     }
     assert visible == {"q4": 5, "q3": 4, "": 6}
     assert found["veilmq_queues",] == 5
+
+
+def test_what_an_account_set_is_no_queue_of_its_user(http: httpx.Client, server: Any) -> None:
+    for name in SETTINGS_QUEUES:
+        key = QueueKey("000000000000", "us-east-1", name)
+        server.on_loop(server.shell.call(CreateQueue(queue=key, origin=SERVER, change={"labels": {"a": "b"}})))
+    assert http.get("/api/v1/queues?account=*").json()["queues"] == []
+    found = samples(http)
+    assert found["veilmq_queues",] == 0
+    assert not [key for key in found if key[0] == "veilmq_queue_messages"]
 
 
 def test_commits_and_commands_are_counted(http: httpx.Client, server: Any) -> None:

@@ -282,10 +282,10 @@ def test_pages_are_those_of_a_list_that_is_sorted_each_time(
 
 
 def shown_as(queue: queues.LiveQueue, command: ListQueues) -> str | None:
-    if command.account is None:
-        return str(queue.key)
     if is_hidden(queue.key.name):
         return None
+    if command.account is None:
+        return str(queue.key)
     allowed = command.names is None or not set(queue.key.name) - set("a-")
     return queue.key.name if allowed else queue.settings.alias
 

@@ -27,7 +27,7 @@ from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US
 from veilmq.model.moves import MoveStatus
 from veilmq.model.queue import QueueKey
-from veilmq.model.topic import PushResult
+from veilmq.model.topic import SETTINGS_QUEUES, PushResult
 from veilmq.server.shell import COMMIT_BUCKETS_US
 from veilmq.store.sqlite.history import bounds
 from veilmq.store.sqlite.moves import every
@@ -133,7 +133,8 @@ class Metrics:
     async def endpoint(self, request: Request) -> Response:
         """All metrics in Prometheus' text format. They name the queues of every account."""
         caller_of(request).check(Action.SETTINGS)
-        queues = list(self._service.store.queues.by_key.values())
+        every = self._service.store.queues.by_key.values()
+        queues = [queue for queue in every if queue.key.name not in SETTINGS_QUEUES]
         labelled, rest = await run_in_threadpool(_sorted_out, queues)
         oldest_us = await run_in_threadpool(self._oldest_us, [(queue, list(queue.ready)) for queue in labelled])
         await run_in_threadpool(self._outcomes.catch_up)

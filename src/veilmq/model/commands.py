@@ -60,8 +60,8 @@ class Command(msgspec.Struct, kw_only=True, gc=False):
 class Send(Command, tag=True, kw_only=True, gc=False):
     """Append a message. Outcome `Sent`; errors QueueMissing, MessageTooLarge, DiskLow, ParameterInvalid.
 
-    The last is for `from_xml` with a body that does not decode, and on a FIFO queue for a message without a group or a
-    deduplication id, or with a delay of its own.
+    The last is for `from_xml` with a body that does not decode, for `must_appear` with a delay as long as its life, and
+    on a FIFO queue for a message without a group or a deduplication id, or with a delay of its own.
     """
 
     body: str
@@ -78,6 +78,8 @@ class Send(Command, tag=True, kw_only=True, gc=False):
     """Return a handle of attempt 0 (Azure's put, MNS's delayed send)."""
     from_xml: bool = False
     """The body came in XML: a queue whose `xml_body` is base64 stores it decoded, and refuses what does not decode."""
+    must_appear: bool = False
+    """Refuse a message that would be dead before it is visible, by its own times or the queue's (Azure's put)."""
 
 
 class Receive(Command, tag=True, kw_only=True, gc=False):

@@ -222,6 +222,30 @@ def test_a_message_is_not_put_to_be_dead_before_it_is_visible(wire: Any) -> None
     assert wire.put(queue, query="?visibilitytimeout=9&messagettl=10").status == 201
 
 
+@pytest.mark.parametrize(
+    ("settings", "query", "status"),
+    [
+        ({"retention_us": 60 * SECOND_US}, "?visibilitytimeout=62", 400),
+        ({"retention_us": 60 * SECOND_US}, "?visibilitytimeout=59", 201),
+        ({"retention_us": 120 * SECOND_US, "delay_us": 900 * SECOND_US}, "", 400),
+        ({"delay_us": 900 * SECOND_US}, "?messagettl=900", 400),
+        ({"delay_us": 900 * SECOND_US}, "?messagettl=901", 201),
+        ({"retention_us": 1_209_600 * SECOND_US}, "?visibilitytimeout=604800", 201),
+    ],
+)
+def test_what_a_put_does_not_say_the_queue_does(wire: Any, settings: dict[str, Any], query: str, status: int) -> None:
+    """Another protocol can set them."""
+    queue = wire.queue()
+    key = wire.calls[-1].commands[0].queue
+    wire.stage.change(key, **settings)
+    answer = wire.put(queue, query=query)
+    assert answer.status == status
+    if status == 400:
+        assert answer.code == "InvalidQueryParameterValue"
+        assert answer.text("QueryParameterName") == "visibilitytimeout"
+        assert sum(wire.stage.counts(key)) == 0
+
+
 def test_update_needs_both_its_parameters(wire: Any) -> None:
     queue = wire.queue()
     wire.put(queue)

@@ -391,6 +391,11 @@ def test_xml_that_is_none(wire: Any, body: str | bytes, code: str) -> None:
         ("<?xml version='1.0'?>\n<QueueMessage>\n  <MessageText><![CDATA[<&]]></MessageText>\n</QueueMessage>\n", "<&"),
         ('<q:QueueMessage xmlns:q="u:x"><q:MessageText>x</q:MessageText></q:QueueMessage>', "x"),
         ("<QueueMessage><MessageText>a<b x='1'>b<i>c</i>d</b>e<br/></MessageText></QueueMessage>", "abcde"),
+        (
+            "<QueueMessage><MessageText>" + "a<b>" * 1_000 + "</b>" * 1_000 + "</MessageText></QueueMessage>",
+            "a" * 1_000,
+        ),
+        ("<QueueMessage><MessageText>" + "a<br/>" * 2_000 + "</MessageText></QueueMessage>", "a" * 2_000),
         ("<!-- first --><QueueMessage><MessageText>a<!-- no -->b</MessageText></QueueMessage>", "ab"),
         ("<QueueMessage><MessageText>\u20ac</MessageText></QueueMessage>".encode("utf-16"), "\u20ac"),
         ("\ufeff<QueueMessage><MessageText>x</MessageText></QueueMessage>", "x"),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.model.commands import AnyCommand, Delete, Extend
+from veilmq.model.commands import AnyCommand, Delete, Extend, Send
 from veilmq.model.errors import (
     CapabilityMissing,
     DiskLow,
@@ -38,6 +38,7 @@ from veilmq.model.errors import (
     TopicMissing,
     VeilError,
 )
+from veilmq.model.instant import SECOND_US
 from veilmq.model.receipt import HANDLE_CHARACTERS
 
 _VALUE_CHARACTERS_MAX: Final = 256
@@ -239,6 +240,13 @@ def bad_parameter(name: str, value: str, reason: str) -> Refusal:
     return Refusal(INVALID_QUERY_PARAMETER_VALUE, extra)
 
 
+def dead_before_visible(visibility: str) -> Refusal:
+    """Put Message: "visibilitytimeout should be set to a value smaller than the time-to-live value". visibility: the
+    parameter's text, empty if the queue's delay stands for it."""
+    reason = "The message would be dead before it is visible: visibilitytimeout must be less than messagettl."
+    return bad_parameter("visibilitytimeout", visibility, reason)
+
+
 def out_of_range(name: str, value: str, minimum: int, maximum: int) -> Refusal:
     """OutOfRangeQueryParameterValue."""
     extra = {
@@ -306,6 +314,9 @@ def _receipt_invalid(error: ReceiptInvalid, command: AnyCommand) -> Refusal:
 def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:
     if error.parameter == "body":
         return bad_node("MessageText", "", error.reason)
+    if error.parameter == "ttl_us":
+        given = "" if not isinstance(command, Send) or command.delay_us is None else str(command.delay_us // SECOND_US)
+        return dead_before_visible(given)
     return Refusal(INVALID_INPUT, {"Reason": str(error)})
 
 

@@ -1,7 +1,8 @@
 """XML requests, read by expat into a small tree, without document types.
 
 Strategy: a document type is refused at its first sign, so that no entity is ever defined; depth, nodes and bytes are
-bounded. What is not well-formed is refused with line and column. Source: XML 1.0.
+bounded. Markup in a text, which nobody reads, is no node and may be as deep as its bytes allow. What is not well-formed
+is refused with line and column. Source: XML 1.0.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,8 @@ class Node(msgspec.Struct, gc=False):
 
     name: str
     raw: str = ""
-    """All character data, untouched."""
+    """All character data, untouched; of a text element what is left when markup in it is removed."""
     children: list["Node"] = []
-    bare: str = ""
-    """The same and that of the children, in the order of the document: what is left when the markup is removed."""
 
     @property
     def text(self) -> str:
@@ -48,8 +47,10 @@ class Node(msgspec.Struct, gc=False):
         return found
 
 
-def read_document(body: bytes, root: str, limit_bytes: int) -> Node:
+def read_document(body: bytes, root: str, limit_bytes: int, text: str = "") -> Node:
     """The tree of a document whose outermost element has that name.
+
+    text: the name of elements that have no children here: markup in them is left out, but for its text.
 
     Raises Refusal: RequestBodyTooLarge, InvalidXmlDocument.
     """
@@ -57,26 +58,33 @@ def read_document(body: bytes, root: str, limit_bytes: int) -> Node:
         raise too_large(limit_bytes)
     top = Node("", children=[])
     open_nodes = [top]
-    nodes = 0
+    pieces: list[list[str]] = [[]]
+    nodes = inside = 0
     parser: Any = expat.ParserCreate()
     parser.buffer_text = True
 
     def start(name: str, attributes: dict[str, str]) -> None:
-        nonlocal nodes
+        nonlocal nodes, inside
+        if inside or (text and open_nodes[-1].name == text):
+            inside += 1
+            return
         nodes += 1
         if len(open_nodes) > limits.XML_DEPTH_MAX or nodes > limits.XML_NODES_MAX:
             raise bad_xml("The document is too deep or has too many elements.", *_at(parser))
         node = Node(name.rpartition(":")[2], children=[])
         open_nodes[-1].children.append(node)
         open_nodes.append(node)
+        pieces.append([])
 
     def end(name: str) -> None:
-        node = open_nodes.pop()
-        open_nodes[-1].bare += node.bare
+        nonlocal inside
+        if inside:
+            inside -= 1
+            return
+        open_nodes.pop().raw = "".join(pieces.pop())
 
-    def data(text: str) -> None:
-        open_nodes[-1].raw += text
-        open_nodes[-1].bare += text
+    def data(piece: str) -> None:
+        pieces[-1].append(piece)
 
     def doctype(*ignored: object) -> None:
         raise bad_xml("A document type is not allowed.", *_at(parser))

@@ -43,7 +43,8 @@ def _all_keys(names: OrderedNames, command: ListQueues) -> Iterator[QueueKey]:
         if inside or command.after < start:
             after = command.after[len(start) :] if inside else ""
             for name in names.following(place, command.prefix, after):
-                yield QueueKey(*place, name)
+                if not is_hidden(name):
+                    yield QueueKey(*place, name)
 
 
 def _keys_of_account(queues: Queues, names: OrderedNames, command: ListQueues) -> Iterator[QueueKey]:

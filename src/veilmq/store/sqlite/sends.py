@@ -15,7 +15,7 @@ from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant, after
 from veilmq.model.message import NO_EXTRAS
 from veilmq.model.outcomes import Outcome, Sent
-from veilmq.model.queue import PRIORITY_DEFAULT, XmlBody
+from veilmq.model.queue import PRIORITY_DEFAULT, QueueSettings, XmlBody
 from veilmq.model.xml_bodies import decode_xml_body
 from veilmq.store.sqlite.extras import pack_extras
 from veilmq.store.sqlite.fifo_sends import send_fifo
@@ -25,6 +25,7 @@ from veilmq.store.sqlite.writer import Row, Writer
 
 INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+DEAD_REASON: Final = "the message would be dead before it is visible"
 _SENT: Final = int(Kind.SENT)
 
 
@@ -50,6 +51,8 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
             outcomes.append(MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=settings.message_bytes_max))
         elif writer.disk_low is not None:
             outcomes.append(DiskLow(free_bytes=writer.disk_low))
+        elif command.must_appear and _dies_hidden(settings, command):
+            outcomes.append(ParameterInvalid(parameter="ttl_us", reason=DEAD_REASON))
         elif settings.fifo:
             fifo.append((queue, command))
             outcomes.append(None)
@@ -60,6 +63,12 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
         outcomes = [next(taken) if outcome is None else outcome for outcome in outcomes]
     appending.flush()
     return outcomes
+
+
+def _dies_hidden(settings: QueueSettings, command: Send) -> bool:
+    """Whether its life, its own or the queue's, ends before its delay does."""
+    life_us = settings.retention_us if command.ttl_us is None else command.ttl_us
+    return life_us <= (settings.delay_us if command.delay_us is None else command.delay_us)
 
 
 WithBody = TypeVar("WithBody", Send, Extend)

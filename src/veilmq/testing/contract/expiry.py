@@ -1,13 +1,15 @@
 """Expiry: own time to live, or the queue's retention of today; it beats visibility in every state."""
 
+from typing import Any
+
 import pytest
 
-from veilmq.model.errors import MessageGone
+from veilmq.model.errors import MessageGone, ParameterInvalid
 from veilmq.model.instant import DAY_US, FOREVER, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.message import Extras
-from veilmq.model.outcomes import Extended
+from veilmq.model.outcomes import Extended, Sent
 from veilmq.model.queue import QueueKey
-from veilmq.testing.contract.stage import Stage, bodies, expect, refused
+from veilmq.testing.contract.stage import Stage, bodies, expect, refused, sending
 
 STATES = ("ready", "delayed", "in flight", "returned", "returned and seen", "delay ended")
 
@@ -84,6 +86,28 @@ class TestExpiry:
         stage.later(HOUR_US)
         stage.change(queue, retention_us=DAY_US)
         assert bodies(stage.receive(queue, 10)) == ["own", "young"], "nobody had met its death"
+
+    @pytest.mark.parametrize(
+        ("settings", "own", "taken"),
+        [
+            ({"retention_us": HOUR_US}, {"delay_us": HOUR_US}, False),
+            ({"retention_us": HOUR_US}, {"delay_us": HOUR_US - 1}, True),
+            ({"retention_us": DAY_US}, {"delay_us": HOUR_US, "ttl_us": HOUR_US}, False),
+            ({"retention_us": HOUR_US}, {"delay_us": HOUR_US, "ttl_us": HOUR_US + 1}, True),
+            ({"delay_us": HOUR_US}, {"ttl_us": HOUR_US}, False),
+            ({"delay_us": HOUR_US}, {"ttl_us": HOUR_US, "delay_us": 0}, True),
+            ({"delay_us": HOUR_US, "retention_us": HOUR_US}, {}, False),
+            ({}, {}, True),
+        ],
+    )
+    def test_who_must_appear_is_not_dead_before(
+        self, stage: Stage, settings: dict[str, Any], own: dict[str, Any], taken: bool
+    ) -> None:
+        queue = stage.create(**settings)
+        outcome = stage.do(sending(queue, must_appear=True, **own))
+        assert isinstance(outcome, Sent if taken else ParameterInvalid)
+        assert sum(stage.counts(queue)) == taken
+        assert isinstance(stage.do(sending(queue, **own)), Sent), "who does not ask for it may die unseen"
 
     @pytest.mark.parametrize("received", [False, True])
     def test_an_extension_may_go_beyond_the_expiry_and_saves_nobody(self, stage: Stage, received: bool) -> None:

@@ -155,8 +155,9 @@ class TestTopics:
         message = stage.take(hidden)
         assert (message.body, message.extras.published_id) == ("hello", published.id)
         assert expect(stage.do(DescribeTopic(topic=NEWS, origin=TESTER)), TopicDescribed).info.waiting == 1
-        listed = stage.do(ListQueues(origin=TESTER, account=ACCOUNT, region=REGION))
-        assert expect(listed, QueuesListed).queues == []
+        for account in (ACCOUNT, None):
+            listed = stage.do(ListQueues(origin=TESTER, account=account, region=REGION))
+            assert expect(listed, QueuesListed).queues == []
 
     @pytest.mark.parametrize("met", ["a receive", "a handle", "a sweep"])
     @pytest.mark.parametrize("tried", [False, True])

@@ -24,7 +24,7 @@ from veilmq.protocols.azure.errors import (
     UNSUPPORTED_QUERY_PARAMETER,
     Refusal,
     bad_node,
-    bad_parameter,
+    dead_before_visible,
     missing_node,
     too_large,
 )
@@ -75,14 +75,14 @@ def _message_text(asked: Asked) -> tuple[str, bytes]:
 
 
 def _read_text(document: bytes) -> str:
-    root = read_document(document, "QueueMessage", limits.BODY_BYTES_MAX)
+    root = read_document(document, "QueueMessage", limits.BODY_BYTES_MAX, text="MessageText")
     node = root.members(("MessageText",)).get("MessageText")
     if node is None:
         raise missing_node("MessageText")
     # "Any XML markup in the message that isn't escaped or encoded is removed" (Put Message).
-    if first_forbidden_character(node.bare) is not None:
+    if first_forbidden_character(node.raw) is not None:
         raise bad_node("MessageText", "", "The text has a character that XML 1.0 cannot carry.")
-    return node.bare
+    return node.raw
 
 
 def _ttl_seconds(asked: Asked) -> int | None:
@@ -103,10 +103,8 @@ def plan_put(asked: Asked) -> Plan:
     if asked.version < limits.VERSION_UPDATE and "visibilitytimeout" in asked.parameters:
         raise Refusal(UNSUPPORTED_QUERY_PARAMETER, {"QueryParameterName": "visibilitytimeout"})
     delay_s, ttl_s = _visibility_seconds(asked, 0), _ttl_seconds(asked)
-    lives_s = limits.TTL_SECONDS_DEFAULT if ttl_s is None else ttl_s
-    if delay_s is not None and delay_s >= lives_s != limits.TTL_NEVER:
-        reason = "The message would be dead before it is visible: visibilitytimeout must be less than messagettl."
-        raise bad_parameter("visibilitytimeout", str(delay_s), reason)
+    if delay_s is not None and ttl_s is not None and delay_s >= ttl_s != limits.TTL_NEVER:
+        raise dead_before_visible(str(delay_s))
     body, raw = _message_text(asked)
     ttl_us = None if ttl_s is None else FOREVER if ttl_s == limits.TTL_NEVER else ttl_s * SECOND_US
     command = Send(
@@ -119,6 +117,7 @@ def plan_put(asked: Asked) -> Plan:
         ttl_us=ttl_us,
         wants_handle=True,
         from_xml=True,
+        must_appear=True,
     )
     return (command,), None
 
