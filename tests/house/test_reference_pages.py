@@ -16,6 +16,7 @@ from tests.house.test_cli_page import leaves
 from veilmq.admin.operations import OPERATIONS
 from veilmq.cli import application
 from veilmq.cli.sources import variable
+from veilmq.client.transaction import Times
 from veilmq.model.access import Action
 from veilmq.model.events import EventRecord, Kind
 from veilmq.server.settings import FIELDS
@@ -54,6 +55,13 @@ def metrics() -> set[str]:
     for kind, name in re.findall(r'(Counter|Gauge|Histogram)MetricFamily\(\s*"(veilmq_[a-z_]+)"', source):
         counters.add(f"{name}_total" if kind == "Counter" else name)
     return counters
+
+
+def test_the_times_of_a_transaction_are_on_their_page() -> None:
+    page = (ROOT / "docs" / "patterns" / "transaction-queue.md").read_text()
+    listed = re.search(r"`Times\(([^`]*)\)`", page)
+    assert listed is not None
+    assert re.findall(r"(\w+)=", listed[1]) == list(Times.__struct_fields__)
 
 
 @pytest.mark.parametrize("words", leaves(typer.main.get_command(application())), ids=" ".join)
