@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import urllib.request
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -254,7 +255,28 @@ def test_what_the_server_does_not_even_read_is_refused_by_its_name(start: Any, c
     entries = [{"Id": str(number), "MessageBody": "x" * 1_048_576} for number in range(10)]
     with pytest.raises(client.exceptions.BatchRequestTooLong) as raised:
         client.send_message_batch(QueueUrl=url, Entries=entries)
-    assert raised.value.response["Error"]["Message"].startswith("Batch requests cannot be longer than 1048576 bytes.")
-    with pytest.raises(ClientError, match="Message must be shorter than 1048576 bytes") as too_long:
-        client.send_message(QueueUrl=url, MessageBody="x" * 5_000_000)
+    words = "The request is longer than this server reads: body exceeds 7340032 bytes."
+    assert raised.value.response["Error"]["Message"] == words
+    with pytest.raises(ClientError, match=words) as too_long:
+        client.send_message(QueueUrl=url, MessageBody="x" * 8_000_000)
     assert too_long.value.response["Error"]["Code"] == "InvalidParameterValue"
+    with pytest.raises(ClientError, match="Message must be shorter than 1048576 bytes"):
+        client.send_message(QueueUrl=url, MessageBody="x" * 1_048_577)
+
+
+def test_the_largest_message_is_read_however_its_json_is_escaped(start: Any, connect: Any) -> None:
+    """As JSON encoders that are safe for HTML write `<`: six bytes each."""
+    server = start()
+    url = connect(server).create_queue(QueueName="orders")["QueueUrl"]
+    body = b'{"QueueUrl":"%b","MessageBody":"%b"}' % (url.encode(), rb"\u003c" * 1_048_576)
+    authorization = (
+        "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/sqs/aws4_request, SignedHeaders=host, Signature=0"
+    )
+    headers = {
+        "Content-Type": "application/x-amz-json-1.0",
+        "X-Amz-Target": "AmazonSQS.SendMessage",
+        "X-Amz-Date": "20260101T000000Z",
+        "Authorization": authorization,
+    }
+    with urllib.request.urlopen(urllib.request.Request(server.sqs, body, headers), timeout=30) as answer:
+        assert json.load(answer)["MD5OfMessageBody"] == md5(b"<" * 1_048_576).hexdigest()

@@ -8,7 +8,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     header_bytes_max: request line and headers together, so the longest target too. More: 431.
     header_count_max: header lines. More: 431.
-    body_bytes_max: body without its transfer coding; a message of 1 MiB can be 3 MiB of JSON escapes. More: 413.
+    body_bytes_max: body without its transfer coding; a message of 1 MiB can be 6 MiB of JSON escapes. More: 413.
     header_deadline_s: from the first byte of a request to the end of its headers. Longer: 408.
     body_deadline_s: for the body, and one second more for each `rate_bytes_per_s_min` received. Longer: 408.
     answer_deadline_s: for the client to read an answer, extended in the same way. Longer: the connection is dropped.
@@ -25,7 +25,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     header_bytes_max: int = 64 * 1024
     header_count_max: int = 100
-    body_bytes_max: int = 4 * 1024 * 1024
+    body_bytes_max: int = 7 * 1024 * 1024
     header_deadline_s: float = 10.0
     body_deadline_s: float = 60.0
     answer_deadline_s: float = 30.0

@@ -135,7 +135,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="Beyond these, answer after 1 s instead of at once: for clients that poll in a hurry.")
     ] = False
     connections_max: Annotated[AtLeast1, Meta(description="Connections to one data port.")] = 10_000
-    body_bytes_max: Annotated[AtLeast1, Meta(description="Body of one request.")] = 4 * MIB
+    body_bytes_max: Annotated[AtLeast1, Meta(description="Body of one request.")] = 7 * MIB
     held_bytes_max: Annotated[AtLeast1, Meta(description="Unfinished requests of one data port together.")] = 128 * MIB
     header_deadline_s: Annotated[Seconds, Meta(description="For the headers of a request to arrive.")] = 10.0
     body_deadline_s: Annotated[Seconds, Meta(description="For its body, and more for a long one.")] = 60.0

@@ -242,6 +242,16 @@ def test_an_empty_value_of_the_other_kind_is_none(
     assert message["MessageAttributes"] == {"a": shown}
 
 
+def test_an_empty_value_of_the_other_kind_is_none_in_a_system_attribute_too(served: Any, client: Any, url: str) -> None:
+    header: dict[str, Any] = {"DataType": "String", "StringValue": "Root=1-2-3", "BinaryValue": b""}
+    given = {"QueueUrl": url, "MessageBody": "x"}
+    client.send_message(**given, MessageSystemAttributes={"AWSTraceHeader": header})
+    (message,) = client.receive_message(QueueUrl=url, MessageSystemAttributeNames=["AWSTraceHeader"])["Messages"]
+    assert message["Attributes"] == {"AWSTraceHeader": "Root=1-2-3"}
+    for wrong in ({"AWSTraceHeader": {**header, "BinaryValue": b"v"}}, {"AWSTraceHeader": header, "Other": header}):
+        assert served.refused(client.send_message, **given, MessageSystemAttributes=wrong)[0] == "InvalidParameterValue"
+
+
 @pytest.mark.parametrize("text", ["null", "NULL", "nuLl"])
 def test_bytes_whose_base64_is_a_word_stay_bytes(client: Any, url: str, text: str) -> None:
     value = {"DataType": "Binary", "BinaryValue": base64.b64decode(text)}

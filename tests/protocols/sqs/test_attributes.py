@@ -254,6 +254,12 @@ def test_one_kind_of_encryption_ends_the_other() -> None:
     assert attributes_of(info(QueueSettings()), ["SqsManagedSseEnabled"]) == {"SqsManagedSseEnabled": "true"}
 
 
+@pytest.mark.parametrize(("text", "label"), [("300", ""), ("0300", ""), ("0600", "600")])
+def test_the_default_reuse_period_is_no_label(text: str, label: str) -> None:
+    change = settings_change(QUEUE, {"KmsDataKeyReusePeriodSeconds": text}, creating=False)
+    assert change["labels"] == {"sqs.KmsDataKeyReusePeriodSeconds": label}
+
+
 def test_other_protocols_labels_are_not_shown() -> None:
     settings = QueueSettings(labels={"azure.Policy": "x", "Policy": "y"})
     assert set(attributes_of(info(settings), ["All"])) == set(attributes_of(info(QueueSettings()), ["All"]))

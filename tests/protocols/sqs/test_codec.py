@@ -167,7 +167,7 @@ def test_answers_to_pages_name_the_origin() -> None:
         (request(x_amz_target="AmazonSQS.SendMessage", body=b'{"MessageBody":"\xff"}'), (400, "MalformedInput")),
         (request(x_amz_target="AmazonSQS.SendMessage", body=b'{"MessageBody":"\\ud800'), (400, "MalformedInput")),
         (
-            request(x_amz_target="AmazonSQS.SendMessage", body=b'{"MessageBody":"\\uD800"}'),
+            request(x_amz_target="AmazonSQS.SendMessage", body=b'{"QueueUrl":"q","MessageBody":"\\uD800"}'),
             (400, "InvalidMessageContents"),
         ),
         (request(x_amz_target="AmazonSQS.SendMessage", body=b'{"a":' + b"[" * 100_000), (400, "MalformedInput")),
@@ -209,4 +209,4 @@ def test_the_member_that_does_not_fit_is_named() -> None:
     assert "$.Entries[0].DelaySeconds" in json.loads(answer.body)["message"]
     answer = decode(request(body=b"Action=ReceiveMessage&WaitTimeSeconds=1.5"))
     assert isinstance(answer, Response)
-    assert b"$.WaitTimeSeconds" in answer.body
+    assert b"Value 1.5 for parameter WaitTimeSeconds is invalid. Reason: Must be an integer." in answer.body

@@ -154,12 +154,6 @@ def test_a_batch_is_answered_entry_by_entry(wire: Any) -> None:
     assert failures["c"]["Message"].endswith("Message must be shorter than 2048 bytes.")
 
 
-def test_entries_of_which_none_is_right_need_no_engine(wire: Any) -> None:
-    answer = wire.client.send_message_batch(QueueUrl=URL, Entries=[{"Id": "a", "MessageBody": ""}])
-    assert not wire.calls
-    assert [failure["Code"] for failure in answer["Failed"]] == ["MissingParameter"]
-
-
 def test_a_batch_to_a_missing_queue_fails_as_one(wire: Any) -> None:
     missing = QueueMissing(queue="jobs")
     wire.answers(missing, missing)

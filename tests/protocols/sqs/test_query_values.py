@@ -31,12 +31,27 @@ def read(form: str) -> Any:
     ],
 )
 def test_what_is_no_integer_is_refused(form: str, text: str) -> None:
-    with pytest.raises(Refusal, match=form.rpartition("&")[2].rpartition(".")[2].rstrip("=")) as refused:
+    name, shown = form.rpartition("&")[2].rstrip("="), text.replace("+", " ").replace("%2B", "+")
+    with pytest.raises(Refusal) as refused:
         read(form + text)
     assert refused.value.fault is INVALID_PARAMETER_VALUE
+    words = f"Value {shown} for parameter {name} is invalid. Reason: Must be an integer."
+    assert refused.value.message == words
 
 
-@pytest.mark.parametrize(("text", "value"), [("0", 0), ("10", 10), ("-1", -1), ("9" * 30, 10**30 - 1)])
+@pytest.mark.parametrize("more", ["&DelaySeconds=x", "&Entries=x", "&VisibilityTimeout="])
+def test_what_the_operation_does_not_know_may_be_anything(more: str) -> None:
+    assert read(f"Action=DeleteMessage&{URL}&ReceiptHandle=h{more}").receipt_handle == "h"
+
+
+def test_entries_that_are_none_are_refused() -> None:
+    with pytest.raises(Refusal, match="does not fit DeleteMessageBatch"):
+        read(f"Action=DeleteMessageBatch&{URL}&Entries=x&DelaySeconds=x")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0", 0), ("10", 10), ("-1", -1), ("05", 5), ("-007", -7), ("00", 0), ("9" * 30, 10**30 - 1)]
+)
 def test_an_integer_is_read(text: str, value: int) -> None:
     assert read(f"Action=SendMessage&{URL}&MessageBody=x&DelaySeconds={text}").delay_seconds == value
 

@@ -300,8 +300,16 @@ def test_what_is_wrong_with_a_message_is_its_own_matter(
 def test_a_message_too_large_is_told_with_both_sizes(door: Door) -> None:
     given = {"Queue": "jobs", "Messages": [{"Body": "é" * 524_289}]}
     asked = door.ask("VeilMQ.Send", given)
-    assert isinstance(asked, Response)  # nothing is left to ask the engine
-    (line,) = msgspec.json.decode(asked.body)["Results"]
+    assert isinstance(asked, Call)
+    (question,) = asked.commands  # nothing is left to ask the engine, but whether there is the queue
+    assert isinstance(question, DescribeQueue)
+    missing = door.codec.encode(asked, [QueueMissing(queue="jobs")])
+    assert isinstance(missing, Response)
+    assert b"QueueDoesNotExist" in missing.body
+    info = QueueInfo(QUEUE, 7, Instant(0), Instant(0), QueueSettings(), QueueCounts())
+    answer = door.codec.encode(asked, [QueueDescribed(info)])
+    assert isinstance(answer, Response)
+    (line,) = msgspec.json.decode(answer.body)["Results"]
     assert line["Error"]["Name"] == "MessageTooLarge"
     assert line["Error"]["Fields"] == {"size_bytes": 1_048_578, "limit_bytes": 1_048_576}
 

@@ -38,7 +38,7 @@ from veilmq.protocols.sqs.errors import (
     redrive_text,
 )
 from veilmq.protocols.sqs.message_attributes import check_text
-from veilmq.protocols.sqs.policy import PolicyInvalid, read_policy, shown_policy
+from veilmq.protocols.sqs.policy import PolicyInvalid, policy_meaning, read_policy, shown_policy
 from veilmq.protocols.sqs.policy_rules import ActionUnknown, PolicyTooLarge, check_rules
 
 
@@ -154,10 +154,10 @@ def _check_encryption(labels: dict[str, str]) -> None:
         raise Refusal(INVALID_ATTRIBUTE_VALUE, _ONE_ENCRYPTION)
     # One kind of encryption ends the other, as at AWS. What a queue has that names neither is no label: a CreateQueue
     # that spells it out meets the same queue.
+    if labels.get(_REUSE) == _REUSE_DEFAULT:
+        labels[_REUSE] = ""
     if labels.get(LABEL_PREFIX + "KmsMasterKeyId"):
         labels.setdefault(LABEL_PREFIX + "SqsManagedSseEnabled", "false")
-        if labels.get(_REUSE) == _REUSE_DEFAULT:
-            labels[_REUSE] = ""
     elif labels.get(LABEL_PREFIX + "SqsManagedSseEnabled") == "true":
         labels[LABEL_PREFIX + "SqsManagedSseEnabled"] = ""
         labels.setdefault(LABEL_PREFIX + "KmsMasterKeyId", "")
@@ -178,10 +178,26 @@ def _label(name: str, text: str, creating: bool) -> str:
     if name == "Policy" and text:
         _check_policy(text)
     elif name == "KmsDataKeyReusePeriodSeconds":
-        _number(text, limits.KMS_REUSE_SECONDS_MIN, limits.KMS_REUSE_SECONDS_MAX, name)
+        return str(_number(text, limits.KMS_REUSE_SECONDS_MIN, limits.KMS_REUSE_SECONDS_MAX, name))
     elif name == "SqsManagedSseEnabled":
         return "true" if _boolean(text, name) else "false"
     return text
+
+
+def spelled_as(labels: dict[str, str], present: dict[str, str]) -> dict[str, str]:
+    """The labels of a change, each in the words of the one that is present if both mean the same."""
+    spelled = dict(labels)
+    for name, meaning in _MEANINGS.items():
+        if name in labels and meaning(labels[name]) == meaning(present.get(name, "")):
+            spelled[name] = present.get(name, "")
+    return spelled
+
+
+_MEANINGS: Final[dict[str, Callable[[str], object]]] = {
+    LABEL_PREFIX + "Policy": policy_meaning,
+    _REUSE: lambda text: int(text or _REUSE_DEFAULT),
+}
+"""Labels that can be written in several ways -> what is the same for all ways of one value."""
 
 
 def _check_policy(text: str) -> None:

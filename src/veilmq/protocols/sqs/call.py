@@ -43,6 +43,8 @@ class Asked(msgspec.Struct, gc=False):
     endpoint: Endpoint
     foreign: QueueKey | None = None
     """The queue of another account that the request names."""
+    refused_batch: QueueKey | None = None
+    """The queue of a batch whose every entry was refused: it has no command, but is judged like any other."""
 
     def queue(self, url: str | None) -> QueueKey:
         """The queue that a QueueUrl names. Raises Refusal."""

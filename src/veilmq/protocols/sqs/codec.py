@@ -15,10 +15,9 @@ from veilmq.model.outcomes import Outcome
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs import errors, json_form, query_form
 from veilmq.protocols.sqs.addresses import Endpoint
-from veilmq.protocols.sqs.arns import arn, user_arn
 from veilmq.protocols.sqs.call import Asked, Call, Form
 from veilmq.protocols.sqs.errors import Fault, Refusal
-from veilmq.protocols.sqs.operations.judging import judged_first
+from veilmq.protocols.sqs.operations.judging import judged_first, not_granted
 from veilmq.protocols.sqs.signature import Verifier
 from veilmq.protocols.sqs.throttle import Throttle
 
@@ -67,12 +66,11 @@ class Codec:
                 row, given = query_form.read(request)
             commands, memo = row.plan(asked, given)
             call = Call(row.name, caller.key, commands, row, form, memo, request, self._endpoint)
-            if asked.foreign is not None or self._endpoint.kms_faults or self._endpoint.guarded:
+            if asked.foreign is not None or not commands or self._endpoint.kms_faults or self._endpoint.guarded:
                 call = judged_first(asked, call)
         except Refusal as refusal:
             return self._refused(refusal, form, request)
-        # Every entry of a batch was refused: there is nothing to ask the engine.
-        return call if call.commands else self.encode(call, ())
+        return call
 
     def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
         """The answer to a call, from the outcomes of its commands in their order; or the call that follows it."""
@@ -81,6 +79,7 @@ class Codec:
         except Refusal as refusal:
             return self._refused(refusal, call.form, call.request)
         if isinstance(result, Call):
+            # Without a command, if every entry of a batch was refused: then there is nothing more to ask the engine.
             return result if result.commands else self.encode(result, ())
         headers = self._headers(call.request)
         if call.form is Form.JSON:
@@ -97,7 +96,7 @@ class Codec:
             return query_form.write_refusal(refusal, Form.QUERY, request_id, request_id_header(request_id))
         if status == 413 and (target := request.headers.get(b"x-amz-target", b"")) in errors.TOO_LARGE:
             fault, text = errors.TOO_LARGE[target]
-            refusal = Refusal(fault, f"{text} ({reason})")
+            refusal = Refusal(fault, f"{text} {reason}.")
         return self._refused(refusal, form_of(request), request)
 
     def failure(self, request: Request) -> Response:
@@ -107,16 +106,8 @@ class Codec:
 
     def denied(self, call: Call, action: Action) -> Response:
         """The answer when the caller's key was not granted the action."""
-        queue = getattr(call.commands[0], "queue", None)
-        region, resource = "*", f"arn:aws:sqs:*:{call.key.account}:*"
-        if queue is not None:
-            region, resource = queue.region, arn(queue)
-        text = (
-            f"User: {user_arn(region, call.key.account, call.key.id)} is not authorized to perform: "
-            f"sqs:{call.operation.lower()} on resource: {resource} because no identity-based policy allows the "
-            f"sqs:{call.operation.lower()} action (grant {action.value})"
-        )
-        return self._refused(Refusal(errors.ACCESS_DENIED, text), call.form, call.request)
+        refusal = not_granted(call, getattr(call.commands[0], "queue", None), action)
+        return self._refused(refusal, call.form, call.request)
 
     def _refused(self, refusal: Refusal, form: Form, request: Request) -> Response:
         headers = self._headers(request)

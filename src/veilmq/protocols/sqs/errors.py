@@ -151,17 +151,19 @@ HTTP_FAULTS: Final = {
 }
 """What the listener refuses before the codec sees it, by status."""
 
+_NOT_READ: Final = "The request is longer than this server reads:"
 TOO_LARGE: Final = {
     b"AmazonSQS.SendMessage": (
         Fault("InvalidParameterValue", _SQS + "InvalidParameterValueException", 413, 413),
-        f"One or more parameters are invalid. Reason: Message must be shorter than {limits.MESSAGE_BYTES_MAX} bytes.",
+        f"One or more parameters are invalid. Reason: {_NOT_READ}",
     ),
     b"AmazonSQS.SendMessageBatch": (
         Fault(_PREFIX + "BatchRequestTooLong", _SQS + "BatchRequestTooLong", 413, 413),
-        f"Batch requests cannot be longer than {limits.MESSAGE_BYTES_MAX} bytes.",
+        _NOT_READ,
     ),
 }
-"""What a body is that the listener does not read, by the request's target: nothing that SQS takes is as long."""
+"""What a body is that the listener does not read, by the request's target; after the words comes the listener's limit,
+which is the operator's: SQS's own is counted without JSON's escapes."""
 
 NO_QUEUE: Final = "The specified queue does not exist."
 QUERY_WORDS: Final = {NO_QUEUE: "The specified queue does not exist for this wsdl version."}

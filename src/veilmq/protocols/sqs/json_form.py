@@ -4,21 +4,14 @@ Strategy: msgspec reads a body straight into the operation's input and writes th
 AWS JSON 1.0 protocol, with `x-amzn-query-error` for clients that match on the codes of the Query form.
 """
 
-import json
-import re
 from typing import Any, Final
 
 import msgspec
 
 from veilmq.protocols.http import Response
+from veilmq.protocols.sqs import half_pairs
 from veilmq.protocols.sqs.call import Operation
-from veilmq.protocols.sqs.errors import (
-    FORBIDDEN_CHARACTERS,
-    INVALID_ACTION,
-    INVALID_MESSAGE_CONTENTS,
-    MALFORMED_INPUT,
-    Refusal,
-)
+from veilmq.protocols.sqs.errors import INVALID_ACTION, MALFORMED_INPUT, Refusal
 from veilmq.protocols.sqs.operations.table import OPERATIONS
 from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
 from veilmq.protocols.sqs.results import Result
@@ -35,7 +28,6 @@ _TARGETS: Final[dict[bytes, tuple[Operation, "msgspec.json.Decoder[Any]"]]] = {
     for prefix, rows in ((TARGET_PREFIX, OPERATIONS), (VEIL_TARGET_PREFIX, VEIL_OPERATIONS))
     for row in rows.values()
 }
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -47,24 +39,24 @@ def read(target: bytes, body: bytes) -> tuple[Operation, Any]:
         raise Refusal(INVALID_ACTION, f"The action {name} is not valid for this endpoint.")
     row, decoder = found
     try:
-        return row, decoder.decode(body or b"{}")
+        return row, _decoded(row, decoder, body or b"{}")
     except msgspec.ValidationError as wrong:
         raise Refusal(MALFORMED_INPUT, f"The request does not fit {row.name}: {wrong}") from None
-    except (ValueError, RecursionError) as wrong:
-        if _has_half_a_pair(body):
-            raise Refusal(INVALID_MESSAGE_CONTENTS, FORBIDDEN_CHARACTERS) from None
-        raise Refusal(MALFORMED_INPUT, f"The body is not valid JSON: {wrong}") from None
 
 
-def _has_half_a_pair(body: bytes) -> bool:
-    """Whether all that is wrong with the JSON is an escaped surrogate without its other half."""
-    if not _SURROGATE.search(body):
-        return False
+def _decoded(row: Operation, decoder: "msgspec.json.Decoder[Any]", body: bytes) -> Any:
+    """Raises ValidationError, and Refusal for what is no JSON."""
     try:
-        json.loads(body)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        raise
+    except UnicodeDecodeError:
+        raise Refusal(MALFORMED_INPUT, "The body is not UTF-8.") from None
+    except (ValueError, RecursionError) as wrong:
+        tree = half_pairs.read(row.name, body)
+        if tree is None:
+            raise Refusal(MALFORMED_INPUT, f"The body is not valid JSON: {wrong}") from None
+    return msgspec.convert(tree, row.input_type)
 
 
 def write(result: Result, headers: Headers) -> Response:

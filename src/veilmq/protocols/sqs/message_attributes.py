@@ -124,18 +124,19 @@ def _check_number(name: str, text: str) -> None:
 
 def trace_header(given: dict[str, AttributeValue]) -> str | None:
     """AWSTraceHeader, the one system attribute that a sender may give."""
+    header = None
     for name, value in given.items():
         if name != TRACE_HEADER:
             raise _refused(f"Message system attribute name '{_shown(name)}' is invalid.")
         if value.data_type != "String":
             raise _refused(f"The message system attribute '{name}' has an invalid type, it must be String.")
-        if not value.string_value or value.binary_value is not None:
+        if not value.string_value or value.binary_value:  # an empty one some clients send along
             raise _refused(f"The message system attribute '{name}' must contain a non-empty string value.")
         if len(value.string_value) > limits.TRACE_BYTES_MAX:
             raise _refused(f"The message system attribute '{name}' is longer than {limits.TRACE_BYTES_MAX} characters.")
         check_text(value.string_value, f"The message system attribute '{name}'")
-        return value.string_value
-    return None
+        header = value.string_value
+    return header
 
 
 Filter = Callable[[str], bool]

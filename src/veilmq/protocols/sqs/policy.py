@@ -85,6 +85,16 @@ def shown_policy(text: str) -> str:
     return msgspec.json.encode(policy if "Version" in policy else {"Version": VERSIONS[0]} | policy).decode()
 
 
+def policy_meaning(text: str) -> str:
+    """The same text for all policies that differ in blanks, the order of names, or a Version that goes without saying
+    alone; of what is no policy, that itself."""
+    try:
+        policy = read_policy(text)
+    except PolicyInvalid:
+        return text
+    return msgspec.json.encode({"Version": VERSIONS[0]} | policy, order="deterministic").decode()
+
+
 def statements_of(policy: dict[str, Any]) -> list[Any]:
     """Its statements; one may stand without a list."""
     statements = policy.get("Statement", [])

@@ -25,6 +25,7 @@ from veilmq.protocols.sqs.errors import (
     QUERY_WORDS,
     UNKNOWN_OPERATION,
     Refusal,
+    invalid_value,
 )
 from veilmq.protocols.sqs.operations.table import OPERATIONS
 from veilmq.protocols.sqs.results import (
@@ -96,7 +97,7 @@ _INTEGERS: Final = frozenset(
     }
 )
 """Members that are integers wherever they occur. All else is text, in the form and in the tree."""
-_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,29})")
+_INTEGER: Final = re.compile(r"-?[0-9]{1,30}")
 
 _NAMES_MAX: Final = 4_096
 _NAME_BYTES_CACHED_MAX: Final = 128
@@ -133,7 +134,21 @@ def read(request: Request) -> tuple[Operation, Any]:
     try:
         return row, msgspec.convert(tree, row.input_type)
     except msgspec.ValidationError as wrong:
+        _check_integers(tree, row)
         raise Refusal(INVALID_PARAMETER_VALUE, f"The request does not fit {row.name}: {wrong}") from None
+
+
+def _check_integers(tree: Tree, row: Operation) -> None:
+    """Raises Refusal naming a parameter that should be an integer and is none. What the operation does not know may be
+    anything."""
+    known = {field.encode_name for field in msgspec.structs.fields(row.input_type)}
+    nodes: list[tuple[str, Any]] = [("", {name: tree[name] for name in known & tree.keys()})]
+    if "Entries" in known and isinstance(tree.get("Entries"), list):
+        nodes += [(f"{row.name}RequestEntry.{number}.", entry) for number, entry in enumerate(tree["Entries"], 1)]
+    for start, node in nodes:
+        for name in node.keys() & _INTEGERS:
+            if not isinstance(node[name], int):
+                raise invalid_value(start + name, node[name], "Must be an integer.")
 
 
 def nothing_asked() -> Refusal:

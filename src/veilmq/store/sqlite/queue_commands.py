@@ -94,7 +94,7 @@ def _difference(present: QueueSettings, wanted: QueueSettings, named: dict[str, 
     """The first setting in which they differ; of labels that label, the named ones first."""
     for name in QueueSettings.__struct_fields__:
         one, other = getattr(present, name), getattr(wanted, name)
-        if one == other or (name == "redrive_allow" and _allows_all(one) and _allows_all(other)):
+        if one == other or (name == "redrive_allow" and _allowed(one) == _allowed(other)):
             continue
         if name == "labels":
             label: str = next(label for label in {**named, **one, **other} if one.get(label) != other.get(label))
@@ -103,9 +103,11 @@ def _difference(present: QueueSettings, wanted: QueueSettings, named: dict[str, 
     return None
 
 
-def _allows_all(allow: RedriveAllowPolicy | None) -> bool:
-    """Spelled out or not, it is what a queue has from the start."""
-    return allow is None or allow.permission is RedrivePermission.ALLOW_ALL
+def _allowed(allow: RedriveAllowPolicy | None) -> frozenset[QueueKey] | None:
+    """Whom it lets in, None: everybody. Spelled out or not, that is what a queue has from the start."""
+    if allow is None or allow.permission is RedrivePermission.ALLOW_ALL:
+        return None
+    return frozenset(allow.sources if allow.permission is RedrivePermission.BY_QUEUE else ())
 
 
 def _with_unnamed(wanted: QueueSettings, present: QueueSettings, change: SettingsChange) -> QueueSettings:

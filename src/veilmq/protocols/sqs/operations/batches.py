@@ -10,8 +10,9 @@ from typing import Protocol, TypeVar
 from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.outcomes import Outcome
+from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits
-from veilmq.protocols.sqs.call import Call, Entry
+from veilmq.protocols.sqs.call import Asked, Call, Entry
 from veilmq.protocols.sqs.errors import Refusal, fault_of, missing
 from veilmq.protocols.sqs.results import BatchResultErrorEntry
 
@@ -25,7 +26,7 @@ HasId = TypeVar("HasId", bound=_HasId)
 
 
 def plan_entries(
-    given: list[HasId] | None, name: str, command_of: Callable[[HasId], AnyCommand]
+    asked: Asked, queue: QueueKey, given: list[HasId] | None, name: str, command_of: Callable[[HasId], AnyCommand]
 ) -> tuple[tuple[AnyCommand, ...], list[Entry]]:
     """Commands of the entries that are right, and all entries. `name`: what the Query form calls one."""
     if not given:
@@ -53,6 +54,8 @@ def plan_entries(
             entries.append(Entry(identity, -1, refusal))
         else:
             entries.append(Entry(identity, len(commands) - 1))
+    if not commands:
+        asked.refused_batch = queue
     return tuple(commands), entries
 
 

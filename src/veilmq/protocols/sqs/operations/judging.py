@@ -1,9 +1,10 @@
 """What a request is judged by before it goes to the engine: the queue's policy, and the state of its KMS key.
 
-Strategy: only a request that needs it asks first (the queue is another account's, its policy may deny something, or the
-operator named KMS keys that fail): the question is a DescribeQueue in the server's own right, and its answer is the
-call itself, or a refusal. Source: "Overview of managing access in Amazon SQS" (cross-account permissions) in the SQS
-Developer Guide; "Policy evaluation logic" in the IAM User Guide.
+Strategy: only a request that needs it asks first (the queue is another account's, its policy may deny something, the
+operator named KMS keys that fail, or it is a batch of which no entry is left to ask for): the question is a
+DescribeQueue in the server's own right, and its answer is the call itself, or a refusal. Source: "Overview of managing
+access in Amazon SQS" (cross-account permissions) in the SQS Developer Guide; "Policy evaluation logic" in the IAM User
+Guide.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from veilmq.model.access import EVERYTHING
+from veilmq.model.access import EVERYTHING, Action
 from veilmq.model.commands import ChangeQueue, DescribeQueue, StartMove
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US
@@ -49,6 +50,12 @@ _ACTIONS: Final = {
     "DescribeQueue": "GetQueueAttributes",
 }
 """Operations of the house's own dialect -> the action that a policy knows them by."""
+_GRANTS: Final = {
+    "SendMessage": Action.SEND,
+    "DeleteMessage": Action.DELETE,
+    "ChangeMessageVisibility": Action.EXTEND,
+}
+"""Action of a batch -> the grant that its commands need."""
 _POLICY: Final = LABEL_PREFIX + "Policy"
 _ENCRYPTED: Final = frozenset({"SendMessage", "SendMessageBatch", "ReceiveMessage"})
 
@@ -75,6 +82,8 @@ def judged_first(asked: Asked, call: Call) -> Call:
         if call.operation not in ACROSS_ACCOUNTS:
             raise _denied(call, foreign)
         questions: tuple[_Question, ...] = (_Question(foreign, _action(call.operation)),)
+    elif asked.refused_batch is not None:
+        questions = (_Question(asked.refused_batch, _action(call.operation)),)
     else:
         guarded = asked.endpoint.guarded if asked.caller.verified else ()
         failing = asked.endpoint.kms_faults and call.operation in _ENCRYPTED
@@ -119,6 +128,14 @@ def _unlocks(call: Call) -> bool:
 
 def _answer(call: Call, outcomes: Sequence[Outcome]) -> Call:
     held: _Held = call.memo
+    _check_questions(call, held, outcomes)
+    if held.asked.refused_batch is not None:
+        _check_refused_batch(held, outcomes[0])
+    return held.call
+
+
+def _check_questions(call: Call, held: _Held, outcomes: Sequence[Outcome]) -> None:
+    """Raises Refusal if an answer does not let the call be."""
     for question, outcome in zip(held.questions, outcomes, strict=True):
         if isinstance(outcome, QueueDescribed):
             _check(held, question, outcome.info)
@@ -129,7 +146,16 @@ def _answer(call: Call, outcomes: Sequence[Outcome]) -> Call:
             # Whether a queue of somebody else exists is for its policy to tell. One's own was deleted: the call's own
             # answer says so, or creates it.
             raise _denied(held.call, question.queue)
-    return held.call
+
+
+def _check_refused_batch(held: _Held, outcome: Outcome) -> None:
+    """Raises Refusal if the key lacks the grant, or there is no such queue: no command of the call will be told so."""
+    (question,) = held.questions
+    grant = _GRANTS[question.action]
+    if not held.call.key.allows(grant, question.queue.name):
+        raise not_granted(held.call, question.queue, grant)
+    if isinstance(outcome, QueueMissing):
+        raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
 
 
 def _check(held: _Held, question: _Question, info: QueueInfo) -> None:
@@ -179,6 +205,19 @@ def _judged(held: _Held, question: _Question, info: QueueInfo) -> Judgement:
 
 def _action(operation: str) -> str:
     return _ACTIONS.get(operation) or ACROSS_ACCOUNTS.get(operation) or operation.removesuffix("Batch")
+
+
+def not_granted(call: Call, queue: QueueKey | None, action: Action) -> Refusal:
+    """What a key is told that was not granted the action on the queue (None: on no queue in particular)."""
+    region, resource = "*", f"arn:aws:sqs:*:{call.key.account}:*"
+    if queue is not None:
+        region, resource = queue.region, arn(queue)
+    text = (
+        f"User: {user_arn(region, call.key.account, call.key.id)} is not authorized to perform: "
+        f"sqs:{call.operation.lower()} on resource: {resource} because no identity-based policy allows the "
+        f"sqs:{call.operation.lower()} action (grant {action.value})"
+    )
+    return Refusal(errors.ACCESS_DENIED, text)
 
 
 def _denied(call: Call, queue: QueueKey) -> Refusal:

@@ -41,7 +41,7 @@ def plan_delete_batch(asked: Asked, given: DeleteMessageBatchInput) -> Plan:
     """DeleteMessageBatch."""
     queue = asked.queue(given.queue_url)
     name = "DeleteMessageBatchRequestEntry"
-    return plan_entries(given.entries, name, lambda entry: _delete(asked, queue, entry))
+    return plan_entries(asked, queue, given.entries, name, lambda entry: _delete(asked, queue, entry))
 
 
 def plan_extend(asked: Asked, given: ChangeMessageVisibilityInput) -> Plan:
@@ -53,7 +53,11 @@ def plan_extend_batch(asked: Asked, given: ChangeMessageVisibilityBatchInput) ->
     """ChangeMessageVisibilityBatch."""
     queue = asked.queue(given.queue_url)
     numbers = count(1)
-    return plan_entries(given.entries, _ENTRY, lambda entry: _extend(asked, queue, entry, next(numbers)))
+
+    def command_of(entry: VisibilityEntry) -> Extend:
+        return _extend(asked, queue, entry, next(numbers))
+
+    return plan_entries(asked, queue, given.entries, _ENTRY, command_of)
 
 
 def _delete(asked: Asked, queue: QueueKey, given: DeleteMessageInput | DeleteEntry) -> Delete:

@@ -26,6 +26,7 @@ from veilmq.protocols.sqs.inputs import (
     SetQueueAttributesInput,
 )
 from veilmq.protocols.sqs.operations.judging import note
+from veilmq.protocols.sqs.operations.meeting import compared
 from veilmq.protocols.sqs.operations.tags import check_tags
 
 _NAME_RULE = "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
@@ -66,8 +67,11 @@ def _check_redrive(call: Call, outcomes: Sequence[Outcome]) -> None:
         raise redrive_refused(outcomes[0], call.memo)
 
 
-def answer_create(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult:
-    """CreateQueueResult."""
+def answer_create(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult | Call:
+    """CreateQueueResult; or the further call, if the queue that is there may differ in words alone."""
+    further = compared(call, outcomes)
+    if further is not None:
+        return further
     _check_redrive(call, outcomes)
     created: QueueCreated = sole(call, outcomes)
     note(call.endpoint, created.info)

@@ -17,7 +17,7 @@ from veilmq.protocols.sqs.addresses import is_fifo
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
 from veilmq.protocols.sqs.checksums import attributes_md5, body_md5, id_text
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
-from veilmq.protocols.sqs.inputs import MessageInput, SendMessageBatchInput, SendMessageInput
+from veilmq.protocols.sqs.inputs import MessageInput, SendEntry, SendMessageBatchInput, SendMessageInput
 from veilmq.protocols.sqs.message_attributes import TRACE_HEADER, check_body, message_attributes, trace_header
 from veilmq.protocols.sqs.operations.batches import check_whole, failed, plan_entries
 
@@ -39,7 +39,11 @@ def plan_send_batch(asked: Asked, given: SendMessageBatchInput) -> Plan:
     """SendMessageBatch; all messages together may not exceed the limit of one."""
     queue = asked.queue(given.queue_url)
     fifo, origin, trace = is_fifo(queue.name), asked.caller.origin, asked.request.headers.get(_TRACE)
-    commands, entries = plan_entries(given.entries, _ENTRY, lambda entry: _send(entry, queue, fifo, origin, trace))
+
+    def command_of(entry: SendEntry) -> Send:
+        return _send(entry, queue, fifo, origin, trace)
+
+    commands, entries = plan_entries(asked, queue, given.entries, _ENTRY, command_of)
     total_bytes = sum(command.size_bytes for command in commands if isinstance(command, Send))
     if len(commands) < len(entries):
         if fifo and not all(entry.message_group_id for entry in given.entries or ()):

@@ -36,6 +36,7 @@ from veilmq.protocols.sqs.inputs import AttributeValue, CreateQueueInput
 from veilmq.protocols.sqs.operations import queues
 from veilmq.protocols.sqs.operations import veil_shapes as shapes
 from veilmq.protocols.sqs.operations.judging import note
+from veilmq.protocols.sqs.operations.meeting import compared
 from veilmq.protocols.sqs.operations.veil_messages import checked_body, message_of
 
 Input = TypeVar("Input")
@@ -68,7 +69,7 @@ Planned = list[int | VeilError]
 
 
 def _entries(
-    given: list[Input] | None, member: str, command_of: Callable[[Input], AnyCommand]
+    asked: Asked, queue: QueueKey, given: list[Input] | None, member: str, command_of: Callable[[Input], AnyCommand]
 ) -> tuple[tuple[AnyCommand, ...], Planned]:
     if not given:
         raise missing(member)
@@ -83,6 +84,8 @@ def _entries(
             planned.append(error)
         else:
             planned.append(len(commands) - 1)
+    if not commands:
+        asked.refused_batch = queue
     return tuple(commands), planned
 
 
@@ -104,7 +107,7 @@ def plan_send(asked: Asked, given: shapes.SendInput) -> Plan:
     def command_of(message: shapes.MessageIn) -> Send:
         return message_of(message, queue, origin, wants_handle)
 
-    commands, planned = _entries(given.messages, "Messages", command_of)
+    commands, planned = _entries(asked, queue, given.messages, "Messages", command_of)
     total_bytes = sum(command.size_bytes for command in commands if isinstance(command, Send))
     if total_bytes > shapes.REQUEST_BYTES_MAX:
         text = f"Batch requests cannot be longer than {shapes.REQUEST_BYTES_MAX} bytes."
@@ -160,7 +163,7 @@ def plan_extend(asked: Asked, given: shapes.ExtendInput) -> Plan:
             command.size_bytes = len(raw)
         return command
 
-    return _entries(given.entries, "Entries", command_of)
+    return _entries(asked, queue, given.entries, "Entries", command_of)
 
 
 def plan_delete(asked: Asked, given: shapes.DeleteInput) -> Plan:
@@ -174,7 +177,7 @@ def plan_delete(asked: Asked, given: shapes.DeleteInput) -> Plan:
             raise ParameterInvalid(parameter="Handles", reason="must not be empty")
         return Delete(queue=queue, origin=origin, handle=handle, arrived=arrived, after_expiry=after_expiry)
 
-    return _entries(given.handles, "Handles", command_of)
+    return _entries(asked, queue, given.handles, "Handles", command_of)
 
 
 def answer_failures(call: Call, outcomes: Sequence[Outcome]) -> shapes.FailuresResult:
@@ -314,8 +317,11 @@ def _plan_shown(plans: PlanState) -> shapes.PlanShown | None:
     )
 
 
-def answer_create(call: Call, outcomes: Sequence[Outcome]) -> shapes.CreateQueueResult:
-    """Whether the queue is new."""
+def answer_create(call: Call, outcomes: Sequence[Outcome]) -> shapes.CreateQueueResult | Call:
+    """Whether the queue is new; or the further call of SQS's CreateQueue."""
+    further = compared(call, outcomes)
+    if further is not None:
+        return further
     created: QueueCreated = sole(call, outcomes)
     note(call.endpoint, created.info)
     return shapes.CreateQueueResult(created=created.created, incarnation=created.info.incarnation)

@@ -1,13 +1,14 @@
-"""A message of VeilMQ.Send: checked, and made a command.
+"""A message of VeilMQ.Send: checked, and made a command; and what is wrong with an entry.
 
 Strategy: one function, which raises the house's errors, with the wire's name of the member that is wrong: they become
-that entry's failure. Rules that SQS has too (attributes, groups, deduplication ids) are SQS's own functions.
+that entry's failure. The store's errors name fields of its commands, which are told as members too. Rules that SQS has
+too (attributes, groups, deduplication ids) are SQS's own functions.
 """
 
 from typing import Final
 
 from veilmq.model.commands import Origin, Send
-from veilmq.model.errors import MessageTooLarge, ParameterInvalid
+from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError, as_fields
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import NO_EXTRAS, Attribute, Extras, first_forbidden_character
 from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey
@@ -20,6 +21,14 @@ from veilmq.protocols.sqs.operations import veil_shapes as shapes
 
 _PLAIN: Final = bytes((0x09, 0x0A, 0x0D, *range(0x20, 0x7F)))
 _FIFO: Final = "is not for FIFO queues"
+_MEMBERS: Final = {
+    "group": "Group",
+    "deduplication_id": "DeduplicationId",
+    "delay_us": "Delay",
+    "ttl_us": "TimeToLive",
+    "lease_us": "Lease",
+}
+"""Field of a command that the store refuses -> the member that it came from."""
 
 
 def message_of(given: shapes.MessageIn, queue: QueueKey, origin: Origin, wants_handle: bool) -> Send:
@@ -59,6 +68,13 @@ def message_of(given: shapes.MessageIn, queue: QueueKey, origin: Origin, wants_h
         extras=extras,
         wants_handle=wants_handle,
     )
+
+
+def failure_of(error: VeilError) -> shapes.Failure:
+    """What is wrong with an entry, as it is told."""
+    if isinstance(error, ParameterInvalid):
+        error = ParameterInvalid(parameter=_MEMBERS.get(error.parameter, error.parameter), reason=error.reason)
+    return shapes.Failure(name=type(error).__name__, fields=as_fields(error), message=str(error))
 
 
 def checked_body(body: str) -> tuple[bytes, bytes]:
