@@ -574,11 +574,18 @@ def test_a_gap_raises_after_each_timeout(place: Place) -> None:
 
 
 def test_a_loop_ends_when_its_receiver_is_closed(place: Place) -> None:
+    done, handled = threading.Event(), []
+
+    class Telling(Wrapping):
+        def delete(self, handle: str) -> None:
+            super().delete(handle)
+            done.set()
+
     place.sender().send("1")
-    receiver, came, handled = place.receiver(), threading.Event(), []
-    loop = threading.Thread(target=lambda: handled.append(run(receiver, lambda message: came.set())), daemon=True)
+    receiver = place.receiver(Telling(place.queue))
+    loop = threading.Thread(target=lambda: handled.append(run(receiver, lambda message: None)), daemon=True)
     loop.start()
-    assert came.wait(10)
+    assert done.wait(10)
     receiver.close()
     loop.join(10)
     assert not loop.is_alive()
@@ -594,7 +601,8 @@ def test_nothing_is_handed_out_after_the_close(place: Place) -> None:
     receiver.release(first.handle)
     assert receiver.buffered
     receiver.close()
-    assert receiver.receive() == []
+    with pytest.raises(TransportError, match="is closed"):
+        receiver.receive()
 
 
 def test_a_gap_that_closes_while_it_is_told_is_not_skipped(place: Place) -> None:
@@ -960,7 +968,7 @@ def test_a_fifo_group_is_let_go_when_a_lease_in_its_midst_is_lost(fifo: Place) -
     (first,) = receiver.receive()
     place, entry = sorted(receiver._reorder.held.items(), key=lambda item: item[0])[1]
     fifo.queue.release(entry.lease.handle)
-    receiver._forget(place, entry)
+    receiver._intake._forget(place, entry)
     receiver.delete(first.handle)
     assert drain(receiver) == bodies(5, 2)
 

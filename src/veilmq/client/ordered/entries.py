@@ -5,6 +5,7 @@ handle stays with the keeper's lease.
 """
 
 import logging
+from contextlib import suppress
 from typing import Final
 
 from veilmq.client.keeper import Lease
@@ -62,8 +63,10 @@ def place_of(handle: str) -> tuple[Place, int]:
 
 
 def give_back(lease: Lease, delay: float = 0) -> None:
-    """Release it; what the queue does not take comes back when its lease ends."""
+    """Release it; what the queue does not take is extended no more, and comes back when its lease ends."""
     try:
         lease.release(delay)
     except VeilError as error:
         log.info("message %s is not released: %s", lease.message.id, error)
+        with suppress(VeilError):
+            lease.forget()

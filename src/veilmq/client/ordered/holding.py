@@ -99,6 +99,17 @@ class Watch(OfProcess):
         if self.inherited:
             raise StorageHeld(storage=self._storage, holder=f"pid {self._pid}")
 
+    def enter_free(self) -> None:
+        """Before it is acquired, with the storage's own lock. Raises StorageHeld if this object has it already: one
+        token is one holder."""
+        if self._thread is not None:
+            raise StorageHeld(storage=self._storage, holder=f"pid {os.getpid()}")
+
+    def check_held(self) -> None:
+        """Before it is saved, with the storage's own lock. Raises StorageLost unless it was acquired."""
+        if self._thread is None:
+            raise StorageLost(storage=self._storage, holder="nobody")
+
     def owner(self) -> Owner:
         """Me, from now on for `seconds`."""
         return Owner(self._token, os.getpid(), _place(), self._now() + self._seconds, self._seconds)
@@ -172,11 +183,12 @@ class StateLock:
         """See `LockedStorage.acquire`."""
         self._watch.enter()
         with self._lock:
+            self._watch.enter_free()
             found = opened(self.storage.load(), str(self))
             self._watch.admit(found.owner)
             self.storage.save(closed(self._watch.owner(), found.content))
             self._watch.admit(opened(self.storage.load(), str(self)).owner)
-        self._watch.start(self._renew)
+            self._watch.start(self._renew)
 
     def release(self) -> None:
         """See `LockedStorage.release`."""
@@ -201,6 +213,7 @@ class StateLock:
         """See `Storage.save`. Raises StorageLost, and StorageHeld in a forked child."""
         self._watch.enter()
         with self._lock:
+            self._watch.check_held()
             self._watch.check(opened(self.storage.load(), str(self)).owner)
             self.storage.save(closed(self._watch.owner(), state))
 

@@ -58,6 +58,7 @@ class ObjectStorage:
         """See `LockedStorage.acquire`."""
         self._watch.enter()
         with self._lock:
+            self._watch.enter_free()
             before = self._generations()
             with self._gone_is_held():
                 latest = self._read(before[-1]) if before else Envelope()
@@ -78,7 +79,7 @@ class ObjectStorage:
             for each in before:
                 with suppress(FileNotFoundError):  # a successor was here already
                     self._files.rm_file(self._object(each))
-        self._watch.start(self._renew)
+            self._watch.start(self._renew)
 
     def release(self) -> None:
         """See `LockedStorage.release`."""
@@ -103,6 +104,7 @@ class ObjectStorage:
         """See `Storage.save`. Raises StorageLost, and StorageHeld in a forked child."""
         self._watch.enter()
         with self._lock:
+            self._watch.check_held()
             self._write(state)
             self._state = state
 

@@ -1,61 +1,60 @@
 """The receiving side: messages come out in the order of their numbers, each until it is acknowledged.
 
-Strategy: whoever calls `receive` pulls, one thread at a time; what is ahead waits in a buffer (reorder.py) whose leases
-a keeper holds. An acknowledgement is durable in the storage first, and only then is the message deleted: a crash in
-between brings it back, and its number tells that it was done. A handle names the place and the hand-out, so that a
-stale one changes nothing. Source: document 002, OrderedQueueWrapper, whose sample deletes first and loses messages.
+Strategy: whoever calls `receive` pulls, one thread at a time (intake.py); what is ahead waits in a buffer (reorder.py)
+whose leases a keeper holds. An acknowledgement is durable in the storage first, and only then is the message deleted: a
+crash in between brings it back, and its number tells that it was done. A handle names the place and the hand-out, so
+that a stale one changes nothing. Source: document 002, OrderedQueueWrapper, whose sample deletes first and loses
+messages.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
 
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
-from veilmq.client.closing import Closing
-from veilmq.client.errors import GapFound, Unordered
-from veilmq.client.keeper import Lease, LeaseKeeper
-from veilmq.client.messages import Received
+from veilmq.client.errors import GapFound
+from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.ordered.entries import FOREVER, Entry, Ordered, give_back, place_of, shown
 from veilmq.client.ordered.gaps import GapPolicy, GapWatch
 from veilmq.client.ordered.holding import locked
-from veilmq.client.ordered.marking import Mark, marking_of
-from veilmq.client.ordered.reorder import Fate, Place, Reorder
+from veilmq.client.ordered.intake import Intake
+from veilmq.client.ordered.marking import marking_of
+from veilmq.client.ordered.reorder import Place, Reorder
+from veilmq.client.ordered.side import Side
 from veilmq.client.ordered.state import ReceiverState, check_queue, decode
 from veilmq.client.ordered.storage import Storage
 from veilmq.client.queue import Queue
-from veilmq.client.unreadable import Policy, checked_policy, keep, set_aside
+from veilmq.client.unreadable import Policy, checked_policy, keep
 from veilmq.model.errors import (
     CapabilityMissing,
-    LeaseError,
     LeaseTaken,
     MessageGone,
     ParameterInvalid,
-    ReceiptInvalid,
     VeilError,
 )
 
 GAP_SECONDS: Final = 300.0
 LEASE_SECONDS: Final = 30.0
 BUFFER_MAX: Final = 1_000
-PULL_MAX: Final = 100
-ASIDE_SECONDS: Final = 1.0
-"""How long a message that is too far ahead for the buffer stays away."""
 _REST_SECONDS_MAX: Final = 1.0
 _REST_SECONDS_MIN: Final = 0.01
 
 log = logging.getLogger("veilmq.ordered")
 
 
-class OrderedReceiver(Closing):
+class OrderedReceiver(Side):
     """Hands out messages in order. One process holds the storage; its threads may receive.
 
     With `in_hand_max` 1 nothing is handed out before the one before it is acknowledged. A message stays handed out
-    until it is acknowledged (`delete`), released, its hand-out's own lease ends, or the process ends.
+    until it is acknowledged (`delete`), released, its hand-out's own lease ends, or the process ends. Once it is closed
+    every call raises TransportError; in a forked child, StorageHeld.
     """
+
+    _role = "receiver"
 
     def __init__(
         self,
@@ -87,14 +86,13 @@ class OrderedReceiver(Closing):
             reason = f"must be between 1 and buffer_max = {buffer_max}, not {in_hand_max}"
             raise ParameterInvalid(parameter="in_hand_max", reason=reason)
         self.queue = queue
-        self._marking = marking_of(marking, capabilities)
-        self._lease_seconds = lease
+        read = marking_of(marking, capabilities)
         self._in_hand_max = in_hand_max
         self._clock = clock
         stats = queue.stats()
         self._gaps = GapWatch(GapPolicy.of(on_gap), gap_timeout, tell_gap)
         self._gaps.check(lease, stats.retention)
-        self._unreadable = checked_policy(unreadable, queue)
+        checked_policy(unreadable, queue)
         self._keeper = keeper or LeaseKeeper(
             queue, visibility_timeout=lease, interval=lease / 3, minimal_life=lease / 6, clock=clock
         )
@@ -103,18 +101,23 @@ class OrderedReceiver(Closing):
         self._changed = sleeping_by(clock, threading.Condition())
         self._acks = threading.Lock()
         """Serialises what is saved; taken before `_changed`, never while it is held."""
-        self._pulling = self._closed = False
+        self._ended = False
+        """Nothing is saved any more. With `_acks`."""
+        self._unsure: tuple[Place, Entry, ReceiverState] | None = None
+        """An acknowledgement whose transaction ended in an error, and may be committed all the same."""
         self._attempts = self._interrupts = 0
         self._unlocked: tuple[int, int] | None = None
         """The missing number for which a FIFO group was let go."""
-        self._undeleted: list[Lease] = []
         self._storage = locked(storage, clock)
         self._storage.acquire()
+        self._pid = self._this()
         try:
             self._reorder: Reorder[Entry] = Reorder(self._open(reset, stats.incarnation), buffer_max)
         except BaseException:
             self._storage.release()
             raise
+        self._intake = Intake(queue, read, self._keeper, unreadable, lease, self._reorder, self._changed, clock)
+        self._deletions = self._intake.deletions
 
     @property
     def next_number(self) -> int:
@@ -122,47 +125,39 @@ class OrderedReceiver(Closing):
         return self._reorder.state.next
 
     @property
-    def closed(self) -> bool:
-        """Whether `close` was called: nothing is handed out any more."""
-        return self._closed
-
-    @property
     def buffered(self) -> int:
         """Messages that wait for their turn."""
         return len(self._reorder.held)
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Ordered]:
-        """The next messages in order; empty if the next one did not come within `wait` seconds.
+        """The next messages in order; empty if the next one did not come within `wait` seconds, or with `close`.
 
         lease: seconds until each is handed out again unless it was acknowledged or extended; None: not while this
         process lives. Raises GapFound, QueueRecreated, StorageLost, and as `Queue.receive`.
         """
         if count_max < 1:
             raise ParameterInvalid(parameter="count_max", reason=f"must be at least 1, not {count_max}")
+        self._enter()
+        self._check_open()
         deadline = self._clock.monotonic() + wait
         rest = _REST_SECONDS_MIN
         interrupts = self._interrupts
         while True:
-            self._pass_voids()
+            self._settle()
             with self._changed:
                 ready = [] if self._closed else self._hand_out(count_max, lease)
                 left = deadline - self._clock.monotonic()
                 if ready or self._closed or self._interrupts != interrupts:
                     return ready
-                if self._pulling or not self._wants_more():
+                if self._intake.busy or not self._wants_more():
                     if left <= 0:
                         return []
                     self._changed.wait(min(left, self._pause()))
                     continue
-                self._pulling = True
-            came, early = False, False
-            try:
-                came, early = self._pull(max(0.0, left))
-            finally:
-                with self._changed:
-                    self._pulling = False
-                    self._changed.notify_all()
-            if came:
+                pause = min(max(0.0, left), self._gaps.wait_max(self._clock.monotonic()))
+                self._intake.begin()
+            came, early = self._intake.pull(pause)
+            if came or self._closed:
                 rest = _REST_SECONDS_MIN
             elif not self._mind_gap() and not self._ready():
                 left = deadline - self._clock.monotonic()
@@ -179,14 +174,18 @@ class OrderedReceiver(Closing):
         """
         if body is not None:
             raise CapabilityMissing(capability="replacing the body of an ordered message")
+        self._enter()
         with self._changed:
+            self._check_open()
             _, entry = self._find(handle)
             entry.until = self._clock.monotonic() + lease
         return handle
 
     def release(self, handle: str, delay: float = 0) -> None:
         """Not done: it is handed out again after `delay` seconds, and nothing after it before. Raises as `delete`."""
+        self._enter()
         with self._changed:
+            self._check_open()
             place, entry = self._find(handle)
             entry.not_before = self._clock.monotonic() + delay
             self._reorder.give_back(place)
@@ -206,7 +205,7 @@ class OrderedReceiver(Closing):
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """Acknowledge all, in one save; None for each that is done, else as `delete`."""
         errors: list[VeilError | None] = []
-        with self._acks:
+        with self._deciding():
             found: dict[Place, Entry] = {}
             with self._changed:
                 for handle in handles:
@@ -221,37 +220,41 @@ class OrderedReceiver(Closing):
             if found:
                 self._save(state)
                 self._acknowledged(found, state)
-        self._remove(entry.lease for entry in found.values())
+        self._deletions.delete(entry.lease for entry in found.values())
         return errors
 
     @contextmanager
     def acknowledging(self, handle: str) -> Iterator[Any]:
         """A cursor of the storage's database: what is written through it and the acknowledgement are one transaction.
 
-        If the block raises, neither happens, and the message stays handed out. Raises as `delete`, CapabilityMissing if
-        the storage is no table. Nothing else is acknowledged meanwhile, in any thread.
+        If the block raises, neither happens, and the message stays handed out. If the commit raises, both may have
+        happened: the next call looks, and MessageGone says that they did. Raises as `delete`, CapabilityMissing if the
+        storage is no table. Nothing else is acknowledged meanwhile, in any thread.
         """
         saving = getattr(self._storage, "saving", None)
         if saving is None:
             raise CapabilityMissing(capability=f"a transaction in {self._storage}")
-        with self._acks:
+        with self._deciding():
             with self._changed:
                 place, entry = self._find(handle)
                 state = self._reorder.acknowledged({place})
-            with saving(msgspec.json.encode(state)) as cursor:
-                yield cursor
+            try:
+                with saving(msgspec.json.encode(state)) as cursor:
+                    yield cursor
+            except BaseException:
+                self._unsure = place, entry, state
+                raise
             self._acknowledged({place: entry}, state)
-        self._remove([entry.lease])
+        self._deletions.delete([entry.lease])
 
     def reset(self, next_number: int = 1) -> None:
         """Forget what was acknowledged, and begin with `next_number` of the first epoch to come."""
-        with self._acks:
+        with self._deciding():
             state = self._fresh(self.queue.stats().incarnation)
             state.next = next_number
             self._save(state)
             with self._changed:
-                entries = [*self._reorder.held.values(), *self._reorder.out.values()]
-                self._reorder = Reorder(state, self._reorder.room)
+                entries = self._reorder.restart(state)
         for entry in entries:
             give_back(entry.lease)
 
@@ -263,20 +266,38 @@ class OrderedReceiver(Closing):
         self.queue.interrupt()
 
     def close(self) -> None:
-        """Give back what is buffered or handed out, and let the storage go; the queue stays open. Twice is once."""
+        """Give back what is buffered or handed out, and let the storage go; the queue stays open. Twice is once, and
+        nothing happens in a forked child.
+
+        A receive that waits ends, and with it whoever else waits at this queue object. What it still brings is
+        released. An acknowledgement under way is waited for.
+        """
+        if self.inherited:
+            return
         with self._changed:
             if self._closed:
                 return
             self._closed = True
+            self._intake.close()
+        try:
+            self._intake.end()
+        finally:
+            with self._acks:
+                self._ended = True
+                try:
+                    self._let_go()
+                finally:
+                    self._storage.release()
+
+    def _let_go(self) -> None:
+        with self._changed:
             entries = [*self._reorder.held.values(), *self._reorder.out.values()]
-            self._changed.notify_all()
         if self._own_keeper:
             self._keeper.close()
         else:
             for entry in entries:
                 give_back(entry.lease)
-        with self._acks:
-            self._storage.release()
+        self._deletions.close()
 
     def _open(self, reset: bool, incarnation: str | None) -> ReceiverState:
         data = self._storage.load()
@@ -291,6 +312,27 @@ class OrderedReceiver(Closing):
 
     def _fresh(self, incarnation: str | None) -> ReceiverState:
         return ReceiverState(queue=self.queue.name, incarnation=incarnation)
+
+    @contextmanager
+    def _deciding(self) -> Iterator[None]:
+        """For what is saved: one thread at a time, and none after `close`. Raises TransportError, StorageHeld."""
+        self._enter()
+        with self._acks:
+            if self._ended:
+                raise self._is_closed()
+            self._look_again()
+            yield
+
+    def _look_again(self) -> None:
+        """With `_acks`: whether the acknowledgement that ended in an error was committed."""
+        if self._unsure is None:
+            return
+        place, entry, state = self._unsure
+        data = self._storage.load()
+        self._unsure = None
+        if data is not None and decode(ReceiverState, data, str(self._storage)) == state:
+            self._acknowledged({place: entry}, state)
+            self._deletions.delete([entry.lease])
 
     def _save(self, state: ReceiverState) -> None:
         self._storage.save(msgspec.json.encode(state))
@@ -351,83 +393,21 @@ class OrderedReceiver(Closing):
             ready.append(shown(due, entry, now + self._keeper.parameters.max_hold))
         return ready
 
-    def _pass_voids(self) -> None:
-        """Acknowledge numbers that hold nothing, when it is their turn."""
-        while (due := self._reorder.due()) is not None:
+    def _settle(self) -> None:
+        """Acknowledge what is done: numbers that hold nothing, when it is their turn."""
+        if self._unsure is not None:
+            with self._deciding():
+                pass
+        while not self._closed and (due := self._reorder.due()) is not None:
             entry = self._reorder.held.get(due)
             if entry is None or not entry.void:
                 return
-            with self._acks:
+            with self._deciding():
                 with self._changed:
                     state = self._reorder.acknowledged({due})
                 self._save(state)
                 self._acknowledged({due: entry}, state)
-            self._remove([entry.lease])
-
-    def _pull(self, wait: float) -> tuple[bool, bool]:
-        """Fetch once, without the lock: whether anything came of it, and whether it ended before its time."""
-        self._remove([])
-        capabilities = self.queue.capabilities
-        wait = min(wait, capabilities.wait_max, self._gaps.wait_max(self._clock.monotonic()))
-        before = self._clock.monotonic()
-        arrived = self.queue.receive(
-            min(capabilities.receive_messages_max, PULL_MAX, self._reorder.room), lease=self._lease_seconds, wait=wait
-        )
-        if not arrived:
-            return False, self._clock.monotonic() - before < wait / 2 or wait == 0
-        read = [(self._marking.read(message), message) for message in arrived]
-        came = False
-        for (mark, message), raw in sorted(((found, raw) for found, raw in read if found is not None), key=_by_mark):
-            came = self._admit(mark, message, raw) or came
-        for found, raw in read:
-            if found is None:
-                self._set_aside(raw, "it has no number")
-                came = True
-        return came, False
-
-    def _admit(self, mark: Mark, message: Received, raw: Received) -> bool:
-        """Put one message where it belongs; whether that changed anything. `raw`: as the queue gave it."""
-        place = Place(mark.epoch, mark.number)
-        with self._changed:
-            late = self._reorder.late(place)
-        if late is not None:
-            self._set_aside(raw, late)
-            return True
-        try:
-            lease = self._keeper.register(message)
-        except VeilError as error:
-            log.info("queue %s: number %d came too late to be kept: %s", self.queue.name, mark.number, error)
-            return False
-        entry = Entry(message, lease, mark.void)
-        with self._changed:
-            fate, other = self._reorder.arrive(place, entry)
-            if fate is Fate.AGAIN and other is not None:
-                if other.message.id == message.id:
-                    # Its lease was lost: the newer one counts, and the hand-out goes on.
-                    entry.attempt, entry.hands = other.attempt, other.hands
-                    entry.until, entry.not_before = other.until, other.not_before
-                    fate = Fate.KEPT
-                else:
-                    self._reorder.restore(place, other)
-                    fate = Fate.DUPLICATE
-        if fate is Fate.DUPLICATE:
-            self._remove([lease])
-        elif fate is Fate.FULL and other is not None:
-            give_back(other.lease, ASIDE_SECONDS)
-            if other is entry:
-                return False
-            fate = Fate.KEPT
-        if fate is Fate.KEPT:
-            lease.on_lost(lambda _: self._forget(place, entry))
-        return True
-
-    def _set_aside(self, message: Received, reason: str) -> None:
-        set_aside(self._unreadable, self.queue, message, Unordered(message=message.id, reason=reason))
-
-    def _forget(self, place: Place, entry: Entry) -> None:
-        with self._changed:
-            self._reorder.forget(place, entry)
-            self._changed.notify_all()
+            self._deletions.delete([entry.lease])
 
     def _mind_gap(self) -> bool:
         """See to a gap that has lasted; whether it is gone now. Raises GapFound, QueueRecreated."""
@@ -449,7 +429,7 @@ class OrderedReceiver(Closing):
         check_queue(state, self.queue.name, self.queue.stats().incarnation, str(self._storage))
         if not self._gaps.tell(self.queue.name, gap, waited, now):
             return False
-        with self._acks:
+        with self._deciding():
             with self._changed:
                 if self._reorder.gap() != gap:
                     return True
@@ -459,21 +439,3 @@ class OrderedReceiver(Closing):
                 self._reorder.skip(state)
                 self._changed.notify_all()
         return True
-
-    def _remove(self, leases: Iterable[Lease]) -> None:
-        """Delete what is done. What the queue does not take now is tried again with the next pull."""
-        with self._changed:
-            waiting, self._undeleted = [*self._undeleted, *leases], []
-        for lease in waiting:
-            try:
-                lease.delete()
-            except (LeaseError, ReceiptInvalid):
-                continue
-            except VeilError as error:
-                log.info("queue %s: an acknowledged message is not deleted yet: %s", self.queue.name, error)
-                with self._changed:
-                    self._undeleted.append(lease)
-
-
-def _by_mark(read: tuple[tuple[Mark, Received], Received]) -> Mark:
-    return read[0][0]

@@ -107,6 +107,13 @@ class Reorder(Generic[Item]):
         items, self.held = list(self.held.values()), {}
         return items
 
+    def restart(self, state: ReceiverState) -> list[Item]:
+        """Begin anew with that state; what was here is the caller's."""
+        items = [*self.held.values(), *self.out.values()]
+        self.held, self.out = {}, {}
+        self._adopt(state)
+        return items
+
     def due(self) -> Place | None:
         """The place that must go out next, whether it is here or not; None before the first arrival."""
         if self.state.epoch is None:

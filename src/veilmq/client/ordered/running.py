@@ -48,18 +48,32 @@ def run(
     """Call `handler` for each message in order until `stop` is set, the receiver is closed, or nothing came for `idle`
     seconds (None: for ever); how many it handled. Raises ParameterInvalid, what `receive` and `delete` raise, what
     the handler raises with OnFailure.RAISE, and what `dead_letters.send` raises.
+
+    A message whose handler works on while the receiver is closed is not acknowledged: the next receiver gets it again.
     """
     policy = _policy(on_failure, dead_letters)
     stop = stop or threading.Event()
     handled = 0
     quiet = 0.0
-    while not stop.is_set() and not receiver.closed and (idle is None or quiet < idle):
+    while not stop.is_set() and (idle is None or quiet < idle):
         look = LOOK_SECONDS if idle is None else min(LOOK_SECONDS, idle)
-        messages = receiver.receive(wait=look)
+        messages = _next(receiver, look)
+        if messages is None:
+            break
         quiet = 0.0 if messages else quiet + look
         for message in messages:
             handled += _handled(receiver, message, handler, policy, retry_delay, dead_letters)
     return handled
+
+
+def _next(receiver: OrderedReceiver, wait: float) -> list[Ordered] | None:
+    """What comes within `wait` seconds; None once it is closed."""
+    try:
+        return receiver.receive(wait=wait)
+    except VeilError:
+        if not receiver.closed:
+            raise
+        return None
 
 
 def _handled(
@@ -67,7 +81,8 @@ def _handled(
     retry_delay: float, dead_letters: Queue | None,
 ) -> bool:  # fmt: skip
     """Whether it is acknowledged. Whatever is raised, it is handed out again: by the next run, too."""
-    settled = False
+    done = False
+    delay = 0.0
     try:
         try:
             handler(message)
@@ -76,16 +91,27 @@ def _handled(
                 raise
             log.exception("number %d: its handler failed (%s)", message.number, policy)
             if dead_letters is None or policy is OnFailure.BLOCK:
-                receiver.release(message.handle, retry_delay)
-                settled = True
+                delay = retry_delay
                 return False
+            if receiver.closed:
+                return False  # it is the next receiver's
             _send_on(dead_letters, message)
-        receiver.delete(message.handle)
-        settled = True
+        done = _acknowledged(receiver, message)
     finally:
-        if not settled:
+        if not done:
             with suppress(VeilError):  # acknowledged after all, or the receiver is closed
-                receiver.release(message.handle)
+                receiver.release(message.handle, delay)
+    return done
+
+
+def _acknowledged(receiver: OrderedReceiver, message: Ordered) -> bool:
+    try:
+        receiver.delete(message.handle)
+    except VeilError as error:
+        if not receiver.closed:
+            raise
+        log.warning("number %d is handled and not acknowledged: it comes again (%s)", message.number, error)
+        return False
     return True
 
 

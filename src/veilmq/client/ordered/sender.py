@@ -7,20 +7,22 @@ given to the next one, or declared void if later numbers are on their way alread
 OrderedQueueWrapper.
 """
 
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.closing import Closing
 from veilmq.client.errors import TransportError, may_have_happened
 from veilmq.client.message_text import plain
 from veilmq.client.messages import Message, Sent
 from veilmq.client.ordered.holding import locked
 from veilmq.client.ordered.marking import Mark, marking_of
+from veilmq.client.ordered.side import Side
 from veilmq.client.ordered.state import Pending, SenderState, check_queue, decode, packed, unpacked
 from veilmq.client.ordered.storage import Storage
 from veilmq.client.prepared import as_message, attempt, text_bytes, through
@@ -33,13 +35,18 @@ GROUP: Final = "veilmq.ordered"
 """The one group of a FIFO queue."""
 _VOID: Final = Message("void")
 
+log = logging.getLogger("veilmq.ordered")
 
-class OrderedSender(Closing):
+
+class OrderedSender(Side):
     """Numbers messages. One process holds the storage; its threads may send, and order is the order of their calls.
 
     A call that raises with `may_have_happened` leaves its message open (`pending`): sending an equal message again is
-    the same message and gets the same number; sending another one sends the open one first.
+    the same message and gets the same number; sending another one sends the open one first. Once it is closed every
+    call raises TransportError; in a forked child, StorageHeld.
     """
+
+    _role = "sender"
 
     def __init__(
         self,
@@ -63,6 +70,7 @@ class OrderedSender(Closing):
         self._lock = threading.Lock()
         self._storage = locked(storage, clock)
         self._storage.acquire()
+        self._pid = self._this()
         try:
             self._open(reset)
         except BaseException:
@@ -82,6 +90,7 @@ class OrderedSender(Closing):
     @property
     def pending(self) -> list[Message]:
         """Messages of which it is not known whether they arrived; `settle` decides them."""
+        self._enter()
         with self._lock:
             return [unpacked(each.message) for each in self._state.pending if not each.void]
 
@@ -98,25 +107,43 @@ class OrderedSender(Closing):
         """Send them under consecutive numbers, in this order.
 
         An entry that the queue refused for good has no number. After one whose outcome is unknown nothing more is
-        tried: the others say so, and that nothing of them happened.
+        tried: the others say so, and that nothing of them happened. An entry whose number the storage failed to take
+        is of unknown outcome, too.
         """
         return self._send(messages)
 
     def settle(self) -> None:
-        """Send again what an earlier call, or an earlier life, left open. Raises as `send`."""
-        with self._lock:
+        """Send again what an earlier call, or an earlier life, left open. Raises as `send`. One that the queue refuses
+        now is no longer open: its refusal is raised at the end, and the log has each.
+        """
+        with self._using():
             self._check()
-            self._settle()
+            refused = [each for each in self._settle() if isinstance(each, VeilError)]
+        if refused:
+            raise refused[0]
 
     def reset(self) -> None:
         """Begin a new epoch with number 1, and forget what is open: after the queue was created anew."""
-        with self._lock:
+        with self._using():
             self._reset()
 
     def close(self) -> None:
-        """Let the storage go; the queue stays open. Twice is once."""
+        """Wait for a send under way and let the storage go; the queue stays open. Twice is once, and nothing happens in
+        a forked child.
+        """
+        if self.inherited:
+            return
         with self._lock:
-            self._storage.release()
+            if not self._closed:
+                self._closed = True
+                self._storage.release()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        self._enter()
+        with self._lock:
+            self._check_open()
+            yield
 
     def _open(self, reset: bool) -> None:
         data = self._storage.load()
@@ -149,7 +176,7 @@ class OrderedSender(Closing):
 
     def _send(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         checked = [attempt(self._acceptable, each) for each in messages]
-        with self._lock:
+        with self._using():
             self._check()
             return through(checked, self._outcomes)
 
@@ -157,14 +184,27 @@ class OrderedSender(Closing):
         """First what is open: the first messages, if they are that once more. Then the rest, a request at a time."""
         again = self._again(messages)
         try:
-            outcomes: list[Sent | VeilError] = [*self._settle()[:again]]
+            outcomes = self._settle()[:again]
         except VeilError as error:
-            return [error] * again + _not_tried(len(messages) - again, error)
+            return [_still_open(error)] * again + _not_tried(len(messages) - again, error)
         step = self.queue.capabilities.batch_messages_max if self._marking.voids else 1
+        stored = again
         for first in range(again, len(messages), step):
-            if self._state.pending:
-                return outcomes + _not_tried(len(messages) - first, None)
-            outcomes += self._transmit(messages[first : first + step], last=first + step >= len(messages))
+            following = first + step
+            rest = _not_tried(len(messages[following:]), None)
+            try:
+                pending = self._write_ahead(messages[first:following])
+                stored = first
+                came = self._transmit(pending, last=not rest)
+            except Exception as error:
+                if not stored:
+                    raise  # what is open is the beginning: all of it may be sent again
+                return outcomes[:stored] + [_unstored(error)] * len(messages[stored:following]) + rest
+            outcomes += came
+            if not self._state.pending:
+                stored = len(outcomes)
+            elif any(isinstance(each, VeilError) for each in came):
+                return outcomes + rest
         return outcomes
 
     def _acceptable(self, given: str | Message) -> Message:
@@ -186,11 +226,12 @@ class OrderedSender(Closing):
         pending = [each.message for each in self._state.pending if not each.void]
         return len(pending) if pending == [packed(each) for each in messages[: len(pending)]] else 0
 
-    def _settle(self) -> list[Sent]:
-        """Send what is open; afterwards nothing is. What was sent, without the voids."""
-        sent = []
+    def _settle(self) -> list[Sent | VeilError]:
+        """Send what is open; afterwards nothing is. What became of each, without the voids."""
+        outcomes: list[Sent | VeilError] = []
         for each in self._state.pending:
             message, mark = self._numbered(each)
+            answer: Sent | VeilError
             try:
                 answer = self.queue.send(self._marked(mark, message))
             except VeilError as error:
@@ -198,13 +239,15 @@ class OrderedSender(Closing):
                     raise
                 # The first attempt may have arrived all the same: then its copy comes first, or this one does.
                 void = Pending(each.number, packed(_VOID), void=True)
+                log.warning("queue %s: number %d is void: %s", self.queue.name, each.number, error)
                 self._replace(each, void)
-                answer = self.queue.send(self._marked(mark._replace(void=True), _VOID))
+                self.queue.send(self._marked(mark._replace(void=True), _VOID))
+                answer = error
             if not each.void:
-                sent.append(answer)
+                outcomes.append(answer)
         if self._state.pending:
             self._save(replace(self._state, pending=[]))
-        return sent
+        return outcomes
 
     def _replace(self, old: Pending, new: Pending) -> None:
         pending = [new if each == old else each for each in self._state.pending]
@@ -219,19 +262,22 @@ class OrderedSender(Closing):
             return marked
         return replace(marked, group=GROUP, deduplication_id=f"{mark.epoch}.{mark.number}")
 
-    def _transmit(self, messages: Sequence[Message], last: bool) -> list[Sent | VeilError]:
-        """Send one request's worth. `last`: make it durable that all is decided; else the next numbers do that."""
+    def _write_ahead(self, messages: Sequence[Message]) -> list[Pending]:
+        """Number one request's worth, durably; what was open before is decided."""
         following = self._state.next
         pending = [Pending(number, packed(each)) for number, each in enumerate(messages, following)]
         self._save(replace(self._state, next=following + len(messages), pending=pending))
+        return pending
+
+    def _transmit(self, pending: Sequence[Pending], last: bool) -> list[Sent | VeilError]:
+        """Send it. `last`: make it durable that all is decided; else the next numbers do that, and it is open until
+        then."""
         outcomes = self._request(pending)
         failed = [(each, error) for each, error in zip(pending, outcomes, strict=True) if isinstance(error, VeilError)]
         undecided = [each for each, error in failed if may_have_happened(error)]
         refused = [each for each, error in failed if not may_have_happened(error)]
         if failed or last:
             self._decide(undecided, refused)
-        else:
-            self._state = replace(self._state, pending=[])
         return outcomes
 
     def _request(self, pending: Sequence[Pending]) -> list[Sent | VeilError]:
@@ -258,7 +304,7 @@ class OrderedSender(Closing):
         if voids and not undecided:
             try:
                 self._settle()
-            except VeilError:
+            except Exception:  # noqa: BLE001 a storage raises what it likes
                 # They stay open and come before anything else; the caller has its own answers.
                 return
 
@@ -266,6 +312,19 @@ class OrderedSender(Closing):
 def _not_tried(count: int, error: VeilError | None) -> list[Sent | VeilError]:
     reason = "not sent: an earlier message is undecided" + (f" ({error})" if error is not None else "")
     return [TransportError(reason=reason, may_have_happened=False)] * count
+
+
+def _still_open(error: VeilError) -> VeilError:
+    """What a further attempt says: the first one may have arrived, whatever became of this one."""
+    if isinstance(error, TransportError) and not error.may_have_happened:
+        return TransportError(reason=error.reason, may_have_happened=True)
+    return error
+
+
+def _unstored(error: Exception) -> VeilError:
+    if isinstance(error, VeilError):
+        return error
+    return TransportError(reason=f"the numbers cannot be stored: {error}", may_have_happened=True)
 
 
 def _number(pending: Pending) -> int:

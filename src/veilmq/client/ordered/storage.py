@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from veilmq.client.errors import StorageHeld
+from veilmq.client.errors import StorageHeld, StorageLost
 from veilmq.client.forked import OfProcess, forget_in_child
 
 
@@ -28,10 +28,10 @@ class Storage(Protocol):
 
 
 class LockedStorage(Storage, Protocol):
-    """A storage that keeps others out by itself."""
+    """A storage that keeps others out by itself. Unless it is acquired, `save` raises StorageLost."""
 
     def acquire(self) -> None:
-        """Take it. Raises StorageHeld."""
+        """Take it. Raises StorageHeld, also if this object has it already."""
         ...
 
     def release(self) -> None:
@@ -73,7 +73,9 @@ class LocalFile(OfProcess):
         self._pid = self._this()
 
     def release(self) -> None:
-        """See `LockedStorage.release`."""
+        """See `LockedStorage.release`. Nothing happens in a forked child."""
+        if self.inherited:
+            return
         if self._lock is not None:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that is being forked may have it open still
         self._pid = 0
@@ -93,9 +95,11 @@ class LocalFile(OfProcess):
             return None
 
     def save(self, state: bytes) -> None:
-        """See `Storage.save`. Raises StorageHeld in a forked child: the lock is its parent's."""
+        """See `Storage.save`. Raises StorageLost without the lock, StorageHeld in a forked child."""
         if self.inherited:
             raise StorageHeld(storage=str(self), holder=f"pid {self._pid}")
+        if self._lock is None:
+            raise StorageLost(storage=str(self), holder="nobody")
         written = self._beside(".new")
         file = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:

@@ -84,6 +84,7 @@ class TableStorage:
         """See `LockedStorage.acquire`. Raises StorageLost if another one was faster."""
         self._watch.enter()
         with self._lock:
+            self._watch.enter_free()
             if self._create:
                 self._make()
             with self._cursor() as cursor:
@@ -99,7 +100,7 @@ class TableStorage:
                     self._watch.admit(holder)
                     self._change(cursor, "holder = ?", _text(self._watch.owner()))
             self._acquired = True
-        self._watch.start(self._renew)
+            self._watch.start(self._renew)
 
     def _make(self) -> None:
         try:
@@ -137,8 +138,7 @@ class TableStorage:
 
     def save(self, state: bytes) -> None:
         """See `Storage.save`. Raises StorageLost, and StorageHeld in a forked child."""
-        self._watch.enter()
-        with self._lock, self._cursor() as cursor:
+        with self._holding() as cursor:
             self._store(cursor, state)
 
     @contextmanager
@@ -148,13 +148,20 @@ class TableStorage:
         The hold is not renewed meanwhile, because the connection is lent. So the row is locked, and nobody takes over
         however long it lasts; in SQLite, where only a change locks, from the first change through the cursor on.
         """
-        self._watch.enter()
-        with self._lock, self._cursor() as cursor:
+        with self._holding() as cursor:
             if row_lock := row_lock_of(self._clock):
                 row = self._row(cursor, row_lock)
                 self._watch.check(None if row is None else row[1])
             yield cursor
             self._store(cursor, state)
+
+    @contextmanager
+    def _holding(self) -> Iterator[Any]:
+        self._watch.enter()
+        with self._lock:
+            self._watch.check_held()
+            with self._cursor() as cursor:
+                yield cursor
 
     def _store(self, cursor: Any, state: bytes) -> None:
         self._change(cursor, "holder = ?, state = ?", _text(self._watch.owner()), state.decode())

@@ -1,0 +1,177 @@
+"""Fetches from the queue, and puts what comes where it belongs.
+
+Strategy: one thread at a time pulls, without the receiver's lock; that guards the buffer (reorder.py). A message is
+the buffer's with a lease of the keeper, or dealt with here: set aside, deleted, or released. When it is closed the pull
+under way is interrupted, and what that brings all the same is released at once.
+"""
+
+import logging
+import threading
+from collections import deque
+from typing import Final
+
+from veilmq.client.clock import Clock
+from veilmq.client.errors import Unordered
+from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.messages import Received
+from veilmq.client.ordered.deleting import Deletions
+from veilmq.client.ordered.entries import Entry, give_back
+from veilmq.client.ordered.marking import Mark, Marking
+from veilmq.client.ordered.reorder import Fate, Place, Reorder
+from veilmq.client.queue import Queue
+from veilmq.client.unreadable import Policy, set_aside
+from veilmq.client.unreadable import give_back as release_all
+from veilmq.model.errors import VeilError
+
+PULL_MAX: Final = 100
+ASIDE_SECONDS: Final = 1.0
+"""How long a message that is too far ahead for the buffer stays away."""
+END_SECONDS: Final = 5.0
+"""Longest time that the end waits for the pull under way; what that brings later is released then."""
+_AGAIN_SECONDS: Final = 0.05
+"""First pause between two interruptions; doubles."""
+
+log = logging.getLogger("veilmq.ordered")
+
+
+class Intake:
+    """Of one receiver, with its lock, `changed`."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        marking: Marking,
+        keeper: LeaseKeeper,
+        unreadable: Policy,
+        lease: float,
+        reorder: Reorder[Entry],
+        changed: threading.Condition,
+        clock: Clock,
+    ) -> None:
+        self.deletions = Deletions(queue.name)
+        self._queue = queue
+        self._marking = marking
+        self._keeper = keeper
+        self._unreadable = unreadable
+        self._lease_seconds = lease
+        self._reorder = reorder
+        self._changed = changed
+        self._clock = clock
+        self._puller: int | None = None
+        """The thread that pulls."""
+        self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        """With the lock: a thread pulls."""
+        return self._puller is not None
+
+    def begin(self) -> None:
+        """With the lock: this thread pulls now."""
+        self._puller = threading.get_ident()
+
+    def pull(self, wait: float) -> tuple[bool, bool]:
+        """Fetch once, after `begin`: whether anything came of it, and whether it ended before its time."""
+        try:
+            return self._pull(min(wait, self._queue.capabilities.wait_max))
+        finally:
+            with self._changed:
+                self._puller = None
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """With the lock: nothing more goes into the buffer."""
+        self._closed = True
+        self._changed.notify_all()
+
+    def end(self) -> None:
+        """Interrupt the pull under way until it ends, at most END_SECONDS.
+
+        Again and again: it may have been on its way to the queue when the first interruption came.
+        """
+        end = self._clock.monotonic() + END_SECONDS
+        pause = _AGAIN_SECONDS
+        while self._puller is not None:
+            self._queue.interrupt()
+            if self._puller == threading.get_ident() or self._clock.monotonic() >= end:
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._puller is None, pause)
+            pause *= 2
+
+    def _pull(self, wait: float) -> tuple[bool, bool]:
+        self.deletions.delete()
+        before = self._clock.monotonic()
+        count = min(self._queue.capabilities.receive_messages_max, PULL_MAX, self._reorder.room)
+        arrived = self._queue.receive(count, lease=self._lease_seconds, wait=wait)
+        if not arrived:
+            return False, self._clock.monotonic() - before < wait / 2 or wait == 0
+        read = deque(sorted(((self._marking.read(message), message) for message in arrived), key=_by_mark))
+        came = False
+        try:
+            while read and not self._closed:
+                found, raw = read.popleft()
+                if found is not None:
+                    came = self._admit(*found, raw) or came
+                else:
+                    self._set_aside(raw, "it has no number")
+                    came = True
+        finally:
+            release_all(self._queue, [raw.handle for _, raw in read])
+        return came, False
+
+    def _admit(self, mark: Mark, message: Received, raw: Received) -> bool:
+        """Put one message where it belongs; whether that changed anything. `raw`: as the queue gave it."""
+        place = Place(mark.epoch, mark.number)
+        with self._changed:
+            late = self._reorder.late(place)
+        if late is not None:
+            self._set_aside(raw, late)
+            return True
+        try:
+            lease = self._keeper.register(message)
+        except VeilError as error:
+            log.info("queue %s: number %d came too late to be kept: %s", self._queue.name, mark.number, error)
+            release_all(self._queue, [message.handle])
+            return False
+        entry = Entry(message, lease, mark.void)
+        fate, other = self._placed(place, entry)
+        if fate is Fate.DUPLICATE:
+            self.deletions.delete([lease])
+        elif fate is Fate.FULL and other is not None:
+            give_back(other.lease, 0 if self._closed else ASIDE_SECONDS)
+            if other is entry:
+                return False
+            fate = Fate.KEPT
+        if fate is Fate.KEPT:
+            lease.on_lost(lambda _: self._forget(place, entry))
+        return True
+
+    def _placed(self, place: Place, entry: Entry) -> tuple[Fate, Entry | None]:
+        """What became of it, and who must go for it."""
+        with self._changed:
+            if self._closed:
+                return Fate.FULL, entry
+            fate, other = self._reorder.arrive(place, entry)
+            if fate is not Fate.AGAIN or other is None:
+                return fate, other
+            if other.message.id == entry.message.id:
+                # Its lease was lost: the newer one counts, and the hand-out goes on.
+                entry.attempt, entry.hands = other.attempt, other.hands
+                entry.until, entry.not_before = other.until, other.not_before
+                return Fate.KEPT, None
+            self._reorder.restore(place, other)
+            return Fate.DUPLICATE, None
+
+    def _set_aside(self, message: Received, reason: str) -> None:
+        set_aside(self._unreadable, self._queue, message, Unordered(message=message.id, reason=reason))
+
+    def _forget(self, place: Place, entry: Entry) -> None:
+        with self._changed:
+            self._reorder.forget(place, entry)
+            self._changed.notify_all()
+
+
+def _by_mark(read: tuple[tuple[Mark, Received] | None, Received]) -> tuple[bool, Mark | None]:
+    found, _ = read
+    return found is None, None if found is None else found[0]
