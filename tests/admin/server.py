@@ -48,6 +48,10 @@ class Keys:
         accounts = {key.account for key in self._keys.values()}
         return None if len(accounts) > 1 else Account(min(accounts, default=DEVELOPMENT_ACCOUNT))
 
+    @property
+    def accounts(self) -> tuple[Account, ...]:
+        return tuple(Account(key.account, key.home_region) for key in self._keys.values())
+
 
 class Running:
     """The server as the application sees it, and as a test reaches it."""

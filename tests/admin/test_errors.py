@@ -1,7 +1,9 @@
 """The table of errors is total, and every answer has the one form."""
 
+from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import msgspec
@@ -56,6 +58,22 @@ def test_every_refusal_has_the_members_of_the_page(
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/health/live", "GET HEAD"),
+        ("PUT", "/api/v1/clock", "GET HEAD POST"),
+        ("POST", "/api/v1/queues/000000000000/us-east-1/orders", "GET HEAD PUT PATCH DELETE"),
+        ("DELETE", "/api/v1/queues/000000000000/us-east-1/orders/messages", "GET HEAD POST"),
+        ("PATCH", "/api/v1/topics/000000000000/us-east-1/news", "GET HEAD DELETE"),
+    ],
+)
+def test_a_wrong_method_is_told_the_right_ones(shared: httpx.Client, method: str, path: str, allowed: str) -> None:
+    answer = shared.request(method, path)
+    assert answer.status_code == 405
+    assert set(answer.headers["allow"].split(", ")) == set(allowed.split())
+
+
+@pytest.mark.parametrize(
     ("shape", "members", "said"),
     [
         (inputs.KeyInput, {"account": "1", "region": "r", "name": "a"}, "account: Expected 12 digits"),
@@ -64,7 +82,13 @@ def test_every_refusal_has_the_members_of_the_page(
         (inputs.ListInput, {"account": "all"}, "account: Expected 12 digits, or `*`"),
         (inputs.PageInput, {"state": "gone"}, "state: Expected visible or hidden"),
         (inputs.PageInput, {"after": "x"}, "after: Expected what the page before gave"),
+        (inputs.MovesInput, {"after": "x"}, "after: Expected what the page before gave"),
         (inputs.EventsInput, {"from": "-1"}, "from: Expected an offset, first, next or snapshot"),
+        (
+            inputs.ChangeInput,
+            {"redrive_allow": {"permission": "by_queue"}},
+            "redrive_allow.permission: Invalid enum value 'by_queue': expected one of allowAll, denyAll, byQueue",
+        ),
         (
             inputs.SendInput,
             {"messages": [{"body": "x", "attributes": [{"name": "a", "type": "Word", "value": "x"}]}]},
@@ -105,6 +129,22 @@ def test_the_log_says_which_member_is_wrong(shared: httpx.Client, caplog: pytest
     with caplog.at_level("INFO", "veilmq.admin"):
         shared.get("/api/v1/queues?limit=0")
     assert "400 ParameterInvalid: limit: Expected at least 1" in caplog.text
+
+
+def test_every_choice_is_told() -> None:
+    for member, choices in inputs.ENUMS.items():
+        shape = inputs.RedriveAllowInput if member == "permission" else inputs.ChangeInput
+        with pytest.raises(ParameterInvalid, match=", ".join(choices)):
+            inputs.convert({member: "none of them"}, shape)
+    found = {
+        field.name
+        for shape in vars(inputs).values()
+        if isinstance(shape, type) and issubclass(shape, msgspec.Struct)
+        for field in msgspec.structs.fields(shape)
+        for kind in (field.type, *get_args(field.type))
+        if isinstance(kind, type) and issubclass(kind, StrEnum)
+    }
+    assert found == set(inputs.ENUMS)
 
 
 def test_every_pattern_has_words() -> None:

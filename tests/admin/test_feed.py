@@ -63,6 +63,36 @@ def test_json_lines_are_the_stored_events(lively: httpx.Client, server: Any) -> 
     assert headers["veilmq-epoch"] == lines(lively.get("/api/v1/snapshot"))[0]["snapshot"]["epoch"]
 
 
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("application/x-ndjson", False),
+        (columns.MEDIA_TYPE, True),
+        (columns.MEDIA_TYPE.upper(), True),
+        (f"text/html, {columns.MEDIA_TYPE} ; q=0.5", True),
+        (f"{columns.MEDIA_TYPE}, */*", True),
+        (f"{columns.MEDIA_TYPE};q=0", False),
+        (f"{columns.MEDIA_TYPE};Q=0.000, */*", False),
+        (f"{columns.MEDIA_TYPE};q=0.5, application/x-ndjson", False),
+        (f"{columns.MEDIA_TYPE};q=0.5, application/x-ndjson;q=0.1, */*", True),
+        (f"{columns.MEDIA_TYPE};q=0.5, application/*;q=0.6", False),
+        (f"{columns.MEDIA_TYPE}ing", False),
+        (f"{columns.MEDIA_TYPE};q=high", False),
+    ],
+)
+def test_arrow_is_sent_to_who_accepts_it(accept: str, wanted: bool) -> None:
+    assert columns.is_wanted(accept) is wanted
+
+
+def test_what_is_accepted_is_sent(lively: httpx.Client) -> None:
+    several = [("Accept", "text/html"), ("Accept", columns.MEDIA_TYPE.title())]
+    assert lively.get("/api/v1/events", headers=several).headers["content-type"] == columns.MEDIA_TYPE
+    answer = lively.get("/api/v1/events", headers={"Accept": f"{columns.MEDIA_TYPE};q=0"})
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+
+
 @pytest.mark.parametrize("rows_a_piece", [1, 3, 7, 8_192])
 def test_arrow_says_what_json_says(lively: httpx.Client, server: Any, rows_a_piece: int) -> None:
     from veilmq.admin import feed
@@ -214,11 +244,14 @@ def test_a_trace_has_everything_of_one_message(lively: httpx.Client, server: Any
         mine = [event for event in events if event["message"] == message]
         sequences = {event["sequence"] for event in mine}
         sequences |= {(event["detail"] or {}).get("target_sequence") for event in mine} - {None}
-        # A refusal after the message was gone has its sequence alone.
+        stayed = not any(event["kind"] in {"deleted", "dead_lettered"} for event in mine)
+        # A refusal after the message was gone has its sequence alone; a purge takes what is there without naming it.
         wanted = [
             event
             for event in events
-            if event["message"] == message or (event["message"] is None and event["sequence"] in sequences)
+            if event["message"] == message
+            or (event["message"] is None and event["sequence"] in sequences)
+            or (stayed and event["kind"] == "purged")
         ]
         shown = lively.get(f"/api/v1/trace/{message}").json()
         assert shown["events"] == wanted

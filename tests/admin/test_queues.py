@@ -47,6 +47,43 @@ def test_a_queue_is_created_changed_and_deleted(http: httpx.Client) -> None:
     assert http.get(ORDERS).status_code == 404
 
 
+def test_what_was_read_can_be_sent_back(http: httpx.Client) -> None:
+    """All settings, but for those that creation alone takes, and the protocols' own."""
+    http.put(QUEUES + "/dead.fifo", json={"fifo": True})
+    given = {
+        "visibility_timeout_us": 5 * SECOND,
+        "delay_us": SECOND,
+        "retention_us": 3_600 * SECOND,
+        "wait_us": 2 * SECOND,
+        "message_bytes_max": 2_048,
+        "redrive": {"target": "dead.fifo", "receive_count_max": 3},
+        "redrive_allow": {"permission": "byQueue", "sources": ["a.fifo", "b.fifo"]},
+        "fifo": True,
+        "content_deduplication": True,
+        "deduplication_scope": "messageGroup",
+        "throughput_per_group": True,
+        "xml_body": "base64",
+        "alias": "orders",
+        "adaptive": "apply",
+        "first_lease_min_us": SECOND,
+        "receives_per_second_max": 7,
+        "tags": {"team": "billing"},
+    }
+    assert http.put(ORDERS + ".fifo", json=given).status_code == 201
+    read = http.get(ORDERS + ".fifo").json()["settings"]
+    del read["labels"]
+    assert read.keys() == given.keys()
+    assert http.put(ORDERS + ".fifo", json=read).status_code == 200
+    changed = {name: value for name, value in read.items() if name != "fifo"}
+    assert http.patch(ORDERS + ".fifo", json=changed).json()["settings"] == read | {"labels": {}}
+    copied = http.put(QUEUES + "/copy.fifo", json=read | {"alias": None})
+    assert copied.json()["settings"] == read | {"alias": None, "labels": {}}
+    http.put(QUEUES + "/plain")
+    plain = http.get(QUEUES + "/plain").json()["settings"]
+    del plain["labels"], plain["fifo"]
+    assert http.patch(QUEUES + "/plain", json=plain).json()["settings"] == plain | {"labels": {}, "fifo": False}
+
+
 def test_a_message_lives_its_life(orders: httpx.Client) -> None:
     (sent,) = send(
         orders, "body \u00e9\r\n", attributes=[{"name": "n", "type": "Binary", "value": "AAE="}], type="order"
@@ -160,6 +197,20 @@ def test_a_client_that_hangs_up_while_it_waits_takes_no_message(orders: httpx.Cl
         ("PATCH", ORDERS, '{"fifo": true}', "fifo"),
         ("PATCH", ORDERS, '{"redrive": {"target": "a b", "receive_count_max": 1}}', "redrive.target"),
         ("PATCH", ORDERS, '{"redrive": {"target": "a"}}', "redrive.receive_count_max"),
+        (
+            "PATCH",
+            ORDERS,
+            '{"redrive": {"target": {"account": "000000000000", "region": "eu-west-1", "name": "a"},'
+            ' "receive_count_max": 1}}',
+            "redrive.target",
+        ),
+        (
+            "PATCH",
+            ORDERS,
+            '{"redrive_allow": {"permission": "byQueue", "sources": ["b",'
+            ' {"account": "111111111111", "region": "us-east-1", "name": "a"}]}}',
+            "redrive_allow.sources[1]",
+        ),
         ("PUT", ORDERS, "[]", "body"),
         ("PUT", ORDERS, "{", "body"),
         ("PUT", ORDERS, "\udcff", "body"),

@@ -127,7 +127,7 @@ def test_move_tasks_of_all_queues(server: Any, http: httpx.Client) -> None:
     http.post(f"/api/v1/queues/{ACCOUNT}/us-east-1/orders/messages", json={"messages": [{"body": "x"}]})
     for _ in range(2):
         do(server, Receive(queue=ORDERS, origin=TESTER, count_max=1, lease_us=0, wait_us=0))
-    assert http.get(MOVES).json() == {"moves": [], "more": False}
+    assert http.get(MOVES).json() == {"moves": [], "more": False, "after": None}
     (started,) = do(server, StartMove(queue=DEAD, origin=TESTER))
     (shown,) = http.get(MOVES).json()["moves"]
     assert (shown["id"], shown["source"]["name"], shown["destination"]) == (started.info.id.hex(), "dead", None)
@@ -135,6 +135,27 @@ def test_move_tasks_of_all_queues(server: Any, http: httpx.Client) -> None:
     assert shown["status"] in {"running", "completed"}
     assert http.get(MOVES, params={"prefix": "orders"}).json()["moves"] == []
     assert http.get(MOVES, params={"account": "*"}).json()["moves"][0]["id"] == shown["id"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_pages_show_every_move_task_once(server: Any, http: httpx.Client, limit: int) -> None:
+    wanted = []
+    for number in range(5):
+        source, queue = (QueueKey(ACCOUNT, "us-east-1", f"{name}-{number}") for name in ("dead", "orders"))
+        do(server, CreateQueue(queue=source, origin=TESTER))
+        do(server, CreateQueue(queue=queue, origin=TESTER, change={"redrive": RedrivePolicy(source, 1)}))
+        (started,) = do(server, StartMove(queue=source, origin=TESTER))
+        wanted.insert(0, started.info.id.hex())
+    seen: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = http.get(MOVES, params={"limit": limit, "after": after}).json()
+        assert page["more"] is (page["after"] is not None)
+        seen += [task["id"] for task in page["moves"]]
+        after = page["after"]
+        assert len(seen) <= len(wanted)
+    assert seen == wanted
+    assert http.get(MOVES, params={"after": "x"}).json()["field"] == "after"
 
 
 def test_a_move_task_begins_and_ends(server: Any, http: httpx.Client) -> None:

@@ -323,11 +323,14 @@ def test_what_is_no_data_directory_is_told(tmp_path: Path) -> None:
     (tmp_path / "empty" / DATABASE).touch()
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / DATABASE).write_text("text" * 1000)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / DATABASE).write_bytes(b"SQLite format 4\0" + (other / DATABASE).read_bytes()[16:])
     for data, code in (
         ("none", Exit.DIRECTORY),
         ("other", Exit.DIRECTORY),
         ("empty", Exit.DIRECTORY),
-        ("text", Exit.STORE),
+        ("text", Exit.DIRECTORY),
+        ("damaged", Exit.DIRECTORY),
     ):
         for run in (check, lambda path, as_json: backup(path, tmp_path / "copy", as_json=as_json)):
             with pytest.raises(Failure) as failed:

@@ -1,6 +1,7 @@
 """Whose queues are meant where no account is named."""
 
 import http.server
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_of_several_it_must_be_said(serve: Serve, veilmq: Command, tmp_path: Pat
     for account in (ONE, OTHER):
         assert veilmq("queues", "create", "orders", "--account", account, *data).returncode == 0
     answer = httpx.get(f"{server.admin}/api/v1/account", auth=(f"AKID{OTHER}", f"secret-of-{OTHER}"))
-    assert answer.json() == {"account": OTHER}
+    assert answer.json() == {"account": OTHER, "region": "us-east-1"}
     for path in ("queues", "topics", "moves"):
         answer = httpx.get(f"{server.admin}/api/v1/{path}", headers=bearer(tmp_path))
         assert (answer.status_code, answer.json()["field"]) == (400, "account")
@@ -78,6 +79,26 @@ def test_of_development_mode(serve: Serve, veilmq: Command, tmp_path: Path) -> N
     assert "orders" not in listed
 
 
+def test_in_its_own_home_region(serve: Serve, veilmq: Command, tmp_path: Path) -> None:
+    file = Path(credentials(tmp_path, ONE, OTHER))
+    file.write_text(file.read_text().replace(f'id = "{OTHER}"\n', f'id = "{OTHER}"\nhome_region = "eu-west-1"\n'))
+    server = serve("--credentials", str(file)).ready()
+    data = ("--data", str(tmp_path / "data"))
+    created = veilmq("queues", "create", "orders", "--account", OTHER, "--json", *data)
+    assert json.loads(created.stdout)["region"] == "eu-west-1"
+    assert json.loads(veilmq("queues", "list", "--account", OTHER, "--json", *data).stdout)["name"] == "orders"
+    assert "region us-east-1" in veilmq("queues", "list", "--account", ONE, *data).stderr
+    elsewhere = veilmq("queues", "list", "--account", OTHER, "--region", "us-east-1", *data)
+    assert "region us-east-1" in elsewhere.stderr
+    token, key = bearer(tmp_path), httpx.BasicAuth(f"AKID{ONE}", f"secret-of-{ONE}")
+    asked = {"account": OTHER}
+    answer = httpx.get(f"{server.admin}/api/v1/account", params=asked, headers=token)
+    assert answer.json() == {"account": OTHER, "region": "eu-west-1"}
+    assert httpx.get(f"{server.admin}/api/v1/account", params=asked, auth=key).status_code == 403
+    (listed,) = httpx.get(f"{server.admin}/api/v1/queues", params=asked, headers=token).json()["queues"]
+    assert listed["region"] == "eu-west-1"
+
+
 def test_a_server_of_an_earlier_release_has_one_default() -> None:
     class Earlier(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -93,6 +114,7 @@ def test_a_server_of_an_earlier_release_has_one_default() -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Earlier) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         door = HttpDoor(f"127.0.0.1:{server.server_port}", None)
-        assert door.own_account() == "000000000000"
+        assert door.home(None) == ("000000000000", "us-east-1")
+        assert door.home(ONE) == (ONE, "us-east-1")
         door.close()
         server.shutdown()

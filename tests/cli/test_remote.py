@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from veilmq.cli import main
-from veilmq.cli.remote import _duration_us
+from veilmq.cli.remote_options import duration_us as read_duration
 from veilmq.cli.remote_tables import duration, instant, printable
 from veilmq.store.sqlite.directory import DATABASE
 from veilmq.testing.server import ServerProcess
@@ -121,6 +121,61 @@ def test_settings_are_set_and_listed(veilmq: Run) -> None:
     assert "account" in veilmq("queues", "list", "--all").out
     elsewhere = veilmq("queues", "list", "--account", "111111111111")
     assert (elsewhere.out, elsewhere.code) == ("", 0)
+
+
+def test_what_is_not_named_stays(veilmq: Run) -> None:
+    for name in ("failed", "other"):
+        veilmq("queues", "create", name)
+    tags = ("--tag", "a=1", "--tag", "b=2")
+    veilmq("queues", "create", "orders", "--dead-letters", "failed", "--max-receives", "3", *tags)
+
+    def settings(*arguments: str) -> tuple[Any, Any]:
+        found = veilmq("queues", "set", "orders", *arguments, "--json").json[0]["settings"]
+        redrive = found["redrive"]
+        return redrive and (redrive["target"]["name"], redrive["receive_count_max"]), found["tags"]
+
+    assert settings("--dead-letters", "other") == (("other", 3), {"a": "1", "b": "2"})
+    assert settings("--max-receives", "7") == (("other", 7), {"a": "1", "b": "2"})
+    assert settings("--tag", "c=3", "--tag", "a=0") == (("other", 7), {"a": "0", "b": "2", "c": "3"})
+    assert settings("--untag", "b", "--untag", "none", "--tag", "d=") == (("other", 7), {"a": "0", "c": "3", "d": ""})
+    both = veilmq("queues", "set", "orders", "--tag", "a=1", "--untag", "a")
+    assert (both.code, "--untag a" in both.err) == (2, True)
+    assert settings("--dead-letters", "")[0] is None
+    assert settings("--dead-letters", "failed")[0] == ("failed", 5)
+
+
+def test_no_receives_are_no_number_of_receives(veilmq: Run) -> None:
+    veilmq("queues", "create", "failed")
+    for arguments in (("failed", "--max-receives", "0"), ("", "--max-receives", "3")):
+        refused = veilmq("queues", "create", "orders", "--dead-letters", *arguments)
+        assert (refused.code, refused.out) == (2, ""), refused
+    assert [queue["name"] for queue in veilmq("queues", "list", "--json").json] == ["failed"]
+
+
+def test_a_trace_shows_what_took_all_messages_away(veilmq: Run) -> None:
+    veilmq("queues", "create", "dead")
+    veilmq("queues", "create", "orders", "--dead-letters", "dead", "--max-receives", "1")
+    ids = {body: veilmq("send", "orders", body, "--json").json[0]["id"] for body in ("moved", "done", "stays")}
+    veilmq("receive", "orders", "--lease", "0")
+    veilmq("receive", "orders", "--delete", "--lease", "1m")  # `moved` goes to the dead-letter queue on the way
+    for _ in range(2):
+        veilmq("purge", "orders", "--yes")
+    late = veilmq("send", "orders", "late", "--json").json[0]["id"]
+    veilmq("purge", "dead", "--yes")
+    veilmq("queues", "delete", "orders", "--yes")
+
+    def kinds(message: str) -> list[tuple[str, str]]:
+        (found,) = veilmq("trace", message, "--json").json
+        assert found["complete"]
+        return [(event["kind"], event["queue"]) for event in found["events"]]
+
+    assert kinds(ids["moved"])[-2:] == [("dead_lettered", "orders"), ("purged", "dead")]
+    assert kinds(ids["done"])[-1] == ("deleted", "orders")
+    assert kinds(ids["stays"]) == [("sent", "orders"), ("purged", "orders")]
+    assert kinds(late) == [("sent", "orders"), ("queue_deleted", "orders")]
+    shown = veilmq("trace", ids["stays"]).out
+    assert "purged" in shown
+    assert "with 1 messages" in shown
 
 
 def test_dead_letters_are_put_back(veilmq: Run) -> None:
@@ -363,7 +418,7 @@ def test_no_command_takes_the_way_back_to_an_older_release_away(
     ],
 )
 def test_times_are_read(text: str, duration_us: int) -> None:
-    assert _duration_us("--wait", text) == duration_us
+    assert read_duration("--wait", text) == duration_us
 
 
 def test_people_see_no_control_characters() -> None:

@@ -4,6 +4,7 @@ Strategy: each noun's routes are in its own file; here they meet with the middle
 runs the application on uvicorn (`proxy_headers=False`: who is a loopback peer is for the socket to say).
 """
 
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -14,14 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin import answers
+from veilmq.admin import answers, inputs
 from veilmq.admin.access import Access
 from veilmq.admin.copies import Copies
 from veilmq.admin.errors import Refused
 from veilmq.admin.feed import Feed
 from veilmq.admin.metrics import Metrics
 from veilmq.admin.queues import Queues
-from veilmq.admin.service import Service
+from veilmq.admin.service import Service, home_region
 from veilmq.admin.topics import Topics
 from veilmq.admin.upkeep import Upkeep
 from veilmq.model.access import Action
@@ -29,6 +30,7 @@ from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.server.settings import FIELDS, Address, Settings
 
+_Endpoint = Callable[[Request], Awaitable[Response]]
 _SECRET: Final = frozenset({"credentials", "tls_key"})
 """Settings whose value is not shown: where the secrets are is no caller's business."""
 
@@ -54,11 +56,16 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
         return answers.answer({"settings": shown_settings(settings)})
 
     async def account_of(request: Request) -> Response:
-        """Whose queues are meant where none is named; null where there are several accounts."""
-        return answers.answer({"account": answers.caller_of(request).home})
+        """Whose queues are meant where none is named (null where there are several accounts), and where."""
+        caller = answers.caller_of(request)
+        account = inputs.convert(answers.members_of(request), inputs.AccountInput).account or caller.home
+        if caller.key is not None and account != caller.key.account:
+            raise Refused(403, "not_granted", "the key is another account's")
+        region = None if account is None else home_region(service.keyring, account)
+        return answers.answer({"account": account, "region": region})
 
     app = Starlette(
-        routes=[
+        routes=_one_a_path(
             Route("/health/live", live, methods=["GET"]),
             Route("/health/ready", ready, methods=["GET"]),
             Route("/metrics", metrics.endpoint, methods=["GET"]),
@@ -68,7 +75,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             *Topics(service).routes(),
             *Feed(service, copies).routes(),
             *Upkeep(service, copies).routes(),
-        ],
+        ),
         middleware=[
             Middleware(
                 Access,
@@ -89,6 +96,23 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
     # A redirect would lose the body of a request, and says nothing to whoever does not follow it.
     app.router.redirect_slashes = False
     return app
+
+
+def _one_a_path(*routes: Route) -> list[Route]:
+    """The same routes, those of one path as one: a 405 must name all its methods (RFC 9110, 15.5.6), and Starlette
+    names those of the route that it found."""
+    by_path: dict[str, dict[str, _Endpoint]] = {}
+    for route in routes:
+        methods = by_path.setdefault(route.path, {})
+        methods |= dict.fromkeys(route.methods or (), route.endpoint)
+    return [Route(path, _by_method(methods), methods=list(methods)) for path, methods in by_path.items()]
+
+
+def _by_method(methods: Mapping[str, _Endpoint]) -> _Endpoint:
+    async def endpoint(request: Request) -> Response:
+        return await methods[request.method](request)
+
+    return endpoint
 
 
 def _reasons(service: Service) -> dict[str, str]:

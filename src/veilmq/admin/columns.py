@@ -6,6 +6,7 @@ have the names and values of the JSON form; `detail` is JSON text. pyarrow is th
 """
 
 import io
+import re
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
@@ -18,6 +19,8 @@ from veilmq.model.events import Event, Kind, shown_detail
 from veilmq.store.sqlite.rows import Connection, oldest_first, origin_names, queue_names
 
 MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
+_LINES: Final = "application/x-ndjson"
+_WEIGHT: Final = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 _TUPLES: Final = msgspec.msgpack.Decoder(list[tuple[Any, ...]])
 _FIELDS: Final = len(Event.__struct_fields__)
 _PLACE: Final = {name: place for place, name in enumerate(Event.__struct_fields__)}
@@ -33,6 +36,19 @@ def available() -> bool:
     from importlib.util import find_spec
 
     return find_spec("pyarrow") is not None
+
+
+def is_wanted(accept: str) -> bool:
+    """Whether an Accept header asks for Arrow by its name, and for no other form of ours rather (RFC 9110, 12.5.1)."""
+    qualities = {}
+    for each in accept.split(","):
+        name, *parameters = (part.strip().lower() for part in each.split(";"))
+        weight = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+        qualities[name] = float(weight) if _WEIGHT.fullmatch(weight) else 0.0
+    ranges = (_LINES, "application/*", "*/*")
+    lines = next((qualities[each] for each in ranges if each in qualities), 0.0)
+    arrow = qualities.get(MEDIA_TYPE, 0.0)
+    return arrow > 0 and arrow >= lines
 
 
 class ArrowStream:

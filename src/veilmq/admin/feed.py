@@ -77,7 +77,7 @@ class Feed:
         scope = self._scope(request)
         asked = asyncio.get_running_loop().time()
         wanted = inputs.convert(members_of(request), inputs.EventsInput)
-        arrow = columns.MEDIA_TYPE in request.headers.get("accept", "")
+        arrow = columns.is_wanted(",".join(request.headers.getlist("accept")))
         if arrow and not columns.available():
             raise Refused(406, "not_acceptable", "Arrow needs the extra `arrow`: pip install 'veilmq[arrow]'")
         start, first, following = await run_in_threadpool(self._find, wanted.start)

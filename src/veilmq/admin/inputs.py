@@ -6,6 +6,7 @@ allows, because a queue is everybody's.
 """
 
 import re
+from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -30,6 +31,7 @@ _TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
 _STATE: Final = r"^(visible|hidden)\Z"
 _PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
 _TASK: Final = r"^[0-9a-f]{32}\Z"
+_TASKS: Final = r"^([0-9]{1,18}-[0-9a-f]{32})?\Z"
 _START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
 WORDS: Final = {
     _NAME: "Expected 1 to 256 letters, digits, `-` and `_`, for a FIFO queue with .fifo after them",
@@ -39,6 +41,7 @@ WORDS: Final = {
     _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
     _STATE: "Expected visible or hidden",
     _PAGE: "Expected what the page before gave as `after`",
+    _TASKS: "Expected what the page before gave as `after`",
     _TASK: "Expected the id of a task, in 32 hexadecimal digits",
     _START: "Expected an offset, first, next or snapshot",
 }
@@ -71,9 +74,10 @@ class KeyInput(_Input):
 
 
 class RedriveInput(_Input):
-    """The dead-letter queue, by its name in the same account and region."""
+    """The dead-letter queue: its name, or account, region and name as they are shown; both in the queue's own account
+    and region."""
 
-    target: Name
+    target: Name | KeyInput
     receive_count_max: Annotated[int, Meta(ge=1, le=65_535)]
 
 
@@ -81,7 +85,7 @@ class RedriveAllowInput(_Input):
     """Which queues of the same account and region may name this one."""
 
     permission: RedrivePermission
-    sources: Annotated[list[Name], Meta(max_length=10)] = []
+    sources: Annotated[list[Name | KeyInput], Meta(max_length=10)] = []
 
 
 class ChangeInput(_Input):
@@ -207,6 +211,18 @@ class ListInput(_Input):
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
 
 
+class MovesInput(ListInput):
+    """Tasks of which queues, and behind which page."""
+
+    after: Annotated[str, Meta(pattern=_TASKS)] = ""
+
+
+class AccountInput(_Input):
+    """Which account is meant; without one, the only one that there is."""
+
+    account: Account | None = None
+
+
 class PageInput(_Input):
     """A page of a queue's messages: those a receive could take, or those that are delayed or in flight."""
 
@@ -234,6 +250,13 @@ _WHERE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.
 _MEMBER: Final = re.compile(r"field `(?P<name>[^`]*)`")
 _REGEX: Final = "matching regex "
 _BOUND: Final = re.compile(r"Expected `(?:int|float)` (?P<sign>[<>])= (?P<bound>\d+)(?:\.0)?")
+ENUMS: Final[dict[str, type[StrEnum]]] = {
+    "permission": RedrivePermission,
+    "deduplication_scope": DeduplicationScope,
+    "xml_body": XmlBody,
+    "adaptive": Adaptive,
+}
+"""By the members that take them."""
 _UNITS: Final = (("d", DAY_US), ("h", HOUR_US), ("m", MINUTE_US), ("s", SECOND_US))
 _WORDS_SHOWN: Final = {repr(pattern): words for pattern, words in WORDS.items()}
 """By the patterns as msgspec's errors show them."""
@@ -279,8 +302,15 @@ def _invalid(text: str) -> ParameterInvalid:
     member = _MEMBER.search(what)
     if member is not None:
         path = f"{path}.{member['name']}" if path else member["name"]
-    reason = _WORDS_SHOWN.get(what.partition(_REGEX)[2]) or _bound(what, path) or what
+    reason = _WORDS_SHOWN.get(what.partition(_REGEX)[2]) or _bound(what, path) or _choice(what, path) or what
     return ParameterInvalid(parameter=path or "body", reason=reason)
+
+
+def _choice(what: str, path: str) -> str | None:
+    """What may be chosen."""
+    if not what.startswith("Invalid enum value "):
+        return None
+    return f"{what}: expected one of {', '.join(ENUMS[path.rpartition('.')[2]])}"
 
 
 def _bound(what: str, path: str) -> str | None:

@@ -99,13 +99,27 @@ def _change_of(queue: QueueKey, wanted: inputs.ChangeInput) -> SettingsChange:
         _check_name("tags", text)
     redrive = change.get("redrive")
     if isinstance(redrive, inputs.RedriveInput):
-        change["redrive"] = RedrivePolicy(_sibling(queue, redrive.target), redrive.receive_count_max)
+        target = _neighbour("redrive.target", queue, redrive.target)
+        change["redrive"] = RedrivePolicy(target, redrive.receive_count_max)
     allow = change.get("redrive_allow")
     if isinstance(allow, inputs.RedriveAllowInput):
         change["redrive_allow"] = RedriveAllowPolicy(
-            allow.permission, tuple(_sibling(queue, name) for name in allow.sources)
+            allow.permission,
+            tuple(
+                _neighbour(f"redrive_allow.sources[{place}]", queue, each) for place, each in enumerate(allow.sources)
+            ),
         )
     return change
+
+
+def _neighbour(path: str, queue: QueueKey, given: str | inputs.KeyInput) -> QueueKey:
+    """A queue of the same account and region, by its name or as it is shown. Raises ParameterInvalid."""
+    if isinstance(given, str):
+        return _sibling(queue, given)
+    if (given.account, given.region) != (queue.account, queue.region):
+        reason = f"must be a queue of the same account and region, {queue.account}/{queue.region}"
+        raise ParameterInvalid(parameter=path, reason=reason)
+    return _sibling(queue, given.name)
 
 
 def _sibling(queue: QueueKey, name: str) -> QueueKey:

@@ -14,8 +14,8 @@ from veilmq.admin.answers import answer, body_of, caller_of, members_of
 from veilmq.admin.errors import Refused
 from veilmq.admin.operations import OPERATIONS, Asked, Operation
 from veilmq.admin.reading import message_page
-from veilmq.admin.service import Service
-from veilmq.model.access import HOME_REGION_DEFAULT, Action
+from veilmq.admin.service import Service, home_region
+from veilmq.model.access import Action
 from veilmq.model.commands import AnyCommand, ListQueues, Peek, Receive
 from veilmq.model.errors import VeilError
 from veilmq.model.outcomes import Outcome, QueuesListed, Received
@@ -49,13 +49,15 @@ class Queues:
         caller = caller_of(request)
         wanted = inputs.convert(members_of(request), inputs.ListInput)
         account = caller.whose(wanted.account)
-        region = wanted.region or (HOME_REGION_DEFAULT if caller.key is None else caller.key.home_region)
         everything = account == "*"
         caller.check(Action.LIST_QUEUES, account)
+        region = wanted.region
+        if region is None and not everything:
+            region = home_region(self._service.keyring, account)
         command = ListQueues(
             origin=caller.origin,
             account=None if everything else account,
-            region=None if everything and wanted.region is None else region,
+            region=region,
             prefix=wanted.prefix,
             after=wanted.after,
             count_max=wanted.limit,

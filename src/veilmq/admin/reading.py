@@ -5,6 +5,7 @@ in a thread. Pages seek by index and never count. What scans the history looks f
 before it decodes any, and stops at a bound. `Scope` cuts every one of them down to what a key may see.
 """
 
+import re
 from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -30,6 +31,14 @@ _PIECE_BYTES_MAX: Final = 2_000_000
 """Of packed events: decoded, they are twenty times as large."""
 _EVER: Final = 2**62
 """Beyond every offset."""
+_EMPTIED: Final = frozenset({Kind.PURGED, Kind.QUEUE_DELETED})
+_GONE: Final = frozenset({Kind.DELETED, Kind.EXPIRED, Kind.QUARANTINED, Kind.DEAD_LETTERED, Kind.MOVED})
+_THERE: Final = frozenset(
+    {Kind.SENT, Kind.RECEIVED, Kind.EXTENDED, Kind.RELEASED, Kind.LEASE_EXPIRED, Kind.UNDELIVERED, Kind.CONTENT_UPDATED}
+)
+"""What happens to a message that its queue holds."""
+_PACKED_NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"
+"""An unsigned one of MessagePack, to be sought with DOTALL."""
 
 
 class Scope(NamedTuple):
@@ -113,20 +122,25 @@ class Trace(NamedTuple):
 
 def trace(connection: Connection, message: bytes, scan_max: int, scope: Scope) -> Trace:
     """Look through up to `scan_max` events, newest first, for the message, also by the ids that it had before a move
-    task gave it a new one; then forward for what it became, and for refusals that came after it was gone, which name
-    its sequence alone."""
+    task gave it a new one; then forward for what it became, for the purge or the deletion of its queue that took it
+    away with all others, and for refusals that came after it was gone, which name its sequence alone."""
     permitted = scope.incarnations(connection)
     sought = _Sought(message)
     start, complete, scanned = _find_first(connection, sought, scan_max)
     if start is None:
         return Trace([], complete, scanned)
     names = Names(connection)
+    whereabouts = _Whereabouts()
     found: list[EventRecord] = []
     for first, packed in rows.oldest_first(connection, start, _EVER):
-        if not sought.may_be_in(packed):
+        if not (sought.may_be_in(packed) or whereabouts.may_end_in(packed)):
             continue
         for place, event in enumerate(_EVENTS.decode(packed)):
             mine = sought.takes(event) or (event.message is None and event.sequence in sought.sequences)
+            if mine:
+                whereabouts.follow(event)
+            else:
+                mine = whereabouts.ends(event)
             if mine and (permitted is None or event.queue in permitted):
                 found.append(names.record(first + place, event))
     return Trace(found, complete, scanned)
@@ -155,6 +169,45 @@ class _Sought:
         self.ids |= ids
         self.sequences |= {each for each in (event.sequence, detail.get("target_sequence")) if each is not None}
         return True
+
+
+class _Whereabouts:
+    """The queues that hold the message, by its sequences: a published one is in several. What empties a queue names
+    none of the messages that it takes away."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, int] = {}
+        self._emptied: re.Pattern[bytes] | None = None
+
+    def may_end_in(self, packed: bytes) -> bool:
+        """Whether packed events may have what empties one of the queues."""
+        return self._emptied is not None and self._emptied.search(packed) is not None
+
+    def follow(self, event: Event) -> None:
+        """Take in what an event of the message says of where it is."""
+        detail = event.detail or {}
+        if event.sequence is not None and event.queue is not None:
+            if event.kind in _THERE:
+                self._queues[event.sequence] = event.queue
+            elif event.kind in _GONE:
+                self._queues.pop(event.sequence, None)
+        if "target_sequence" in detail:
+            self._queues[detail["target_sequence"]] = detail["target"]
+        self._watch()
+
+    def ends(self, event: Event) -> bool:
+        """Whether the event emptied a queue that held the message: then it is there no longer."""
+        if event.kind not in _EMPTIED or event.queue not in self._queues.values():
+            return False
+        self._queues = {sequence: queue for sequence, queue in self._queues.items() if queue != event.queue}
+        self._watch()
+        return True
+
+    def _watch(self) -> None:
+        """Know such an event by its first members: kind, instant and queue, packed one after the other."""
+        queues = b"|".join(re.escape(_PACKED.encode(queue)) for queue in set(self._queues.values()))
+        kinds = b"".join(_PACKED.encode(int(kind)) for kind in _EMPTIED)
+        self._emptied = re.compile(b"[%b]%b(?:%b)" % (kinds, _PACKED_NUMBER, queues), re.DOTALL) if queues else None
 
 
 def _find_first(connection: Connection, sought: _Sought, scan_max: int) -> tuple[int | None, bool, int]:

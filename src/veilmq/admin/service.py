@@ -4,10 +4,10 @@ Strategy: the parts are named by what is read of them, so that the application c
 so that it runs without data ports too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from veilmq.model.access import Keyring
+from veilmq.model.access import HOME_REGION_DEFAULT, Keyring
 from veilmq.model.instant import Instant
 from veilmq.server.clock import LeaseClock
 from veilmq.server.listener import Listener
@@ -26,6 +26,11 @@ class Account(Protocol):
         """12 digits."""
         ...
 
+    @property
+    def home_region(self) -> str:
+        """Where its queues are meant to be if no region is named."""
+        ...
+
 
 class Keys(Keyring, Protocol):
     """Whoever may call, and whose queues are meant where none is named."""
@@ -34,6 +39,16 @@ class Keys(Keyring, Protocol):
     def sole_account(self) -> Account | None:
         """The account, if there is one only."""
         ...
+
+    @property
+    def accounts(self) -> Sequence[Account]:
+        """All that are known."""
+        ...
+
+
+def home_region(keys: Keys, account: str) -> str:
+    """The home region of an account; of one that is not known, the default."""
+    return next((each.home_region for each in keys.accounts if each.id == account), HOME_REGION_DEFAULT)
 
 
 class Service(Protocol):

@@ -6,7 +6,7 @@ calls straight on a directory show the same by the same functions.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -16,9 +16,9 @@ from starlette.routing import Route
 
 from veilmq.admin import inputs
 from veilmq.admin.answers import answer, caller_of, members_of
-from veilmq.admin.service import Service
+from veilmq.admin.service import Service, home_region
 from veilmq.admin.views import shown_counts, shown_move
-from veilmq.model.access import HOME_REGION_DEFAULT, Action
+from veilmq.model.access import Action
 from veilmq.model.commands import DeleteTopic
 from veilmq.model.errors import TopicMissing, VeilError
 from veilmq.model.moves import MoveInfo
@@ -31,6 +31,7 @@ from veilmq.store.sqlite.topics import LiveSubscription, LiveTopic
 
 MOVES_MAX: Final = 10_000
 _TOPIC: Final = "/api/v1/topics/{account}/{region}/{name}"
+L = TypeVar("L", bound=inputs.ListInput)
 
 
 class Topics:
@@ -50,7 +51,7 @@ class Topics:
 
     async def listed(self, request: Request) -> Response:
         """A page of topics by name, each with its subscriptions; account `*` means all."""
-        wanted, account, region = self._wanted(request, Action.DESCRIBE_TOPICS)
+        wanted, account, region = self._wanted(request, Action.DESCRIBE_TOPICS, inputs.ListInput)
         store = self._service.store
         after = _after(wanted.after, account, region)
         caller = caller_of(request)
@@ -81,27 +82,29 @@ class Topics:
         return answer({})
 
     async def moves(self, request: Request) -> Response:
-        """The latest tasks of all queues that the caller may see, newest first."""
-        wanted, account, region = self._wanted(request, Action.DESCRIBE_QUEUE)
+        """A page of the latest tasks of all queues that the caller may see, newest first."""
+        wanted, account, region = self._wanted(request, Action.DESCRIBE_QUEUE, inputs.MovesInput)
         caller = caller_of(request)
-        found = await run_in_threadpool(all_moves, self._service.store)
-        shown = [
-            shown_move(task)
-            for task in found
+        found = [
+            task
+            for task in await run_in_threadpool(all_moves, self._service.store)
             if covers(task.source, account, region, wanted.prefix)
+            and _is_behind(task, wanted.after)
             and caller.may(Action.DESCRIBE_QUEUE, task.source.account, task.source.name)
         ]
-        return answer({"moves": shown[: wanted.limit], "more": len(shown) > wanted.limit})
+        page, more = found[: wanted.limit], len(found) > wanted.limit
+        after = f"{page[-1].started}-{page[-1].id.hex()}" if more else None
+        return answer({"moves": [shown_move(task) for task in page], "more": more, "after": after})
 
-    def _wanted(self, request: Request, action: Action) -> tuple[inputs.ListInput, str, str | None]:
+    def _wanted(self, request: Request, action: Action, shape: type[L]) -> tuple[L, str, str | None]:
         """What is asked for, whose, and where (None: everywhere)."""
         caller = caller_of(request)
-        wanted = inputs.convert(members_of(request), inputs.ListInput)
+        wanted = inputs.convert(members_of(request), shape)
         account = caller.whose(wanted.account)
         caller.check(action, account)
         if wanted.region is not None or account == "*":
             return wanted, account, wanted.region
-        return wanted, account, HOME_REGION_DEFAULT if caller.key is None else caller.key.home_region
+        return wanted, account, home_region(self._service.keyring, account)
 
     def _key(self, request: Request, action: Action) -> TopicKey:
         """The topic that the path names, if the caller may do that."""
@@ -113,6 +116,12 @@ class Topics:
 
 def _after(after: str, account: str, region: str | None) -> str:
     return after if account == "*" or not after else f"{account}/{region}/{after}"
+
+
+def _is_behind(task: MoveInfo, after: str) -> bool:
+    """Whether the task comes behind the page that ended with `after`."""
+    started, _, number = after.partition("-")
+    return not after or (task.started, task.id) < (int(started), bytes.fromhex(number))
 
 
 def covers(key: TopicKey | QueueKey, account: str, region: str | None, prefix: str) -> bool:
@@ -160,6 +169,7 @@ def _shown_subscription(
 
 
 def all_moves(store: SqliteStore) -> list[MoveInfo]:
-    """The latest tasks of all queues, newest first. Blocks."""
+    """The latest tasks of all queues, newest first, those of one instant by id. Blocks."""
     with store.readers.lend() as connection:
-        return moves.every(connection, MOVES_MAX)
+        found = moves.every(connection, MOVES_MAX)
+    return sorted(found, key=lambda task: (task.started, task.id), reverse=True)

@@ -8,7 +8,7 @@ import json
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +21,10 @@ from veilmq.store.sqlite.directory import DATABASE
 from veilmq.store.sqlite.integrity import Report
 from veilmq.store.sqlite.integrity import check as check_database
 from veilmq.store.sqlite.schema import NotOurs, SchemaNewer, SchemaOlder
+
+_HEAD: Final = b"SQLite format 3\0"
+"""How the file begins (SQLite Database File Format, 1.3)."""
+_RESTORE: Final = "Restore a backup, or ask for help."
 
 
 def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | None = None) -> None:
@@ -83,8 +87,7 @@ def check(data: Path, *, as_json: bool, door: HttpDoor | None = None) -> Exit:
     except (NotOurs, SchemaNewer, SchemaOlder, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
-        advice = _closed(data) or "Restore a backup, or ask for help."
-        raise Failure(Exit.STORE, f"{database} cannot be read: {error}", advice) from None
+        raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", _closed(data) or _RESTORE) from None
     return _say_checked(report, as_json=as_json)
 
 
@@ -117,10 +120,14 @@ def _shown(report: Report) -> str:
 def _database(data: Path) -> Path:
     database = data / DATABASE
     try:
-        if database.stat().st_size == 0:
-            raise Failure(Exit.DIRECTORY, f"{database} is empty")
+        with database.open("rb") as file:
+            head = file.read(len(_HEAD))
     except OSError as error:
         raise Failure(
             Exit.DIRECTORY, f"{database}: {error.strerror}", "Name the data directory with --data DIR."
         ) from None
+    if not head:
+        raise Failure(Exit.DIRECTORY, f"{database} is empty")
+    if head != _HEAD:
+        raise Failure(Exit.DIRECTORY, f"{database} is not a database, or its first page is damaged", _RESTORE)
     return database

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.output import in_json
 from veilmq.cli.pipeline import export_events
 from veilmq.cli.remote_events import print_events
 from veilmq.cli.remote_lists import cancel_move, list_moves, list_topics, start_move
+from veilmq.cli.remote_options import Delay, Queue, Wait, duration_us, pairs
 from veilmq.cli.remote_plan import plan
+from veilmq.cli.remote_queues import change_queue, create, list_queues, purge, remove
 
 if TYPE_CHECKING:
-    from veilmq.cli.remote_door import Door
+    from veilmq.cli.remote_door import Door, Home
     from veilmq.cli.remote_http import HttpDoor
     from veilmq.model.queue import QueueKey
 
-_REGION: Final = "us-east-1"
 _BATCH: Final = 100
 
 
@@ -39,17 +39,31 @@ class Asked:
     """What every command gets."""
 
     door: "Door"
-    named: str | None
-    """The account that was named."""
-    region: str
+    named: tuple[str | None, str | None]
+    """Account and region that were named."""
     as_json: bool
     again: "Callable[[], HttpDoor | None]"
     """A fresh door to the same server; None while nobody serves the directory. Raises Failure."""
 
     @cached_property
+    def _home(self) -> "Home":
+        account, region = self.named
+        if account is not None and region is not None:
+            from veilmq.cli.remote_door import Home
+
+            return Home(account, region)
+        found = self.door.home(account)
+        return found if region is None else found._replace(region=region)
+
+    @property
     def account(self) -> str:
         """Whose queues are meant. Raises Failure."""
-        return self.door.own_account() if self.named is None else self.named
+        return self._home.account
+
+    @property
+    def region(self) -> str:
+        """Where they are. Raises Failure."""
+        return self._home.region
 
     def queue(self, name: str) -> "QueueKey":
         """The queue of that name."""
@@ -67,7 +81,9 @@ _OPTIONS: Final = {
     "account": Annotated[
         str | None, typer.Option("--account", metavar="ID", help="Account of 12 digits [the only one there is].")
     ],
-    "region": Annotated[str, typer.Option("--region", metavar="NAME", help="Region.")],
+    "region": Annotated[
+        str | None, typer.Option("--region", metavar="NAME", help="Region [the account's home region].")
+    ],
     "admin": Annotated[
         str | None,
         typer.Option("--admin", metavar="HOST:PORT", help="The server's admin port, or VEILMQ_ADMIN [127.0.0.1:9325]."),
@@ -84,29 +100,17 @@ _OPTIONS: Final = {
     ],
     "as_json": Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")],
 }
-_DEFAULTS: Final = {"region": _REGION, "as_json": False}
-
-Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-Timeout = Annotated[
-    str | None, typer.Option("--visibility-timeout", metavar="TIME", help="Length of a lease, say 30s.")
+_DEFAULTS: Final = {"as_json": False}
+Handles = Annotated[
+    list[str], typer.Argument(metavar="HANDLE", help="As `receive` printed it; several at once.", show_default=False)
 ]
-Delay = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Before a message becomes visible.")]
-Retention = Annotated[str | None, typer.Option("--retention", metavar="TIME", help="How long a message lives, say 4d.")]
-Wait = Annotated[str | None, typer.Option("--wait", metavar="TIME", help="How long a receive waits, at most 30s.")]
-BytesMax = Annotated[int | None, typer.Option("--message-bytes-max", metavar="N", help="Size of a message.")]
-DeadLetters = Annotated[
-    str | None, typer.Option("--dead-letters", metavar="QUEUE", help="Where messages go that fail; '' for nowhere.")
-]
-Receives = Annotated[int | None, typer.Option("--max-receives", metavar="N", help="Receives before that [5].")]
-Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="A tag; may be repeated.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     queues = typer.Typer(help="Queues.", no_args_is_help=True, rich_markup_mode=None)
-    below: dict[str, Callable[..., None]] = {"list": _list, "create": _create, "set": _set, "plan": plan}
-    for name, body in (below | {"delete": _remove}).items():
+    below: dict[str, Callable[..., None]] = {"list": list_queues, "create": create, "set": change_queue, "plan": plan}
+    for name, body in (below | {"delete": remove}).items():
         queues.command(name)(_command(body))
     app.add_typer(queues, name="queues")
     moves: dict[str, Callable[..., None]] = {"list": list_moves, "start": start_move, "cancel": cancel_move}
@@ -152,7 +156,7 @@ def _command(body: Callable[..., None]) -> Callable[..., None]:
         target = Target(taken["admin"], taken["token_file"], taken["data"])
         again = partial(http_door, target, os.environ)
         with open_door(target, os.environ) as door:
-            body(Asked(door, taken["account"], taken["region"], taken["as_json"], again), **given)
+            body(Asked(door, (taken["account"], taken["region"]), taken["as_json"], again), **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
@@ -177,109 +181,6 @@ def _check_text(values: Iterable[Any]) -> None:
                     raise Failure(Exit.USAGE, f"expected UTF-8, not {text!r}") from None
 
 
-def _list(
-    asked: Asked,
-    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")] = "",
-    everything: Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")] = False,
-) -> None:
-    """List queues."""
-    account, region = ("*", None) if everything else (asked.account, asked.region)
-    queues = asked.door.queues(account, region, prefix)
-    if asked.as_json:
-        for queue in queues:
-            _print_json(queue)
-        return
-    from veilmq.cli.remote_tables import queue_table
-
-    found = list(queues)
-    if not found:
-        print("no queues" if everything else f"no queues in account {account}, region {region}", file=sys.stderr)
-        return
-    queue_table(found, whose=everything)
-
-
-def _create(
-    asked: Asked,
-    queue: Queue,
-    visibility_timeout: Timeout = None,
-    delay: Delay = None,
-    retention: Retention = None,
-    wait: Wait = None,
-    message_bytes_max: BytesMax = None,
-    dead_letters: DeadLetters = None,
-    max_receives: Receives = None,
-    tags: Tags = None,
-    fifo: Annotated[bool, typer.Option("--fifo", help="First in, first out; the name ends in .fifo.")] = False,
-) -> None:
-    """Create a queue, or find that it is there with these settings."""
-    change = _change(visibility_timeout, delay, retention, wait, message_bytes_max, dead_letters, max_receives, tags)
-    shown = asked.run("create", queue, **change, fifo=True if fifo else None)
-    _show_queue(asked, shown, f"created {queue}" if shown["new"] else f"{queue} is there with these settings")
-
-
-def _set(
-    asked: Asked,
-    queue: Queue,
-    visibility_timeout: Timeout = None,
-    delay: Delay = None,
-    retention: Retention = None,
-    wait: Wait = None,
-    message_bytes_max: BytesMax = None,
-    dead_letters: DeadLetters = None,
-    max_receives: Receives = None,
-    tags: Tags = None,
-) -> None:
-    """Change settings of a queue; what is not named stays."""
-    change = _change(visibility_timeout, delay, retention, wait, message_bytes_max, dead_letters, max_receives, tags)
-    if not change:
-        raise Failure(Exit.USAGE, "nothing to change", "Name a setting, such as --visibility-timeout 60s.")
-    _show_queue(asked, asked.door.run("change", asked.queue(queue), change), f"changed {queue}")
-
-
-def _change(
-    visibility_timeout: str | None,
-    delay: str | None,
-    retention: str | None,
-    wait: str | None,
-    message_bytes_max: int | None,
-    dead_letters: str | None,
-    max_receives: int | None,
-    tags: list[str] | None,
-) -> dict[str, Any]:
-    """Settings by their names in the admin port, as far as they were given."""
-    change: dict[str, Any] = {
-        name: _duration_us(option, text)
-        for name, option, text in (
-            ("visibility_timeout_us", "--visibility-timeout", visibility_timeout),
-            ("delay_us", "--delay", delay),
-            ("retention_us", "--retention", retention),
-            ("wait_us", "--wait", wait),
-        )
-        if text is not None
-    }
-    if message_bytes_max is not None:
-        change["message_bytes_max"] = message_bytes_max
-    if dead_letters is not None:
-        change["redrive"] = {"target": dead_letters, "receive_count_max": max_receives or 5} if dead_letters else None
-    elif max_receives is not None:
-        raise Failure(Exit.USAGE, "--max-receives needs --dead-letters QUEUE")
-    if tags:
-        change["tags"] = dict(_pairs("--tag", tags))
-    return change
-
-
-def _remove(asked: Asked, queue: Queue, yes: Yes = False) -> None:
-    """Delete a queue with all its messages."""
-    _confirm(f"Delete {queue} with all its messages?", yes)
-    _show_count(asked, asked.run("remove", queue), f"deleted {queue}")
-
-
-def _purge(asked: Asked, queue: Queue, yes: Yes = False) -> None:
-    """Delete all messages of a queue, those in flight too."""
-    _confirm(f"Delete all messages of {queue}?", yes)
-    _show_count(asked, asked.run("purge", queue), f"purged {queue}")
-
-
 def _send(
     asked: Asked,
     queue: Queue,
@@ -290,8 +191,11 @@ def _send(
     delay: Delay = None,
     ttl: Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Its own time to live.")] = None,
     priority: Annotated[int | None, typer.Option("--priority", metavar="N", help="1 (first) to 16.")] = None,
-    group: Annotated[str | None, typer.Option("--group", metavar="ID", help="Its group.")] = None,
-    deduplication_id: Annotated[str | None, typer.Option("--deduplication-id", metavar="ID")] = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Its group.")] = None,
+    deduplication_id: Annotated[
+        str | None,
+        typer.Option("--deduplication-id", metavar="ID", help="A FIFO queue takes one of an id in 5 minutes."),
+    ] = None,
     message_type: Annotated[str | None, typer.Option("--type", metavar="NAME", help="What kind of message.")] = None,
     attributes: Annotated[
         list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute; may be repeated.")
@@ -299,13 +203,13 @@ def _send(
 ) -> None:
     """Send a message, or one for each line of stdin."""
     shared = {
-        "delay_us": None if delay is None else _duration_us("--delay", delay),
-        "ttl_us": None if ttl is None else _duration_us("--ttl", ttl),
+        "delay_us": None if delay is None else duration_us("--delay", delay),
+        "ttl_us": None if ttl is None else duration_us("--ttl", ttl),
         "priority": priority,
         "group": group,
         "deduplication_id": deduplication_id,
         "type": message_type,
-        "attributes": [{"name": name, "value": value} for name, value in _pairs("--attribute", attributes or [])],
+        "attributes": [{"name": name, "value": value} for name, value in pairs("--attribute", attributes or [])],
     }
     if lines:
         if body is not None:
@@ -333,8 +237,8 @@ def _receive(
     delete: Annotated[bool, typer.Option("--delete", help="Delete them as soon as they are printed.")] = False,
 ) -> None:
     """Receive messages: lease them, and print them with their handles."""
-    lease_us = None if lease is None else _duration_us("--lease", lease)
-    wait_us = None if wait is None else _duration_us("--wait", wait)
+    lease_us = None if lease is None else duration_us("--lease", lease)
+    wait_us = None if wait is None else duration_us("--wait", wait)
     messages = asked.run("receive", queue, count=count, lease_us=lease_us, wait_us=wait_us)["messages"]
     _show_messages(asked, messages)
     if delete and messages:
@@ -353,9 +257,7 @@ def _peek(
     _show_messages(asked, asked.run("peek", queue, count=count)["messages"])
 
 
-def _delete(
-    asked: Asked, queue: Queue, handles: Annotated[list[str], typer.Argument(metavar="HANDLE", show_default=False)]
-) -> None:
+def _delete(asked: Asked, queue: Queue, handles: Handles) -> None:
     """Delete received messages by their handles."""
     results = asked.run("delete", queue, handles=handles)["results"]
     if _report(asked, results, "deleted"):
@@ -365,11 +267,11 @@ def _delete(
 def _extend(
     asked: Asked,
     queue: Queue,
-    handles: Annotated[list[str], typer.Argument(metavar="HANDLE", show_default=False)],
+    handles: Handles,
     lease: Annotated[str, typer.Option("--lease", metavar="TIME", help="From now on; 0 releases.", show_default=False)],
 ) -> None:
     """Set the end of leases, or release them."""
-    results = asked.run("extend", queue, handles=handles, lease_us=_duration_us("--lease", lease))["results"]
+    results = asked.run("extend", queue, handles=handles, lease_us=duration_us("--lease", lease))["results"]
     if _report(asked, results, "extended"):
         raise Failure(Exit.WRONG, "not all of them were extended")
 
@@ -397,27 +299,13 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "delete": _delete,
     "extend": _extend,
     "peek": _peek,
-    "purge": _purge,
+    "purge": purge,
     "trace": _trace,
 }
 
 
 def _print_json(value: object) -> None:
     print(in_json(value))
-
-
-def _show_queue(asked: Asked, shown: dict[str, Any], said: str) -> None:
-    if asked.as_json:
-        _print_json(shown)
-    else:
-        print(said)
-
-
-def _show_count(asked: Asked, shown: dict[str, Any], said: str) -> None:
-    if asked.as_json:
-        _print_json(shown)
-    else:
-        print(f"{said}: {shown['count']} messages")
 
 
 def _show_messages(asked: Asked, messages: list[dict[str, Any]]) -> None:
@@ -442,28 +330,6 @@ def _report(asked: Asked, shown: list[dict[str, Any]], said: str | None) -> int:
         elif said is not None:
             print(said.format(**each))
     return sum("error" in each for each in shown)
-
-
-def _confirm(question: str, yes: bool) -> None:
-    """Ask a person at a terminal; a program that pipes must say --yes. Raises Failure."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise Failure(Exit.USAGE, "this cannot be undone", "Say --yes to do it without being asked.")
-    typer.confirm(question, abort=True)
-
-
-def _duration_us(option: str, text: str) -> int:
-    """30, 30s, 500ms, 5m, 2h, 4d in microseconds. Raises Failure."""
-    return round(seconds(option, text) * 10**6)
-
-
-def _pairs(option: str, given: list[str]) -> Iterator[tuple[str, str]]:
-    for text in given:
-        name, sign, value = text.partition("=")
-        if not name or not sign:
-            raise Failure(Exit.USAGE, f"{option}: expected NAME=VALUE, not {text!r}")
-        yield name, value
 
 
 def _from_stdin(*, lines: bool) -> Iterator[str]:

@@ -17,10 +17,10 @@ from veilmq.admin.operations import OPERATIONS, Asked
 from veilmq.admin.reading import Scope, event_lines, find_start, trace
 from veilmq.admin.topics import all_moves, covers, shown_topic, topics_of
 from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.remote_door import ACCOUNT_ADVICE, Piece
+from veilmq.cli.remote_door import ACCOUNT_ADVICE, Home, Piece
 from veilmq.cli.remote_http import failure_of
 from veilmq.engine import Engine, open_directory
-from veilmq.model.access import DEVELOPMENT_ACCOUNT
+from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
 from veilmq.model.errors import StoreError, VeilError
 from veilmq.model.events import HistoryTrimmed
@@ -88,8 +88,12 @@ class DirectDoor:
             asked = Asked(checked, _ORIGIN, self._clock.now())
             return row.show(self._call(row.plan(asked, inputs.convert(dict(members), row.shape))))
 
-    def own_account(self) -> str:
-        """See `Door.own_account`: that of development mode, or the only one that has queues here."""
+    def home(self, account: str | None) -> Home:
+        """See `Door.home`: the account of development mode, or the only one that has queues here. Where it is at home
+        only its server knows."""
+        return Home(account or self._sole_account(), HOME_REGION_DEFAULT)
+
+    def _sole_account(self) -> str:
         found = {key.account for key in self._store.queues.by_key}
         if not found or DEVELOPMENT_ACCOUNT in found:
             return DEVELOPMENT_ACCOUNT

@@ -34,6 +34,13 @@ class Piece(NamedTuple):
     """Names the history that they are of; empty straight on a directory, and from a server that does not tell it."""
 
 
+class Home(NamedTuple):
+    """Whose queues are meant, and in which region."""
+
+    account: str
+    region: str
+
+
 class Door(Protocol):
     """What can be asked. All raise Failure."""
 
@@ -41,8 +48,9 @@ class Door(Protocol):
         """One row of `OPERATIONS` on one queue; what its `show` gives."""
         ...
 
-    def own_account(self) -> str:
-        """Whose queues are meant where no account is named; Failure if that is not certain."""
+    def home(self, account: str | None) -> Home:
+        """The account's home region; without an account the one that is meant where none is named: Failure if that is
+        not certain."""
         ...
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:

@@ -19,8 +19,8 @@ from veilmq.admin import inputs
 from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS
 from veilmq.cli.exits import Exit, Failure, Unknown, Unreachable
-from veilmq.cli.remote_door import ACCOUNT_ADVICE, Piece
-from veilmq.model.access import DEVELOPMENT_ACCOUNT
+from veilmq.cli.remote_door import ACCOUNT_ADVICE, Home, Piece
+from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.queue import QueueKey
 
@@ -90,16 +90,16 @@ class HttpDoor:
             return self._json("GET", path, members)
         return self._json(row.method, path, {}, json.dumps(dict(members)).encode())
 
-    def own_account(self) -> str:
-        """See `Door.own_account`."""
-        own: str | None
+    def home(self, account: str | None) -> Home:
+        """See `Door.home`."""
         try:
-            own = self._json("GET", "/api/v1/account", {})["account"]
+            own = self._json("GET", "/api/v1/account", {"account": account})
         except Unknown:  # a server of an earlier release
-            return DEVELOPMENT_ACCOUNT
-        if own is None:
+            return Home(account or DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT)
+        found: str | None = account or own["account"]
+        if found is None:
             raise Failure(Exit.USAGE, "the server has several accounts", ACCOUNT_ADVICE)
-        return own
+        return Home(found, own.get("region") or HOME_REGION_DEFAULT)  # earlier releases know no other
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `Door.queues`."""
@@ -121,7 +121,12 @@ class HttpDoor:
 
     def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `Door.moves`."""
-        yield from self._json("GET", "/api/v1/moves", {"account": account, "region": region, "prefix": prefix})["moves"]
+        members = {"account": account, "region": region, "prefix": prefix}
+        after: str | None = ""
+        while after is not None:
+            page = self._json("GET", "/api/v1/moves", members | {"after": after})
+            yield from page["moves"]
+            after = page.get("after")  # an earlier release has no more than one page
 
     def trace(self, message: str) -> dict[str, Any]:
         """See `Door.trace`."""

@@ -11,12 +11,11 @@ import typer
 
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.output import in_json
+from veilmq.cli.remote_options import Everything, Prefix
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
 
-Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")]
-Everything = Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")]
 Source = Annotated[str, typer.Argument(metavar="QUEUE", help="The dead-letter queue.", show_default=False)]
 
 

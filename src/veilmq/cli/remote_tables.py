@@ -65,11 +65,18 @@ def event_table(events: Iterable[Mapping[str, Any]]) -> None:
             duration(event["lease_us"]) if event["lease_us"] is not None else "",
             duration(event["held_us"]) if event["held_us"] is not None else "",
             f"{event['protocol'] or ''} {event['principal'] or ''}",
-            (event["detail"] or {}).get("reason") or (event["detail"] or {}).get("part", ""),
+            _why(event["kind"], event["detail"] or {}),
         ]
         for event in events
     ]
     table(["offset", "at (UTC)", "event", "queue", "attempt", "lease", "held", "by", "why"], rows)
+
+
+def _why(kind: str, detail: Mapping[str, Any]) -> str:
+    """What a person wants to know of an event's detail."""
+    if kind in {"purged", "queue_deleted"}:
+        return f"with {detail['count']} messages"
+    return str(detail.get("reason") or detail.get("part", ""))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

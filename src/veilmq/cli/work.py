@@ -33,6 +33,8 @@ from veilmq.server.logs import set_up
 
 _TIMES: Final = ("lease", "stop_before_expiry", "wait", "drain", "give_up_after")
 _SAME: Final = ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue")
+_NAMES: Final = {"handler": "MODULE:HANDLER", "messages_max": "--count"}
+"""What is not named as the worker's parameter is."""
 
 T = TypeVar("T")
 
@@ -57,11 +59,21 @@ def run(queue: Queue, handler: Callable[[Any], Any], options: dict[str, Any], gi
         worker = Worker(queue, handler, **options)
         return worker.run(signals=True, until_empty=given["until_empty"], messages_max=given["count"])
     except ParameterInvalid as error:
-        raise Failure(Exit.USAGE, f"--{error.parameter.replace('_', '-')}: {error.reason}") from None
+        raise Failure(Exit.USAGE, f"{_named(error.parameter)}: {_as_option(error.reason)}") from None
     except TransportError as error:
         raise Failure(Exit.ADDRESS, f"queue {queue.name}: {error}") from None
     except VeilError as error:
         raise Failure(Exit.WRONG, f"queue {queue.name}: {error}") from None
+
+
+def _named(parameter: str) -> str:
+    """The argument or option behind a worker's parameter."""
+    return _NAMES.get(parameter) or f"--{parameter.replace('_', '-')}"
+
+
+def _as_option(reason: str) -> str:
+    """The worker's sentence, with the parameters in it as the command line has them."""
+    return reason.replace("kind=async", "--kind async").replace("poison_after", "--poison-after")
 
 
 def handler_of(name: str) -> Callable[[Any], Any]:
