@@ -62,6 +62,12 @@ def test_what_is_no_number_to_python_stays_text(text: str) -> None:
     | st.floats(allow_nan=False, allow_infinity=False)
 )
 def test_a_number_that_was_sent_can_be_had_exactly(value: Any) -> None:
+    exact = Decimal(str(value))
+    digits = "".join(map(str, exact.as_tuple().digits)).strip("0")
+    if exact and (len(digits) > 38 or not -128 <= exact.adjusted() <= 126):
+        with pytest.raises(ParameterInvalid):
+            typed("n", value)
+        return
     kind, content = typed("n", value)
     back = untyped(kind, content)
     assert Decimal(str(back)) == Decimal(str(value))

@@ -308,6 +308,46 @@ class TestWaiting:
         assert Waiting(clock).poll(counted, 10, list.clear) == []
         assert next(asked) == 4
 
+    def test_an_account_that_is_closed_releases_and_then_lets_its_connections_go(self, server: LocalServer) -> None:
+        """The close comes while a Get Messages that takes the message is on its way back."""
+        client = QueueServiceClient(f"{server.process.azure}/{ACCOUNT}", credential=CREDENTIAL, retry_total=0)
+        account = AzureAccount(client, owns_client=True)
+        queue = made(account)
+        page, answered, closed = queue._page, threading.Event(), threading.Event()
+
+        def held_page(**given: Any) -> list[Any]:
+            found = page(**given)
+            answered.set()
+            assert closed.wait(10)
+            return found
+
+        queue._page = held_page  # type: ignore[method-assign]
+        queue.send("x")
+        with ThreadPoolExecutor(1) as pool:
+            received = pool.submit(queue.receive, lease=600)
+            assert answered.wait(10)
+            account.close()
+            closed.set()
+            assert received.result(10) == []
+        with pytest.raises(TransportError) as refused:
+            account.names()
+        assert not refused.value.may_have_happened
+        with AzureAccount(
+            QueueServiceClient(f"{server.process.azure}/{ACCOUNT}", credential=CREDENTIAL), owns_client=True
+        ) as other:
+            (message,) = other.queue(queue.name).receive(lease=60)
+        assert message.receive_count == 2
+        with pytest.raises(ValueError, match="already been closed"):
+            client.get_service_properties()
+
+    def test_a_client_that_its_owner_closed(self, server: LocalServer) -> None:
+        client = QueueServiceClient(f"{server.process.azure}/{ACCOUNT}", credential=CREDENTIAL, retry_total=0)
+        queue = made(AzureAccount(client))
+        client.close()
+        with pytest.raises(TransportError) as refused:
+            queue.send("x")
+        assert refused.value == TransportError(reason="the client is closed", may_have_happened=False)
+
     def test_a_queue_that_is_closed_releases(self, server: LocalServer, service: QueueServiceClient) -> None:
         """The close comes while a Get Messages that takes the message is on its way back."""
         account = AzureAccount(service)

@@ -17,9 +17,10 @@ import pytest
 
 from veilmq.client.embedded import EmbeddedAccount, EmbeddedQueue, shell
 from veilmq.client.embedded.shell import Call
+from veilmq.client.embedded.translation import digest
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message
-from veilmq.model.commands import Receive
+from veilmq.model.commands import Receive, Send
 from veilmq.model.errors import CapacityError, LeaseTaken, QueueMissing, StoreUnknown
 from veilmq.model.events import EventRecord
 from veilmq.model.outcomes import Received
@@ -332,3 +333,14 @@ def test_a_deleted_queue_answers_who_waits(embedded: EmbeddedClient) -> None:
         with pytest.raises(QueueMissing) as refused:
             parked.result(PATIENCE_SECONDS)
     assert refused.value.queue == "jobs"
+
+
+def test_an_empty_body_that_is_stored_can_be_read(embedded: EmbeddedClient) -> None:
+    """Azure's protocol and the admin port store such."""
+    queue = made(embedded)
+    send = Send(queue=queue._key, origin=queue._origin, body="", md5=digest(b""), size_bytes=0)
+    embedded.account._shell.run(Call((send,)))
+    assert [peeked.body for peeked in queue.peek()] == [""]
+    (message,) = queue.receive()
+    assert message.body == ""
+    queue.delete(queue.extend(message.handle, 60, body="no longer"))

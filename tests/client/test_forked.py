@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import veilmq
-from veilmq.client.errors import StorageHeld
+from veilmq.client.embedded import EmbeddedAccount
+from veilmq.client.errors import ForkRefused, StorageHeld
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.ordered import LocalFile
 from veilmq.client.queue import Queue
@@ -179,6 +180,27 @@ def test_a_receiver_of_the_parents_hears_in_the_child(veilmq_server: LocalServer
         assert code_of(in_child(work)) == 0
         queue.send("after")
         assert receiver.receive(10) is not None
+
+
+def test_a_receiver_on_a_parents_directory_tells_every_caller_of_the_child_at_once(tmp_path: Path) -> None:
+    """`ALARM_SECONDS` ends a child that waits."""
+    with EmbeddedAccount(tmp_path) as account:
+        account.create("jobs")
+        with account.queue("jobs") as queue, Receiver(queue, lease=30) as receiver:
+            assert receiver.receive(0) is None
+
+            def work() -> bool:
+                for timeout in (None, 0, 60, None):
+                    try:
+                        receiver.receive(timeout)
+                    except ForkRefused:
+                        continue
+                    return False
+                return True
+
+            assert code_of(in_child(work)) == 0
+            queue.send("for the parent")
+            assert receiver.receive(10) is not None
 
 
 def _held(queue: Queue) -> bool:

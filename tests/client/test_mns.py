@@ -264,17 +264,45 @@ class TestThreads:
         def send(number: int) -> int:
             barrier.wait(10)
             queue.send(str(number))
-            return id(account.lines._line())
+            return id(account.lines._mine.line)
 
         with ThreadPoolExecutor(4) as pool:
             assert len(set(pool.map(send, range(4)))) == 4
         assert queue.stats().visible == 4
-        mine = account.lines._line()
+        mine = account.lines._mine.line
         gc.collect()
         assert set(account.lines._all) == {mine}
         account.close()
         assert mine.connection.sock is None
         account.close()
+
+
+class Interruption(BaseException):
+    """As Ctrl-C, or a timeout's signal."""
+
+
+class TestInterruptions:
+    """What ends a call in its midst."""
+
+    @pytest.mark.parametrize("where", ["putheader", "endheaders", "getresponse"])
+    def test_half_a_call_is_not_in_the_way_of_the_next(self, account: MnsAccount, where: str) -> None:
+        queue = made(account)
+        line = account.lines._mine.line
+        going = getattr(line.connection, where)
+
+        def interrupted(*given: Any, **named: Any) -> Any:
+            if where != "getresponse":
+                going(*given, **named)
+            raise Interruption
+
+        setattr(line.connection, where, interrupted)
+        with pytest.raises(Interruption):
+            queue.send("perhaps")
+        assert line.connection.sock is None
+        for number in range(3):
+            queue.send(str(number))
+        assert {message.body for message in queue.receive(10, lease=60)} >= {"0", "1", "2"}
+        assert account.lines._mine.line is not line
 
 
 class TestBase64:
@@ -341,6 +369,7 @@ class TestTheWay:
         assert broken.requests == len(steps)
         if isinstance(failed.value, TransportError):
             assert failed.value.may_have_happened is doubt
+            assert failed.value.reason.startswith(broken.url.partition("//")[2])
         if isinstance(failed.value, ServiceError):
             assert failed.value.retryable
             assert failed.value.status in {503, 429}

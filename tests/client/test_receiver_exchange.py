@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from veilmq.client.errors import ServiceError, TransportError, Undecryptable
+from veilmq.client.errors import ForkRefused, ServiceError, TransportError, Undecryptable
 from veilmq.client.messages import Received
 from veilmq.client.receiver.exchange import Call, Exchange, Limits, Wish
 from veilmq.model.errors import Overloaded, QueueMissing, VeilError
@@ -338,3 +338,16 @@ class Receiving(RuleBasedStateMachine):
 
 Receiving.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestReceiving = Receiving.TestCase
+
+
+def test_a_refusal_that_lasts_is_told_to_all_and_to_those_who_come_later() -> None:
+    at = exchange()
+    waiting = wishes(at, 5)
+    refusal = ForkRefused(reason="not here", may_have_happened=False)
+    (call, *others) = taken(at, 0)
+    at.ended(call, refusal, 0.01)
+    assert [wish.outcome for wish in waiting] == [refusal] * 5
+    for other in others:
+        at.ended(other, refusal, 0.01)
+    assert [wish.outcome for wish in wishes(at, 2, 0.02) + wishes(at, 1, 0.02, None)] == [refusal] * 3
+    assert taken(at, 100) == []

@@ -5,12 +5,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from veilmq.client.errors import ServiceError, TransportError
-from veilmq.client.veil import VeilAccount, VeilQueue
+from veilmq.client.veil import VeilAccount, VeilQueue, line
 from veilmq.model.errors import MessageGone, MessageTooLarge, VeilError
 
 DESCRIBED = (
@@ -19,6 +20,7 @@ DESCRIBED = (
 )
 SENT = b'{"Results":[{"Id":"1"}]}'
 DONE = b"{}"
+GRANTED = b'{"Messages":[{"Id":"1","Body":"x","Handle":"h","Lease":600,"Sent":1,"Expires":2}]}'
 GONE = b'{"Failures":[{"Index":0,"Error":{"Name":"MessageGone","Fields":{"sequence":1,"attempt":1},"Message":""}}]}'
 
 
@@ -475,3 +477,58 @@ def test_a_server_that_trickles_is_given_up(script: Script, queue: VeilQueue) ->
     stop.set()
     assert "within 0.5 s" in late.value.reason
     script.wait_for(1)
+
+
+def until_granting(queue: VeilQueue) -> None:
+    """Returns once a receive is under way."""
+    end = time.monotonic() + 10
+    while not queue._line._granting:
+        assert time.monotonic() < end, "it never began"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("wait", [0, 20])
+@pytest.mark.parametrize("whole", [True, False], ids=["account", "queue"])
+def test_what_a_closed_receive_still_brings_is_given_back(
+    script: Script, account: VeilAccount, queue: VeilQueue, wait: float, whole: bool
+) -> None:
+    closed = threading.Event()
+
+    def late(connection: socket.socket) -> None:
+        assert closed.wait(10)
+        connection.sendall(answer(GRANTED))
+
+    script.steps = [late, say(answer(DONE))]
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(queue.receive, lease=600, wait=wait)
+        script.wait_for(1)
+        until_granting(queue)
+        (account if whole else queue).close()
+        closed.set()
+        assert received.result(10) == []
+    assert len(script.requests) == 2
+    assert script.requests[1] == b'VeilMQ.Extend {"Queue":"q","Entries":[{"Handle":"h","Lease":0}]}'
+
+
+def test_a_closed_receive_waits_for_a_while_alone(
+    script: Script, queue: VeilQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "LATE_SECONDS", 0.05)
+    script.steps = [be_silent]
+    with ThreadPoolExecutor(1) as pool, patient(queue, 60):
+        received = pool.submit(queue.receive, lease=600)
+        script.wait_for(1)
+        queue.close()
+        assert received.result(10) == []
+    assert len(script.requests) == 1
+
+
+def test_a_closed_call_that_brings_no_lease_ends_at_once(script: Script, queue: VeilQueue) -> None:
+    script.steps = [be_silent]
+    with ThreadPoolExecutor(1) as pool, patient(queue, 60):
+        told = pool.submit(queue.send, "x")
+        script.wait_for(1)
+        queue.close()
+        with pytest.raises(TransportError, match="q is closed") as ended:
+            told.result(1)
+    assert ended.value.may_have_happened

@@ -9,6 +9,7 @@ from tests.client.test_worker_clock import eventually
 from tests.client.worker_stage import WAIT_S, Gate, Stage
 
 from veilmq.client.worker import PrometheusMeter
+from veilmq.client.worker.metrics import Counts
 
 
 @pytest.fixture
@@ -70,3 +71,12 @@ def test_a_meter_of_ones_own_hears_each_worker(stage: Stage) -> None:
     assert {queue for queue, _ in heard} == {"work"}
     assert max(messages for _, messages in heard) == 2
     assert heard[-1] == ("work", 0)
+
+
+def test_counts_show_what_they_counted() -> None:
+    counts = Counts("jobs", None)
+    counts.came(3)
+    counts.ended("done")
+    counts.ended("done")
+    counts.failed("delete", ValueError())
+    assert repr(counts) == "Counts(received=3, outcomes={'done': 2}, failures={'delete': 1})"

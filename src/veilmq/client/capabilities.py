@@ -19,6 +19,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str
     """`embedded`, `veil`, `sqs`, `azure` or `mns`: for messages to people only."""
     body_bytes_max: int
+    """Largest `transmitted_bytes(body)`: with `base64_body` the caller's own bytes are three quarters of it."""
     batch_messages_max: int
     """Largest send_batch and delete_batch that is one request; longer ones are split."""
     receive_messages_max: int

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
+from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import Clock
 from veilmq.client.closing import Closing
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Recommended
-from veilmq.model.errors import ParameterInvalid
 
 BELIEVED_SECONDS: Final = 60.0
 """How long what a queue said of its settings is taken for true."""
@@ -93,6 +93,4 @@ class CloudQueue(Closing):
             raise TransportError(reason=f"queue {self._name} is closed", may_have_happened=False)
 
     def _check_count(self, count_max: int) -> None:
-        most = self._capabilities.receive_messages_max
-        if not 1 <= count_max <= most:
-            raise ParameterInvalid(parameter="count_max", reason=f"must be from 1 to {most}, not {count_max}")
+        checked.whole(count_max, "count_max", 1, self._capabilities.receive_messages_max)

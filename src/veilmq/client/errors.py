@@ -18,6 +18,13 @@ class TransportError(VeilError):
     summary = "{reason}"
 
 
+class ForkRefused(TransportError):
+    """A forked child used what its parent alone may use: no later call of this process will do better."""
+
+    reason: str
+    may_have_happened: bool
+
+
 STRANGE: Final = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 """What an SDK raises over an answer that is none of its service's, of a proxy for example."""
 

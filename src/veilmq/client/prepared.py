@@ -6,6 +6,7 @@ Strategy: an entry that cannot be sent never leaves; its error takes its place i
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from veilmq.client import checked
 from veilmq.client.messages import Message, Sent
 from veilmq.client.queue import Queue
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -16,9 +17,10 @@ R = TypeVar("R")
 
 
 def as_message(given: Any) -> Message:
-    """A str as the message with that body. Raises ParameterInvalid for anything else than the two."""
+    """A str as the message with that body. Raises ParameterInvalid for anything else than the two, and for a message
+    whose fields are not of their types."""
     if isinstance(given, Message):
-        return given
+        return checked.fields(given)
     if isinstance(given, str):
         return Message(given)
     raise ParameterInvalid(parameter="message", reason=f"must be a str or a Message, not {type(given).__name__}")
@@ -26,12 +28,11 @@ def as_message(given: Any) -> Message:
 
 def text_bytes(body: Any) -> bytes:
     """The body in UTF-8. Raises ParameterInvalid if it is not text of XML 1.0 characters."""
-    if not isinstance(body, str):
-        raise ParameterInvalid(parameter="body", reason=f"must be a str, not {type(body).__name__}: encode bytes")
-    at = first_forbidden_character(body)
+    text = checked.body(body)
+    at = first_forbidden_character(text)
     if at is not None:
-        raise ParameterInvalid(parameter="body", reason=f"U+{ord(body[at]):04X} at index {at} is not allowed in XML")
-    return body.encode()
+        raise ParameterInvalid(parameter="body", reason=f"U+{ord(text[at]):04X} at index {at} is not allowed in XML")
+    return text.encode()
 
 
 def send_prepared(queue: Queue, prepared: Sequence[Message | VeilError]) -> list[Sent | VeilError]:

@@ -46,7 +46,10 @@ class Queue(Protocol):
         ...
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """Up to `count_max` messages, each leased for `lease` seconds (None: the queue's visibility timeout).
+        """Up to `count_max` messages, each leased for `lease` seconds.
+
+        None: for the sender's `lease_hint`, else, on our server and in directories, for what an applied plan says, else
+        for the queue's visibility timeout. 0, where the service has it: the lease is over at once.
 
         Waits up to `wait` seconds for the first one; 0 never waits, whatever the queue's own setting is. More than
         `Capabilities.receive_messages_max` is ParameterInvalid.

@@ -14,12 +14,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.parked import Parked
-from veilmq.client.prepared import as_message
+from veilmq.client.prepared import as_message, attempt
 from veilmq.client.queue import Account, Queue
 from veilmq.client.unreadable import log
 from veilmq.model.errors import ParameterInvalid, QueueExists, ReceiptInvalid, VeilError
@@ -159,12 +160,9 @@ class RoutedQueue(Closing):
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """See `Queue.receive`. Waits on all queues at once, and lets the others go as soon as one has something."""
-        if not 1 <= count_max <= self.capabilities.receive_messages_max:
-            reason = f"must be 1 to {self.capabilities.receive_messages_max}, not {count_max}"
-            raise ParameterInvalid(parameter="count_max", reason=reason)
-        if not 0 <= wait <= self.capabilities.wait_max:
-            reason = f"must be 0 to {self.capabilities.wait_max:g} s, not {wait}"
-            raise ParameterInvalid(parameter="wait", reason=reason)
+        able = self.capabilities
+        checked.whole(count_max, "count_max", 1, able.receive_messages_max)
+        checked.seconds(wait, "wait", 0, able.wait_max)
         found = self._look(count_max, lease)
         if found or not wait:
             return found
@@ -193,7 +191,10 @@ class RoutedQueue(Closing):
                 for answer in queue.extend_batch(inner)
             ]
 
-        return self._grouped([(self._queue_for(each.handle), each) for each in extensions], extend)
+        def queue_of(each: Extension) -> Queue:
+            return self._split(checked.extension(each).handle)[0]
+
+        return self._grouped([(attempt(queue_of, each), each) for each in extensions], extend)
 
     def release(self, handle: str, delay: float = 0) -> None:
         """See `Queue.release`."""
@@ -215,6 +216,7 @@ class RoutedQueue(Closing):
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """See `Queue.peek`."""
+        checked.whole(count_max, "count_max", 1, self.capabilities.receive_messages_max)
         found: list[Peeked] = []
         for route in self._in_turn():
             if len(found) < count_max:
@@ -310,9 +312,7 @@ class RoutedQueue(Closing):
         return self._routes[first:] + self._routes[:first]
 
     def _split(self, handle: Any) -> tuple[Queue, str]:
-        if type(handle) is not str:
-            raise ReceiptInvalid(reason=f"it is no str but a {type(handle).__name__}")
-        name, separator, inner = handle.partition(_SEPARATOR)
+        name, separator, inner = checked.handle(handle).partition(_SEPARATOR)
         route = self._by_queue.get(name)
         if route is None or not separator:
             raise ReceiptInvalid(reason="it is of none of these queues")

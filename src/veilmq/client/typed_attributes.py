@@ -16,6 +16,8 @@ from veilmq.client.messages import AttributeValue
 from veilmq.model.errors import ParameterInvalid
 
 ATTRIBUTES_MAX: Final = 10
+NUMBER_DIGITS_MAX: Final = 38
+NUMBER_EXPONENTS: Final = range(-128, 127)
 TYPE_ATTRIBUTE: Final = "veilmq.type"
 """Carries `Message.type` where the protocol has no place of its own for it."""
 LEASE_HINT_ATTRIBUTE: Final = "veilmq.lease_hint"
@@ -29,7 +31,8 @@ def typed(name: str, value: AttributeValue) -> tuple[str, str | bytes]:
     """(SQS type, content) of an attribute.
 
     str: String; int, float and Decimal: Number; bytes: Binary. Raises ParameterInvalid naming the attribute for other
-    values, for empty ones (SQS has none), and for numbers that are not finite.
+    values, for empty ones (SQS has none), and for numbers that are not finite, or have more than 38 digits, or are
+    beyond 10^-128 to 10^126.
     """
     kind: str
     content: str | bytes
@@ -39,11 +42,11 @@ def typed(name: str, value: AttributeValue) -> tuple[str, str | bytes]:
     elif isinstance(value, bool):
         raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=f"{_KINDS}, not bool")
     elif isinstance(value, int):
-        return "Number", _digits(name, value)
+        return "Number", _in_range(name, _digits(name, value))
     elif isinstance(value, float | Decimal):
         if not (math.isfinite(value) if isinstance(value, float) else value.is_finite()):
             raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="must be a finite number")
-        return "Number", float.__repr__(value) if isinstance(value, float) else Decimal.__str__(value)
+        return "Number", _in_range(name, float.__repr__(value) if isinstance(value, float) else Decimal.__str__(value))
     elif isinstance(value, bytes | bytearray | memoryview):
         kind, content = "Binary", bytes(value)
     else:
@@ -58,6 +61,15 @@ def _digits(name: str, value: int) -> str:
         return int.__repr__(value)
     except ValueError:  # beyond what Python prints
         raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="has too many digits") from None
+
+
+def _in_range(name: str, text: str) -> str:
+    exact = Decimal(text)
+    digits = "".join(map(str, exact.as_tuple().digits)).rstrip("0")
+    if exact and (len(digits) > NUMBER_DIGITS_MAX or exact.adjusted() not in NUMBER_EXPONENTS):
+        reason = f"is out of range: {NUMBER_DIGITS_MAX} digits, 10^-128 to 10^126"
+        raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=reason)
+    return text
 
 
 def untyped(kind: str, content: str | bytes) -> AttributeValue:

@@ -7,11 +7,13 @@ policy that fails with a typed error leaves the message leased too: it comes aga
 """
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.clock import Clock
 from veilmq.client.errors import Unreadable
 from veilmq.client.messages import Message, Received
@@ -98,9 +100,9 @@ def receive_readable(
     """Receive until something readable came, nothing came at all, or one of the unreadable comes round again.
 
     `receive` takes the seconds it may still wait; `read` gives the readable ones of its messages and sets the others
-    aside.
+    aside. Raises ParameterInvalid for a wait that is no number.
     """
-    deadline = clock.monotonic() + wait
+    deadline = clock.monotonic() + checked.seconds(wait, "wait", 0, math.inf)
     seen: set[str] = set()
     left = wait
     for _ in range(ROUNDS_MAX):

@@ -25,7 +25,7 @@ from veilmq.model.commands import (
     Receive,
     Send,
 )
-from veilmq.model.errors import QueueMissing, VeilError, leaves
+from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError, leaves
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.model.message import Attribute, Delivery, Extras
 from veilmq.model.outcomes import (
@@ -565,3 +565,14 @@ def test_a_queue_is_described(door: Door) -> None:
     assert door.answer("CreateQueue", {"QueueName": "jobs"}, created) == {"Created": True, "Incarnation": 7}
     assert door.answer("PurgeQueue", {"Queue": "jobs"}, Purged(3)) == {"Count": 3}
     assert door.answer("DeleteQueue", {"Queue": "jobs"}, QueueDeleted(4)) == {"Count": 4}
+
+
+@pytest.mark.parametrize(
+    ("field", "member"),
+    [("deduplication_id", "DeduplicationId"), ("group", "Group"), ("delay_us", "Delay"), ("ttl_us", "TimeToLive")],
+)
+def test_what_the_store_refuses_is_named_as_the_member(door: Door, field: str, member: str) -> None:
+    refused = ParameterInvalid(parameter=field, reason="no")
+    (line,) = door.answer("Send", {"Queue": "jobs.fifo", "Messages": [{"Body": "x", "Group": "g"}]}, refused)["Results"]
+    assert line["Error"]["Fields"] == {"parameter": member, "reason": "no"}
+    assert line["Error"]["Message"] == f"{member}: no"

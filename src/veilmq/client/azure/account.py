@@ -8,17 +8,21 @@ Queue", "List Queues".
 import re
 import threading
 import weakref
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from veilmq.client.azure.calls import call
 from veilmq.client.azure.queue import AzureQueue
 from veilmq.client.azure.settings import differing, metadata_of, with_incarnation
+from veilmq.client.azure.under_way import UnderWay
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.messages import Template
 from veilmq.client.singly import Singly
 from veilmq.client.unreadable import Policy, keep
 from veilmq.model.errors import ParameterInvalid, QueueExists
+
+T = TypeVar("T")
 
 _NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])+\Z")
 _NAME_CHARACTERS: Final = range(3, 64)
@@ -38,7 +42,7 @@ class AzureAccount(Closing):
         self.base64 = base64
         self.unreadable = unreadable
         self.singly = Singly("azure")
-        self._owns_client = owns_client
+        self.under_way = UnderWay(client.close if owns_client else _nothing)
         self._clock = clock
         self._lock = threading.Lock()
         self._queues: weakref.WeakSet[AzureQueue] = weakref.WeakSet()
@@ -56,9 +60,9 @@ class AzureAccount(Closing):
         wanted = metadata_of(template or Template())
         queue = self.client.get_queue_client(_checked(name))
         try:
-            call(queue.create_queue, name, creating=True, metadata=with_incarnation(wanted))
+            self.call(queue.create_queue, name, creating=True, metadata=with_incarnation(wanted))
         except QueueExists:
-            there = call(queue.get_queue_properties, name).metadata or {}
+            there = self.call(queue.get_queue_properties, name).metadata or {}
             setting = differing(wanted, there)
             if setting is not None:
                 raise QueueExists(queue=name, setting=setting) from None
@@ -67,24 +71,32 @@ class AzureAccount(Closing):
 
     def delete(self, name: str) -> None:
         """Delete Queue. Raises QueueMissing."""
-        call(self.client.get_queue_client(_checked(name)).delete_queue, name)
+        self.call(self.client.get_queue_client(_checked(name)).delete_queue, name)
 
     def names(self, prefix: str = "") -> list[str]:
         """List Queues, all pages."""
-        return call(self._listed, "", prefix=prefix)
+        return self.call(self._listed, "", prefix=prefix)
+
+    def call(self, operation: Callable[..., T], queue: str, **given: Any) -> T:
+        """See `azure.calls.call`. Raises TransportError once the account is closed."""
+        with self.under_way.call():
+            return call(operation, queue, **given)
 
     def _listed(self, prefix: str, **given: Any) -> list[str]:
         return [queue.name for queue in self.client.list_queues(name_starts_with=prefix or None, **given)]
 
     def close(self) -> None:
-        """Close the queues; the client too if it is ours."""
+        """Close the queues; the client too if it is ours, once no call is under way."""
         with self._lock:
             queues = list(self._queues)
         for queue in queues:
             queue.close()
         self.singly.close()
-        if self._owns_client:
-            self.client.close()
+        self.under_way.close()
+
+
+def _nothing() -> None:
+    """The client is its owner's."""
 
 
 def _checked(name: str) -> str:

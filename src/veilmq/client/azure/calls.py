@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 _REQUEST_ID: Final = "x-ms-request-id"
 _CODE: Final = "x-ms-error-code"
+_CLOSED: Final = "HTTP transport has already been closed"
+"""How the text begins with which azure.core refuses to send over a client that was closed."""
 
 
 def call(
@@ -39,6 +41,8 @@ def call(
     try:
         return operation(retry_hook=retried, **given)
     except (DecodeError, ParseError, *STRANGE) as error:
+        if isinstance(error, ValueError) and str(error).startswith(_CLOSED):
+            raise TransportError(reason="the client is closed", may_have_happened=reached) from error
         raise strange_answer(error) from error
     except HttpResponseError as error:
         found = error_of(_said(error, queue, names or {}, size_bytes, creating))

@@ -11,8 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from veilmq.client import base64_bodies
-from veilmq.client.azure.calls import call
+from veilmq.client import base64_bodies, checked
 from veilmq.client.azure.errors import MESSAGE_BYTES_MAX
 from veilmq.client.azure.receiving import handle_of, parts_of, peeked_of, received_of
 from veilmq.client.azure.sending import Entry, content_of, entry_of, keep_line_ends, lease_of, settle
@@ -24,7 +23,7 @@ from veilmq.client.cloud_queue import Believed, CloudQueue
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
 from veilmq.client.prepared import attempt, through
 from veilmq.client.unreadable import log, read_each, receive_readable
-from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.errors import VeilError
 
 if TYPE_CHECKING:
     from veilmq.client.azure.account import AzureAccount
@@ -101,13 +100,13 @@ class AzureQueue(CloudQueue):
         """Get Messages, again and again while it waits. An empty list also if the queue is closed meanwhile."""
         self._check_open()
         self._check_count(count_max)
-        if not 0 <= wait <= _WAIT_MAX:
-            raise ParameterInvalid(parameter="wait", reason=f"must be from 0 to {_WAIT_MAX} s, not {wait}")
+        checked.seconds(wait, "wait", 0, _WAIT_MAX)
         if lease is not None:
             lease_of("lease", lease, 1)
 
         def polled(left: float) -> list[Received]:
-            return self._waiting.poll(partial(self._get, count_max, lease), left, self._give_back)
+            with self._account.under_way.call():  # to its end, so that what comes after the close can be given back
+                return self._waiting.poll(partial(self._get, count_max, lease), left, self._give_back)
 
         if not self._base64:
             return polled(wait)
@@ -134,7 +133,8 @@ class AzureQueue(CloudQueue):
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """Update Message for each, a few at a time."""
 
-        def made(extension: Extension) -> tuple[str, int]:
+        def made(given: Extension) -> tuple[str, int]:
+            extension = checked.extension(given)
             return extension.handle, lease_of("lease", extension.lease, 0)
 
         entries = [attempt(made, extension) for extension in extensions]
@@ -166,7 +166,8 @@ class AzureQueue(CloudQueue):
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """Delete Message for each, a few at a time."""
         self._check_open()
-        return self._account.singly.run(handles, self.delete)
+        entries = [attempt(checked.handle, handle) for handle in handles]
+        return through(entries, lambda good: self._account.singly.run(good, self.delete))
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """Peek Messages."""
@@ -206,4 +207,4 @@ class AzureQueue(CloudQueue):
                 log.warning("queue %s: a message could not be released: %s", self.name, error)
 
     def _call(self, operation: Any, **given: Any) -> Any:
-        return call(operation, self.name, **given)
+        return self._account.call(operation, self.name, **given)

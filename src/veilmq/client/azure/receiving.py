@@ -7,6 +7,7 @@ whole seconds, as the service writes them. Source: "Get Messages", "Peek Message
 from datetime import datetime
 from typing import Any, Final
 
+from veilmq.client import checked
 from veilmq.client.messages import Peeked, Received
 from veilmq.model.errors import ReceiptInvalid
 
@@ -21,7 +22,7 @@ def handle_of(message_id: str, receipt: str) -> str:
 
 def parts_of(handle: str) -> tuple[str, str]:
     """Message id and pop receipt. Raises ReceiptInvalid."""
-    if handle.isascii() and handle.isprintable():
+    if checked.handle(handle).isascii() and handle.isprintable():
         message_id, _, receipt = handle.partition(_SEPARATOR)
         if message_id and receipt and message_id.replace("-", "").isalnum():
             return message_id, receipt

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.client import base64_bodies
+from veilmq.client import base64_bodies, checked
 from veilmq.client.azure.errors import MESSAGE_BYTES_MAX
 from veilmq.client.azure.settings import DELAY_MAX, LEASE_MAX, NEVER, TTL_MAX, Settings
 from veilmq.client.messages import Message
@@ -85,9 +85,7 @@ def content_of(body: str, base64: bool) -> tuple[str, int]:
 
 def whole(parameter: str, seconds: float, least: int, most: int) -> int:
     """Seconds as the service has them: whole ones, rounded up. Raises ParameterInvalid."""
-    if not least <= seconds <= most:
-        raise ParameterInvalid(parameter=parameter, reason=f"must be from {least} to {most} s, not {seconds}")
-    return math.ceil(seconds)
+    return math.ceil(checked.seconds(seconds, parameter, least, most))
 
 
 def lease_of(parameter: str, seconds: float, least: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.closing import Closing
 from veilmq.client.embedded import limits, translation
@@ -17,7 +18,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.model import outcomes
 from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, DescribeQueue, Extend, Origin, Peek, Receive, Send
-from veilmq.model.errors import ParameterInvalid, QueueExists, QueueMissing, ReceiptInvalid, VeilError
+from veilmq.model.errors import ParameterInvalid, QueueExists, QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.queue import QueueInfo
 
@@ -75,8 +76,8 @@ class EmbeddedQueue(Closing):
         command = Receive(
             queue=self._key,
             origin=self._origin,
-            count_max=translation.whole(count_max, "count_max", 1, limits.MESSAGES_MAX),
-            lease_us=None if lease is None else _lease_us(lease, limits.DURATION_MIN),
+            count_max=checked.whole(count_max, "count_max", 1, limits.MESSAGES_MAX),
+            lease_us=None if lease is None else _lease_us(lease),
             wait_us=translation.microseconds(wait, "wait", 0, limits.WAIT_MAX),
         )
         self._check_open()
@@ -92,7 +93,7 @@ class EmbeddedQueue(Closing):
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
         """See `Queue.extend`. The handle stays the same."""
-        command = self._extend(handle, _lease_us(lease, 0), self._shell.now())
+        command = self._extend(handle, _lease_us(lease), self._shell.now())
         if body is not None:
             raw = translation.checked_body(body)
             command.body, command.md5, command.size_bytes = body, translation.digest(raw), len(raw)
@@ -104,10 +105,11 @@ class EmbeddedQueue(Closing):
         arrived = self._shell.now()
         last: tuple[float | None, int] = (None, 0)
 
-        def make(extension: Extension) -> Extend:
+        def make(given: Extension) -> Extend:
             nonlocal last
-            if extension.lease is not last[0]:
-                last = extension.lease, _lease_us(extension.lease, 0)
+            extension = checked.extension(given)
+            if extension.lease is not last[0] or last[0] is None:
+                last = extension.lease, _lease_us(extension.lease)
             return self._extend(extension.handle, last[1], arrived)
 
         return self._batch(extensions, make, _handle)
@@ -130,7 +132,7 @@ class EmbeddedQueue(Closing):
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """See `Queue.peek`."""
         self._check_open()
-        count = translation.whole(count_max, "count_max", 1, limits.MESSAGES_MAX)
+        count = checked.whole(count_max, "count_max", 1, limits.MESSAGES_MAX)
         outcome = self._shell.query(Peek(queue=self._key, origin=self._origin, count_max=count))
         if isinstance(outcome, VeilError):
             raise failed(outcome, self.name)
@@ -175,15 +177,13 @@ class EmbeddedQueue(Closing):
         return described.info
 
     def _extend(self, handle: Any, lease_us: int, arrived: Instant) -> Extend:
-        if type(handle) is not str:
-            raise ReceiptInvalid(reason=f"it is no str but a {type(handle).__name__}")
-        return Extend(queue=self._key, origin=self._origin, handle=handle, lease_us=lease_us, arrived=arrived)
+        receipt = checked.handle(handle)
+        return Extend(queue=self._key, origin=self._origin, handle=receipt, lease_us=lease_us, arrived=arrived)
 
     def _delete(self, handle: Any, arrived: Instant) -> Delete:
-        if type(handle) is not str:
-            raise ReceiptInvalid(reason=f"it is no str but a {type(handle).__name__}")
+        receipt = checked.handle(handle)
         late = AfterExpiry.REFUSE if self._fifo else AfterExpiry.ALLOW
-        return Delete(queue=self._key, origin=self._origin, handle=handle, arrived=arrived, after_expiry=late)
+        return Delete(queue=self._key, origin=self._origin, handle=receipt, arrived=arrived, after_expiry=late)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -299,8 +299,8 @@ def failed(error: VeilError, name: str) -> VeilError:
     return error
 
 
-def _lease_us(lease: Any, least: float) -> int:
-    return translation.microseconds(lease, "lease", least, limits.LEASE_MAX)
+def _lease_us(lease: Any) -> int:
+    return translation.microseconds(lease, "lease", 0, limits.LEASE_MAX)
 
 
 def _handle(outcome: outcomes.Extended) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from veilmq.client.clock import Clock
-from veilmq.client.errors import TransportError
+from veilmq.client.errors import ForkRefused, TransportError
 from veilmq.client.forked import OfProcess
 from veilmq.engine import Answer, Engine
 from veilmq.engine.lease_clock import LeaseClock
@@ -101,9 +101,9 @@ class Shell(OfProcess):
         return monotonic + (instant - self.now()) / SECOND_US
 
     def check_usable(self) -> None:
-        """Raises TransportError if the directory was closed or this is a forked child, StoreUnknown."""
+        """Raises TransportError if the directory was closed, ForkRefused in a forked child, StoreUnknown."""
         if self.inherited:
-            raise TransportError(
+            raise ForkRefused(
                 reason="a forked process may not use its parent's data directory: serve it, and connect to the server",
                 may_have_happened=False,
             )

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from hashlib import md5
 from typing import Any, Final
 
+from veilmq.client import checked
 from veilmq.client.embedded import limits
 from veilmq.client.messages import Message, Peeked, Received, Recommended, Sent, Template
+from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.queue_attributes import FIFO_SUFFIX
 from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, typed, untyped
 from veilmq.model import outcomes
@@ -25,28 +27,15 @@ _PLAIN: Final = Message("")
 
 def microseconds(seconds: Any, parameter: str, least: float, most: float) -> int:
     """A duration for a command. Raises ParameterInvalid."""
-    if isinstance(seconds, (int, float)) and type(seconds) is not bool and least <= seconds <= most:
-        return round(seconds * SECOND_US)
-    raise ParameterInvalid(
-        parameter=parameter, reason=f"must be a number of seconds from {least:g} to {most:g}, not {seconds!r}"
-    )
-
-
-def whole(value: Any, parameter: str, least: int, most: int) -> int:
-    """A whole number in a range. Raises ParameterInvalid."""
-    if type(value) is int and least <= value <= most:
-        return value
-    raise ParameterInvalid(parameter=parameter, reason=f"must be a whole number from {least} to {most}, not {value!r}")
+    return round(checked.seconds(seconds, parameter, least, most) * SECOND_US)
 
 
 def checked_body(body: Any) -> bytes:
-    """The body in UTF-8. Raises ParameterInvalid."""
-    if type(body) is not str:
-        raise ParameterInvalid(parameter="body", reason=f"must be a str, not {type(body).__name__}: encode bytes")
-    at = first_forbidden_character(body)
-    if at is not None:
-        raise ParameterInvalid(parameter="body", reason=f"U+{ord(body[at]):04X} at index {at} is not allowed in XML")
-    return body.encode()
+    """The body in UTF-8. Raises ParameterInvalid; for an empty one too, which comes from other protocols alone."""
+    raw = text_bytes(body)
+    if not raw:
+        raise ParameterInvalid(parameter="body", reason="must not be empty")
+    return raw
 
 
 def digest(body: bytes) -> bytes:
@@ -58,10 +47,9 @@ def send_command(queue: QueueKey, origin: Origin, given: Any, fifo: bool) -> Sen
     """The command that sends a str or a Message to a (FIFO) queue. Raises ParameterInvalid, CapabilityMissing."""
     if type(given) is str:
         body, message = given, _PLAIN
-    elif isinstance(given, Message):
-        body, message = given.body, given
     else:
-        raise ParameterInvalid(parameter="message", reason=f"must be a str or a Message, not {type(given).__name__}")
+        message = as_message(given)
+        body = message.body
     raw = checked_body(body)
     send = Send(
         queue=queue, origin=origin, body=body, md5=digest(raw), size_bytes=len(raw), extras=NO_EXTRAS, wants_handle=True
@@ -77,7 +65,7 @@ def send_command(queue: QueueKey, origin: Origin, given: Any, fifo: bool) -> Sen
     if message.priority is not None:
         if fifo:
             raise CapabilityMissing(capability="priorities")
-        send.priority = whole(message.priority, "priority", limits.PRIORITY_MIN, limits.PRIORITY_MAX)
+        send.priority = checked.whole(message.priority, "priority", limits.PRIORITY_MIN, limits.PRIORITY_MAX)
     send.extras, attributes_bytes = _extras(message)
     send.size_bytes += attributes_bytes
     return send
@@ -90,8 +78,10 @@ def _extras(message: Message) -> tuple[Extras, int]:
     if message.lease_hint is not None:
         hint_us = microseconds(message.lease_hint, "lease_hint", limits.DURATION_MIN, limits.LEASE_MAX)
     names = (message.group, message.deduplication_id, message.type, message.tag)
-    for field, name in zip(("group", "deduplication_id", "type", "tag"), names, strict=True):
-        _check_text(name, field)
+    _check_group(message.group, "group")
+    _check_group(message.deduplication_id, "deduplication_id")
+    _check_text(message.type, "type")
+    _check_text(message.tag, "tag")
     if not attributes and hint_us is None and names == (None, None, None, None):
         return NO_EXTRAS, 0
     size_bytes = sum(
@@ -101,6 +91,12 @@ def _extras(message: Message) -> tuple[Extras, int]:
     group, deduplication_id, kind, tag = names
     extras = Extras(attributes, group, deduplication_id, type=kind, tag=tag, lease_hint_us=hint_us)
     return extras, size_bytes
+
+
+def _check_group(text: str | None, parameter: str) -> None:
+    if text is not None and not limits.GROUP.match(text):
+        reason = f"must be 1 to 128 letters, digits and punctuation of ASCII, not {text!r}"
+        raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
 def _check_text(text: Any, parameter: str) -> None:
@@ -123,11 +119,13 @@ def _attributes(given: Mapping[str, Any]) -> tuple[Attribute, ...]:
     return tuple(_attribute(name, value) for name, value in given.items())
 
 
-def _attribute(name: Any, value: Any) -> Attribute:
+def _attribute(name: str, value: Any) -> Attribute:
     parameter = f"attributes[{name!r}]"
-    if type(name) is not str or len(name) > limits.TEXT_CHARACTERS_MAX or not limits.ATTRIBUTE_NAME.match(name):
+    if len(name) > limits.TEXT_CHARACTERS_MAX or not limits.ATTRIBUTE_NAME.match(name):
         reason = "a name has 1 to 256 of A-Z a-z 0-9 _ - and single periods between them"
         raise ParameterInvalid(parameter=parameter, reason=reason)
+    if name.lower().startswith(limits.ATTRIBUTE_RESERVED):
+        raise ParameterInvalid(parameter=parameter, reason="a name does not begin with AWS. or Amazon.")
     kind, content = typed(name, value)
     at = first_forbidden_character(content) if isinstance(content, str) else None
     if at is not None:
@@ -222,7 +220,8 @@ def settings_change(template: Template, queue: QueueKey) -> SettingsChange:
         if getattr(template, field) is not None:
             change[setting] = microseconds(getattr(template, field), field, least, most)
     if template.message_bytes_max is not None:
-        change["message_bytes_max"] = whole(template.message_bytes_max, "message_bytes_max", 1, limits.BODY_BYTES_MAX)
+        body_bytes_max = template.message_bytes_max
+        change["message_bytes_max"] = checked.whole(body_bytes_max, "message_bytes_max", 1, limits.BODY_BYTES_MAX)
     redrive = _redrive(template, queue)
     if redrive is not None:
         change["redrive"] = redrive
@@ -241,7 +240,7 @@ def _redrive(template: Template, queue: QueueKey) -> RedrivePolicy | None:
         missing = "receive_count_max" if count is None else "dead_letter_queue"
         raise ParameterInvalid(parameter=missing, reason="dead_letter_queue and receive_count_max come together")
     key = QueueKey(queue.account, queue.region, checked_name(target))
-    return RedrivePolicy(key, whole(count, "receive_count_max", 1, limits.RECEIVE_COUNT_MAX))
+    return RedrivePolicy(key, checked.whole(count, "receive_count_max", 1, limits.RECEIVE_COUNT_MAX))
 
 
 def _tags(tags: Mapping[str, str]) -> dict[str, str]:

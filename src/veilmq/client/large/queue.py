@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import ObjectStoreFailed, ServiceError, TransportError, Unreadable
@@ -152,7 +153,7 @@ class LargeMessageQueue(Wrapping):
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """See `Queue.extend_batch`."""
-        split = [attempt(self._split, each.handle) for each in extensions]
+        split = [attempt(lambda each: self._split(checked.extension(each).handle), each) for each in extensions]
         answers = through(
             [
                 held if isinstance(held, VeilError) else Extension(held.handle, each.lease)

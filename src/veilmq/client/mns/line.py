@@ -3,6 +3,7 @@
 Strategy: the SDK's objects are not thread-safe, so every thread has a client and a connection of its own; a connection
 that another thread is using is closed by that thread, and a forked child leaves its parent's alone. The SDK tells a
 connection that was refused from one that broke by nothing but a text: our connections note whether a request went out.
+A connection whose answer did not come whole, for whatever reason (Ctrl-C too), is never used again.
 It also writes a carriage return into its XML as it is, where every XML reader makes a line feed of it: our client puts
 the character reference there before it is signed. Source: aliyun-mns-sdk 1.3.0, mns_client.py and mns_http.py; XML
 1.0, section 2.11.
@@ -115,23 +116,28 @@ class Lines:
 
         Raises QueueMissing, TransportError, ServiceError, what `mns.errors` has, and BatchRefused.
         """
-        line = self._line()
-        with line.lock:
-            line.drop_ended()
-            line.connection.went_out = False
-            try:
+        line = self._taken()
+        whole = False
+        try:
+            with line.lock:
+                line.drop_ended()
+                line.connection.went_out = False
                 getattr(line.client, method)(request, response)
-            except MNSServerException as error:
-                raise _refused(error, response.status, queue, size_bytes) from error
-            except MNSClientParameterException as error:
-                raise ParameterInvalid(parameter="request", reason=str(error.message)) from error
-            except (MNSClientException, KeyError, ValueError, TypeError) as error:
-                # Broken on the way, or an answer that the SDK cannot read.
-                reason = str(getattr(error, "message", None) or error or type(error).__name__)
-                raise TransportError(reason=reason, may_have_happened=line.connection.went_out) from error
-            finally:
-                if line.closing:
-                    line.connection.close()
+            whole = True
+        except MNSServerException as error:
+            whole = True
+            raise _refused(error, response.status, queue, size_bytes) from error
+        except MNSClientParameterException as error:
+            raise ParameterInvalid(parameter="request", reason=str(error.message)) from error
+        except (MNSClientException, KeyError, ValueError, TypeError) as error:
+            # Broken on the way, or an answer that the SDK cannot read.
+            reason = f"{self.host}: {getattr(error, 'message', None) or error or type(error).__name__}"
+            raise TransportError(reason=reason, may_have_happened=line.connection.went_out) from error
+        finally:
+            if whole:
+                self._mine.line = line
+            if line.closing or not whole:
+                line.connection.close()
         return response
 
     def close(self) -> None:
@@ -141,10 +147,12 @@ class Lines:
         for line in lines:
             line.close()
 
-    def _line(self) -> _Line:
+    def _taken(self) -> _Line:
+        """This thread's, which has none until its call is over: whatever ends the call leaves no half of it behind."""
         line: _Line | None = getattr(self._mine, "line", None)
+        self._mine.line = None
         if line is None or line.inherited:
-            line = self._mine.line = _Line(self._url, self._credentials)
+            line = _Line(self._url, self._credentials)
             with self._lock:
                 self._all.add(line)
         return line

@@ -27,7 +27,7 @@ from mns.mns_request import (  # type: ignore[import-untyped]
     SendMessageResponse,
 )
 
-from veilmq.client import base64_bodies
+from veilmq.client import base64_bodies, checked
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudQueue
@@ -231,8 +231,9 @@ class MnsQueue(CloudQueue):
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """ChangeMessageVisibility for each, a few at a time."""
 
-        def made(extension: Extension) -> tuple[str, int]:
-            return extension.handle, _lease("lease", extension.lease)
+        def made(given: Extension) -> tuple[str, int]:
+            extension = checked.extension(given)
+            return _checked(extension.handle), _lease("lease", extension.lease)
 
         entries = [attempt(made, extension) for extension in extensions]
         return through(entries, lambda good: self._account.singly.run(good, self._extend))
@@ -330,6 +331,6 @@ def _lease(parameter: str, seconds: float) -> int:
 
 
 def _checked(handle: str) -> str:
-    if not _HANDLE.match(handle):
+    if not _HANDLE.match(checked.handle(handle)):
         raise ReceiptInvalid(reason="it is not one of MNS's")
     return handle

@@ -17,7 +17,7 @@ from mns.message_property import (  # type: ignore[import-untyped]
 )
 from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type: ignore[import-untyped]
 
-from veilmq.client import base64_bodies
+from veilmq.client import base64_bodies, checked
 from veilmq.client.messages import Message
 from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, size_bytes, typed
@@ -71,8 +71,8 @@ def entry_of(given: str | Message, base64: bool) -> Entry:
     if not raw:
         raise ParameterInvalid(parameter="body", reason="must not be empty")
     priority = message.priority
-    if priority is not None and priority not in range(1, PRIORITY_MAX + 1):
-        raise ParameterInvalid(parameter="priority", reason=f"must be from 1 to {PRIORITY_MAX}, not {priority}")
+    if priority is not None:
+        checked.whole(priority, "priority", 1, PRIORITY_MAX)
     hint = message.lease_hint
     if hint is not None and not 0 < hint <= LEASE_MAX:
         raise ParameterInvalid(parameter="lease_hint", reason=f"must be above 0 and at most {LEASE_MAX} s, not {hint}")
@@ -93,9 +93,7 @@ def entry_of(given: str | Message, base64: bool) -> Entry:
 
 def whole(parameter: str, seconds: float, least: int, most: int) -> int:
     """Seconds as the service has them: whole ones, rounded up. Raises ParameterInvalid."""
-    if not least <= seconds <= most:
-        raise ParameterInvalid(parameter=parameter, reason=f"must be from {least} to {most} s, not {seconds}")
-    return math.ceil(seconds)
+    return math.ceil(checked.seconds(seconds, parameter, least, most))
 
 
 def _attributes(message: Message) -> dict[str, tuple[str, str | bytes]]:

@@ -37,7 +37,18 @@ if TYPE_CHECKING:
 
 _QUEUES: Final = ":queues/"
 _PAGE_MAX: Final = 1_000
+_MESSAGE_BYTES_MAX: Final = 65_536
+"""Of a topic; a queue that another protocol made takes more."""
 _CREATED: Final = 201
+
+
+def _is_tag(text: str) -> bool:
+    """Whether a publish brings it as it is: a push has it in a header, and blanks around it get lost in the XML."""
+    return (
+        1 <= len(text) <= TAG_CHARACTERS_MAX
+        and text == text.strip()
+        and not any(character < " " or character == "\x7f" for character in text)
+    )
 
 
 class MnsTopics:
@@ -48,19 +59,16 @@ class MnsTopics:
 
     def fits(self, topic: str, subscriptions: Collection[NativeSubscription]) -> bool:
         """See `NativeTopics`."""
-        return are_names(topic, subscriptions)
+        return are_names(topic, subscriptions) and all(each.tag is None or _is_tag(each.tag) for each in subscriptions)
 
     def carries(self, message: Message) -> bool:
         """See `NativeTopics`. Delay and priority are of a queue's messages alone."""
-        return (
-            message.delay is None
-            and message.priority is None
-            and (message.tag is None or 1 <= len(message.tag) <= TAG_CHARACTERS_MAX)
-        )
+        return message.delay is None and message.priority is None and (message.tag is None or _is_tag(message.tag))
 
     def create(self, topic: str, queues: Collection[str]) -> bool:
         """CreateTopic. See `NativeTopics`."""
-        limit_bytes = min(self._account.look(name).maximum_message_size for name in queues)
+        queue_limits = (self._account.look(name).maximum_message_size for name in queues)
+        limit_bytes = min(_MESSAGE_BYTES_MAX, *queue_limits)
         try:
             answer = self._call("create_topic", CreateTopicRequest(topic, limit_bytes), CreateTopicResponse(), topic)
         except ServiceError as error:

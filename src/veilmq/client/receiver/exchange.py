@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.errors import ForkRefused, ServiceError, TransportError
 from veilmq.client.messages import Received
 from veilmq.model.errors import CapabilityMissing, CapacityError, StoreError, UsageError, VeilError
 
@@ -26,7 +26,7 @@ EARLY_SHARE: Final = 0.5
 """An empty answer that took less than this share of its wait came early."""
 _GOLDEN: Final = 0.6180339887498949
 
-_OF_QUEUE: Final = (UsageError, CapabilityMissing, ServiceError)
+_OF_QUEUE: Final = (UsageError, CapabilityMissing, ServiceError, ForkRefused)
 
 
 class Wish:
@@ -98,6 +98,9 @@ class Exchange:
 
     def ask(self, wish: Wish, now: float) -> None:
         """A caller comes; it may be resolved at once."""
+        if isinstance(self.error, ForkRefused):
+            wish.resolve(self.error)
+            return
         messages = self._from_spares(wish.count, now)
         if messages or self.closed or (wish.until is None and self._held_back(now)):
             wish.resolve(messages)
@@ -259,4 +262,4 @@ def _passes(error: VeilError) -> bool:
     """Whether the same request may succeed later, so that waiting helps."""
     if isinstance(error, ServiceError):
         return error.retryable
-    return isinstance(error, TransportError | CapacityError | StoreError)
+    return isinstance(error, TransportError | CapacityError | StoreError) and not isinstance(error, ForkRefused)

@@ -87,7 +87,8 @@ class Receiver(_Door, Closing):
 
     At most `polls` requests are parked at the queue, each for up to `wait` (None: 20, or the protocol's longest), for
     however many callers; once there are messages, up to `fetches` more requests without a wait collect them in batches.
-    `lease`: of each message; None: the queue's visibility timeout. Raises ParameterInvalid for what cannot work.
+    `lease`: of each message; None: as a queue's `receive` has it, the sender's hint, an applied plan or the queue's
+    visibility timeout. Raises ParameterInvalid for what cannot work.
     """
 
     def receive(self, timeout: float | None = None) -> Received | None:

@@ -11,12 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudQueue
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
 from veilmq.client.parking import Parking
+from veilmq.client.prepared import attempt, through
 from veilmq.client.queue_attributes import FIFO_SUFFIX
 from veilmq.client.requests import in_requests, split
 from veilmq.client.sqs.calls import Calls, entry_error, member
@@ -91,21 +93,13 @@ class SqsQueue(CloudQueue):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """SendMessageBatch, as often as it takes."""
-        results: list[Sent | VeilError] = []
-        entries: list[Entry] = []
-        places: list[int] = []
-        for place, message in enumerate(messages):
-            try:
-                entries.append(entry_of(message, self._capabilities))
-            except VeilError as error:
-                results.append(error)
-            else:
-                results.append(_untold())
-                places.append(place)
-        pieces = split(entries, ENTRIES_MAX, REQUEST_BYTES_MAX, lambda entry: entry.size_bytes)
-        for place, result in zip(places, in_requests(pieces, self._send_piece), strict=True):
-            results[place] = result
-        return results
+        entries = [attempt(lambda message: entry_of(message, self._capabilities), message) for message in messages]
+
+        def in_batches(good: Sequence[Entry]) -> list[Sent | VeilError]:
+            pieces = split(good, ENTRIES_MAX, REQUEST_BYTES_MAX, lambda entry: entry.size_bytes)
+            return list(in_requests(pieces, self._send_piece))
+
+        return through(entries, in_batches)
 
     def _send_piece(self, entries: Sequence[Entry]) -> list[Sent | VeilError]:
         sizes = [entry.size_bytes for entry in entries]
@@ -123,10 +117,8 @@ class SqsQueue(CloudQueue):
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """ReceiveMessage, with all attributes. An empty list also if the queue is closed meanwhile."""
         self._check_open()
-        able = self._capabilities
         self._check_count(count_max)
-        if not 0 <= wait <= able.wait_max:
-            raise ParameterInvalid(parameter="wait", reason=f"must be from 0 to {able.wait_max:g} s, not {wait}")
+        checked.seconds(wait, "wait", 0, self._capabilities.wait_max)
         given: dict[str, Any] = {
             "MaxNumberOfMessages": count_max,
             "WaitTimeSeconds": math.ceil(wait),
@@ -189,40 +181,37 @@ class SqsQueue(CloudQueue):
         """ChangeMessageVisibility."""
         if body is not None:
             raise CapabilityMissing(capability="body_replaceable")
-        self._call("change_message_visibility", ReceiptHandle=handle, VisibilityTimeout=_lease_seconds(lease))
+        self._change(handle, _lease_seconds(lease))
         return handle
+
+    def _change(self, handle: str, seconds: int) -> None:
+        self._call("change_message_visibility", ReceiptHandle=checked.handle(handle), VisibilityTimeout=seconds)
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """ChangeMessageVisibilityBatch, as often as it takes."""
-        results: list[str | VeilError] = []
-        entries: list[dict[str, Any]] = []
-        places: list[int] = []
-        for place, extension in enumerate(extensions):
-            results.append(extension.handle)
-            try:
-                seconds = _lease_seconds(extension.lease)
-            except ParameterInvalid as error:
-                results[place] = error
-            else:
-                entries.append({"ReceiptHandle": extension.handle, "VisibilityTimeout": seconds})
-                places.append(place)
-        outcomes = self._in_requests("change_message_visibility_batch", entries)
-        for place, outcome in zip(places, outcomes, strict=True):
-            if outcome is not None:
-                results[place] = outcome
-        return results
+
+        def made(given: Extension) -> dict[str, Any]:
+            extension = checked.extension(given)
+            return {"ReceiptHandle": extension.handle, "VisibilityTimeout": _lease_seconds(extension.lease)}
+
+        results = self._entries("change_message_visibility_batch", [attempt(made, each) for each in extensions])
+        return [
+            extension.handle if result is None else result
+            for extension, result in zip(extensions, results, strict=True)
+        ]
 
     def release(self, handle: str, delay: float = 0) -> None:
         """ChangeMessageVisibility to `delay` seconds."""
-        self.extend(handle, delay)
+        self._change(handle, _lease_seconds(delay, "delay"))
 
     def delete(self, handle: str) -> None:
         """DeleteMessage. On a standard queue SQS does not tell whether the handle was stale."""
-        self._call("delete_message", ReceiptHandle=handle)
+        self._call("delete_message", ReceiptHandle=checked.handle(handle))
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """DeleteMessageBatch, as often as it takes."""
-        return self._in_requests("delete_message_batch", [{"ReceiptHandle": handle} for handle in handles])
+        entries = [attempt(lambda handle: {"ReceiptHandle": checked.handle(handle)}, handle) for handle in handles]
+        return self._entries("delete_message_batch", entries)
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """SQS has none."""
@@ -246,9 +235,12 @@ class SqsQueue(CloudQueue):
         self._check_open()
         return self._calls.call(method, self._name, size_bytes=size_bytes, QueueUrl=self.url, **given)
 
-    def _in_requests(self, method: str, entries: Sequence[dict[str, Any]]) -> list[VeilError | None]:
-        pieces = split(entries, ENTRIES_MAX, REQUEST_BYTES_MAX, lambda entry: 0)
-        return list(in_requests(pieces, lambda piece: self._batch(method, piece, _nothing)))
+    def _entries(self, method: str, entries: Sequence[dict[str, Any] | VeilError]) -> list[VeilError | None]:
+        def in_batches(good: Sequence[dict[str, Any]]) -> list[VeilError | None]:
+            pieces = split(good, ENTRIES_MAX, REQUEST_BYTES_MAX, lambda entry: 0)
+            return list(in_requests(pieces, lambda piece: self._batch(method, piece, _nothing)))
+
+        return through(entries, in_batches)
 
     def _batch(
         self, method: str, entries: Sequence[dict[str, Any]], read: Callable[[dict[str, Any]], Any],
@@ -284,10 +276,8 @@ def _untold() -> TransportError:
     return TransportError(reason="the answer does not mention this entry", may_have_happened=True)
 
 
-def _lease_seconds(lease: float) -> int:
-    if not 0 <= lease <= _LEASE_MAX:
-        raise ParameterInvalid(parameter="lease", reason=f"must be from 0 to {_LEASE_MAX} s, not {lease}")
-    return math.ceil(lease)
+def _lease_seconds(lease: float, parameter: str = "lease") -> int:
+    return math.ceil(checked.seconds(lease, parameter, 0, _LEASE_MAX))
 
 
 def _sent(answer: dict[str, Any]) -> Sent:

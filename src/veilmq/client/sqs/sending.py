@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.messages import Message
+from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, size_bytes, typed
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
-from veilmq.model.message import first_forbidden_character
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -26,31 +27,27 @@ class Entry(msgspec.Struct, gc=False):
     """What counts against the limit."""
 
 
-def entry_of(message: str | Message, capabilities: Capabilities) -> Entry:
+def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
-    if isinstance(message, str):
-        message = Message(message)
+    message = as_message(given)
     _check_missing(message, capabilities)
-    index = first_forbidden_character(message.body)
-    if index is not None:
-        reason = f"U+{ord(message.body[index]):04X} at index {index} is no character of XML 1.0"
-        raise ParameterInvalid(parameter="body", reason=reason)
-    if not message.body:
+    raw = text_bytes(message.body)
+    if not raw:
         raise ParameterInvalid(parameter="body", reason="must not be empty")
     attributes = _attributes(message)
-    total_bytes = len(message.body.encode()) + size_bytes(attributes)
+    total_bytes = len(raw) + size_bytes(attributes)
     if total_bytes > capabilities.body_bytes_max:
         raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=capabilities.body_bytes_max)
-    given: dict[str, Any] = {"MessageBody": message.body}
+    members: dict[str, Any] = {"MessageBody": message.body}
     if attributes:
-        given["MessageAttributes"] = {name: _value(*each) for name, each in attributes.items()}
+        members["MessageAttributes"] = {name: _value(*each) for name, each in attributes.items()}
     if message.delay is not None and not capabilities.native_fifo:
-        given["DelaySeconds"] = math.ceil(message.delay)
+        members["DelaySeconds"] = math.ceil(message.delay)
     if message.group is not None:
-        given["MessageGroupId"] = message.group
+        members["MessageGroupId"] = message.group
     if message.deduplication_id is not None:
-        given["MessageDeduplicationId"] = message.deduplication_id
-    return Entry(given, total_bytes)
+        members["MessageDeduplicationId"] = message.deduplication_id
+    return Entry(members, total_bytes)
 
 
 _CANNOT: Final = {"ttl": "ttl", "priority": "priorities", "tag": "tags"}
@@ -65,9 +62,8 @@ def _check_missing(message: Message, capabilities: Capabilities) -> None:
         raise CapabilityMissing(capability="deduplication")
     if message.group is None and capabilities.native_fifo:
         raise ParameterInvalid(parameter="group", reason="a FIFO queue's messages need one")
-    delay = message.delay
-    if delay is not None and not 0 <= delay <= capabilities.delay_max:
-        raise ParameterInvalid(parameter="delay", reason=f"must be from 0 to {capabilities.delay_max:g} s, not {delay}")
+    if message.delay is not None:
+        checked.seconds(message.delay, "delay", 0, capabilities.delay_max)
     if message.lease_hint is not None and not 0 < message.lease_hint <= capabilities.lease_max:
         reason = f"must be above 0 and at most {capabilities.lease_max:g} s, not {message.lease_hint}"
         raise ParameterInvalid(parameter="lease_hint", reason=reason)

@@ -267,9 +267,9 @@ class Pool:
             connection.close()
         return self.connect()
 
-    def connect(self) -> Connection:
-        """A new one. Raises TransportError; nothing was sent then."""
-        if self.closed:
+    def connect(self, late: bool = False) -> Connection:
+        """A new one; `late`: after the close too. Raises TransportError; nothing was sent then."""
+        if self.closed and not late:
             raise TransportError(reason="the account is closed", may_have_happened=False)
         try:
             connected = socket.create_connection(self._address, self._connect_timeout)

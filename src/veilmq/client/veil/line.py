@@ -2,8 +2,10 @@
 
 Strategy: a queue and an account have a line each over the same pool, so that each can be closed alone. A request goes
 out again, once and on a new connection, only if nothing of it can have happened, or if to do it twice is to do it once.
+A close cuts off what is under way, but for calls that bring leases: what the server granted comes still, for a while.
 """
 
+import threading
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -16,6 +18,8 @@ from veilmq.client.veil.signing import Signer
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 Result = TypeVar("Result")
+LATE_SECONDS: Final = 2.0
+"""How long a closed line waits for the answers that bring leases, and for the one that gives them back."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -27,11 +31,13 @@ class Operation(NamedTuple):
     """msgspec's, of the result."""
     repeatable: bool
     """Twice is as good as once."""
+    brings_leases: bool
+    """An answer that nobody reads hides messages for as long as their leases run."""
 
 
-def operation(target: str, result: type[msgspec.Struct], *, repeatable: bool) -> Operation:
+def operation(target: str, result: type[msgspec.Struct], *, repeatable: bool, brings_leases: bool = False) -> Operation:
     """`target`: as X-Amz-Target has it."""
-    return Operation(target.encode(), msgspec.json.Decoder(result), repeatable)
+    return Operation(target.encode(), msgspec.json.Decoder(result), repeatable, brings_leases)
 
 
 class _Error(msgspec.Struct):
@@ -54,6 +60,9 @@ class Line:
         self._active: set[Connection] = set()
         self._parked: set[Connection] = set()
         """Those of the active ones whose request waits at the server."""
+        self._granting: set[Connection] = set()
+        """Those of the active ones whose answer brings leases."""
+        self._cut: threading.Timer | None = None
         self.interrupts = 0
         self.closed = False
 
@@ -71,8 +80,11 @@ class Line:
             answer, again = self._exchange(kind, body, wait)
             if answer.status != 200:
                 raise self._refused(answer, size_bytes)
+        return self._decoded(kind, answer), again
+
+    def _decoded(self, kind: Operation, answer: Answer) -> Any:
         try:
-            return kind.decoder.decode(answer.body), again
+            return kind.decoder.decode(answer.body)
         except (ValueError, RecursionError) as error:
             reason = f"the answer does not fit {kind.target.decode()}: {error}"
             raise TransportError(reason=reason, may_have_happened=True) from error
@@ -83,9 +95,41 @@ class Line:
         for connection in list(self._parked):
             connection.finish()
 
+    def late(self, kind: Operation, given: Any) -> Any:
+        """The result of a call that closes what a closed line left behind. Raises as `call` does."""
+        connection = self._pool.connect(late=True)
+        try:
+            answer = connection.exchange(self._signer.request(kind.target, _ENCODE(given)), LATE_SECONDS)
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise self._refused(answer, 0)
+        return self._decoded(kind, answer)
+
     def close(self) -> None:
-        """End the calls under way, and take no more."""
+        """End the calls under way, and take no more. Those that bring leases may bring them, for `LATE_SECONDS`."""
         self.closed = True
+        granting = list(self._granting)
+        for connection in granting:
+            connection.finish()
+        if granting:
+            self._cut_later()
+        for connection in self._active.difference(granting):
+            connection.abort()
+
+    def _cut_later(self) -> None:
+        cut = threading.Timer(LATE_SECONDS, self._abort_all)
+        cut.daemon = True
+        try:
+            cut.start()
+        except RuntimeError:  # "can't start new thread"
+            self._abort_all()
+        else:
+            self._cut = cut
+            if not self._granting:  # the last may have ended before the line above
+                cut.cancel()
+
+    def _abort_all(self) -> None:
         for connection in list(self._active):
             connection.abort()
 
@@ -97,7 +141,7 @@ class Line:
         connection = self._pool.take()
         fresh = not connection.used
         try:
-            return self._over(connection, request, wait), False
+            return self._over(connection, kind, request, wait), False
         except TransportError as error:
             if self.closed:
                 raise self._is_closed(error.may_have_happened) from error
@@ -107,7 +151,7 @@ class Line:
             if wait and self.interrupts != interrupts:
                 raise
         try:
-            return self._over(self._pool.connect(), request, wait), doubt
+            return self._over(self._pool.connect(), kind, request, wait), doubt
         except TransportError as error:
             if self.closed:
                 raise self._is_closed(doubt or error.may_have_happened) from error
@@ -115,8 +159,10 @@ class Line:
                 raise TransportError(reason=error.reason, may_have_happened=True) from error
             raise
 
-    def _over(self, connection: Connection, request: bytes, wait: float) -> Answer:
+    def _over(self, connection: Connection, kind: Operation, request: bytes, wait: float) -> Answer:
         active = self._active
+        if kind.brings_leases:
+            self._granting.add(connection)
         active.add(connection)
         if wait:
             self._parked.add(connection)
@@ -131,6 +177,10 @@ class Line:
             active.discard(connection)
             if wait:
                 self._parked.discard(connection)
+            if kind.brings_leases:
+                self._granting.discard(connection)
+                if self._cut is not None and not self._granting:
+                    self._cut.cancel()
         if answer.last or connection.finished:
             connection.close()
         else:

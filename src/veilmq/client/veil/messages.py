@@ -7,21 +7,35 @@ here is refused only what has no form on the wire. Source: docs/veil-protocol.md
 from collections.abc import Mapping
 from typing import Final
 
+from veilmq.client import checked
 from veilmq.client.errors import ServiceError
 from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Sent
 from veilmq.client.service_errors import port_name
 from veilmq.client.typed_attributes import size_bytes, typed, untyped
 from veilmq.model.errors import ParameterInvalid, VeilError, from_fields
 from veilmq.protocols.sqs.inputs import AttributeValue as WireValue
+from veilmq.protocols.sqs.operations import veil_shapes as shapes
 from veilmq.protocols.sqs.operations.veil_shapes import Failure, MessageIn, MessageOut, SentLine
 
+_DURATIONS: Final = (
+    ("delay", shapes.DELAY_SECONDS_MAX),
+    ("ttl", shapes.TIME_TO_LIVE_SECONDS_MAX),
+    ("lease_hint", shapes.LEASE_SECONDS_MAX),
+)
 _NONE: Final[Mapping[str, AttributeValue]] = {}
 
 
 def wire_of(message: str | Message) -> MessageIn:
-    """Raises ParameterInvalid for an attribute of a type that has none on the wire."""
+    """Raises ParameterInvalid for an attribute of a type that has none on the wire, and for a number that is out of
+    range: of NaN and infinity JSON would say nothing."""
     if isinstance(message, str):
         return MessageIn(body=message)
+    for field, seconds_max in _DURATIONS:
+        seconds = getattr(message, field)
+        if seconds is not None:
+            checked.seconds(seconds, field, 0, seconds_max)
+    if message.priority is not None:
+        checked.whole(message.priority, "priority", 1, shapes.PRIORITY_MAX)
     return MessageIn(
         body=message.body,
         attributes=_wire_values(message.attributes) if message.attributes else None,

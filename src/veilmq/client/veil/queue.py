@@ -8,13 +8,16 @@ done its work. `lease_end` counts from the grant: from when the request left, an
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import Clock
 from veilmq.client.cloud_queue import CloudQueue
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
+from veilmq.client.prepared import as_message, attempt, through
 from veilmq.client.queue_attributes import FIFO_SUFFIX
 from veilmq.client.requests import in_requests, split
+from veilmq.client.unreadable import log
 from veilmq.client.veil.line import Line, Operation, operation
 from veilmq.client.veil.messages import failure_of, peeked_of, received_of, sent_of, wire_bytes, wire_of
 from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from veilmq.client.veil.account import VeilAccount
 
 _SEND: Final = operation("VeilMQ.Send", shapes.SendResult, repeatable=False)
-_RECEIVE: Final = operation("VeilMQ.Receive", shapes.MessagesResult, repeatable=False)
+_RECEIVE: Final = operation("VeilMQ.Receive", shapes.MessagesResult, repeatable=False, brings_leases=True)
 _EXTEND: Final = operation("VeilMQ.Extend", shapes.FailuresResult, repeatable=True)
 _DELETE: Final = operation("VeilMQ.Delete", shapes.FailuresResult, repeatable=True)
 _PEEK: Final = operation("VeilMQ.Peek", shapes.MessagesResult, repeatable=True)
@@ -87,19 +90,16 @@ class VeilQueue(CloudQueue):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """VeilMQ.Send, as often as it takes."""
-        results: list[Sent | VeilError | None] = []
-        entries: list[tuple[shapes.MessageIn, int]] = []
-        for message in messages:
-            try:
-                wire = _fitting(message, self._capabilities)
-            except VeilError as error:
-                results.append(error)
-            else:
-                entries.append((wire, wire_bytes(wire)))
-                results.append(None)
-        pieces = split(entries, shapes.ENTRIES_MAX, shapes.REQUEST_BYTES_MAX, lambda entry: entry[1])
-        outcomes = in_requests(pieces, self._send_piece)
-        return [next(outcomes) if result is None else result for result in results]
+
+        def made(message: str | Message) -> tuple[shapes.MessageIn, int]:
+            wire = _fitting(message, self._capabilities)
+            return wire, wire_bytes(wire)
+
+        def in_batches(good: Sequence[tuple[shapes.MessageIn, int]]) -> list[Sent | VeilError]:
+            pieces = split(good, shapes.ENTRIES_MAX, shapes.REQUEST_BYTES_MAX, lambda entry: entry[1])
+            return list(in_requests(pieces, self._send_piece))
+
+        return through([attempt(made, message) for message in messages], in_batches)
 
     def _send_piece(self, entries: Sequence[tuple[shapes.MessageIn, int]]) -> list[Sent | VeilError]:
         return self._send([wire for wire, _ in entries], sum(size for _, size in entries))
@@ -114,10 +114,9 @@ class VeilQueue(CloudQueue):
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """VeilMQ.Receive. An empty list also if the queue is closed or interrupted meanwhile."""
         self._check_count(count_max)
-        if not 0 <= wait <= shapes.WAIT_SECONDS_MAX:
-            reason = f"must be from 0 to {shapes.WAIT_SECONDS_MAX} s, not {wait}"
-            raise ParameterInvalid(parameter="wait", reason=reason)
-        _check_lease(lease or 0.0)
+        checked.seconds(wait, "wait", 0, shapes.WAIT_SECONDS_MAX)
+        if lease is not None:
+            _check_lease(lease)
         given = shapes.ReceiveInput(queue=self._path, count_max=count_max, lease=lease, wait=wait)
         was_open, interrupts = not self._line.closed, self._line.interrupts
         started = self._clock.monotonic()
@@ -127,41 +126,69 @@ class VeilQueue(CloudQueue):
             if (was_open and self._line.closed) or (wait and self._line.interrupts != interrupts):
                 return []  # the server gives back what it was about to hand out
             raise
+        if self._line.closed:
+            self._give_back([message.handle for message in answer.messages])
+            return []
         granted_by = started + answer.waited
         return [received_of(message, granted_by, lease) for message in answer.messages]
+
+    def _give_back(self, handles: list[str]) -> None:
+        """The queue is closed, and nobody waits for these any more: let others have them at once."""
+        if not handles:
+            return
+        entries = [shapes.ExtendEntry(handle=handle, lease=0) for handle in handles]
+        try:
+            self._line.late(_EXTEND, shapes.ExtendInput(queue=self._path, entries=entries))
+        except VeilError as error:
+            log.warning("queue %s: messages could not be released: %s", self._name, error)
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
         """VeilMQ.Extend of one; with `body`, Azure's Update Message."""
         _check_lease(lease)
-        entry = shapes.ExtendEntry(handle=handle, lease=lease, body=body)
-        self._raise_first(self._failures(_EXTEND, shapes.ExtendInput(queue=self._path, entries=[entry])))
+        if body is not None:
+            checked.body(body)
+        self._change(shapes.ExtendEntry(handle=checked.handle(handle), lease=lease, body=body))
         return handle
+
+    def _change(self, entry: shapes.ExtendEntry) -> None:
+        self._raise_first(self._failures(_EXTEND, shapes.ExtendInput(queue=self._path, entries=[entry])))
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """VeilMQ.Extend, as often as it takes. The handles stay as they are."""
-        pieces = split(extensions, shapes.ENTRIES_MAX, 0, lambda entry: 0)
-        errors = in_requests(pieces, self._extend_piece)
+
+        def made(given: Extension) -> shapes.ExtendEntry:
+            extension = checked.extension(given)
+            _check_lease(extension.lease)
+            return shapes.ExtendEntry(handle=extension.handle, lease=extension.lease)
+
+        def in_batches(good: Sequence[shapes.ExtendEntry]) -> list[VeilError | None]:
+            return list(in_requests(split(good, shapes.ENTRIES_MAX, 0, lambda entry: 0), self._extend_piece))
+
+        errors = through([attempt(made, extension) for extension in extensions], in_batches)
         return [
             extension.handle if error is None else error for extension, error in zip(extensions, errors, strict=True)
         ]
 
-    def _extend_piece(self, extensions: Sequence[Extension]) -> list[VeilError | None]:
-        entries = [shapes.ExtendEntry(handle=each.handle, lease=each.lease) for each in extensions]
-        failures = self._failures(_EXTEND, shapes.ExtendInput(queue=self._path, entries=entries))
+    def _extend_piece(self, entries: Sequence[shapes.ExtendEntry]) -> list[VeilError | None]:
+        failures = self._failures(_EXTEND, shapes.ExtendInput(queue=self._path, entries=list(entries)))
         return [failures.get(index) for index in range(len(entries))]
 
     def release(self, handle: str, delay: float = 0) -> None:
         """VeilMQ.Extend to `delay` seconds."""
-        self.extend(handle, delay)
+        checked.seconds(delay, "delay", 0, shapes.LEASE_SECONDS_MAX)
+        self._change(shapes.ExtendEntry(handle=checked.handle(handle), lease=delay))
 
     def delete(self, handle: str) -> None:
         """VeilMQ.Delete of one."""
-        self._raise_first(self._delete([handle]))
+        self._raise_first(self._delete([checked.handle(handle)]))
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """VeilMQ.Delete, as often as it takes."""
-        pieces = split(handles, shapes.ENTRIES_MAX, 0, lambda handle: 0)
-        return list(in_requests(pieces, self._delete_piece))
+
+        def in_batches(good: Sequence[str]) -> list[VeilError | None]:
+            return list(in_requests(split(good, shapes.ENTRIES_MAX, 0, lambda handle: 0), self._delete_piece))
+
+        return through([attempt(checked.handle, handle) for handle in handles], in_batches)
 
     def _delete_piece(self, handles: Sequence[str]) -> list[VeilError | None]:
         failures = self._delete(list(handles))
@@ -211,8 +238,9 @@ class VeilQueue(CloudQueue):
             raise failures[0]
 
 
-def _fitting(message: str | Message, able: Capabilities) -> shapes.MessageIn:
+def _fitting(given: str | Message, able: Capabilities) -> shapes.MessageIn:
     """The message on the wire. What no server of ours does, what is too large and what has no UTF-8 is refused here."""
+    message = given if isinstance(given, str) else as_message(given)
     if not isinstance(message, str):
         if message.deduplication_id is not None and not able.native_fifo:
             raise CapabilityMissing(capability="deduplication")
@@ -231,8 +259,7 @@ def _fitting(message: str | Message, able: Capabilities) -> shapes.MessageIn:
 
 
 def _check_lease(lease: float) -> None:
-    if not 0 <= lease <= shapes.LEASE_SECONDS_MAX:
-        raise ParameterInvalid(parameter="lease", reason=f"must be from 0 to {shapes.LEASE_SECONDS_MAX} s, not {lease}")
+    checked.seconds(lease, "lease", 0, shapes.LEASE_SECONDS_MAX)
 
 
 def _other_count() -> TransportError:

@@ -69,6 +69,9 @@ class Counts:
         self._in_hand = 0
         self._over = False
 
+    def __repr__(self) -> str:
+        return f"Counts(received={self.received}, outcomes={self.outcomes}, failures={self.failures})"
+
     @property
     def received(self) -> int:
         """Messages received."""

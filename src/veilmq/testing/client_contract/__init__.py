@@ -25,6 +25,7 @@ from veilmq.testing.client_contract.options import TestOptions
 from veilmq.testing.client_contract.receives import TestReceives
 from veilmq.testing.client_contract.stage import ClientAccount, Stage, stage
 from veilmq.testing.client_contract.threads import TestThreads
+from veilmq.testing.client_contract.values import TestValues
 from veilmq.testing.client_contract.waiting import TestWaiting
 
 SUITE = (
@@ -38,6 +39,7 @@ SUITE = (
     TestOptions,
     TestReceives,
     TestThreads,
+    TestValues,
     TestWaiting,
 )
 SUITE_WITHOUT_FIFO = tuple(TestNoFifo if cases is TestFifo else cases for cases in SUITE)

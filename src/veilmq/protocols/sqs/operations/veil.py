@@ -21,7 +21,7 @@ from veilmq.model.commands import (
     Receive,
     Send,
 )
-from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError, as_fields
+from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Purged, QueueCreated, QueueDeleted, QueueDescribed, Received, Sent
@@ -37,7 +37,7 @@ from veilmq.protocols.sqs.operations import queues
 from veilmq.protocols.sqs.operations import veil_shapes as shapes
 from veilmq.protocols.sqs.operations.judging import note
 from veilmq.protocols.sqs.operations.meeting import compared
-from veilmq.protocols.sqs.operations.veil_messages import checked_body, message_of
+from veilmq.protocols.sqs.operations.veil_messages import checked_body, failure_of, message_of
 
 Input = TypeVar("Input")
 
@@ -95,10 +95,6 @@ def _check_queue(call: Call, outcomes: Sequence[Outcome]) -> None:
         raise fault_of(outcomes[0], call.commands[0])
 
 
-def _failure(error: VeilError) -> shapes.Failure:
-    return shapes.Failure(name=type(error).__name__, fields=as_fields(error), message=str(error))
-
-
 def plan_send(asked: Asked, given: shapes.SendInput) -> Plan:
     """VeilMQ.Send."""
     queue = _queue(asked, given.queue)
@@ -122,7 +118,7 @@ def answer_send(call: Call, outcomes: Sequence[Outcome]) -> shapes.SendResult:
     for place in call.memo:
         outcome = place if isinstance(place, VeilError) else outcomes[place]
         if isinstance(outcome, VeilError):
-            lines.append(shapes.SentLine(error=_failure(outcome)))
+            lines.append(shapes.SentLine(error=failure_of(outcome)))
             continue
         assert isinstance(outcome, Sent)
         command = call.commands[place]
@@ -187,7 +183,7 @@ def answer_failures(call: Call, outcomes: Sequence[Outcome]) -> shapes.FailuresR
     for index, place in enumerate(call.memo):
         outcome = place if isinstance(place, VeilError) else outcomes[place]
         if isinstance(outcome, VeilError):
-            failures.append(shapes.FailedEntry(index=index, error=_failure(outcome)))
+            failures.append(shapes.FailedEntry(index=index, error=failure_of(outcome)))
     return shapes.FailuresResult(failures=failures or None)
 
 

@@ -1,0 +1,104 @@
+"""What a caller gave, checked before anything leaves: numbers in their ranges, handles and messages by their types.
+
+Strategy: one place for all adapters, so that what is wrong is the same error wherever the queue is, and an entry of a
+batch that is wrong costs its neighbours nothing. A duration is an int or a float and no bool; a count is an int. NaN is
+in no range. What the service alone knows is left to it.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from veilmq.client.messages import Extension, Message
+from veilmq.model.errors import ParameterInvalid, ReceiptInvalid
+
+_BITS_MAX: Final = 63
+"""Of a duration, so that it has a float and a place in every protocol."""
+_CHARACTERS_MAX: Final = 80
+_TEXTS: Final = ("group", "deduplication_id", "type", "tag")
+_DURATIONS: Final = ("delay", "ttl", "lease_hint")
+
+
+def whole(value: Any, parameter: str, least: int, most: int) -> int:
+    """A whole number in a range. Raises ParameterInvalid."""
+    if isinstance(value, int) and type(value) is not bool and least <= value <= most:
+        return value
+    raise ParameterInvalid(
+        parameter=parameter, reason=f"must be a whole number from {least} to {most}, not {_said(value)}"
+    )
+
+
+def seconds(value: Any, parameter: str, least: float, most: float) -> float:
+    """A duration in a range. Raises ParameterInvalid."""
+    if _is_number(value) and least <= value <= most:
+        return value  # type: ignore[no-any-return]
+    reason = f"must be a number of seconds from {_shown(least)} to {_shown(most)}, not {_said(value)}"
+    raise ParameterInvalid(parameter=parameter, reason=reason)
+
+
+def handle(value: Any) -> str:
+    """A handle. Raises ReceiptInvalid for what is no text."""
+    if isinstance(value, str):
+        return value
+    raise ReceiptInvalid(reason=f"it is no str but a {type(value).__name__}")
+
+
+def extension(value: Any) -> Extension:
+    """An entry of an extend_batch. Raises ParameterInvalid, ReceiptInvalid."""
+    if not isinstance(value, Extension):
+        raise ParameterInvalid(parameter="extension", reason=f"must be an Extension, not {type(value).__name__}")
+    handle(value.handle)
+    return value
+
+
+def body(value: Any) -> str:
+    """A body. Raises ParameterInvalid for what is no text."""
+    if isinstance(value, str):
+        return value
+    raise ParameterInvalid(parameter="body", reason=f"must be a str, not {type(value).__name__}: encode bytes")
+
+
+def fields(message: Message) -> Message:
+    """The message. Raises ParameterInvalid for a field that is not of its type, whether the queue has it or not."""
+    body(message.body)
+    _check_names(message.attributes)
+    for field in _TEXTS:
+        text = getattr(message, field)
+        if text is not None and not isinstance(text, str):
+            raise ParameterInvalid(parameter=field, reason=f"must be a str, not {type(text).__name__}")
+    for field in _DURATIONS:
+        value = getattr(message, field)
+        if value is not None and not _is_number(value):
+            raise ParameterInvalid(parameter=field, reason=f"must be a number of seconds, not {_said(value)}")
+    priority: Any = message.priority
+    if priority is not None and (not isinstance(priority, int) or type(priority) is bool):
+        raise ParameterInvalid(parameter="priority", reason=f"must be a whole number, not {_said(priority)}")
+    return message
+
+
+def _check_names(attributes: object) -> None:
+    if not isinstance(attributes, Mapping):
+        reason = f"must be a mapping of names to values, not {type(attributes).__name__}"
+        raise ParameterInvalid(parameter="attributes", reason=reason)
+    for name in attributes:
+        if not isinstance(name, str):
+            reason = f"a name must be a str, not {type(name).__name__}"
+            raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=reason)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, int):
+        return type(value) is not bool and value.bit_length() <= _BITS_MAX
+    return isinstance(value, float)
+
+
+def _shown(bound: float) -> str:
+    return str(int(bound)) if math.isfinite(bound) and bound == int(bound) else str(bound)
+
+
+def _said(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an int beyond what Python prints
+        return "so many digits"
+    return text if len(text) <= _CHARACTERS_MAX else f"{text[:_CHARACTERS_MAX]}..."
