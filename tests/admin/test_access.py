@@ -115,7 +115,7 @@ def test_metrics_need_a_token_from_any_other_peer_whatever_its_host(peer: tuple[
     async def send(message: Any) -> None:
         answers.extend(message["status"] for _ in range("status" in message))
 
-    scope = {"type": "http", "path": "/metrics", "headers": [(b"host", b"127.0.0.1")], "client": peer}
+    scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": [(b"host", b"127.0.0.1")], "client": peer}
     asyncio.run(Access(app, TOKEN, lambda: KEYS)(scope, app, send))
     assert answers == [status]
 
@@ -349,3 +349,22 @@ def test_a_token_that_can_be_guessed_is_refused() -> None:
 
     with pytest.raises(ValueError, match="16 characters"):
         Access(nothing, "", DevelopmentKeyring)
+
+
+def test_the_log_tells_who_was_refused(checked: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "veilmq.admin"):
+        HTTP.get(checked + QUEUES)
+        HTTP.get(checked + QUEUES, headers=basic("sender", "hush"))
+        HTTP.get(checked + QUEUES, headers=basic("secret of sender", "sender"))
+        HTTP.put(checked + ORDERS, headers=basic("sender"))
+        HTTP.get(checked + ORDERS + "-9", headers=BEARER)
+    told = [record.getMessage() for record in caplog.records]
+    unknown = "refused with 401: the access key is unknown, or its secret is another"
+    assert [line.partition("send `")[0] for line in told] == [
+        f"GET {QUEUES} from 127.0.0.1: refused with 401: this is the admin port: ",
+        f"GET {QUEUES} from 127.0.0.1 by sender: {unknown}",
+        f"GET {QUEUES} from 127.0.0.1: {unknown}",
+        f"PUT {ORDERS} from 127.0.0.1 by sender: 403 not_granted: the key was not granted create-queue on "
+        "111111111111/orders",
+        f"GET {ORDERS}-9 from 127.0.0.1: 404 QueueMissing: no queue 111111111111/us-east-1/orders-9",
+    ]

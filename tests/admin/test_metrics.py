@@ -169,6 +169,8 @@ def test_a_full_disk_is_a_reason(running: Any, tmp_path: Path) -> None:
         server.store._writer.disk_low = 5
         answer = httpx.get(server.url + "/health/ready")
         assert (answer.status_code, list(answer.json()["reasons"])) == (503, ["disk"])
+        needed = server.store.directory.needed_bytes()
+        assert f"refused until {needed} are" in answer.json()["reasons"]["disk"]
 
 
 def test_move_tasks_are_counted(http: httpx.Client, server: Any) -> None:

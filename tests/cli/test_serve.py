@@ -19,6 +19,7 @@ from joserfc.jwk import ECKey
 from tests.cli.conftest import Serve
 from tests.server.test_listener_tls import CERTIFICATE, KEY
 
+from veilmq.admin.connection import HEAD_S
 from veilmq.store.sqlite import history
 from veilmq.store.sqlite.connections import open_reader
 from veilmq.store.sqlite.directory import DATABASE, read_holder
@@ -203,6 +204,20 @@ def test_keys_are_checked_and_read_again_on_sighup(serve: Serve, keys: Path, loo
     assert "hush" not in server.told()
 
 
+def test_the_log_tells_who_was_refused(serve: Serve, keys: Path) -> None:
+    keys.write_text(KEYS + 'grants = [{ actions = ["send"] }]\n')
+    server = serve("--credentials", str(keys)).ready()
+    for key, secret in (("AK1", "hush-one"), ("AK1", "hush-two"), ("hush-one", "AK1")):
+        with pytest.raises(ClientError):
+            server.sqs(key, secret).purge_queue(QueueUrl=f"{server.url}/111111111111/orders")
+    asked = "POST / AmazonSQS.PurgeQueue from 127.0.0.1"
+    server.wait_for(f"sqs: AK1 may not purge: {asked} by AK1 of 111111111111/us-east-1/orders")
+    server.wait_for(f"sqs: {asked} by AK1: refused with 403: ")
+    server.wait_for(f"sqs: {asked}: refused with 403: ")
+    assert server.stop() == 0
+    assert "hush" not in server.told()
+
+
 def test_an_issuer_has_its_keys_read_again_on_sighup(serve: Serve, keys: Path, tmp_path: Path) -> None:
     issued = tmp_path / "issued.json"
     issued.write_text(json.dumps({"keys": [ECKey.generate_key("P-256").as_dict(private=False)]}))
@@ -259,6 +274,42 @@ def test_a_parked_receive_is_answered_at_shutdown(serve: Serve, loop: dict[str, 
     poll.close()
 
 
+def test_a_receive_parked_by_the_admin_port_is_answered_at_shutdown(serve: Serve, loop: dict[str, str]) -> None:
+    server = serve(**loop).ready()
+    server.sqs().create_queue(QueueName="orders")
+    address, bearer = urlsplit(server.admin).netloc, (server.data / "admin-token").read_text().strip()
+    poll = HTTPConnection(address, timeout=30)
+    headers = {"Authorization": f"Bearer {bearer}"}
+    poll.request("POST", "/api/v1/queues/000000000000/us-east-1/orders/receive", '{"wait_us": 20000000}', headers)
+    while "veilmq_waiters 1.0" not in urllib.request.urlopen(server.admin + "/metrics", timeout=10).read().decode():
+        pass
+    assert server.stop() == 0
+    answer = poll.getresponse()
+    assert (answer.status, json.loads(answer.read())) == (200, {"messages": []})
+    assert "cut off" not in server.told()
+    assert "Traceback" not in server.told()
+    poll.close()
+
+
+def test_a_slow_reader_of_a_backup_is_cut_off_at_shutdown(serve: Serve, loop: dict[str, str]) -> None:
+    server = serve(**loop).ready()
+    sqs = server.sqs()
+    url = sqs.create_queue(QueueName="orders")["QueueUrl"]
+    for _ in range(40):
+        sqs.send_message(QueueUrl=url, MessageBody="x" * 500_000)
+    bearer, host = (server.data / "admin-token").read_text().strip(), urlsplit(server.admin)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.settimeout(30)
+        slow.connect((host.hostname, host.port))
+        slow.sendall(b"POST /api/v1/backup HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n")
+        slow.sendall(f"Authorization: Bearer {bearer}\r\n\r\n".encode())
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        assert server.stop() == 0
+    assert "admin: 1 connections are cut off" in server.told()
+    assert not [line for line in server.logs if line.get("level") == "error" or "traceback" in line]
+
+
 def test_a_second_signal_does_not_wait_for_slow_clients(serve: Serve, loop: dict[str, str]) -> None:
     server = serve("--body-deadline-s", "600", "--shutdown-deadline-s", "600", **loop).ready()
     server.sqs().create_queue(QueueName="orders")
@@ -303,6 +354,20 @@ def test_tls_is_on_every_port(serve: Serve, tmp_path: Path, loop: dict[str, str]
         assert url.startswith("https://127.0.0.1:")
         with urllib.request.urlopen(url, timeout=10, context=trust) as answer:
             assert answer.status == 200
+    assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_handshake_that_never_comes_is_dropped_by_the_admin_port(
+    serve: Serve, tmp_path: Path, loop: dict[str, str]
+) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(KEY)
+    server = serve("--tls-cert", str(certificate), "--tls-key", str(key), **loop).ready()
+    address = urlsplit(server.admin)
+    with socket.create_connection((address.hostname, address.port), timeout=2 * HEAD_S) as silent:
+        assert silent.recv(1) == b""
     assert server.stop() == 0
 
 

@@ -177,3 +177,12 @@ def test_what_is_no_network_ends_the_start(given: str) -> None:
     with pytest.raises(Failure, match=r"^--push-allow: expected networks such as"):
         resolve({"push_allow": given}, {})
     assert resolve({"push_allow": " 10.0.0.0/8, fd00::/8,"}, {}).settings.push_allow == ("10.0.0.0/8", "fd00::/8")
+
+
+def test_a_variable_that_is_set_up_for_the_commands_is_told() -> None:
+    with pytest.raises(Failure, match=r"^VEILMQ_ADMIN: expected HOST:PORT") as failed:
+        resolve({}, {"VEILMQ_ADMIN": "https://mq.example.com:9325"})
+    assert "to other commands, where they find a server" in failed.value.advice
+    with pytest.raises(Failure) as failed:
+        resolve({}, {"VEILMQ_SQS": "https://mq.example.com"})
+    assert failed.value.advice == ""

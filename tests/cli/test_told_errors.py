@@ -81,13 +81,13 @@ def _refused(body: Callable[[HttpDoor], object], admin: str) -> None:
     "ask",
     [
         lambda door: door.run("receive", QUEUE, {})["messages"],
-        lambda door: door.own_account(),
+        lambda door: door.home(None),
         lambda door: list(door.queues("*", None, "")),
         lambda door: list(door.topics("*", None, "")),
         lambda door: list(door.moves("*", None, "")),
         lambda door: door.trace("0" * 32)["events"],
     ],
-    ids=["run", "own_account", "queues", "topics", "moves", "trace"],
+    ids=["run", "home", "queues", "topics", "moves", "trace"],
 )
 def test_a_port_of_another_server_is_told(answering: Answering, ask: Callable[[HttpDoor], object], body: bytes) -> None:
     _refused(ask, answering(body))
@@ -320,7 +320,7 @@ def test_a_port_that_speaks_no_http_is_told(tmp_path: Path) -> None:
         threading.Thread(target=speak, daemon=True).start()
         door = HttpDoor(f"127.0.0.1:{server.getsockname()[1]}", None)
         with pytest.raises(Failure, match="BadStatusLine") as refused:
-            door.own_account()
+            door.home(None)
         door.close()
     assert refused.value.code is Exit.ADDRESS
 

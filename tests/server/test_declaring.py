@@ -76,10 +76,21 @@ def test_a_change_of_one_among_many_is_made(called: Called) -> None:
 
 def test_one_that_is_refused_is_named(called: Called) -> None:
     called.declare('[[queue]]\nname = "First_"\nalias = "the-name"')
-    with pytest.raises(FileInvalid, match="queue Second_"):
+    with pytest.raises(FileInvalid, match="line 3: queue Second_: alias: the-name is another queue's name or alias"):
         called.declare('[[queue]]\nname = "other"\n[[queue]]\nname = "Second_"\nalias = "the-name"')
+    called.declare('[[queue]]\nname = "Second_"\nalias = "own"')
+    with pytest.raises(FileInvalid, match="line 1: queue Second_: alias: the-name is another queue's name or alias"):
+        called.declare('[[queue]]\nname = "Second_"\nalias = "the-name"')
 
 
 def test_a_name_that_is_an_alias_is_told(called: Called) -> None:
-    with pytest.raises(FileInvalid, match="queue taken: another queue has this name as its alias"):
+    with pytest.raises(FileInvalid, match="line 4: queue taken: another queue has this name as its alias"):
         called.declare('[[queue]]\nname = "Orders_1"\nalias = "taken"\n[[queue]]\nname = "taken"\n')
+
+
+def test_content_deduplication_is_switched_off(called: Called) -> None:
+    key = QueueKey(HOME.id, HOME.home_region, "orders.fifo")
+    for wanted in ("true", "false"):
+        called.declare(f'[[queue]]\nname = "orders.fifo"\ncontent_deduplication = {wanted}')
+        info = expect(called.do(DescribeQueue(queue=key, origin=TESTER)), QueueDescribed).info
+        assert str(info.settings.content_deduplication).lower() == wanted

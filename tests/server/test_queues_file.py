@@ -112,6 +112,34 @@ def test_a_duration_goes_as_far_as_the_widest_cloud(tmp_path: Path) -> None:
     }
 
 
+def test_a_setting_that_is_switched_off_is_declared_so(tmp_path: Path) -> None:
+    (queue,) = declared(tmp_path, '[[queue]]\nname = "a.fifo"\ncontent_deduplication = false').queues
+    assert queue.change.change == {"fifo": True, "content_deduplication": False}
+    text = "queues { a.fifo { fifo = true, contentBasedDeduplication = false } }".replace("a.fifo", '"a.fifo"')
+    (queue,) = declared(tmp_path, text, "elasticmq.conf").queues
+    assert queue.change.change == {"fifo": True, "content_deduplication": False}
+    (queue,) = declared(tmp_path, '[[queue]]\nname = "a"\ncontent_deduplication = false').queues
+    assert queue.change.change == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("queues.toml", '[[queue]]\nname = "a"'), ("elasticmq.conf", "queues { a { } }")]
+)
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str, text: str) -> None:
+    (queue,) = declared(tmp_path, "\ufeff" + text, name).queues
+    assert queue.create.queue == key("a")
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf\n\n\xff")
+    with pytest.raises(FileInvalid, match="line 3: is not UTF-8"):
+        read(tmp_path / name, [HOME])
+
+
+def test_an_alias_is_one_queues_in_each_place(tmp_path: Path) -> None:
+    text = '[[queue]]\nname = "A"\nalias = "the-name"\n[[queue]]\nname = "B"\nregion = "{}"\nalias = "the-name"'
+    assert len(declared(tmp_path, text.format("us-west-2")).queues) == 2
+    with pytest.raises(FileInvalid, match=r"line 7: queue B: alias: the-name is the alias of queue A \(line 3\)"):
+        declared(tmp_path, text.format("eu-west-1"))
+
+
 BAD = [
     ('name = "a"\nvisibility = 3', ["line 3", "queue a", "unknown key visibility", "visibility_timeout"]),
     ('name = "a"\nvisibility_timeout = "30 parsecs"', ["line 3", "queue a", "visibility_timeout", "12h"]),
@@ -140,6 +168,9 @@ BAD = [
         '[[queue]]\nname = "b"\ndead_letter = { queue = "a", receive_count_max = 1 }',
         ["line 1", "circle"],
     ),
+    ('name = "a"\ntags = { team = "a\\u0001" }', ["line 3", "queue a: tags: a character of 'a\\x01' is not allowed"]),
+    ('name = "a"\ntags = { "\\uFFFE" = "a" }', ["line 3", "tags: a character"]),
+    ('name = "a"\n[queue.tags]\n' + "".join(f't{n} = "x"\n' for n in range(51)), ["line 3", "at most 50"]),
     ('name = "a', ["not TOML"]),
     ('name = "a"\n[queues]', ["line 3", "unknown table queues"]),
 ]
@@ -213,11 +244,52 @@ def test_elasticmq(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "queues\n{\n orders\n # here\n {\n delay\n =\n 5 seconds\n }\n}",
+        "queues {\n\u00a0orders\u2007{ delay = 5\u00a0seconds } }",
+        'queues."orders" { delay = 5 s }',
+        '"queues".ord"ers".delay = "5\\u0020s"',
+        'x = [1, {a = [[], "b"]}\n ${y}z\n], y { z = ${?HOME}/a, b = [] [c] }\nqueues { orders { delay = 5 s } }',
+        "queues { orders { delay = [1], delay = 5 s } }",
+    ],
+)
+def test_layouts_of_hocon(tmp_path: Path, text: str) -> None:
+    """The specification of HOCON, "Whitespace", "Path expressions": only values end with their line."""
+    (queue,) = declared(tmp_path, text, "elasticmq.conf").queues
+    assert queue.create.queue == key("orders")
+    assert queue.create.change == {"delay_us": 5_000_000}
+
+
+def test_objects_of_one_name_are_joined_however_deep(tmp_path: Path) -> None:
+    """The specification of HOCON, "Duplicate keys"; what is no object stands in between."""
+    text = """
+        queues { a { tags { x = 1, y = 1, z = "1\\t2" }, delay = 5 s } }
+        queues { a { tags { y = 2 } } }
+        queues.a.tags.w = 3
+        queues { b { delay = 1 s }, b = null, b { fifo = false } }
+    """
+    a, b = declared(tmp_path, text, "elasticmq.conf").queues
+    assert a.create.change == {"delay_us": 5_000_000, "tags": {"x": "1", "y": "2", "z": "1\t2", "w": "3"}}
+    assert b.create.change == {}
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("queues {\n a {\n colour = red\n }\n}", ["line 3", "queue a: colour", "unknown key", "deadLettersQueue"]),
         ("queues { a { delay = soon } }", ["line 1", "queue a: delay", "duration"]),
-        ("queues {\n a { delay = ${x} } }", ["line 2", "'$'"]),
+        ("queues {\n a { delay = ${x} } }", ["line 2", "queue a: delay: the reference ${x} is not supported"]),
+        ("queues {\n a { copyTo = [b] } }", ["line 2", "queue a: copyTo: a list is not supported"]),
+        ("queues {\n a = [] }", ["line 2", "queue a: expected {"]),
+        ("aws {\n region = ${?R} }", ["line 2", "aws: region: the reference"]),
+        ("x = [\n1", ["line 1", "without its end"]),
+        ("x = 1]", ["line 1", "expected a key, not ']'"]),
+        ("x = $y", ["line 1", "'$'"]),
+        ("queues { a..b = 1 }", ["cannot read the key"]),
+        ("queues." + "a." * 20 + "b = 1", ["too deep"]),
+        ("x = " + "[" * 50, ["too deep"]),
+        ('x = "\\ud800"', ["line 1", "cannot read"]),
         ("queues { a { fifo = maybe } }", ["true or false"]),
         ("queues { a { tags = x } }", ["expected {"]),
         ("queues { a { delay { } } }", ["expected a value"]),

@@ -8,10 +8,14 @@ from typing import cast
 import msgspec
 import pytest
 
+from veilmq.model.commands import PurgeQueue, Sweep
+from veilmq.model.instant import SECOND_US
 from veilmq.store.sqlite import connections
 from veilmq.store.sqlite.connections import Checkpointer
+from veilmq.store.sqlite.directory import DATABASE
+from veilmq.store.sqlite.options import MIB
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.contract.stage import Stage, sending
+from veilmq.testing.contract.stage import TESTER, Stage, sending
 from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 TEXT = "x" * 4_000
@@ -131,3 +135,47 @@ def test_a_commit_does_not_wait_for_a_checkpoint_that_has_not_let_the_wal_grow(
         stage.send(queue, TEXT)
     assert checkpointer.wal_pages < 3 * checkpointer._pages_max
     assert not store_of(stage).commit_takes_long
+
+
+def test_what_the_database_gave_up_is_cut_from_the_file_however_short_the_wal(tmp_path: Path) -> None:
+    stage = Stage(SqliteFactory(tmp_path / "data"))
+    checkpointer, file = store_of(stage).checkpointer, tmp_path / "data" / DATABASE
+    queue = stage.create()
+    stage.batch([sending(queue, "x" * 500_000)] * 60)
+    assert checkpointer._bulk is not None
+    checkpointer._bulk.join()
+    checkpointer.finish()
+    full, bulk = file.stat().st_size, checkpointer._bulk
+    checkpointer.give_back()
+    assert checkpointer._bulk is bulk, "nothing to cut yet"
+    stage.do(PurgeQueue(queue=queue, origin=TESTER))
+    for _ in range(100):
+        stage.do(Sweep())
+    assert file.stat().st_size == full
+    checkpointer.give_back()
+    assert checkpointer._bulk is not bulk
+    (bulk := checkpointer._bulk).join()
+    assert file.stat().st_size < full - 8 * MIB
+    checkpointer.give_back()
+    assert checkpointer._bulk is bulk
+    stage.store.close()
+
+
+def test_while_the_disk_is_low_the_file_of_an_emptied_queue_is_cut(tmp_path: Path) -> None:
+    stage = Stage(SqliteFactory(tmp_path / "data"))
+    store, file = store_of(stage), tmp_path / "data" / DATABASE
+    queue = stage.create()
+    stage.batch([sending(queue, "x" * 500_000)] * 60)
+    assert store.checkpointer._bulk is not None
+    store.checkpointer._bulk.join()
+    store.checkpointer.finish()
+    full = file.stat().st_size
+    stage.do(PurgeQueue(queue=queue, origin=TESTER))
+    store.directory.free_bytes = lambda: -1  # type: ignore[method-assign] # a disk that is full of something else
+    for _ in range(100):
+        stage.later(SECOND_US)
+        stage.do(Sweep())
+        store.checkpointer._bulk.join()
+    assert store.disk_low
+    assert file.stat().st_size < full - 8 * MIB
+    stage.store.close()

@@ -29,6 +29,16 @@ logger = logging.getLogger("veilmq.admin")
 
 _FORWARDED: Final = (b"forwarded", b"x-forwarded-for")
 _CREDENTIALS_BYTES_MAX: Final = 4_096
+_PATH_CHARACTERS: Final = 200
+"""Of a path in the log."""
+
+
+class _SecretWrong(Refused):
+    """No such key, or not its secret. key_id: of a key that there is; any other may be a secret itself."""
+
+    def __init__(self, key_id: str | None) -> None:
+        super().__init__(401, "not_authenticated", "the access key is unknown, or its secret is another")
+        self.key_id = key_id
 
 
 class Caller(NamedTuple):
@@ -103,7 +113,8 @@ class Access:
         try:
             scope["veilmq.caller"] = self._caller(scope)
         except Refused as refused:
-            logger.info("%s refused: %s", scope["path"], refused.message, extra={"request": request_id})
+            told = asked(scope, refused.key_id if isinstance(refused, _SecretWrong) else None)
+            logger.info("%s: refused with %d: %s", told, refused.status, refused.message, extra={"request": request_id})
             await _refuse(send, refused, request_id)
             return
         scope["veilmq.request_id"] = request_id
@@ -162,8 +173,15 @@ def _key_of(given: bytes, keyring: Keyring) -> AccessKey:
     key = keyring.find(key_id)
     expected = b"\0" if key is None else key.secret.encode()
     if not compare_digest(secret.encode(), expected) or key is None or key.session_token is not None:
-        raise Refused(401, "not_authenticated", "the access key is unknown, or its secret is another")
+        raise _SecretWrong(None if key is None else key_id)
     return key
+
+
+def asked(scope: Scope, key_id: str | None) -> str:
+    """Who asks for what, for the log."""
+    peer = scope.get("client")
+    who = (f" from {peer[0]}" if peer else "") + (f" by {key_id}" if key_id else "")
+    return f"{scope['method']} {scope['path'][:_PATH_CHARACTERS]}{who}"
 
 
 def _is_loopback(peer: tuple[str, int] | None) -> bool:

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from veilmq.admin.access import Caller
+from veilmq.admin.access import Caller, asked
 from veilmq.admin.errors import STATUS, Refused, described
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
@@ -80,7 +80,9 @@ async def in_thread(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
 def _error_answer(request: Request, status: int, body: dict[str, Any]) -> Response:
     request_id = request.scope.get("veilmq.request_id")
     said = f"{body['field']}: {body['message']}" if body["field"] else body["message"]
-    logger.info("%d %s: %s", status, body["error"], said, extra={"request": request_id})
+    key = caller_of(request).key
+    told = asked(request.scope, None if key is None else key.id)
+    logger.info("%s: %d %s: %s", told, status, body["error"], said, extra={"request": request_id})
     return answer(body | {"request_id": request_id}, status)
 
 
@@ -118,7 +120,7 @@ async def http_error(request: Request, error: Exception) -> Response:
 async def failed(request: Request, error: Exception) -> Response:
     """A bug: the log has it, the caller a request id to name."""
     request_id = request.scope.get("veilmq.request_id")
-    logger.error("a request failed", exc_info=error, extra={"request": request_id})
+    logger.error("%s: failed", asked(request.scope, None), exc_info=error, extra={"request": request_id})
     body: dict[str, Any] = {
         "error": "internal",
         "field": None,

@@ -121,8 +121,8 @@ def _reasons(service: Service) -> dict[str, str]:
     if broken is not None:
         return {"store": str(broken)}
     if service.store.disk_low:
-        free_bytes = service.store.directory.free_bytes()
-        return {"disk": f"{free_bytes} bytes are free: sends and creates are refused until there is space"}
+        free_bytes, needed_bytes = service.store.directory.free_bytes(), service.store.directory.needed_bytes()
+        return {"disk": f"{free_bytes} bytes are free: sends and creates are refused until {needed_bytes} are"}
     return {}
 
 

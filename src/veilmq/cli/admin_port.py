@@ -1,24 +1,27 @@
 """The admin port: the ASGI application of admin/ on uvicorn, in the loop of the service.
 
 Strategy: the socket is opened here, so that a port in use is an OSError like any other's; uvicorn only gets it handed.
-It may neither set up logs nor take the signals: both are the server's.
+It may neither set up logs nor take the signals: both are the server's. Nor does it end requests: it would log a
+traceback of each, so who takes too long at shutdown loses the connection here, as if the client had hung up.
 """
 
 import asyncio
+import logging
 import os
 import re
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from veilmq.admin.app import create_app
-from veilmq.admin.connection import Connection
+from veilmq.admin.connection import HEAD_S, Connection
 from veilmq.server.service import Service
 from veilmq.server.settings import Address, Settings
 from veilmq.store.sqlite.directory import DirectoryUnsafe
@@ -27,7 +30,12 @@ TOKEN_FILE: Final = "admin-token"
 _TOKEN_BYTES: Final = 32
 _TOKEN: Final = re.compile(rb"[!-~]{16,2048}")
 _GRACE_S: Final = 2
+"""For requests under way at shutdown."""
+_LEAVE_S: Final = 0.1
+"""For what serves a lost connection to notice."""
 _BACKLOG: Final = 128
+
+log = logging.getLogger("veilmq.serve")
 
 
 def token(directory: Path) -> str:
@@ -59,6 +67,34 @@ class _Server(uvicorn.Server):
         """Leave SIGTERM and SIGINT to the service."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's own, but that a TLS handshake has a deadline."""
+        await super().startup(sockets=[])
+        secure, loop = self.config.ssl, asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                self._connection,
+                sock=each,
+                backlog=_BACKLOG,
+                ssl=secure,
+                ssl_handshake_timeout=HEAD_S if secure else None,
+            )
+            for each in sockets or []
+        ]
+
+    def _connection(self) -> asyncio.Protocol:
+        return Connection(self.config, self.server_state, self.lifespan.state)
+
+
+def _cancellable(app: ASGIApp) -> ASGIApp:
+    """The same; a request that is cancelled ends without an error: its connection is lost already."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return answered
+
 
 class AdminPort:
     """Open from the construction on; answers while it is entered."""
@@ -66,7 +102,7 @@ class AdminPort:
     def __init__(self, service: Service, settings: Settings, bearer: str) -> None:
         """Raises OSError if the address cannot be had."""
         config = uvicorn.Config(
-            create_app(service, settings, bearer),
+            _cancellable(create_app(service, settings, bearer)),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -74,7 +110,6 @@ class AdminPort:
             http=Connection,
             ws="none",
             proxy_headers=False,
-            timeout_graceful_shutdown=_GRACE_S,
         )
         config.load()
         if service.certificate is not None:
@@ -92,9 +127,24 @@ class AdminPort:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.should_exit = True
+        await self._service.turn_away()
         self._service.shell.stats.dismiss_followers()
+        _, late = await asyncio.wait([self._serving], timeout=_GRACE_S)
+        if late:
+            await self._cut_off()
         await self._serving
         self._socket.close()
+
+    async def _cut_off(self) -> None:
+        """End what did not end by itself."""
+        state = self._server.server_state
+        log.warning("admin: %d connections are cut off: not done within %d s", len(state.connections), _GRACE_S)
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(_LEAVE_S)
+        for task in list(state.tasks):
+            task.cancel()
+        self._server.force_exit = True
 
 
 def _open(address: Address) -> socket.socket:

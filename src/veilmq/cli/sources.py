@@ -21,6 +21,10 @@ PREFIX: Final = "VEILMQ_"
 CONFIG: Final = "config"
 _OF_CLIENTS: Final = (f"{PREFIX}QUEUE", f"{PREFIX}TOKEN_FILE")
 """Read by other commands than `serve`."""
+_ADMIN_ADVICE: Final = (
+    "To serve it is the address where its own admin port listens; to other commands, where they find a server. "
+    "Unset it here, or give --admin."
+)
 _ALIKE: Final = 0.85
 """Of `difflib`: one or two letters of a name."""
 
@@ -56,7 +60,8 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Resolve
         try:
             values[name] = parse(name, value, from_text=from_text)
         except SettingInvalid as error:
-            raise Failure(Exit.USAGE, f"{source}: {error.allowed}") from None
+            advice = _ADMIN_ADVICE if source == variable("admin") and "://" in str(value) else ""
+            raise Failure(Exit.USAGE, f"{source}: {error.allowed}", advice) from None
     try:
         return Resolved(Settings(**values), frozenset(given), _misspelt(environment))
     except SettingInvalid as error:

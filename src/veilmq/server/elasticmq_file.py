@@ -1,25 +1,29 @@
 """ElasticMQ's configuration, as far as it declares queues: `queues { orders { delay = 5 seconds ... } }`.
 
 Strategy: a small reader of the part of HOCON that such files use: objects, `=` and `:`, dotted and quoted keys, values
-that end with the line, `#` and `//` comments. Substitutions, lists and multi-line strings are refused by line. Other
-top-level objects (ports, storage) are not about queues and are left out with a warning, but for `aws`, which says the
-account and region.
+that end with the line, `#` and `//` comments. Other top-level objects (ports, storage) are not about queues and are
+left out with a warning, but for `aws`, which says the account and region. References and lists may stand in what is
+left out and are refused elsewhere, by line; multi-line strings are refused everywhere. Source: the specification of
+HOCON (lightbend/config); its sections are named where they are followed.
 """
 
+import json
 import re
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from veilmq.server.toml_file import FileInvalid
 
 DEPTH_MAX: Final = 16
 
 _TOKEN: Final = re.compile(
-    r"""(?P<skip>[ \t\r]+|(?:\#|//)[^\n]*)
+    r"""(?P<skip>[^\S\n]+|(?:\#|//)[^\n]*)
     |(?P<end>[\n,])
     |(?P<open>\{)|(?P<close>\})
+    |(?P<opening>\[)|(?P<closing>\])
+    |(?P<reference>\$\{[^{}\n]*\})
     |(?P<equals>[=:])
-    |(?P<quoted>"(?:[^"\\\n]|\\["\\/])*")
+    |(?P<quoted>"(?:[^"\\\n]|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*")
     |(?P<bare>(?:(?!//)[^\s{}\[\]"=:,\#$+`^?!@*&\\])+)""",
     re.VERBOSE,
 )
@@ -58,15 +62,27 @@ class _Value(NamedTuple):
     line: int
 
 
-class _Object(NamedTuple):
-    members: dict[str, "_Value | _Object"]
+class _Unread(NamedTuple):
+    """A value with a list or a reference in it."""
+
+    what: str
     line: int
+
+
+class _Object(NamedTuple):
+    members: dict[str, "_Any"]
+    line: int
+
+
+_Any: TypeAlias = _Value | _Unread | _Object
 
 
 class _Token(NamedTuple):
     kind: str
     text: str
     line: int
+    start: int
+    end: int
 
 
 def read(path: Path, text: str) -> Found:
@@ -81,7 +97,7 @@ def read(path: Path, text: str) -> Found:
         if name not in {"aws", "queues"}
     ]
     queues = whole.members.get("queues", _Object({}, 1))
-    if isinstance(queues, _Value):
+    if not isinstance(queues, _Object):
         raise FileInvalid(path, "queues: expected { ... }", queues.line)
     tables = [place | reader.queue(name, value) for name, value in queues.members.items()]
     _suffix(tables)
@@ -106,12 +122,10 @@ class _Queues:
 
     def place(self, aws: _Object) -> dict[str, str]:
         names = {"region": "region", "accountId": "account"}
-        return {
-            names[key]: value.text for key, value in aws.members.items() if key in names and isinstance(value, _Value)
-        }
+        return {names[key]: self._text(f"aws: {key}", value) for key, value in aws.members.items() if key in names}
 
-    def queue(self, name: str, given: "_Value | _Object") -> dict[str, Any]:
-        if isinstance(given, _Value):
+    def queue(self, name: str, given: _Any) -> dict[str, Any]:
+        if not isinstance(given, _Object):
             raise FileInvalid(self._path, f"queue {name}: expected {{ ... }}", given.line)
         table: dict[str, Any] = {"name": name}
         for key, value in given.members.items():
@@ -135,7 +149,7 @@ class _Queues:
                 raise FileInvalid(self._path, f"{who}: unknown key; the keys are {', '.join(_KEYS)}", value.line)
         return table
 
-    def _dead_letter(self, who: str, value: "_Value | _Object") -> dict[str, Any]:
+    def _dead_letter(self, who: str, value: _Any) -> dict[str, Any]:
         members = self._object(who, value)
         for key in members:
             if key not in {"name", "maxReceiveCount"}:
@@ -147,26 +161,28 @@ class _Queues:
             raise FileInvalid(self._path, f"{who}: maxReceiveCount: expected a number", members["maxReceiveCount"].line)
         return {"queue": self._text(who, members["name"]), "receive_count_max": int(count)}
 
-    def _seconds(self, who: str, value: "_Value | _Object") -> float:
+    def _seconds(self, who: str, value: _Any) -> float:
         text = self._text(who, value)
         found = _DURATION.fullmatch(text)
         if found is None or found[2] not in _MS:
             raise FileInvalid(self._path, f"{who}: expected a duration such as 10 seconds, not {text}", value.line)
         return float(found[1]) * _MS[found[2]] / 1_000
 
-    def _boolean(self, who: str, value: "_Value | _Object") -> bool:
+    def _boolean(self, who: str, value: _Any) -> bool:
         text = self._text(who, value)
         if text not in _WORDS:
             raise FileInvalid(self._path, f"{who}: expected true or false, not {text}", value.line)
         return _WORDS[text]
 
-    def _text(self, who: str, value: "_Value | _Object") -> str:
+    def _text(self, who: str, value: _Any) -> str:
+        if isinstance(value, _Unread):
+            raise FileInvalid(self._path, f"{who}: {value.what} is not supported here", value.line)
         if isinstance(value, _Object):
             raise FileInvalid(self._path, f"{who}: expected a value, not {{ ... }}", value.line)
         return value.text
 
-    def _object(self, who: str, value: "_Value | _Object") -> dict[str, "_Value | _Object"]:
-        if isinstance(value, _Value):
+    def _object(self, who: str, value: _Any) -> dict[str, _Any]:
+        if not isinstance(value, _Object):
             raise FileInvalid(self._path, f"{who}: expected {{ ... }}", value.line)
         return value.members
 
@@ -189,10 +205,10 @@ class _Parser:
             kind = found.lastgroup
             assert kind is not None
             if kind != "skip":
-                tokens.append(_Token(kind, found[0], line))
+                tokens.append(_Token(kind, found[0], line, at, found.end()))
             line += found[0].count("\n")
             at = found.end()
-        tokens.append(_Token("stop", "", line))
+        tokens.append(_Token("stop", "", line, at, at))
         return tokens
 
     def _next(self) -> _Token:
@@ -200,8 +216,8 @@ class _Parser:
         self._at += token.kind != "stop"
         return token
 
-    def _skip_ends(self) -> None:
-        while self._tokens[self._at].kind == "end":
+    def _skip_ends(self, ends: str = "\n,") -> None:
+        while self._tokens[self._at].kind == "end" and self._tokens[self._at].text in ends:
             self._at += 1
 
     def whole(self) -> _Object:
@@ -215,8 +231,8 @@ class _Parser:
             raise FileInvalid(self._path, f"cannot read {rest.text!r} after the end", rest.line)
         return _Object(members, 1)
 
-    def _members(self, until: str, depth: int) -> dict[str, _Value | _Object]:
-        members: dict[str, _Value | _Object] = {}
+    def _members(self, until: str, depth: int) -> dict[str, _Any]:
+        members: dict[str, _Any] = {}
         while True:
             self._skip_ends()
             token = self._next()
@@ -229,26 +245,47 @@ class _Parser:
             if token.kind not in {"bare", "quoted"}:
                 what = "the end of the file" if token.kind == "stop" else repr(token.text)
                 raise FileInvalid(self._path, f"expected a key, not {what}", token.line)
-            path = [_unquoted(token)] if token.kind == "quoted" else token.text.split(".")
+            path = self._path_of(token)
             self._put(members, path, self._member(token, depth), token)
 
-    def _put(self, members: dict[str, _Value | _Object], path: list[str], value: _Value | _Object, key: _Token) -> None:
+    def _path_of(self, first: _Token) -> list[str]:
+        """The path that a key is: dots outside quotes part it ("Path expressions")."""
+        path, quoted = [""], [False]
+        token = first
+        while True:
+            if token.kind == "quoted":
+                path[-1] += _unquoted(token)
+                quoted[-1] = True
+            else:
+                joined, *others = token.text.split(".")
+                path[-1] += joined
+                path += others
+                quoted += [False] * len(others)
+            following = self._tokens[self._at]
+            if following.kind not in {"bare", "quoted"} or following.start != token.end:
+                break
+            token = self._next()
+        if not all(name or is_quoted for name, is_quoted in zip(path, quoted, strict=True)):
+            raise FileInvalid(self._path, f"cannot read the key {first.text}", first.line)
+        if len(path) > DEPTH_MAX:
+            raise FileInvalid(self._path, "too deep", first.line)
+        return path
+
+    def _put(self, members: dict[str, _Any], path: list[str], value: _Any, key: _Token) -> None:
         for name in path[:-1]:
             inner = members.setdefault(name, _Object({}, key.line))
-            if isinstance(inner, _Value):
+            if not isinstance(inner, _Object):
                 raise FileInvalid(self._path, f"{name} is a value above", key.line)
             members = inner.members
-        before = members.get(path[-1])
-        if isinstance(before, _Object) and isinstance(value, _Object):
-            before.members.update(value.members)  # HOCON: objects of one name are joined
-        else:
-            members[path[-1]] = value
+        _join(members, path[-1], value)
 
-    def _member(self, key: _Token, depth: int) -> _Value | _Object:
+    def _member(self, key: _Token, depth: int) -> _Any:
+        self._skip_ends("\n")
         if self._tokens[self._at].kind == "equals":
             self._at += 1
+            self._skip_ends("\n")
             if self._tokens[self._at].kind != "open":
-                return self._value(key)
+                return self._value(key, depth)
         opened = self._next()
         if opened.kind != "open":
             raise FileInvalid(self._path, f"expected = or {{ after {key.text}", key.line)
@@ -256,15 +293,47 @@ class _Parser:
             raise FileInvalid(self._path, "too deep", opened.line)
         return _Object(self._members("close", depth + 1), key.line)
 
-    def _value(self, key: _Token) -> _Value:
-        parts = []
-        while self._tokens[self._at].kind in {"bare", "quoted"}:
-            parts.append(_unquoted(self._next()))
+    def _value(self, key: _Token, depth: int) -> _Value | _Unread:
+        parts, unread = [], ""
+        while (kind := self._tokens[self._at].kind) in {"bare", "quoted", "reference", "opening"}:
+            token = self._next()
+            if kind == "opening":
+                self._pass_list(token, depth + 1)
+            unread = unread or {"opening": "a list", "reference": f"the reference {token.text}"}.get(kind, "")
+            parts.append(_unquoted(token))
         following = self._tokens[self._at]
-        if not parts or following.kind not in {"end", "close", "stop"}:
+        if not parts or following.kind not in {"end", "close", "closing", "stop"}:
             raise FileInvalid(self._path, f"cannot read the value of {key.text}", key.line)
-        return _Value(" ".join(parts), key.line)
+        return _Unread(unread, key.line) if unread else _Value(" ".join(parts), key.line)
+
+    def _pass_list(self, opened: _Token, depth: int) -> None:
+        """Go on behind the list."""
+        if depth >= DEPTH_MAX:
+            raise FileInvalid(self._path, "too deep", opened.line)
+        while True:
+            self._skip_ends()
+            token = self._tokens[self._at]
+            if token.kind == "closing":
+                self._at += 1
+                return
+            if token.kind == "open":
+                self._at += 1
+                self._members("close", depth + 1)
+            elif token.kind == "stop":
+                raise FileInvalid(self._path, "a list without its end", opened.line)
+            else:
+                self._value(token, depth)
+
+
+def _join(members: dict[str, _Any], name: str, value: _Any) -> None:
+    """Set a member; two objects of one name become one, and so do those in both ("Duplicate keys")."""
+    before = members.get(name)
+    if isinstance(before, _Object) and isinstance(value, _Object):
+        for inner, each in value.members.items():
+            _join(before.members, inner, each)
+    else:
+        members[name] = value
 
 
 def _unquoted(token: _Token) -> str:
-    return re.sub(r"\\(.)", r"\1", token.text[1:-1]) if token.kind == "quoted" else token.text
+    return str(json.loads(token.text, strict=False)) if token.kind == "quoted" else token.text

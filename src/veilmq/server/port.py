@@ -7,6 +7,7 @@ with it; messages whose answer nobody took are released at once.
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
@@ -81,6 +82,11 @@ ACTIONS: Final[dict[type, Action]] = {
 """What a key must be granted for each command that a client can send."""
 
 _GIST_BYTES: Final = 300
+_SHOWN_BYTES: Final = 200
+"""Of a path or an action in the log."""
+_ACTION: Final = re.compile(rb"[?&]Action=([A-Za-z]{1,64})")
+_CLAIMED: Final = re.compile(rb"(?:Credential=|MNS |SharedKey(?:Lite)? )([^/:,\s]{1,128})")
+"""The id of a key in the Authorization header of each protocol."""
 HOST_REFUSED: Final = (
     "In development mode only loopback names and listed origins may call: use 127.0.0.1 or localhost, "
     "or start the server with --base-domain NAME or with --credentials FILE."
@@ -156,7 +162,8 @@ class Port:
         if not self._keyring.checks:
             host, origin = request.headers.get(b"host", b""), request.headers.get(b"origin")
             if not self._hosts.takes(host, origin, request.headers.get(b"sec-fetch-site")):
-                logger.info("%s: Host or Origin refused", self.name, extra={"request": request.request_id})
+                asked = _asked(request, self._keyring)
+                logger.info("%s: %s: Host or Origin refused", self.name, asked, extra={"request": request.request_id})
                 exchange.respond(self.codec.refuse(403, HOST_REFUSED, request))
                 return
         now = shell.now()
@@ -164,7 +171,8 @@ class Port:
         if type(call) is Response:
             if call.status >= 400:
                 extra = {"request": request.request_id}
-                logger.info("%s: refused with %d: %s", self.name, call.status, _gist(call), extra=extra)
+                asked = _asked(request, self._keyring)
+                logger.info("%s: %s: refused with %d: %s", self.name, asked, call.status, _gist(call), extra=extra)
             exchange.respond(call)
             return
         self.proceed(call, exchange, now)
@@ -181,7 +189,8 @@ class Port:
             action = denied_action(call.key, commands)
             if action is not None:
                 extra = {"request": exchange.request.request_id}
-                logger.info("%s: %s may not %s", self.name, call.key.id, action, extra=extra)
+                asked = _asked(exchange.request, self._keyring)
+                logger.info("%s: %s may not %s: %s%s", self.name, call.key.id, action, asked, _of(first), extra=extra)
                 exchange.respond(self.codec.denied(call, action))
                 return
         conversation = Conversation(self, exchange, call, commands)
@@ -217,6 +226,24 @@ class Port:
 def _gist(response: Response) -> str:
     """The beginning of a refusal's text, which holds no secret: it is what the client is told."""
     return response.body[:_GIST_BYTES].decode("utf-8", "replace")
+
+
+def _of(command: AnyCommand) -> str:
+    named = getattr(command, "queue", None) or getattr(command, "topic", None)
+    return "" if named is None else f" of {named}"
+
+
+def _asked(request: Request, keyring: Keyring) -> str:
+    """Who asks for what, as far as the request's head tells.
+
+    An id is told of a key that there is, and no other: what stands in its place may be the secret.
+    """
+    in_query = _ACTION.search(request.target)
+    action = request.headers.get(b"x-amz-target", in_query[1] if in_query else b"")
+    claimed = _CLAIMED.search(request.headers.get(b"authorization", b""))
+    key = keyring.find(claimed[1].decode("latin-1")) if claimed and keyring.checks else None
+    parts = [part[:_SHOWN_BYTES].decode("latin-1") for part in (request.path, action) if part]
+    return f"{request.method} {' '.join(parts)} from {request.peer}" + (f" by {key.id}" if key else "")
 
 
 def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | None:

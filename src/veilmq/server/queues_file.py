@@ -26,6 +26,7 @@ from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.commands import SERVER, AnyCommand, ChangeQueue, CreateQueue
 from veilmq.model.errors import QueueExists, QueueMissing, VeilError
 from veilmq.model.instant import DAY_US, HOUR_US, MILLISECOND_US, MINUTE_US, SECOND_US
+from veilmq.model.message import first_forbidden_character
 from veilmq.model.outcomes import Outcome
 from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange, XmlBody, is_alias
 from veilmq.server import elasticmq_file
@@ -33,6 +34,7 @@ from veilmq.server.credentials import ACCOUNT_ID, Account
 from veilmq.server.toml_file import FileInvalid, Lines, read_text, read_toml
 
 RECEIVES_MAX: Final = 1_000
+TAGS_MAX: Final = 50
 FIFO_SUFFIX: Final = ".fifo"
 ELASTICMQ_SUFFIXES: Final = (".conf", ".hocon")
 
@@ -57,6 +59,7 @@ class Declaration(NamedTuple):
 
     create: CreateQueue
     change: ChangeQueue
+    line: int | None
 
 
 class Declared(NamedTuple):
@@ -86,16 +89,28 @@ async def declare(declared: Declared, call: Call) -> None:
         group = declared.queues[start : start + DECLARED_TOGETHER]
         created = await call(*[declaration.create for declaration in group])
         for declaration, outcome in zip(group, created, strict=True):
-            found = outcome
-            if isinstance(found, VeilError):
-                (found,) = await call(declaration.create)  # what was in its way may have been changed just now
-            key = declaration.create.queue
-            if isinstance(found, QueueExists):
-                (found,) = await call(declaration.change)
-                if isinstance(found, QueueMissing) and found.queue == str(key):  # so it is not there by that name
-                    raise FileInvalid(declared.path, f"queue {key.name}: another queue has this name as its alias")
-            if isinstance(found, VeilError):
-                raise FileInvalid(declared.path, f"queue {key.name}: {found}")
+            reason = await _refused(declaration, outcome, call)
+            if reason is not None:
+                who = f"queue {declaration.create.queue.name}"
+                raise FileInvalid(declared.path, f"{who}: {reason}", declaration.line)
+
+
+async def _refused(declaration: Declaration, found: Outcome, call: Call) -> str | None:
+    """Why it cannot be had, if so. found: what its creation brought."""
+    if isinstance(found, VeilError):
+        (found,) = await call(declaration.create)  # what was in its way may have been changed just now
+    in_the_way, name = found, str(declaration.create.queue)
+    if isinstance(found, QueueExists):
+        (found,) = await call(declaration.change)
+    if not isinstance(found, VeilError):
+        return None
+    if isinstance(found, QueueMissing) and found.queue == name:  # so it is not there by that name
+        found = in_the_way
+    if isinstance(found, QueueExists) and found.setting == "alias":
+        if found.queue == name:
+            return "another queue has this name as its alias"
+        return f"alias: {declaration.create.change.get('alias')} is another queue's name or alias"
+    return str(found)
 
 
 class _Entry(NamedTuple):
@@ -167,6 +182,8 @@ class _Reader:
         self._sole = accounts[0].id if len(accounts) == 1 else None
         self._regions = {account.id: account.home_region for account in accounts}
         self._seen: dict[QueueKey, int | None] = {}
+        self._aliases: dict[QueueKey, tuple[str, int | None]] = {}
+        """The queue that wants each, and on which line."""
 
     def entry(self, place: int, table: object) -> _Entry:
         try:
@@ -217,12 +234,10 @@ class _Reader:
             )
         if is_fifo:
             change["fifo"] = True
-        if read.content_deduplication:
-            if not is_fifo:
-                raise self._error(
-                    place, who, "content_deduplication: only a FIFO queue has it", "content_deduplication"
-                )
-            change["content_deduplication"] = True
+        if read.content_deduplication and not is_fifo:
+            raise self._error(place, who, "content_deduplication: only a FIFO queue has it", "content_deduplication")
+        if read.content_deduplication is not None and is_fifo:
+            change["content_deduplication"] = read.content_deduplication
         if read.dead_letter is not None:
             change["redrive"] = self._redrive(place, who, key, read.dead_letter)
         if read.xml_body is not None:
@@ -230,13 +245,27 @@ class _Reader:
         if read.alias is not None:
             change["alias"] = self._alias(place, who, key, read.alias)
         if read.tags is not None:
-            change["tags"] = read.tags
+            change["tags"] = self._tags(place, who, read.tags)
         return change
+
+    def _tags(self, place: int, who: str, tags: dict[str, str]) -> dict[str, str]:
+        if len(tags) > TAGS_MAX:
+            raise self._error(place, who, f"tags: expected at most {TAGS_MAX}", "tags")
+        for text in (text for tag in tags.items() for text in tag):
+            if first_forbidden_character(text) is not None:
+                raise self._error(place, who, f"tags: a character of {text!a} is not allowed", "tags")
+        return tags
 
     def _alias(self, place: int, who: str, key: QueueKey, alias: str) -> str:
         if not is_alias(alias) or is_alias(key.name):
             allowed = "3 to 63 of a-z, 0-9 and single -, for a queue whose own name is not of these alone"
             raise self._error(place, who, f"alias: expected {allowed}", "alias")
+        wanted = QueueKey(key.account, key.region, alias)
+        if wanted in self._aliases:
+            other, line = self._aliases[wanted]
+            where = "" if line is None else f" (line {line})"
+            raise self._error(place, who, f"alias: {alias} is the alias of queue {other}{where} already", "alias")
+        self._aliases[wanted] = (key.name, self._line(place, "alias"))
         return alias
 
     def _redrive(self, place: int, who: str, key: QueueKey, read: _DeadLetter) -> RedrivePolicy:
@@ -299,6 +328,7 @@ def _in_order(path: Path, entries: list[_Entry]) -> list[Declaration]:
         Declaration(
             CreateQueue(queue=entry.key, origin=SERVER, change=entry.change),
             ChangeQueue(queue=entry.key, origin=SERVER, change=entry.change),
+            entry.line,
         )
         for entry in ordered.values()
     ]

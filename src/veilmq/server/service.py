@@ -91,6 +91,7 @@ class Service:
         """Whose bearer tokens the Azure port takes; None without one, and before the start."""
         self._at_point = at_point
         self._urls: dict[str, str] = {}
+        self._closing: list[asyncio.Future[None]] = []
         self._undo = AsyncExitStack()
 
     @property
@@ -212,11 +213,17 @@ class Service:
         self._urls |= urls
         self.store.directory.announce(self._urls)
 
-    async def stop(self) -> None:
-        """Accept no more, answer the parked receives, finish the batch, close the files."""
+    async def turn_away(self) -> None:
+        """Accept no more at the data ports, and answer the parked receives, whichever port they came by."""
+        if self._closing:
+            return
         deadline_s = self.settings.shutdown_deadline_s
-        closing = [asyncio.ensure_future(each.close_gracefully(deadline_s)) for each in self.listeners.values()]
+        self._closing = [asyncio.ensure_future(each.close_gracefully(deadline_s)) for each in self.listeners.values()]
         await asyncio.sleep(0)  # now they accept no more
         self.shell.answer_parked()
-        await asyncio.gather(*closing)
+
+    async def stop(self) -> None:
+        """Accept no more, answer the parked receives, finish the batch, close the files."""
+        await self.turn_away()
+        await asyncio.gather(*self._closing)
         await self._undo.aclose()

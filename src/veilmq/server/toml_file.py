@@ -30,7 +30,10 @@ class FileInvalid(Exception):
 
 
 def read_text(path: Path, *, private: bool = False) -> str:
-    """The text of a file. private: refused if anybody but its owner may read or write it. Raises FileInvalid."""
+    """The text of a file, without a byte order mark. Raises FileInvalid.
+
+    private: refused if anybody but its owner may read or write it.
+    """
     try:
         # The open file is what is checked, so that nobody swaps it between the look and the read.
         with open(path, "rb") as file:
@@ -42,9 +45,9 @@ def read_text(path: Path, *, private: bool = False) -> str:
     if len(raw) > FILE_BYTES_MAX:
         raise FileInvalid(path, f"is longer than {FILE_BYTES_MAX} bytes")
     try:
-        return raw.decode()
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileInvalid(path, "is not UTF-8", raw[: error.start].count(b"\n") + 1) from None
+        raise FileInvalid(path, "is not UTF-8", error.object[: error.start].count(b"\n") + 1) from None
 
 
 def read_toml(path: Path, *, private: bool = False) -> tuple[dict[str, Any], "Lines"]:

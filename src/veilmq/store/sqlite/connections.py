@@ -169,6 +169,7 @@ class Checkpointer:
     """
 
     def __init__(self, path: Path, options: Options, page_bytes: int) -> None:
+        self._path = path
         self._pages_max = max(1, options.checkpoint_bytes // page_bytes)
         self.page_bytes = page_bytes
         self.wal_pages = 0
@@ -218,6 +219,17 @@ class Checkpointer:
             self._follow(wal_pages)
         elif wal_pages >= self._pages_max:
             self._begin(wal_pages)
+
+    def give_back(self) -> None:
+        """Cut from the file what the database gave up, however short the WAL is. Call when no batch is open.
+
+        Only a checkpoint cuts it. One that has nothing to cut would let the file grow, so it waits for its turn.
+        """
+        if self._bulk is not None and self._bulk.is_alive():
+            return
+        if os.stat(self._path).st_size > int(self._connection.pragma("page_count")) * self.page_bytes:
+            self._bulks = 0
+            self._begin(self.wal_pages)
 
     def _follow(self, wal_pages: int) -> None:
         """A bulk ended: copy the remainder, or let another bulk do it."""

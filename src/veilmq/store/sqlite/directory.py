@@ -82,14 +82,20 @@ class DataDirectory:
         status = os.statvfs(self.path)
         return min(self._floor_bytes, status.f_blocks * status.f_frsize // 50)
 
+    def needed_bytes(self) -> int:
+        """With so much free, sends that were refused go on: the floor, and the reserve where it was given up."""
+        return self.floor_bytes() + (0 if self._has_reserve() else self._reserve_bytes)
+
+    def _has_reserve(self) -> bool:
+        path = self.path / _RESERVE
+        return not self._reserve_bytes or (path.exists() and path.stat().st_size == self._reserve_bytes)
+
     def take_reserve(self) -> bool:
         """Keep the reserve back, if there is room beyond the floor and a file can be opened; whether it is there."""
         path = self.path / _RESERVE
-        if not self._reserve_bytes:
+        if self._has_reserve():
             return True
-        if path.exists() and path.stat().st_size == self._reserve_bytes:
-            return True
-        if self.free_bytes() < self._reserve_bytes + self.floor_bytes():
+        if self.free_bytes() < self.needed_bytes():
             return False
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

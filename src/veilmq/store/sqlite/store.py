@@ -366,7 +366,8 @@ class SqliteStore:
     def _relieve(self) -> None:
         """The disk is full: free the reserve, and refuse what would fill it again until it is back."""
         if self.directory.give_up_reserve() or not self.disk_low:
-            logger.error("disk full: sends and creates are refused until space returns; the reserve was freed")
+            refused = f"sends and creates are refused until {self.directory.needed_bytes()} bytes are free"
+            logger.error("disk full: %s; the reserve was freed", refused)
         self._writer.disk_low = self.directory.free_bytes()
 
     def _look_at_disk(self, now: Instant) -> None:
@@ -380,6 +381,8 @@ class SqliteStore:
             self._writer.disk_low = free if was_low else None
         if was_low != (self._writer.disk_low is not None):
             logger.warning("disk %s: %d bytes free, floor %d", "has space again" if was_low else "low", free, floor)
+        if self._writer.disk_low is not None:
+            self._checkpoint(self.checkpointer.give_back)
 
     def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages
