@@ -9,6 +9,7 @@ from stage import NEWS, TESTER, Endpoint, Stage, until
 from veilmq.model.commands import ChangeSubscription, Receive, Unsubscribe
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.topic import RetryStrategy
+from veilmq.push import health
 from veilmq.push.health import UNAVAILABLE_AFTER
 from veilmq.server.shell import Shell
 
@@ -68,6 +69,26 @@ def test_a_subscription_of_the_same_name_leads_to_its_own_endpoint(play: Any) ->
             assert (len(before.got), len(after.got)) == (0, 1)
 
     play(test, look_s=3_600)
+
+
+def test_a_subscription_of_the_same_name_does_not_wait_for_the_endpoint_before(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "PAUSE_SECONDS_MIN", 3_600.0)
+    monkeypatch.setattr(health, "PAUSE_SECONDS_MAX", 3_600.0)
+
+    async def test(stage: Stage) -> None:
+        async with Endpoint(REFUSES) as before, Endpoint() as after:
+            await stage.subscribe("s", before.url)
+            for _ in range(UNAVAILABLE_AFTER):
+                await stage.publish()
+            await until(lambda: bool(stage.room.unavailable()))
+            await stage.do(Unsubscribe(topic=NEWS, origin=TESTER, name="s"))
+            await stage.subscribe("s", after.url)
+            await stage.publish()
+            await until(lambda: len(after.got) == 1)
+
+    play(test)
 
 
 def test_who_unsubscribed_while_a_push_waits_for_its_turn_gets_no_more(play: Any) -> None:

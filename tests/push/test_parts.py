@@ -245,6 +245,22 @@ class TestLookups:
         with pytest.raises(EndpointRefused, match=r"a\.example cannot be found: (Name or|label)"):
             asyncio.run(Lookups(failing).addresses("a.example"))
 
+    def test_a_bug_is_told_to_who_asks_and_the_next_may_ask_again(self) -> None:
+        asked: list[str] = []
+
+        def failing(host: str) -> list[str]:
+            asked.append(host)
+            raise KeyError(host)
+
+        async def twice() -> None:
+            lookups = Lookups(failing)
+            for _ in range(2):
+                with pytest.raises(KeyError):
+                    await asyncio.wait_for(lookups.addresses("a.example"), 5)
+
+        asyncio.run(twice())
+        assert len(asked) == 2
+
     def test_too_many_that_hang_are_refused(self) -> None:
         released = threading.Event()
 

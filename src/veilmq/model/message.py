@@ -52,7 +52,7 @@ class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dead_letter_source: QueueKey | None = None
     """The queue that dead-lettered the message, if one did."""
     published_id: bytes | None = None
-    """Of a copy that waits to be pushed: the published message's id, 16 bytes."""
+    """Of a copy that waits to be pushed, or is a dead letter: the published message's id, 16 bytes."""
     dead_first_received: Instant | None = None
     """When the queue that dead-lettered the message first handed it out; None on FIFO queues: times begin anew."""
     dead_receives: int = 0

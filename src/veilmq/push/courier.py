@@ -47,9 +47,13 @@ class Courier:
         self._pool = ThreadPoolExecutor(_SIGNERS, thread_name_prefix="veilmq-push-sign")
 
     async def post(
-        self, line: Line, topic: TopicKey, name: str, settings: SubscriptionSettings, message: Delivery
-    ) -> int:
-        """The status of the answer. Raises EndpointRefused, Shortage and what `Connections.post` raises."""
+        self, line: Line, topic: TopicKey, name: str, settings: SubscriptionSettings, message: Delivery,
+        answered: Callable[[], object],
+    ) -> int:  # fmt: skip
+        """The status of the answer; answered: see `Connections.post`.
+
+        Raises EndpointRefused, Shortage and what `Connections.post` raises.
+        """
         assert settings.url is not None
         addresses = await self._lookups.addresses(parse(settings.url)[0])
         endpoint = choose(settings.url, addresses, self._allowed)
@@ -64,7 +68,7 @@ class Courier:
             **cased(push.headers, self._documented_case),
         }
         headers["Authorization" if self._documented_case else "authorization"] = signature
-        return await line.connections.post(urls, endpoint.host, headers, push.body, self._timeout_s)
+        return await line.connections.post(urls, endpoint.host, headers, push.body, self._timeout_s, answered)
 
     def close(self) -> None:
         """Nothing is sent any more."""

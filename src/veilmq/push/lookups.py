@@ -41,7 +41,7 @@ class Lookups:
         self._known: dict[str, tuple[list[str], float]] = {}
 
     async def addresses(self, host: str) -> list[str]:
-        """All addresses of the host. Raises EndpointRefused, Shortage."""
+        """All addresses of the host. Raises EndpointRefused, Shortage; of a bug in the look-up, whatever it raised."""
         try:
             return [str(ip_address(host))]
         except ValueError:
@@ -73,6 +73,8 @@ class Lookups:
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             wrong = shortage_of(error) or EndpointRefused(f"{host} cannot be found: {reason}")
+        except Exception as error:  # noqa: BLE001 the thread's edge: whoever asks is told, and may ask again
+            wrong = error
         try:
             loop.call_soon_threadsafe(self._tell, host, asked, found, wrong)
         except RuntimeError:

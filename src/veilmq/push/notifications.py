@@ -51,9 +51,14 @@ def push_of(
     }
     if settings.content_format is ContentFormat.SIMPLIFIED:
         headers["x-mns-message-id"] = notification.message_id
-        if notification.tag is not None:
+        if notification.tag is not None and _is_header(notification.tag):
             headers["x-mns-message-tag"] = notification.tag
     return Push(body, headers)
+
+
+def _is_header(tag: str) -> bool:
+    """Whether a header can bear the tag: one that another protocol or an earlier release took may have anything."""
+    return tag == tag.strip() and not any(character < " " or character == "\x7f" for character in tag)
 
 
 def cased(headers: dict[str, str], documented: bool) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 Strategy: everything durable is a lease in the subscription's hidden queue. A task leases only what its endpoint may
 take at once, so that a slow endpoint holds nothing that another could have. Delivered: delete. Failed: extend until the
-next attempt is due, or release after the last one (the store then moves it to the dead-letter queue, if there is one)
-and delete where there is none. A message whose server died in mid-push comes back when its lease ends; it has as many
+next attempt is due; after the last one the store moves it to the dead-letter queue as it records the attempt, and where
+there is none it is deleted. A message whose server died in mid-push comes back when its lease ends; it has as many
 tries as before, for what counts is not receives but failures, each of which rotates the handle. Limits: per endpoint 4
 in flight, 256 in all; 5 s for everything; no redirects; of an answer only its status counts.
 """
@@ -14,8 +14,9 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import aiohttp
 
@@ -40,6 +41,7 @@ from veilmq.model.topic import PushResult, SubscriptionSettings, TopicKey, hidde
 from veilmq.push.addresses import EndpointRefused, Network
 from veilmq.push.courier import Courier
 from veilmq.push.health import Health
+from veilmq.push.lasting import PAUSE_S, Lasting
 from veilmq.push.lines import Line, Lines, endpoint_of
 from veilmq.push.lookups import Lookups, Resolve, resolve
 from veilmq.push.schedules import delay_us
@@ -80,6 +82,17 @@ class Engine(Protocol):
         ...
 
 
+class _Attempt(NamedTuple):
+    """What came of one call."""
+
+    status: int | None
+    """Of the answer, if there was one."""
+    error: str | None
+    """What was wrong, if anything was."""
+    ours: bool = False
+    """It is this server's own error, and says nothing about the endpoint."""
+
+
 class PushRoom:
     """Pushes from `start` to `stop`, on the running loop."""
 
@@ -97,12 +110,14 @@ class PushRoom:
         timeout_s: float = TIMEOUT_S,
         resolve: Resolve = resolve,
         look_s: float = LOOK_S,
+        pause_s: float = PAUSE_S,
     ) -> None:
         """subscriptions: the push subscriptions as they stand; while none has changed, best the same object.
 
         allowed: networks beyond public ones that may be called.
         documented_case: header names as the Java sample looks them up, not in lower case. verify: check TLS.
         resolve: addresses of a name; blocks, in a thread. look_s: how often the subscriptions are looked at.
+        pause_s: how long a task rests that ended by an error.
         """
         self._engine = engine
         self._subscriptions = subscriptions
@@ -112,7 +127,10 @@ class PushRoom:
         self._look_s = look_s
         self._wanted: Mapping[Subscription, SubscriptionSettings] = {}
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
-        self._tasks: dict[Subscription, asyncio.Task[None]] = {}
+        self._pause_s = pause_s
+        self._tasks: dict[Subscription, Lasting] = {}
+        self._held_up: dict[Subscription, str] = {}
+        """URLs that tasks wait for, because their endpoints may not be called yet."""
         self._sending: dict[asyncio.Task[None], Leased] = {}
         self._unsent: list[Leased] = []
         """Those that were leased, and for which no task was begun any more."""
@@ -120,22 +138,25 @@ class PushRoom:
         """Those of `_sending` that have their turn."""
         self._told_until = 0.0
         """Until then a shortage is known."""
+        self._bug_told_until = 0.0
         self.results: Counter[str] = Counter()
         """Attempts by their `PushResult`."""
 
     async def start(self) -> None:
         """Begin to push."""
         self._lines = Lines(self._verify)
-        self._watching = asyncio.create_task(self._watch())
+        self._watching = Lasting(self._watch, "the look for subscriptions to push", self._pause_s)
 
     async def stop(self, grace_s: float = 0) -> None:
         """End the tasks. What waits for its turn is released. A call under way has `grace_s` to be answered; then it is
         cut off, and its lease ends by itself: its message is pushed again."""
         waiting = {task: leased for task, leased in self._sending.items() if task not in self._calling}
-        ending = [self._watching, *self._tasks.values(), *waiting]
-        for task in ending:
+        lasting = [self._watching, *self._tasks.values()]
+        for each in lasting:
+            each.cancel()
+        for task in waiting:
             task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*(each.ended() for each in lasting), *waiting, return_exceptions=True)
         await self._release([*waiting.values(), *self._unsent])
         calling = list(self._calling)
         if calling:
@@ -178,18 +199,29 @@ class PushRoom:
 
     async def _watch(self) -> None:
         """A task for every push subscription there is."""
+        seen: Mapping[Subscription, SubscriptionSettings] | None = None
         endpoints: frozenset[str] = frozenset()
         while True:
             wanted = self._subscriptions()
-            if wanted is not self._wanted:
-                self._wanted = wanted
-                for gone in self._tasks.keys() - wanted.keys():
-                    self._tasks.pop(gone).cancel()
-                for each in wanted.keys() - self._tasks.keys():
-                    self._tasks[each] = asyncio.create_task(self._serve(each))
+            if wanted is not seen:
+                self._wanted = seen = wanted
+                self._serve_all()
                 endpoints = frozenset(endpoint_of(each.url) for each in wanted.values() if each.url is not None)
             await self._lines.keep(endpoints)
             await asyncio.sleep(self._look_s)
+
+    def _serve_all(self) -> None:
+        """End the tasks of subscriptions that are gone, and begin those of new ones.
+
+        One that was made again with another URL begins anew: the pause of the endpoint before is none of its own.
+        """
+        wanted, tasks = self._wanted, self._tasks
+        moved = {each for each, url in self._held_up.items() if each in wanted and wanted[each].url != url}
+        for gone in (tasks.keys() - wanted.keys()) | (moved & tasks.keys()):
+            tasks.pop(gone).cancel()
+        for each in wanted.keys() - tasks.keys():
+            topic, name = each
+            tasks[each] = Lasting(partial(self._serve, each), f"pushing {topic}/{name}", self._pause_s)
 
     async def _serve(self, subscription: Subscription) -> None:
         """Lease and send what waits for one subscription, for ever."""
@@ -200,13 +232,21 @@ class PushRoom:
             if settings is None or settings.url is None:
                 await asyncio.sleep(self._look_s)
                 continue
-            free = await self._lines[endpoint_of(settings.url)].room()
+            free = await self._room(subscription, settings.url)
             receive = Receive(queue=queue, origin=_ORIGIN, count_max=free, lease_us=LEASE_US, wait_us=WAIT_US)
             (outcome,) = await self._engine.call(receive)
             if not isinstance(outcome, Received):
                 await asyncio.sleep(self._look_s)  # deleted a moment ago, or the disk is low
             elif outcome.messages:
                 await self._begin(subscription, queue, outcome.messages)
+
+    async def _room(self, subscription: Subscription, url: str) -> int:
+        """Wait until a message may be leased for the endpoint; how many."""
+        self._held_up[subscription] = url
+        try:
+            return await self._lines[endpoint_of(url)].room()
+        finally:
+            self._held_up.pop(subscription, None)
 
     async def _begin(self, subscription: Subscription, queue: QueueKey, messages: Sequence[Delivery]) -> None:
         """Begin to push what was leased, to where the subscription leads now: the receive may have waited long."""
@@ -223,7 +263,13 @@ class PushRoom:
             line.leased += 1
             task = asyncio.create_task(self._push(subscription, settings, queue, endpoint, line, message))
             self._sending[task] = queue, message
-            task.add_done_callback(self._sending.pop)
+            task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        """A push has ended."""
+        del self._sending[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a push ended by an error, and is made again when its lease ends", exc_info=error)
 
     async def _current(self, subscription: Subscription) -> SubscriptionSettings | None:
         """The subscription's settings at this moment; None if there is none."""
@@ -247,9 +293,10 @@ class PushRoom:
                 if current is None or current.url != settings.url:
                     return  # and its queue with the message is gone
                 begun = perf_counter()
-                status, error = await self._attempt(line, subscription, current, message)
+                attempt = await self._attempt(line, subscription, current, message)
                 took_us = int((perf_counter() - begun) * 1e6)
-                self._judge(endpoint, line, error)
+                if not attempt.ours:
+                    self._judge(endpoint, line, attempt.error)
             except Shortage as shortage:
                 await self._postpone(queue, message, shortage)
                 return
@@ -257,7 +304,7 @@ class PushRoom:
                 line.sending -= 1
                 self._slots.release()
                 line.tell()
-            await self._settle(current, queue, message, status, error, took_us)
+            await self._settle(current, queue, message, attempt, took_us)
         finally:
             line.leased -= 1
             line.tell()
@@ -293,23 +340,37 @@ class PushRoom:
 
     async def _attempt(
         self, line: Line, subscription: Subscription, settings: SubscriptionSettings, message: Delivery
-    ) -> tuple[int | None, str | None]:
-        """Status of the answer, if there was one, and what was wrong, if anything was. Raises Shortage."""
+    ) -> _Attempt:
+        """What came of a call. Raises Shortage."""
         try:
-            async with asyncio.timeout(self._timeout_s):
-                status = await self._courier.post(line, *subscription, settings, message)
+            async with asyncio.timeout(self._timeout_s) as limit:
+                answered = partial(limit.reschedule, None)  # a status that came in time counts
+                status = await self._courier.post(line, *subscription, settings, message, answered)
         except EndpointRefused as refused:
-            return None, str(refused)
+            return _Attempt(None, str(refused))
         except TimeoutError:
-            return None, f"no answer within {self._timeout_s:g} s"
+            return _Attempt(None, f"no answer within {self._timeout_s:g} s")
         except aiohttp.ClientResponseError as failure:
-            return None, f"what came is no HTTP answer: {' '.join(failure.message.split())}"[:ERROR_CHARACTERS_MAX]
-        except (aiohttp.ClientError, OSError, ValueError) as failure:
+            said = f"what came is no HTTP answer: {' '.join(failure.message.split())}"
+            return _Attempt(None, said[:ERROR_CHARACTERS_MAX])
+        except Shortage:
+            raise
+        except Exception as failure:  # the request's edge: also after a bug the next attempt waits
             shortage = shortage_of(failure)
             if shortage is not None:
                 raise shortage from failure
-            return None, f"{type(failure).__name__}: {failure}"[:ERROR_CHARACTERS_MAX]
-        return status, None if 200 <= status < 400 else f"status {status}"
+            ours = not isinstance(failure, aiohttp.ClientError | OSError)
+            if ours:
+                self._tell_bug(failure)
+            return _Attempt(None, f"{type(failure).__name__}: {failure}"[:ERROR_CHARACTERS_MAX], ours)
+        return _Attempt(status, None if 200 <= status < 400 else f"status {status}")
+
+    def _tell_bug(self, error: Exception) -> None:
+        """Not for every push: what fails for one may fail for all."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._bug_told_until:
+            self._bug_told_until = now + _TELL_EVERY_S
+            log.error("a push could not be made, by an error of this server's", exc_info=error)
 
     async def _postpone(self, queue: QueueKey, message: Delivery, shortage: Shortage) -> None:
         """Try again soon, as if nothing had been."""
@@ -332,19 +393,18 @@ class PushRoom:
             log.warning("%s is unavailable and will be called seldom: %s", endpoint, error)
 
     async def _settle(
-        self, settings: SubscriptionSettings, queue: QueueKey, message: Delivery, status: int | None,
-        error: str | None, took_us: int,
-    ) -> None:  # fmt: skip
+        self, settings: SubscriptionSettings, queue: QueueKey, message: Delivery, attempt: _Attempt, took_us: int
+    ) -> None:
         """Record the attempt, and delete, postpone or give up the message, in one batch."""
-        arrived = self._engine.arrived()
+        arrived, error = self._engine.arrived(), attempt.error
         record = RecordPush(
             queue=queue, origin=_ORIGIN, message=message.id, sequence=message.sequence,
-            attempt=message.receive_count, status=status, error=error, took_us=took_us,
+            attempt=message.receive_count, status=attempt.status, error=error, took_us=took_us,
         )  # fmt: skip
         pause_us = None if error is None else self._pause_us(settings, message)
         step: Delete | Extend
         if error is not None and (pause_us is not None or await self._keeps_dead_letters(settings)):
-            # After the last attempt the message becomes visible, and the next receive moves it to the dead letters.
+            # After the last attempt the record finds a message that was tried to the end, and moves it.
             lease_us = _ENDED_US if pause_us is None else pause_us
             # Also after a stall that was longer than the lease: a failure that is not counted would have no end.
             step = Extend(
@@ -357,9 +417,9 @@ class PushRoom:
             self.results[PushResult.DELIVERED] += 1
         else:
             self.results[PushResult.EXHAUSTED if pause_us is None else PushResult.FAILED] += 1
-        outcomes = await self._engine.call(record, step)
-        if isinstance(outcomes[1], VeilError):
-            log.info("message %s: the push was settled too late: %s", message.id.hex(), outcomes[1])
+        settled, _ = await self._engine.call(step, record)
+        if isinstance(settled, VeilError):
+            log.info("message %s: the push was settled too late: %s", message.id.hex(), settled)
 
     async def _keeps_dead_letters(self, settings: SubscriptionSettings) -> bool:
         """Whether what is given up has a queue to go to; one that was deleted takes nothing."""

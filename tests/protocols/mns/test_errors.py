@@ -11,6 +11,7 @@ from veilmq.model.errors import (
     DiskLow,
     InFlightFull,
     Overloaded,
+    ParameterInvalid,
     PurgeInProgress,
     QueueDeletedRecently,
     StoreFailed,
@@ -18,6 +19,7 @@ from veilmq.model.errors import (
     VeilError,
     leaves,
 )
+from veilmq.model.queue import QueueKey
 from veilmq.protocols.mns import errors
 from veilmq.testing.contract.stage import TESTER
 
@@ -40,6 +42,13 @@ def test_every_error_becomes_a_fault_of_the_table(wire: Any, kind: type[VeilErro
     refusal = errors.fault_of(sample(kind), Receive(queue=queue, origin=TESTER))
     assert errors.FAULTS[refusal.fault.code] is refusal.fault
     assert refusal.message
+
+
+@pytest.mark.parametrize(("parameter", "shown"), [("delay_us", "DelaySeconds"), ("group", "MessageGroupId")])
+def test_what_is_wrong_has_the_name_of_the_wire(parameter: str, shown: str) -> None:
+    error = ParameterInvalid(parameter=parameter, reason="a FIFO queue has rules")
+    refusal = errors.fault_of(error, Receive(queue=QueueKey("000000000000", "us-east-1", "q"), origin=TESTER))
+    assert refusal.message == f"{shown}: a FIFO queue has rules."
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,11 @@ def test_what_a_subscription_cannot_change(topic: Any) -> None:
     assert topic.ask("PUT", f"{TOPIC}/subscriptions/none?metaoverride=true", "").code == "SubscriptionNotExist"
     assert topic.ask("PUT", path, "<Subscription><FilterTag>blue</FilterTag></Subscription>").status == 204
     assert topic.ask("GET", f"{TOPIC}/subscriptions/s").text("FilterTag") == "blue"
+    assert topic.ask("PUT", path, "<Subscription><FilterTag><b/></FilterTag></Subscription>").code == "MalformedXML"
+    assert topic.ask("PUT", path, "<Subscription><FilterTag/></Subscription>").status == 204
+    assert topic.ask("GET", f"{TOPIC}/subscriptions/s").text("FilterTag") is None
+    assert publish(topic, "untagged").status == 201
+    assert topic.get().status == 200
 
 
 def test_a_dead_letter_queue_of_a_push(topic: Any) -> None:
@@ -204,6 +209,44 @@ def test_a_dead_letter_queue_of_a_push(topic: Any) -> None:
     assert subscribe(topic, endpoint="http://h/", DlqPolicy=policy).status == 201
     answer = topic.ask("GET", f"{TOPIC}/subscriptions/s")
     assert answer.fields("DlqPolicy")["DeadLetterTargetQueue"] == "acs:mns:us-east-1:000000000000:queues/dead"
+
+
+def system_properties(answer: Any) -> dict[str, str]:
+    names = answer.texts("SystemProperties/SystemPropertyValue/Name")
+    return dict(zip(names, answer.texts("SystemProperties/SystemPropertyValue/Value"), strict=True))
+
+
+def test_a_push_that_is_a_dead_letter_names_its_subscription_and_what_was_published(topic: Any) -> None:
+    topic.queue("dead")
+    policy = "<DeadLetterTargetQueue>dead</DeadLetterTargetQueue>"
+    assert subscribe(topic, endpoint="http://h/", DlqPolicy=policy).status == 201
+    published = publish(topic)
+    topic.stage.later(86_401 * SECOND_US)
+    topic.stage.sweep()
+    assert system_properties(topic.get(queue="/queues/dead")) == {
+        "DLQSourceArn": "acs:mns:us-east-1:000000000000:/topics/news/subscriptions/s",
+        "DLQOriginMessageId": published.text("MessageId"),
+    }
+
+
+def test_what_a_queue_cannot_take_goes_to_the_dead_letters(topic: Any) -> None:
+    topic.queue("dead")
+    topic.queue("gone")
+    policy = "<DeadLetterTargetQueue>{}</DeadLetterTargetQueue>"
+    to_gone = "acs:mns:r:1:queues/gone"
+    itself = subscribe(topic, endpoint=to_gone, DlqPolicy=policy.format("gone"))
+    assert (itself.code, itself.text("Message").partition(":")[0]) == ("InvalidArgument", "DlqPolicy")
+    assert subscribe(topic, endpoint=to_gone, DlqPolicy=policy.format("dead")).status == 201
+    itself = topic.ask("PUT", f"{TOPIC}/subscriptions/s?metaoverride=true", dead_letters("gone"))
+    assert itself.code == "InvalidArgument"
+    assert topic.ask("DELETE", "/queues/gone").status == 204
+    published = publish(topic)
+    answer = topic.get(queue="/queues/dead")
+    assert f"<MessageId>{published.text('MessageId')}</MessageId>" in answer.text("MessageBody")
+    assert system_properties(answer) == {
+        "DLQSourceArn": "acs:mns:us-east-1:000000000000:queues/gone",
+        "DLQOriginMessageId": published.text("MessageId"),
+    }
 
 
 def dead_letters(target: str, enabled: str = "true") -> str:
@@ -360,11 +403,11 @@ def test_a_key_lets_a_topic_lead_only_where_it_may_send_or_to_its_own(topic: Any
     assert topic.ask("PUT", f"{TOPIC}/subscriptions/t", subscription(), key="SENDER").status == 201
 
 
-@pytest.mark.parametrize("tag", ["a\nb", "a\tb", "a&#13;b"])
+@pytest.mark.parametrize("tag", ["a\nb", "a\tb", "a&#13;b", "a&#127;b"])
 def test_a_tag_has_nothing_that_no_header_can_bear(topic: Any, tag: str) -> None:
     for refused in (
         subscribe(topic, endpoint="http://203.0.113.7/", FilterTag=tag),
         publish(topic, inside=f"<MessageTag>{tag}</MessageTag>"),
     ):
         assert (refused.status, refused.code) == (400, "InvalidArgument")
-        assert "line breaks or tabs" in refused.fields()["Message"]
+        assert "no line breaks, tabs or other control characters" in refused.fields()["Message"]

@@ -15,7 +15,7 @@ import msgspec
 
 from veilmq.model.access import AccessKey
 from veilmq.model.queue import QueueKey
-from veilmq.model.topic import SubscriptionSettings, TopicKey
+from veilmq.model.topic import SubscriptionSettings, TopicKey, is_hidden
 from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request
 from veilmq.protocols.mns import limits
@@ -177,8 +177,15 @@ def _is_host(text: str) -> bool:
 
 
 def arn(queue: QueueKey) -> str:
-    """The resource name of a queue."""
-    return f"acs:mns:{queue.region}:{queue.account}:queues/{queue.name}"
+    """The resource name of a queue; of one in which pushes wait, that of the subscription, which is what has a name.
+
+    Source: the pages of SendMessage and Unsubscribe, "Authorization".
+    """
+    start = f"acs:mns:{queue.region}:{queue.account}:"
+    if is_hidden(queue.name):
+        topic, subscription = queue.name.removesuffix("/").split("/")
+        return f"{start}/topics/{topic}/subscriptions/{subscription}"
+    return f"{start}queues/{queue.name}"
 
 
 def url_start(endpoint: Endpoint, request: Request) -> str:

@@ -84,6 +84,6 @@ def word(element: Element, characters_max: int) -> str:
 def tag(element: Element) -> str:
     """A MessageTag or FilterTag: a push bears it in a header. Raises Refusal: InvalidArgument, MalformedXML."""
     text = word(element, limits.TAG_CHARACTERS_MAX)
-    if any(character < " " for character in text):
-        raise bad(element.name, "it has no line breaks or tabs.")
+    if any(character < " " or character == "\x7f" for character in text):
+        raise bad(element.name, "it has no line breaks, tabs or other control characters.")
     return text

@@ -161,7 +161,14 @@ def _just(fault: Fault) -> Callable[[VeilError, AnyCommand], Refusal]:
     return lambda error, command: Refusal(fault)
 
 
-_NAMES: Final = {"body": "MessageBody", "queue": "Endpoint", "pushes_per_second_max": "TenantRateLimitPolicy"}
+_NAMES: Final = {
+    "body": "MessageBody",
+    "delay_us": "DelaySeconds",
+    "group": "MessageGroupId",
+    "queue": "Endpoint",
+    "dead_letter_queue": "DlqPolicy",
+    "pushes_per_second_max": "TenantRateLimitPolicy",
+}
 
 
 def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:

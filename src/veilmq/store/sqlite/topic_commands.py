@@ -2,7 +2,8 @@
 
 Strategy: a publish is the sends of its copies, applied by the room of sends in the batch of the publish: so a copy goes
 the way of every message, and either all of them are durable or none is. A copy that its queue cannot take (deleted
-meanwhile, or a FIFO queue and no group) is left out and counted in the history.
+meanwhile, or a FIFO queue and no group) goes to the subscription's dead-letter queue; without one it is left out. The
+history counts both.
 """
 
 from collections.abc import Sequence
@@ -56,7 +57,7 @@ from veilmq.model.outcomes import (
     TopicDescribed,
     TopicsListed,
 )
-from veilmq.model.queue import RedrivePolicy, SettingsChange
+from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange
 from veilmq.model.topic import (
     ATTEMPTS_MAX,
     TOPIC_RETENTION_US,
@@ -69,6 +70,9 @@ from veilmq.model.topic import (
     hidden_queue,
 )
 from veilmq.store.sqlite import queue_commands, sends
+from veilmq.store.sqlite.endings import dead_letter
+from veilmq.store.sqlite.places import find_place
+from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.topics import TOPICS_ENCODER, LiveSubscription, LiveTopic
 from veilmq.store.sqlite.writer import Writer
 
@@ -207,6 +211,8 @@ def _cannot_subscribe(writer: Writer, topic: LiveTopic, settings: SubscriptionSe
 def _wrong_policies(writer: Writer, settings: SubscriptionSettings) -> VeilError | None:
     if settings.dead_letter_queue is not None and settings.dead_letter_queue not in writer.queues.by_key:
         return QueueMissing(queue=str(settings.dead_letter_queue))
+    if settings.dead_letter_queue is not None and settings.dead_letter_queue == settings.queue:
+        return ParameterInvalid(parameter="dead_letter_queue", reason="a copy that the queue cannot take goes there")
     if settings.pushes_per_second_max is not None and settings.url is None:
         return ParameterInvalid(parameter="pushes_per_second_max", reason="only pushes to a URL have a rate")
     return None
@@ -299,17 +305,46 @@ def publish(writer: Writer, command: Publish) -> Outcome:
         for subscription in topic.subscriptions.values()
         if subscription.settings.filter_tag is None or subscription.settings.filter_tag == tag
     ]
-    copies = sends.send_all(writer, _copies(writer, command, wanted, message))
-    sent = sum(isinstance(outcome, Sent) for outcome in copies)
-    detail: dict[str, object] = {"copies": sent}
+    begun = len(writer.events)
+    copies = _copies(writer, command, wanted, message)
+    outcomes = sends.send_all(writer, copies)
+    sent, dead = _count_sent(outcomes), 0
     if sent < len(copies):
-        detail["left_out"] = len(copies) - sent
+        dead = _count_sent(sends.send_all(writer, _dead_letters(wanted, copies, outcomes, message)))
+    _name_published(writer.events[begun:], message)
+    detail: dict[str, object] = {"copies": sent}
+    if dead:
+        detail["dead_lettered"] = dead
+    if sent + dead < len(copies):
+        detail["left_out"] = len(copies) - sent - dead
     _record(writer, Kind.PUBLISHED, command, detail, message, len(command.body.encode()))
     return Published(message, writer.now, sent)
 
 
+def _count_sent(outcomes: Sequence[Outcome]) -> int:
+    return sum(isinstance(outcome, Sent) for outcome in outcomes)
+
+
+def _dead_letters(
+    subscriptions: Sequence[LiveSubscription], copies: Sequence[Send], outcomes: Sequence[Outcome], message: bytes
+) -> list[Send]:
+    """The copies that their queues could not take, to the dead-letter queues of their subscriptions."""
+    return [
+        msgspec.structs.replace(copy, queue=target, extras=_with_id(copy.extras, message, copy.queue))
+        for subscription, copy, outcome in zip(subscriptions, copies, outcomes, strict=True)
+        if not isinstance(outcome, Sent) and (target := subscription.settings.dead_letter_queue) is not None
+    ]
+
+
+def _name_published(events: Sequence[Event], message: bytes) -> None:
+    """A copy has an id of its own: its event says of which message it is one."""
+    named = {"published": message.hex()}
+    for event in events:
+        event.detail = named if event.detail is None else {**event.detail, **named}
+
+
 def record_push(writer: Writer, command: RecordPush) -> Outcome:
-    """Append one attempt to push a message."""
+    """Append one attempt to push a message; one that was tried to the end goes to the dead letters, if it has any."""
     queue = writer.queues.by_key.get(command.queue)
     detail: dict[str, object] = {"status": command.status, "took_us": command.took_us}
     if command.error is not None:
@@ -326,7 +361,19 @@ def record_push(writer: Writer, command: RecordPush) -> Outcome:
             detail=detail,
         )
     )
+    if queue is not None:
+        _give_up(writer, queue, command.sequence)
     return Recorded()
+
+
+def _give_up(writer: Writer, queue: LiveQueue, sequence: int) -> None:
+    """The next receive would do it too, but comes late: its endpoint may have to rest for a minute."""
+    redrive = queue.settings.redrive
+    target = None if redrive is None else writer.queues.by_key.get(redrive.target)
+    place = None if target is None else find_place(writer, queue, sequence)
+    if redrive is None or target is None or place is None or place.rotation < redrive.receive_count_max:
+        return
+    dead_letter(writer, queue, place, target)
 
 
 def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscription], message: bytes) -> list[Send]:
@@ -336,7 +383,7 @@ def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscr
         command.topic, "", message.hex().upper(), body, digest.hex().upper(), tag, writer.now
     )  # fmt: skip
     forms: dict[ContentFormat, Copies] = {}
-    hidden = _with_id(command, message)
+    hidden = _with_id(command.extras, message)
     copies = []
     for subscription in subscriptions:
         queue, form = subscription.settings.queue, subscription.settings.content_format
@@ -360,9 +407,9 @@ def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscr
     return copies
 
 
-def _with_id(command: Publish, message: bytes) -> Extras:
-    """A push names the published message: its id travels with the hidden copy."""
-    return msgspec.structs.replace(command.extras, published_id=message)
+def _with_id(extras: Extras, message: bytes, refused_by: QueueKey | None = None) -> Extras:
+    """A push and a dead letter name the published message: its id travels with the copy."""
+    return msgspec.structs.replace(extras, published_id=message, dead_letter_source=refused_by)
 
 
 def _find(

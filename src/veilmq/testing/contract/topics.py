@@ -8,17 +8,20 @@ from xml.etree import ElementTree
 import pytest
 
 from veilmq.model.commands import (
+    ChangeQueue,
     ChangeSubscription,
     ChangeTopic,
     CreateTopic,
     DeleteTopic,
     DescribeSubscription,
     DescribeTopic,
+    Extend,
     ListQueues,
     ListSubscriptions,
     ListTopics,
     Publish,
     Receive,
+    RecordPush,
     Subscribe,
     Unsubscribe,
 )
@@ -205,6 +208,31 @@ class TestTopics:
         assert stage.receive(hidden) == []
         assert (stage.counts(hidden), bodies(stage.receive(dead))) == ((0, 0, 0), ["hello"])
 
+    def test_a_push_that_was_tried_to_the_end_is_moved_with_its_record(self, stage: Stage) -> None:
+        dead = stage.create("dead")
+        create(stage)
+        subscribe(stage, "push", to_url(dead_letter_queue=dead))
+        published = expect(stage.do(publishing("hello")), Published)
+        hidden = hidden_queue(NEWS, "push")
+        tries = ATTEMPTS_MAX[RetryStrategy.BACKOFF]
+        for attempt in range(1, tries + 1):
+            assert stage.receive(dead) == []
+            message = stage.take(hidden)
+            extend = Extend(
+                queue=hidden, origin=TESTER, handle=message.handle, lease_us=SECOND_US, arrived=stage.now, rotate=True
+            )
+            record = RecordPush(
+                queue=hidden, origin=TESTER, message=message.id, sequence=message.sequence, attempt=attempt,
+                status=500, error="no", took_us=1,
+            )  # fmt: skip
+            stage.batch([extend, record])
+            if attempt < tries:
+                stage.later(SECOND_US)
+        assert stage.counts(hidden) == (0, 0, 0)
+        (moved,) = stage.receive(dead)
+        assert (moved.body, moved.extras.published_id) == ("hello", published.id)
+        assert stage.kinds().count("dead_lettered") == 1
+
     def test_unsubscribing_ends_the_copies_and_the_hidden_queue(self, stage: Stage) -> None:
         queue = stage.create("q")
         create(stage)
@@ -268,6 +296,43 @@ class TestTopics:
         stage.drop(gone)
         assert expect(stage.do(publishing()), Published).copies == 1
         assert stage.events()[-1].detail == {"topic": str(NEWS), "copies": 1, "left_out": 1}
+
+    @pytest.mark.parametrize("why", ["deleted", "too small"])
+    def test_what_a_queue_cannot_take_is_a_dead_letter(self, stage: Stage, why: str) -> None:
+        bad, dead = stage.create("bad"), stage.create("dead")
+        create(stage)
+        subscribe(stage, "s", to_queue(bad, dead_letter_queue=dead))
+        if why == "deleted":
+            stage.drop(bad)
+        else:
+            stage.do(ChangeQueue(queue=bad, origin=TESTER, change={"message_bytes_max": 1_024}))
+        published = expect(stage.do(publishing("x" * 1_025)), Published)
+        assert published.copies == 0
+        assert stage.events()[-1].detail == {"topic": str(NEWS), "copies": 0, "dead_lettered": 1}
+        (message,) = stage.receive(dead, 10)
+        assert (message.body, message.extras.dead_letter_source) == ("x" * 1_025, bad)
+        assert message.extras.published_id == published.id
+        stage.drop(dead)
+        assert expect(stage.do(publishing("x" * 1_025)), Published).copies == 0
+        assert stage.events()[-1].detail == {"topic": str(NEWS), "copies": 0, "left_out": 1}
+
+    def test_a_queue_is_not_its_own_dead_letter_queue(self, stage: Stage) -> None:
+        queue = stage.create("q")
+        create(stage)
+        refused(subscribe(stage, "s", to_queue(queue, dead_letter_queue=queue)), ParameterInvalid)
+        subscribe(stage, "s", to_queue(queue))
+        change = ChangeSubscription(topic=NEWS, origin=TESTER, name="s", change={"dead_letter_queue": queue})
+        refused(stage.do(change), ParameterInvalid)
+
+    def test_a_copy_says_of_which_message_it_is_one(self, stage: Stage) -> None:
+        queue = stage.create("q")
+        create(stage)
+        subscribe(stage, "queue", to_queue(queue))
+        subscribe(stage, "push", to_url())
+        published = expect(stage.do(publishing()), Published)
+        sent = [event for event in stage.events() if event.kind == "sent"]
+        assert [event.detail for event in sent] == [{"published": published.id.hex()}] * 2
+        assert published.id.hex() not in {event.message for event in sent}
 
     def test_changes_are_seen_and_survive_a_reopening(self, stage: Stage) -> None:
         queue = stage.create("q")

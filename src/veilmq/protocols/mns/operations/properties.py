@@ -112,7 +112,8 @@ def write_properties(message: Delivery) -> str:
             user.append(_property("PropertyValue", attribute.name, *_typed(attribute)))
     source = message.extras.dead_letter_source
     if source is not None:
-        system |= {_SOURCE: arn(source), _ORIGIN: message.id.hex().upper()}
+        origin = message.extras.published_id or message.id
+        system |= {_SOURCE: arn(source), _ORIGIN: origin.hex().upper()}
     text = f"<UserProperties>{''.join(user)}</UserProperties>" if user else ""
     if system:
         values = "".join(_property("SystemPropertyValue", name, value, "STRING") for name, value in system.items())

@@ -78,16 +78,20 @@ def answer_subscribe(call: Call, outcomes: Sequence[Outcome]) -> Response:
 
 
 def plan_change(asked: Asked) -> Plan:
-    """SetSubscriptionAttributes: the endpoint and its content format stay."""
+    """SetSubscriptionAttributes: the endpoint and its content format stay. An empty FilterTag takes the filter away."""
     fields = members_of(asked.request.body, "Subscription")
     for name in ("Endpoint", "NotifyContentFormat"):
         if name in fields:
             raise bad(name, "it cannot be changed.")
+    tag = fields.get("FilterTag")
+    unfiltered = tag is not None and not tag.children and not tag.text
+    if unfiltered:
+        del fields["FilterTag"]
     command = ChangeSubscription(
         topic=asked.topic(),
         origin=asked.caller.origin,
         name=asked.subscription(),
-        change=_read_change(asked, fields),
+        change=_read_change(asked, fields) | ({"filter_tag": None} if unfiltered else {}),
     )
     return (command,), None
 

@@ -1,0 +1,133 @@
+"""An error that nobody thought of is told, and ends nothing."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from stage import Endpoint, Stage, until
+
+from veilmq.model.commands import Extend, Receive
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.push.lasting import Lasting
+from veilmq.server.shell import Shell
+
+
+class Bug(Exception):
+    """None that anybody catches."""
+
+
+class Faulty:
+    """A shell one of whose calls fails: the first with such a command."""
+
+    def __init__(self, shell: Shell, kind: type) -> None:
+        self._shell, self._kind = shell, kind
+        self.failed = False
+
+    async def call(self, *commands: Any) -> list[Any]:
+        if isinstance(commands[0], self._kind) and not self.failed:
+            self.failed = True
+            raise Bug("of the shell")
+        return await self._shell.call(*commands)
+
+    def arrived(self) -> Instant:
+        return self._shell.arrived()
+
+
+def test_a_subscription_is_served_again(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint() as endpoint:
+            await stage.room.stop()
+            stage.engine = Faulty(stage.shell, Receive)
+            await stage.open()
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: len(endpoint.got) == 1)
+            assert "pushing 000000000000/us-east-1/news/s ended by an error, and begins again in 0.05 s" in caplog.text
+            assert "Bug: of the shell" in caplog.text
+
+    play(test, pause_s=0.05)
+
+
+def test_subscriptions_are_looked_for_again(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(stage: Stage) -> None:
+        look: Callable[[], Any] = stage.subscriptions
+        looks = 0
+
+        def failing() -> Any:
+            nonlocal looks
+            looks += 1
+            if looks == 2:
+                raise Bug("of the look")
+            return look()
+
+        async with Endpoint() as endpoint:
+            await stage.room.stop()
+            stage.subscriptions = failing  # type: ignore[method-assign]
+            await stage.open()
+            await until(lambda: looks > 2)
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: len(endpoint.got) == 1)
+            assert "Bug: of the look" in caplog.text
+
+    play(test, pause_s=0.05)
+
+
+def test_a_push_that_cannot_be_settled_is_made_again(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(stage: Stage) -> None:
+        async with Endpoint(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n") as endpoint:
+            await stage.room.stop()
+            stage.engine = Faulty(stage.shell, Extend)
+            await stage.open()
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: "a push ended by an error" in caplog.text)
+            await stage.advance(31)
+            await until(lambda: len(stage.pushes()) == 1)
+            assert len(endpoint.got) == 2
+
+    play(test)
+
+
+def test_a_bug_in_a_call_is_a_failed_attempt_of_nobody_and_told_once(
+    play: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(host: str) -> list[str]:
+        raise Bug(host)
+
+    async def test(stage: Stage) -> None:
+        url = "http://receiver.example/"
+        await stage.subscribe("s", url)
+        for _ in range(3):
+            await stage.publish()
+        await until(lambda: len(stage.pushes()) == 3)
+        assert {each.detail["error"] for each in stage.pushes()} == {"Bug: receiver.example"}
+        pauses = [each.lease_us for each in stage.events() if each.kind == "extended"]
+        assert min(pauses) >= 10 * SECOND_US
+        assert stage.room.state(url)["failures"] == 0
+        assert caplog.text.count("by an error of this server's") == 1
+        assert "Traceback" in caplog.text
+
+    play(test, resolve=failing)
+
+
+def test_who_was_ended_stays_ended(caplog: pytest.LogCaptureFixture) -> None:
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        raise Bug
+
+    async def test() -> None:
+        lasting = Lasting(work, "it", pause_s=0.01)
+        await until(lambda: begun >= 3)
+        lasting.cancel()
+        await lasting.ended()
+        ended = begun
+        await asyncio.sleep(0.05)
+        assert begun == ended
+
+    asyncio.run(test())
+    assert "it ended by an error" in caplog.text
