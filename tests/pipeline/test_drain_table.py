@@ -3,11 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from tests.pipeline.drain_stage import Stage, left, send
 
-from veilmq.pipeline.drain import TableForeign, drain
+from veilmq.pipeline.drain import DirectoryTaken, TableForeign, drain
 from veilmq.pipeline.drain.table import check_table
+from veilmq.pipeline.errors import PipelineError
+from veilmq.pipeline.locking import locked
 
 
 def log(place: Path, *names: str) -> None:
@@ -33,6 +37,40 @@ def test_messages_stay_in_the_queue_if_the_table_is_another_query_s(spark: Any, 
         assert left(queue) == 1
         drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d")
         assert (left(queue), spark.read.parquet(str(table)).count()) == (0, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_a_delta_table_does_not_take_is_known_before_anything_is_received(spark: Any, stage: Stage) -> None:
+    table = stage.directory / "table"
+    write_deltalake(table, pa.table({"id": ["0"]}))
+    DeltaTable(table).alter.add_constraint({"numbers": "id < 'a'"})
+    with stage.make() as queue:
+        send(queue, ["1"])
+        for path, said in ((str(table), "has a constraint numbers"), ("tables/t", "an absolute path")):
+            with pytest.raises(PipelineError, match=said):
+                drain(
+                    spark, stage.url(), f"delta:{path}", stage.directory / "d", transform=lambda rows: rows.select("id")
+                )
+        found = queue.stats()
+        assert (found.visible, found.in_flight) == (1, 0)
+    assert not (stage.directory / "d" / "manifests").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_drains_at_once_are_told_before_spark_is_asked(spark: Any, stage: Stage) -> None:
+    """Amid the other's batch Spark says "assertion failed", or finds a log that it did not write."""
+    directory = stage.directory / "d"
+    directory.mkdir()
+    with stage.make() as queue:
+        send(queue, ["1"])
+        with locked(directory / "lock", AssertionError, ""):  # type: ignore[arg-type]
+            with pytest.raises(DirectoryTaken, match=f"Another drain works in {directory}"):
+                drain(spark, stage.url(), f"parquet:{stage.directory}/table", directory)
+            assert left(queue) == 1
+            assert [each.name for each in directory.iterdir()] == ["lock"]
+        assert drain(spark, stage.url(), f"parquet:{stage.directory}/table", directory).messages == 1
 
 
 def test_a_query_goes_on_with_its_own_table(tmp_path: Path) -> None:

@@ -1,19 +1,24 @@
 """Rows into queues, and into Delta tables."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures, Transaction, write_deltalake
+from deltalake.transaction import AddAction
+from pyspark.sql.types import StructType
 from tests.pipeline.drain_stage import Stage, left
 
 import veilmq
 from veilmq.client.queue import Queue
+from veilmq.pipeline.drain.source import QueueSource
 from veilmq.pipeline.errors import OptionInvalid
-from veilmq.pipeline.sinks.delta import DeltaRefused, Written, add_files, is_committed
+from veilmq.pipeline.sinks.delta import Written, add_files, check_place, is_committed
+from veilmq.pipeline.sinks.fitting import DeltaRefused, nulls_of
 from veilmq.pipeline.sinks.options import read_delta_options, read_send_options
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -27,10 +32,10 @@ def received(queue: Queue) -> list[Any]:
     return found
 
 
-def written(directory: Path, name: str, numbers: list[int]) -> Written:
+def written(directory: Path, name: str, numbers: list[int], query: str = "q") -> Written:
     directory.mkdir(exist_ok=True)
     pq.write_table(pa.table({"n": numbers}, SCHEMA), directory / name)
-    return Written(name, (directory / name).stat().st_size, len(numbers), "q")
+    return Written(name, (directory / name).stat().st_size, len(numbers), query)
 
 
 class TestDeltaTransactions:
@@ -48,6 +53,31 @@ class TestDeltaTransactions:
         add_files(str(table), SCHEMA, [written(table, "a.parquet", [1])], "one", 0)
         assert add_files(str(table), SCHEMA, [written(table, "b.parquet", [2])], "other", 0)
         assert sorted(DeltaTable(table).to_pyarrow_table()["n"].to_pylist()) == [1, 2]
+
+    def test_another_query_of_the_same_name_is_not_taken_for_it(self, tmp_path: Path) -> None:
+        """Its batch 0 is not the table's: to say so would have the source delete messages that are in no table."""
+        table = tmp_path / "t"
+        assert add_files(str(table), SCHEMA, [written(table, "a.parquet", [1], "one")], "app", 0)
+        assert add_files(str(table), SCHEMA, [written(table, "b.parquet", [2], "one")], "app", 1)
+        for batch in (0, 1):
+            with pytest.raises(DeltaRefused, match=r"of another query under the name app=app\. Bring that query's"):
+                add_files(str(table), SCHEMA, [written(table, "c.parquet", [3], "other")], "app", batch)
+        assert not add_files(str(table), SCHEMA, [written(table, "b.parquet", [2], "one")], "app", 1)
+        assert add_files(str(table), SCHEMA, [written(table, "d.parquet", [3], "one")], "app", 2)
+        assert sorted(DeltaTable(table).to_pyarrow_table()["n"].to_pylist()) == [1, 2, 3]
+
+    def test_a_query_goes_on_with_a_table_that_knows_no_queries(self, tmp_path: Path) -> None:
+        """As releases before left it: the name alone, so that only a batch that it has not can be told from others."""
+        file = written(tmp_path, "a.parquet", [1])
+        write_deltalake(tmp_path, SCHEMA.empty_table())
+        before = CommitProperties(app_transactions=[Transaction("app", 3)])
+        add = AddAction(file.name, file.size_bytes, {}, 0, True, "{}")
+        DeltaTable(tmp_path).create_write_transaction([add], "append", SCHEMA, [], commit_properties=before)
+        with pytest.raises(DeltaRefused, match="batch 3 of another query"):
+            add_files(str(tmp_path), SCHEMA, [written(tmp_path, "b.parquet", [2])], "app", 3)
+        assert add_files(str(tmp_path), SCHEMA, [written(tmp_path, "b.parquet", [2])], "app", 4)
+        assert not add_files(str(tmp_path), SCHEMA, [written(tmp_path, "c.parquet", [2])], "app", 4)
+        assert sorted(DeltaTable(tmp_path).to_pyarrow_table()["n"].to_pylist()) == [1, 2]
 
     @pytest.mark.parametrize(
         ("options", "said"),
@@ -120,6 +150,12 @@ class TestQueueSink:
             (["'b' body"], {"key": "k"}, "no such column"),
             (["'b' body", "'k' k"], {"key": "k"}, "does not deduplicate"),
             (["cast(null as string) body"], {}, "body is null"),
+            (["'b' body", "map(1, 'v') attributes"], {}, "attributes cannot be map<int,string>"),
+            (["'b' body", "map('a', 1) m"], {"key": "m"}, "is map<string,int>, which is no key"),
+            (["'b' body", "double('nan') delay"], {}, "A row's delay is nan"),
+            (["'b' body", "double('infinity') ttl"], {}, "A row's ttl is inf"),
+            (["'b' body", "5.7 priority"], {}, "A row's priority is 5.7"),
+            (["'b' body", "double('nan') priority"], {}, "A row's priority is nan"),
         ],
     )
     def test_rows_that_are_no_messages_are_told(
@@ -130,6 +166,64 @@ class TestQueueSink:
             with pytest.raises(Exception, match=said):
                 writer.options(**options).mode("append").save()
             assert left(queue) == 0
+
+
+def test_a_stream_that_tells_all_rows_again_is_refused() -> None:
+    """Output mode complete: each batch would be sent again with all rows of before."""
+    sink = QueueSource({"url": "veil://127.0.0.1:1/q"})
+    with pytest.raises(OptionInvalid, match="A queue cannot be overwritten"):
+        sink.streamWriter(StructType().add("body", "string"), overwrite=True)
+    assert sink.streamWriter(StructType().add("body", "string"), overwrite=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_new_checkpoint_under_an_old_name_loses_no_messages(spark: Any, stage: Stage) -> None:
+    """It counts from 0 again, and the table has a batch 0 of that name."""
+    table = stage.directory / "table"
+
+    def run(checkpoint: str, app: str) -> int:
+        source = spark.readStream.format("veilmq").option("url", stage.url())
+        frame = source.option("directory", str(stage.directory / checkpoint)).option("lease", "1").load()
+        query = frame.writeStream.format("veilmq-delta").option("path", str(table)).option("app", app)
+        query = query.option("checkpointLocation", str(stage.directory / f"{checkpoint}-log"))
+        query.trigger(availableNow=True).start().awaitTermination()
+        return int(DeltaTable(table).to_pyarrow_table().num_rows)
+
+    with stage.make() as queue:
+        queue.send("1")
+        assert run("one", "nightly") == 1
+        queue.send("2")
+        assert run("one", "nightly") == 2
+        queue.send("3")
+        with pytest.raises(Exception, match="has batch 0 of another query under the name app=nightly"):
+            run("two", "nightly")
+        assert left(queue) == 1
+        # The batch is repeated: it was logged, and not committed.
+        assert run("two", "weekly") == 3
+        assert left(queue) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_null_in_a_column_that_takes_none_is_told(spark: Any, tmp_path: Path) -> None:
+    """Of the values that were written: what may be null by its type mostly is not."""
+    table = tmp_path / "table"
+    write_deltalake(table, pa.schema([pa.field("id", pa.int64(), False)]).empty_table())
+    for number, expression in enumerate(["id", "nullif(id, 2) id"]):
+        source = tmp_path / f"in-{number}"
+        spark.range(3).selectExpr(expression).write.parquet(str(source))
+        query = spark.readStream.schema("id bigint").parquet(str(source)).writeStream.format("veilmq-delta")
+        query = query.option("path", str(table)).option("checkpointLocation", str(tmp_path / f"log-{number}"))
+        query = query.trigger(availableNow=True).start()
+        if expression == "id":
+            query.awaitTermination()
+        else:
+            with pytest.raises(Exception, match=r"The column id of the table .* takes no null, and a row has one"):
+                query.awaitTermination()
+    assert sorted(DeltaTable(table).to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2]
+    # What was refused is removed.
+    assert len(list(table.glob("*.parquet"))) == len(DeltaTable(table).file_uris())
 
 
 ROWS = pa.table({"id": [1, 2], "days": pa.array([["x"], []], pa.list_(pa.string()))})
@@ -153,6 +247,99 @@ def test_a_table_that_has_no_room_for_the_rows_refuses_them(
     with pytest.raises(DeltaRefused, match=said):
         add_files(str(tmp_path), ROWS.schema, [file_of_rows(tmp_path)], "app", 0)
     assert DeltaTable(tmp_path).version() == 0
+
+
+def with_a_constraint(place: Path) -> None:
+    write_deltalake(place, SCHEMA.empty_table())
+    DeltaTable(place).alter.add_constraint({"positive": "n > 0"})
+
+
+def with_a_feature(place: Path) -> None:
+    write_deltalake(place, SCHEMA.empty_table())
+    DeltaTable(place).alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
+
+
+def with_mapped_columns(place: Path) -> None:
+    mapping = {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
+    write_deltalake(place, SCHEMA.empty_table(), configuration=mapping)
+
+
+def with_a_column_of(metadata: dict[str, Any]) -> Callable[[Path], object]:
+    return lambda place: DeltaTable.create(str(place), Schema([Field("n", "long", metadata=metadata)]))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (with_mapped_columns, "maps its columns by name"),
+        (with_a_constraint, "has a constraint positive"),
+        (with_a_feature, "has rowTracking, which veilmq-delta does not know"),
+        (with_a_column_of({"delta.invariants": '{"expression": {"expression": "n > 0"}}'}), "n .* has an invariant"),
+        (with_a_column_of({"delta.generationExpression": "1"}), "n .* has an expression"),
+        (with_a_column_of({"delta.identity.start": 1, "delta.identity.step": 1}), "n .* has values that count up"),
+    ],
+)
+def test_a_table_that_wants_what_the_writer_does_not_see_to_is_refused(
+    tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
+    """Before anything is received, and at a commit, should the table be altered meanwhile."""
+    place = tmp_path / "t"
+    make(place)
+    version = DeltaTable(place).version()
+    with pytest.raises(DeltaRefused, match=said):
+        check_place(str(place), SCHEMA)
+    with pytest.raises(DeltaRefused, match=said):
+        add_files(str(place), SCHEMA, [written(place, "a.parquet", [1])], "app", 0)
+    assert DeltaTable(place).version() == version
+
+
+@pytest.mark.parametrize("nulls", ["n", "r.a", "l.element", "m.value", "l.element.b"])
+def test_a_column_that_takes_no_null_gets_none(tmp_path: Path, nulls: str) -> None:
+    filled = pa.list_(pa.field("element", pa.struct([pa.field("b", pa.int64(), False)]), False))
+    schema = pa.schema(
+        [
+            pa.field("n", pa.int64(), False),
+            pa.field("r", pa.struct([pa.field("a", pa.int64(), False)])),
+            pa.field("l", filled),
+            pa.field("m", pa.map_(pa.string(), pa.field("value", pa.int64(), False))),
+        ]
+    )
+    write_deltalake(tmp_path, schema.empty_table())
+    check_place(str(tmp_path), schema)
+    with pytest.raises(DeltaRefused, match=f"The column {nulls} of the table .* takes no null, and a row has one"):
+        add_files(str(tmp_path), schema, [Written("a.parquet", 1, 1, "q", frozenset({nulls}))], "app", 0)
+    assert DeltaTable(tmp_path).version() == 0
+    # What may be null is told, too: a record whose fields may not be.
+    assert add_files(str(tmp_path), schema, [Written("a.parquet", 1, 1, "q", frozenset({"r", "l", "m"}))], "app", 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "names"),
+    [
+        (pa.int64(), [1, None], {"c"}),
+        (pa.struct([("a", pa.int64())]), [None, {"a": 1}], {"c"}),
+        (pa.struct([("a", pa.int64())]), [{"a": None}, {"a": 1}], {"c.a"}),
+        (pa.list_(pa.struct([("b", pa.int64())])), [[], None, [None]], {"c", "c.element"}),
+        (pa.list_(pa.struct([("b", pa.int64())])), [[{"b": 1}], [{"b": None}]], {"c.element.b"}),
+        (pa.map_(pa.string(), pa.int64()), [[("k", None)], [("k", 1)]], {"c.value"}),
+        (pa.map_(pa.string(), pa.int64()), [[("k", 0)], []], set()),
+    ],
+)
+def test_nulls_are_found_wherever_they_are(kind: Any, values: list[Any], names: set[str]) -> None:
+    twice = pa.record_batch({"c": pa.array([*values, *values], kind)})
+    assert set(nulls_of(twice.slice(len(values)))) == names
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("tables/t", "an absolute path"), ("memory://t/t", "an absolute path"), ("FILE", "it is a file")]
+)
+def test_a_path_that_cannot_be_is_told_before_there_are_rows(tmp_path: Path, path: str, said: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionInvalid, match=said):
+        check_place(path.replace("FILE", str(tmp_path / "file")), SCHEMA)
+    check_place(str(tmp_path / "new"), SCHEMA)
+    check_place("s3://bucket/t", SCHEMA)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_table_may_have_more_columns_in_another_order(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Strategy: declared here with typer alone, so that the help comes quickly; Spark 
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -14,7 +14,11 @@ import typer
 
 Server = Annotated[
     str | None,
-    typer.Option("--server", metavar="URL", help="The history of this server: its admin port [http://127.0.0.1:9325]."),
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="The history of this server: its admin port, or VEILMQ_ADMIN [http://127.0.0.1:9325].",
+    ),
 ]
 Token = Annotated[
     Path | None,
@@ -38,6 +42,9 @@ Publish = Annotated[
 Url = Annotated[
     str, typer.Option("--queue", metavar="URL", envvar="VEILMQ_QUEUE", help="veil://HOST:PORT/NAME, sqs://...")
 ]
+
+_DAYS_MAX: Final = 36_500
+"""As in veilmq.pipeline.jobs.tables, which is imported when a job runs."""
 
 
 class Asked(NamedTuple):
@@ -73,6 +80,9 @@ _OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "until": (Annotated[int | None, typer.Option("--until", metavar="OFFSET", help="End before this offset.")], None),
 }
 
+_NOT_OF: Final = {"loop": ("start", "until")}
+"""Options that a job has not: a loop goes on where it stopped."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -90,24 +100,25 @@ def register(app: typer.Typer) -> None:
         "loop": _loop,
     }
     for name, body in jobs.items():
-        pipeline.command(name)(_job(body))
+        pipeline.command(name)(_job(body, without=_NOT_OF.get(name, ())))
     pipeline.command("tidy")(_tidy)
     pipeline.command("archive")(_archive)
     pipeline.command("replay")(_replay)
     app.add_typer(pipeline, name="pipeline")
 
 
-def _job(body: Callable[..., None]) -> Callable[..., None]:
-    """A typer command of `body`'s own parameters and of the options that all jobs have."""
+def _job(body: Callable[..., None], without: Sequence[str] = ()) -> Callable[..., None]:
+    """A typer command of `body`'s own parameters and of the options that all jobs have, but for some."""
 
     def command(**given: Any) -> None:
-        body(Asked(**{name: given.pop(name) for name in _OPTIONS}), **given)
+        body(Asked(**{name: given.pop(name, default) for name, (_, default) in _OPTIONS.items()}), **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
     shared = [
         inspect.Parameter(name, kind, default=default, annotation=annotation)
         for name, (annotation, default) in _OPTIONS.items()
+        if name not in without
     ]
     command.__doc__ = body.__doc__
     command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
@@ -177,7 +188,8 @@ def _loop(
         str | None, typer.Option("--every", metavar="TIME", help="Run again after so long, say 15m [run once].")
     ] = None,
     retention_days: Annotated[
-        int, typer.Option("--retention-days", metavar="N", help="How long what was learnt counts.")
+        int,
+        typer.Option("--retention-days", metavar="N", min=0, max=_DAYS_MAX, help="How long what was learnt counts."),
     ] = 30,
     publish: Publish = False,
 ) -> None:
@@ -193,10 +205,18 @@ def _tidy(
         typer.Argument(metavar="DIR", help="Exported events, a Delta table, or a loop's --out.", show_default=False),
     ],
     retention_days: Annotated[
-        int | None, typer.Option("--retention-days", metavar="N", help="Drop what is older [nothing].")
+        int | None,
+        typer.Option("--retention-days", metavar="N", min=0, max=_DAYS_MAX, help="Drop what is older [nothing]."),
     ] = None,
     vacuum_hours: Annotated[
-        int, typer.Option("--vacuum-hours", metavar="N", help="Of Delta, how long old versions can be read.")
+        int,
+        typer.Option(
+            "--vacuum-hours",
+            metavar="N",
+            min=0,
+            max=24 * _DAYS_MAX,
+            help="Of Delta, how long old versions can be read.",
+        ),
     ] = 168,
     as_json: Json = False,
 ) -> None:

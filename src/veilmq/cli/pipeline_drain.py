@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from veilmq.cli.durations import seconds
-from veilmq.cli.pipeline_run import _print_json, _spark, _told, make_place
+from veilmq.cli.pipeline_run import _print_json, _told, make_place
+from veilmq.cli.pipeline_spark import started
 from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import SourceUnreachable
@@ -30,7 +31,7 @@ def archive(
         _check(queue)
         make_place(out)
         place = out.resolve()
-        with _spark(master, remote) as spark:
+        with started(master, remote) as spark:
             done = drain(spark, queue, f"{kind}:{place / 'messages'}", place / "drain", until=until_s)
         if as_json:
             _print_json({name: getattr(done, name) for name in done.__struct_fields__})
@@ -53,7 +54,7 @@ def replay(
         from veilmq.pipeline.jobs.replaying import replay as job
 
         _check(queue)
-        with _spark(master, remote) as spark:
+        with started(master, remote) as spark:
             sent = job(spark, table.resolve(), queue, where=where, key=key)
         if as_json:
             _print_json({"messages": sent})

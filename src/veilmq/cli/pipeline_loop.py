@@ -8,7 +8,7 @@ ago the last run succeeded is in metrics.prom.
 import sys
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,8 +37,9 @@ def loop(
     if asked.out is None:
         raise Failure(Exit.USAGE, "a loop needs a place", "Name one with --out DIR.")
     pause_s = None if every is None else seconds("--every", every)
-    with _session(asked, environment) as (spark, _):
+    with _told():
         work = Loop(asked.out.resolve(), kind=asked.format, retention_days=retention_days)
+    with _session(asked, environment) as (spark, _):
         told = _once(asked, environment, spark, work, publish=publish, told=False)
         while pause_s is not None:
             try:
@@ -96,10 +97,11 @@ def tidy(place: Path, retention_days: int | None, vacuum_hours: int, *, as_json:
         table = place / "cells" if (place / "state.json").exists() and (place / "cells").is_dir() else place
         if not table.is_dir():
             raise OptionInvalid(f"{place} is no directory.", "Name a table.")
+        tables.check_grows(table)
         dropped = 0
         if retention_days is not None:
             today = datetime.fromtimestamp(wall() / 1e6, UTC).date()
-            dropped = tables.retain(table, today - timedelta(days=retention_days), vacuum_hours=vacuum_hours)
+            dropped = tables.retain(table, tables.oldest_kept(today, retention_days), vacuum_hours=vacuum_hours)
         joined = tables.compact(table)
     if as_json:
         _print_json({"dropped": dropped, "files_joined": joined})

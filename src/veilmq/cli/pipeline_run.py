@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -18,8 +19,9 @@ from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.output import in_json
 from veilmq.cli.pipeline import Asked
+from veilmq.cli.pipeline_spark import started
 from veilmq.cli.progress import bar
-from veilmq.pipeline.errors import OptionInvalid, PipelineError
+from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.server.clock import wall
 
 if TYPE_CHECKING:
@@ -50,8 +52,6 @@ _UNWRITTEN: Final = re.compile("No space left on device|Disk quota exceeded|Read
 _JOB_CODES: Final = {"OptionInvalid": Exit.USAGE}
 _EXPORT_CODES: Final = {**_JOB_CODES, "TokenRefused": Exit.USAGE, "SourceUnreachable": Exit.ADDRESS}
 """By the name of what the pipeline refuses, which is all that Spark tells of its class; of others it is WRONG."""
-_REPEATING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""Loggers of PySpark that print an exception as it is raised: whoever catches it tells it, in words of ours."""
 
 
 def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
@@ -97,6 +97,8 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
 
     if asked.out is None:
         raise Failure(Exit.USAGE, "a report needs a place", "Name one with --out DIR.")
+    with _told():
+        _check_replaced(asked.out, ("survival", "quantiles", "timeouts", "redelivery", "split", "health"))
     with _session(asked, environment) as (spark, events):
         first, following = _bounds(asked, environment)
         since = first_instant(_history(asked, environment), first, following)
@@ -115,6 +117,8 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
 
 def health(asked: Asked, environment: Mapping[str, str], window: str, failures: int, *, follow: bool) -> None:
     """See `veilmq.pipeline.jobs.health`. Raises Failure."""
+    from veilmq.cli.pipeline_follow import check_place
+    from veilmq.cli.pipeline_follow import follow as follow_health
     from veilmq.pipeline.jobs import health as job
 
     window_ms = round(seconds("--window", window) * 1_000)
@@ -122,36 +126,20 @@ def health(asked: Asked, environment: Mapping[str, str], window: str, failures: 
         raise Failure(Exit.USAGE, "--window: must be above 0")
     if follow and asked.out is None:
         raise Failure(Exit.USAGE, "--follow writes a table", "Name its place with --out DIR.")
+    with _told():
+        if follow and asked.out is not None:
+            check_place(asked.out, asked.format)
+        elif asked.out is not None:
+            _check_replaced(asked.out, ("health",))
     with _session(asked, environment) as (spark, events):
         if follow:
-            _follow(asked, environment, spark, f"{window_ms} milliseconds", failures)
+            follow_health(asked, environment, spark, f"{window_ms} milliseconds", failures)
             return
         looked_at = events(job.KINDS)
         found = job.health(looked_at, window=f"{window_ms} milliseconds", failures=failures).orderBy("from", "queue")
         if asked.out is not None:
             _write(asked, found, "health")
         _show(asked, _records(found.toPandas()), _SHOWN["health"])
-
-
-def _follow(asked: Asked, environment: Mapping[str, str], spark: "SparkSession", window: str, failures: int) -> None:
-    from veilmq.pipeline.jobs import health as job
-
-    assert asked.out is not None
-    stream = spark.readStream.format("veilmq-events").options(**_options(asked, environment)).load()
-    kind = {"delta": "veilmq-delta"}.get(asked.format, asked.format)
-    query = (
-        job.health(stream, window=window, failures=failures)
-        .writeStream.format(kind)
-        .outputMode("append")
-        .option("path", str(asked.out / "health"))
-        .option("checkpointLocation", str(asked.out / "health-checkpoint"))
-        .trigger(processingTime="10 seconds")
-        .start()
-    )
-    try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
 
 
 def audit(asked: Asked, environment: Mapping[str, str]) -> Exit:
@@ -219,15 +207,14 @@ def _session(asked: Asked, environment: Mapping[str, str]) -> Iterator[tuple["Sp
     """Spark, and what gives the events: of some kinds, or with None of all. Raises Failure."""
     with _told():
         from veilmq.pipeline.events import load
+        from veilmq.pipeline.jobs.tables import check_format
 
+        check_format(asked.format)
         options = _options(asked, environment)
         _bounds(asked, environment)
         if asked.out is not None:
-            from veilmq.pipeline.jobs.tables import check_format
-
-            check_format(asked.format)
             make_place(asked.out)
-        with _spark(asked.master, asked.remote) as spark:
+        with started(asked.master, asked.remote) as spark:
             yield spark, partial(load, spark, options)
 
 
@@ -240,22 +227,6 @@ def make_place(out: Path, named: str = "--out") -> None:
     except OSError as error:
         mend = "Name a directory that you may write to."
         raise Failure(Exit.USAGE, f"{named} {out}: {error.strerror}", mend) from None
-
-
-@contextmanager
-def _spark(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
-    from veilmq.pipeline.session import session
-
-    spark = session(master, remote, settings={"spark.log.level": "ERROR"})
-    # Here, and not above: only now is it known that pyspark is there, and one that fits.
-    from pyspark.logger import PySparkLogger
-
-    for name in _REPEATING:
-        PySparkLogger.getLogger(name).disabled = True
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 @contextmanager
@@ -283,6 +254,8 @@ def _told(codes: Mapping[str, Exit] = _JOB_CODES) -> Iterator[None]:
         if isinstance(error, PermissionError) and error.filename is not None:
             mend = "May this user read and write it?"
             raise Failure(Exit.WRONG, f"{error.filename}: {error.strerror}", mend) from None
+        if type(error).__name__ == "StreamingQueryException":
+            raise Failure(Exit.WRONG, f"Spark: {str(error).splitlines()[0]}", "Run it again: it goes on.") from None
         raise
 
 
@@ -321,11 +294,27 @@ def _history(asked: Asked, environment: Mapping[str, str]) -> "History":
 
 
 def _bounds(asked: Asked, environment: Mapping[str, str]) -> tuple[int, int]:
+    """The offsets that are meant: from the first to before the second. Raises OptionInvalid, HistoryGap."""
     from veilmq.pipeline.events.reading import OFFSET
 
+    named, until = asked.start, asked.until
+    if named is not None and named not in {"first", "next"} and not OFFSET.match(named):
+        raise OptionInvalid(f"--from {named}: it is an offset, first or next.", "")
+    if until is not None and not OFFSET.match(str(until)):
+        raise OptionInvalid(f"--until {until}: it is an offset.", "")
     first, following = _history(asked, environment).bounds()
-    start = int(asked.start) if asked.start is not None and OFFSET.match(asked.start) else first
-    return start, following if asked.until is None else min(following, asked.until)
+    match named:
+        case None | "first":
+            start = first
+        case "next":
+            start = following
+        case _:
+            start = int(named)
+    if not first <= start <= following:
+        raise HistoryGap(f"There is no offset {start}.", f"The history holds {first} to {following}.")
+    if until is not None and until < start:
+        raise OptionInvalid(f"--until {until} is before offset {start}, where it is to begin.", "")
+    return start, following if until is None else min(following, until)
 
 
 def _until(asked: Asked, environment: Mapping[str, str]) -> int | None:
@@ -370,29 +359,25 @@ def _token(file: Path | None, environment: Mapping[str, str]) -> str | None:
 
 def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", names: tuple[str, ...]) -> None:
     """The tables of these jobs, each under its own name."""
+    from veilmq.pipeline.jobs import health as windows
     from veilmq.pipeline.jobs import split, survival, timeouts
     from veilmq.pipeline.jobs.buckets import arrow_of
 
     if asked.out is None:
         return
-    wanted: dict[str, tuple[Any, str | None]] = {}
+    wanted: dict[str, tuple[Any, str]] = {}
     if "survival" in names:
-        wanted |= {"survival": (found.curve, None), "quantiles": (found.quantiles, survival.QUANTILES_SCHEMA)}
+        wanted |= {"survival": (found.curve, survival.CURVE_SCHEMA)}
+        wanted |= {"quantiles": (found.quantiles, survival.QUANTILES_SCHEMA)}
     if "timeouts" in names:
         wanted |= {"timeouts": (found.timeouts, timeouts.SCHEMA)}
         wanted |= {"redelivery": (found.redelivery, timeouts.CURVE_SCHEMA)}
     if "split" in names:
         wanted |= {"split": (found.split, split.SCHEMA)}
     if "health" in names:
-        wanted |= {"health": (found.health, None)}
+        wanted |= {"health": (found.health, windows.SCHEMA)}
     for name, (rows, schema) in wanted.items():
-        if schema is None:
-            if rows.empty:
-                continue
-            frame = spark.createDataFrame(rows)
-        else:
-            frame = spark.createDataFrame(arrow_of(rows, schema))
-        _write(asked, frame.coalesce(1), name)
+        _write(asked, spark.createDataFrame(arrow_of(rows, schema)).coalesce(1), name)
 
 
 def _tell_left_out(found: "Analysis") -> None:
@@ -403,6 +388,14 @@ def _tell_left_out(found: "Analysis") -> None:
     more = len(found.left_out) - len(names)
     said = ", ".join(names) + (f" and {more} more" if more else "")
     print(f"left out, for they were deleted: {said}", file=sys.stderr)
+
+
+def _check_replaced(out: Path, names: tuple[str, ...]) -> None:
+    """Raises OptionInvalid where a table that is to be written is a stream's."""
+    from veilmq.pipeline.jobs.tables import check_replaced
+
+    for name in names:
+        check_replaced(out.resolve() / name)
 
 
 def _write(asked: Asked, frame: "DataFrame", name: str) -> None:
@@ -425,7 +418,14 @@ def _plain(value: Any) -> Any:
 
 
 def _print_json(value: Any) -> None:
-    print(in_json(value, default=str))
+    print(in_json(value, default=_in_words))
+
+
+def _in_words(value: Any) -> str:
+    """For programs; all instants are in UTC, also those that do not say so."""
+    if isinstance(value, datetime):
+        return f"{value.replace(tzinfo=None).isoformat()}Z"
+    return str(value)
 
 
 def _show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

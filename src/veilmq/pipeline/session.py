@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from veilmq.client.own_directory import own_path
 from veilmq.pipeline import java, register
-from veilmq.pipeline.errors import Unready
+from veilmq.pipeline.errors import OptionInvalid, Unready
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,8 +44,11 @@ def session(
     """A session with the data sources registered: on `master` (a Spark master URL) or over `remote` (`sc://...`).
 
     Without both: where `spark-submit` runs this script, or else the Spark Connect server of SPARK_REMOTE, or else here.
-    Raises Unready if Java or a package is missing or does not fit, or the remote server cannot be reached.
+    Raises OptionInvalid for both; Unready if Java or a package is missing or does not fit, or the remote server cannot
+    be reached.
     """
+    if master and remote:
+        raise OptionInvalid("master and remote exclude each other.", "Where shall Spark run?")
     check_packages()
     is_submitted = java.is_submitted()
     if master is None and not is_submitted:

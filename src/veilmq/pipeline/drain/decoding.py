@@ -7,6 +7,8 @@ corrupt records if the schema has one, as Spark's own reader does it; else the m
 
 import datetime
 import decimal
+import re
+import struct
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +17,9 @@ from pyspark.sql import types
 from veilmq.pipeline.drain.columns import ARROW_SCHEMA
 from veilmq.pipeline.errors import OptionInvalid
 
-_FLOAT_MAX: Final = (2 - 2**-23) * 2.0**127
+_FLOAT: Final = struct.Struct("<f")
+_DECIMAL: Final = re.compile(rb'("?)(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\1')
+_NULL: Final = b"null"
 METADATA: Final = {f"_{name}": name for name in ARROW_SCHEMA.names if name != "body"}
 """Columns of a schema for JSON that are the message's and not the body's."""
 
@@ -38,12 +42,12 @@ def python_type(kind: types.DataType, place: str) -> Any:
         case types.LongType():
             return Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
         case types.ArrayType():
-            return list[python_type(kind.elementType, place) | None]  # type: ignore[misc]
+            return list[_or_none(kind.elementType, place)]  # type: ignore[misc]
         case types.MapType() if isinstance(kind.keyType, types.StringType):
-            return dict[str, python_type(kind.valueType, place) | None]  # type: ignore[misc]
+            return dict[str, _or_none(kind.valueType, place)]  # type: ignore[misc]
         case types.StructType():
             fields = [
-                (f"f{number}", python_type(field.dataType, f"{place}.{field.name}") | None, None)
+                (f"f{number}", _or_none(field.dataType, f"{place}.{field.name}"), None)
                 for number, field in enumerate(kind.fields)
             ]
             names = {f"f{number}": field.name for number, field in enumerate(kind.fields)}
@@ -54,12 +58,19 @@ def python_type(kind: types.DataType, place: str) -> Any:
     return found
 
 
+def _or_none(kind: types.DataType, place: str) -> Any:
+    found = python_type(kind, place)
+    # What is raw may be null anyhow, and msgspec takes it for no part of a union.
+    return found if found is msgspec.Raw else found | None
+
+
 _PLAIN: Final[dict[type, Any]] = {
     types.StringType: str,
     types.BooleanType: bool,
     types.FloatType: float,
     types.DoubleType: float,
-    types.DecimalType: decimal.Decimal,
+    # msgspec's own takes texts as Python spells numbers, such as "1_0".
+    types.DecimalType: msgspec.Raw,
     types.TimestampType: datetime.datetime,
     types.DateType: datetime.date,
     types.BinaryType: bytes,
@@ -113,10 +124,18 @@ def _plain(value: Any, kind: types.DataType) -> Any:
         case types.TimestampType():
             return _in_utc(value)
         case types.DecimalType():
-            return _scaled(value, kind)
-        case types.FloatType() if abs(value) > _FLOAT_MAX:
-            raise ValueError(f"{value} is no {kind.simpleString()}")
+            return None if bytes(value) == _NULL else _scaled(_decimal(bytes(value), kind), kind)
+        case types.FloatType():
+            return _rounded(value, kind)
     return value
+
+
+def _rounded(value: float, kind: types.FloatType) -> float:
+    """As a float of 32 bits has it, so that the largest one is none too large for being told in decimal."""
+    try:
+        return float(_FLOAT.unpack(_FLOAT.pack(value))[0])
+    except OverflowError:
+        raise ValueError(f"{value} is no {kind.simpleString()}") from None
 
 
 def _in_utc(value: datetime.datetime) -> datetime.datetime:
@@ -126,6 +145,17 @@ def _in_utc(value: datetime.datetime) -> datetime.datetime:
         return value.astimezone(datetime.UTC)
     except OverflowError:
         raise ValueError(f"{value} is no year of 1 to 9999 in UTC") from None
+
+
+def _decimal(raw: bytes, kind: types.DecimalType) -> decimal.Decimal:
+    """A number of JSON, or a text that is spelt as one."""
+    found = _DECIMAL.fullmatch(raw)
+    try:
+        if found is not None:
+            return decimal.Decimal(found[2].decode())
+    except decimal.InvalidOperation:  # an exponent beyond all
+        pass
+    raise ValueError(f"{raw[:40].decode(errors='replace')} is no {kind.simpleString()}")
 
 
 def _scaled(value: decimal.Decimal, kind: types.DecimalType) -> decimal.Decimal:

@@ -18,10 +18,13 @@ from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline import register
 from veilmq.pipeline.drain import checkpoint
-from veilmq.pipeline.drain.errors import DrainUnfinished
+from veilmq.pipeline.drain.errors import DirectoryTaken, DrainUnfinished
+from veilmq.pipeline.drain.options import read_options
 from veilmq.pipeline.drain.quarantine import quarantined
 from veilmq.pipeline.drain.table import check_table
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+from veilmq.pipeline.locking import locked
+from veilmq.pipeline.sinks.delta import check_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 _PAUSE_SECONDS: Final = 0.5
 _PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"
 _BATCHES_MAX: Final = 1_000_000
+_HELD: Final = "Does somebody else hold its messages, or can the adapter not decode some, as the log would tell?"
 _SMALL_GROUPS: Final = {
     "parquet.block.size": str(32 << 20),
     "parquet.block.size.row.check.min": "1",
@@ -77,24 +81,26 @@ def drain(
     directory = Path(directory)
     given = {_camel(name): _text(value) for name, value in options.items()}
     given |= {"url": url, "directory": str(directory / "manifests")}
-    checkpoint.clear(directory / "checkpoint", directory / "manifests")
-    messages = batches = runs = 0
-    while True:
-        reader = spark.readStream.format("veilmq").options(**given)
-        frame = (reader if schema is None else reader.schema(schema)).load()
-        query = _started(spark, frame if transform is None else transform(frame), sink, directory, name)
-        query.awaitTermination()
-        runs += 1
-        for progress in query.recentProgress:
-            # Its key of that name is empty over Spark Connect.
-            messages += progress.numInputRows
-            batches += progress.numInputRows > 0
-        if _is_empty(url) and not any((directory / "manifests").glob("*.arrow")):
-            break
-        if until is not None and SYSTEM.monotonic() - started > until:
-            mend = "Does somebody else hold its messages, or can the adapter not decode some, as the log would tell?"
-            raise DrainUnfinished(f"The queue is not empty after {until:g} s.", mend)
-        time.sleep(_PAUSE_SECONDS)
+    read_options(given)
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory / "lock", DirectoryTaken, "Another drain"):
+        checkpoint.clear(directory / "checkpoint", directory / "manifests")
+        messages = batches = runs = 0
+        while True:
+            reader = spark.readStream.format("veilmq").options(**given)
+            frame = (reader if schema is None else reader.schema(schema)).load()
+            query = _started(spark, frame if transform is None else transform(frame), sink, directory, name)
+            query.awaitTermination()
+            runs += 1
+            for progress in query.recentProgress:
+                # Its key of that name is empty over Spark Connect.
+                messages += progress.numInputRows
+                batches += progress.numInputRows > 0
+            if _is_empty(url) and not any((directory / "manifests").glob("*.arrow")):
+                break
+            if until is not None and SYSTEM.monotonic() - started > until:
+                raise DrainUnfinished(f"The queue is not empty after {until:g} s.", _HELD)
+            time.sleep(_PAUSE_SECONDS)
     return Drained(messages, batches, len(quarantined(directory / "manifests")), runs, SYSTEM.monotonic() - started)
 
 
@@ -102,6 +108,8 @@ def _started(
     spark: "SparkSession", frame: "DataFrame", sink: "str | Callable[[DataFrame, int], None]", directory: Path,
     name: str | None,
 ) -> Any:  # fmt: skip
+    from pyspark.sql.pandas.types import to_arrow_schema
+
     writer = frame.writeStream.trigger(availableNow=True).option("checkpointLocation", str(directory / "checkpoint"))
     if name is not None:
         writer = writer.queryName(name)
@@ -115,6 +123,8 @@ def _started(
         if not colon or kind not in _FORMATS:
             raise OptionInvalid(f"sink={sink!r} cannot be.", f"It is a function, or {':/path, '.join(_FORMATS)}:/path.")
         check_table(kind, path, directory / "checkpoint")
+        if kind == "delta":
+            check_place(path, to_arrow_schema(frame.schema, timezone="UTC"))
         form, options = _FORMATS[kind]
         return writer.format(form).options(**options).option("path", path).start()
     finally:

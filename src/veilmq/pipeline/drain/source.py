@@ -125,5 +125,7 @@ class QueueSource(DataSource):
         return QueueWriter(schema, read_send_options(self.options), overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:
-        """For `DataFrame.writeStream`."""
+        """For `DataFrame.writeStream`, in append and update mode."""
+        if overwrite:
+            raise OptionInvalid("A queue cannot be overwritten.", "Use outputMode('append').")
         return QueueStreamWriter(schema, read_send_options(self.options))

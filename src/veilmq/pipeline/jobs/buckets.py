@@ -46,7 +46,9 @@ def struct(schema: str) -> "StructType":
         "string": T.StringType(),
         "double": T.DoubleType(),
         "int": T.IntegerType(),
+        "bigint": T.LongType(),
         "boolean": T.BooleanType(),
+        "timestamp": T.TimestampType(),
         "array<string>": T.ArrayType(T.StringType()),
     }
     return T.StructType([T.StructField(name, kinds[kind]) for name, kind in _fields(schema)])
@@ -103,7 +105,9 @@ def _arrow(schema: str) -> Any:
         "string": pa.string(),
         "double": pa.float64(),
         "int": pa.int32(),
+        "bigint": pa.int64(),
         "boolean": pa.bool_(),
+        "timestamp": pa.timestamp("us", "UTC"),
         "array<string>": pa.list_(pa.string()),
     }
     return pa.struct([(name, kinds[kind]) for name, kind in _fields(schema)])

@@ -20,6 +20,12 @@ _COUNTS: Final = (
     "sent", "received", "redeliveries", "deleted", "expired_leases", "stale_deletes", "gone_deletes",
     "refused_extensions", "dead_letters", "expired_messages",
 )  # fmt: skip
+SCHEMA: Final = ", ".join(
+    [
+        "from timestamp", "to timestamp", "account string", "region string", "queue string",
+        *(f"{name} bigint" for name in _COUNTS), "oldest_s double", "lease_s double", "raise_to_s double",
+    ]
+)  # fmt: skip
 KINDS: Final = (
     "sent", "received", "extended", "released", "lease_expired", "deleted", "delete_refused", "extend_refused",
     "dead_lettered", "expired",

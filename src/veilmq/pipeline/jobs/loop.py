@@ -11,7 +11,7 @@ says which offset counts: a run that dies leaves files that the next one removes
 import json
 import os
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,8 +81,9 @@ class Loop:
     """The directory of one loop: `timeouts` (a table), `cells`, `pending-*`, `state.json`, `metrics.prom`, `lock`."""
 
     def __init__(self, directory: Path, *, kind: str = "parquet", retention_days: int = RETENTION_DAYS_DEFAULT) -> None:
-        """kind: format of the table `timeouts`. Raises OptionInvalid."""
+        """kind: format of the table `timeouts`; retention_days: 0 to 36,500. Raises OptionInvalid."""
         tables.check_format(kind)
+        tables.oldest_kept(date.max, retention_days)
         self.directory = directory
         self._kind = kind
         self._retention_days = retention_days
@@ -135,7 +136,7 @@ class Loop:
             self._save(state)
             today = datetime.fromtimestamp(now, UTC).date()
             cells = self.directory / _CELLS
-            dropped = tables.retain(cells, today - timedelta(days=self._retention_days))
+            dropped = tables.retain(cells, tables.oldest_kept(today, self._retention_days))
             compacted = tables.compact(cells, files_max=_COMPACT_FILES)
             took = timer() - began
             read = (start, bounds.following)

@@ -14,6 +14,7 @@ from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.jobs.tables import read
+from veilmq.pipeline.sinks.queue import check_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +41,7 @@ def replay(spark: "SparkSession", table: Path, queue: str, *, where: str | None 
         raise OptionInvalid(f"{table} has no column body.", "Is it an archive?")
     if key is not None and key not in rows.columns:
         raise OptionInvalid(f"{table} has no column {key}.", f"It has {', '.join(rows.columns)}.")
+    check_key(rows.schema, key)
     if where is not None:
         rows = _only(rows, where)
     if _is_fifo(queue):

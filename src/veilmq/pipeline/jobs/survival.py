@@ -16,6 +16,10 @@ PLACED_SCHEMA: Final = (
     "account string, region string, queue string, type string, bucket int, seconds double, finished double,"
     " censored double, crashes_per_second double, law double, reach_s double"
 )
+CURVE_SCHEMA: Final = (
+    "account string, region string, queue string, type string, bucket int, seconds double, finished double,"
+    " censored double, at_risk double, alive double, low double, high double, law double, within_reach boolean"
+)
 QUANTILES: Final = (0.5, 0.9, 0.99)
 QUANTILES_SCHEMA: Final = (
     "account string, region string, queue string, type string, attempts double, finished double,"

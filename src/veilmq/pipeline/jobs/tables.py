@@ -8,7 +8,7 @@ same by its own means. The Delta writer is Rust in this process: Spark needs no 
 import json
 import re
 import shutil
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -23,6 +23,8 @@ FORMATS: Final = ("parquet", "delta")
 _DAY: Final = "day="
 _ARCHIVED: Final = "messages"
 """The table in what `archive` leaves."""
+_LOCK: Final = ".lock"
+"""Of `alone`."""
 _OFFSETS: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
 _PATTERN: Final = re.compile(r"[\[\]{}*?\\]")
 _BEYOND: Final = frozenset({"deletionVectors", "columnMapping"})
@@ -33,6 +35,8 @@ _JUDGED: Final = ("day", "to", "sent")
 """Columns that tell how old a row of a Delta table is."""
 VACUUM_HOURS_DEFAULT: Final = 168
 """How long a Delta table keeps files that no version of today names: readers may still be at them."""
+RETENTION_DAYS_MAX: Final = 36_500
+VACUUM_HOURS_MAX: Final = 24 * RETENTION_DAYS_MAX
 
 
 def check_format(kind: str) -> None:
@@ -41,9 +45,28 @@ def check_format(kind: str) -> None:
         raise OptionInvalid(f"format={kind!r} is none of {' and '.join(FORMATS)}.", "")
 
 
+def oldest_kept(today: date, retention_days: int) -> date:
+    """The day before which `retain` is to drop. Raises OptionInvalid."""
+    if not 0 <= retention_days <= RETENTION_DAYS_MAX:
+        raise OptionInvalid(f"retention_days={retention_days} cannot be.", f"It is 0 to {RETENTION_DAYS_MAX}.")
+    return today - timedelta(days=retention_days)
+
+
+def checkpoint_of(place: Path) -> Path:
+    """Where the stream that writes the table at `place` keeps how far it came."""
+    return place.with_name(f"{place.name}-checkpoint")
+
+
+def check_replaced(place: Path) -> None:
+    """Whether a table there may be replaced. Raises OptionInvalid for a stream's."""
+    if checkpoint_of(place).is_dir() or (place / "_spark_metadata").is_dir():
+        raise OptionInvalid(f"{place} is a stream's table, which this would replace.", "Name another place.")
+
+
 def write(frame: "DataFrame", place: Path, kind: str = "parquet") -> None:
-    """Replace the table at `place` with these rows. Raises OptionInvalid."""
+    """Replace the table at `place` with these rows. Raises OptionInvalid, also for a stream's table."""
     check_format(kind)
+    check_replaced(place)
     beside = place.with_name(f".{place.name}.new")
     # No URI of Python's: Spark takes its %20 for a part of the name.
     frame.write.mode("overwrite").parquet(f"file:{beside}" if beside.is_absolute() else str(beside))
@@ -175,6 +198,18 @@ def _compact_day(directory: Path, files_max: int) -> int:
     return len(files) - 1
 
 
+def check_grows(place: Path) -> None:
+    """Whether `compact` and `retain` have something there to look at. Raises OptionInvalid."""
+    grows = ("_delta_log", f"{_DAY}*", f".{_DAY}*.old", "*.parquet", "_spark_metadata")
+    # An export or a loop that has kept nothing yet, or no longer, has its lock.
+    if (place / _LOCK).exists() or any(any(place.glob(each)) for each in grows):
+        return
+    mend = "Name exported events, a Delta table or a loop's directory."
+    if (place / _ARCHIVED).is_dir():
+        mend = f"Of an archive that is {place / _ARCHIVED}."
+    raise OptionInvalid(f"{place} holds no table.", mend)
+
+
 def _check_days(place: Path) -> None:
     if (place / "_spark_metadata").is_dir():
         mend = "Let streams write Delta (--format delta) to keep their tables small."
@@ -219,6 +254,8 @@ def retain(place: Path, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAUL
     Of Delta also the files that no version names any longer. Its rows are judged by `day`, by the end of their window
     (`to`, of `health`) or by their send (`sent`, of an archive). Raises OptionInvalid for what is no growing table.
     """
+    if not 0 <= vacuum_hours <= VACUUM_HOURS_MAX:
+        raise OptionInvalid(f"vacuum_hours={vacuum_hours} cannot be.", f"It is 0 to {VACUUM_HOURS_MAX}.")
     if (place / "_delta_log").is_dir():
         from deltalake import DeltaTable
 

@@ -4,8 +4,9 @@
 
 Strategy: a task writes its rows as one Parquet file under a name used once and tells its size; the driver adds the
 files of a micro-batch in one transaction that carries (application, batch number), and does nothing for a batch that
-the table already has. The application is the query's id, which its checkpoint keeps. A killed attempt leaves files that
-no transaction names; a vacuum removes them.
+the table already has. The application is the query's id, which its checkpoint keeps. Under a name of the user's it is
+that name, and beside it name and id, which tell one query's batch 0 from the next one's. A killed attempt leaves files
+that no transaction names; a vacuum removes them.
 
 Source: the Delta protocol, "Transaction Identifiers".
 """
@@ -22,22 +23,19 @@ from pyspark.sql import types
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from veilmq.client.clock import SYSTEM
-from veilmq.pipeline.errors import OptionInvalid, PipelineError
+from veilmq.pipeline.errors import OptionInvalid
+from veilmq.pipeline.sinks.fitting import DeltaRefused, check_nulls, check_table, nulls_of
 from veilmq.pipeline.sinks.options import DeltaOptions, read_delta_options
 
 _ROWS_FLUSHED: Final = 65_536
-_OF_NULLS: Final = frozenset({"nullable", "containsNull", "valueContainsNull", "metadata"})
-
-
-class DeltaRefused(PipelineError):
-    """The table does not take these rows."""
+_ELSEWHERE: Final = ("s3://", "gs://", "gcs://", "abfs://", "abfss://", "hdfs://", "viewfs://")
 
 
 class Written(WriterCommitMessage):
-    """One file of a task; `name` is empty if it had no rows."""
+    """One file of a task; `name` is empty if it had no rows. nulls: the columns that have some (`nulls_of`)."""
 
-    def __init__(self, name: str, size_bytes: int, rows: int, query: str) -> None:
-        self.name, self.size_bytes, self.rows, self.query = name, size_bytes, rows, query
+    def __init__(self, name: str, size_bytes: int, rows: int, query: str, nulls: frozenset[str] = frozenset()) -> None:
+        self.name, self.size_bytes, self.rows, self.query, self.nulls = name, size_bytes, rows, query, nulls
 
 
 def is_committed(path: str, app: str, batch: int, storage: dict[str, str] | None = None) -> bool:
@@ -46,19 +44,23 @@ def is_committed(path: str, app: str, batch: int, storage: dict[str, str] | None
 
     if not DeltaTable.is_deltatable(path, storage):
         return False
-    version = DeltaTable(path, storage_options=storage).transaction_version(app)
-    return version is not None and version >= batch
+    return _has(DeltaTable(path, storage_options=storage), app, batch)
 
 
 def add_files(
     path: str, schema: Any, files: list[Written], app: str, batch: int, storage: dict[str, str] | None = None
 ) -> bool:
-    """One transaction; False if the table had the batch already. Raises DeltaRefused."""
+    """One transaction; False if the table had the batch of the files' query already. Raises DeltaRefused.
+
+    app: the query, or a name for it, which is refused where another query has it.
+    """
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     from deltalake.exceptions import DeltaError
     from deltalake.transaction import AddAction
 
-    if is_committed(path, app, batch, storage):
+    query = files[0].query
+    own = app if app == query else f"{app}/{query}"
+    if _is_done(path, app, own, batch, storage):
         return False
     now_ms = round(SYSTEM.wall() * 1_000)
     actions: list[Any] = [
@@ -66,55 +68,54 @@ def add_files(
         for each in files
         if each.name
     ]
-    properties = CommitProperties(app_transactions=[Transaction(app, batch)])
     try:
         if not DeltaTable.is_deltatable(path, storage):
             write_deltalake(path, schema.empty_table(), storage_options=storage)
         table = DeltaTable(path, storage_options=storage)
         check_table(table, schema)
+        check_nulls(table, frozenset().union(*(each.nulls for each in files)))
+        versions = {app: max(batch, table.transaction_version(app) or 0), own: batch}
+        properties = CommitProperties(app_transactions=[Transaction(*each) for each in versions.items()])
         table.create_write_transaction(actions, "append", schema, [], commit_properties=properties)
     except DeltaError as error:
-        if is_committed(path, app, batch, storage):
+        if _is_done(path, app, own, batch, storage):
             return False
         raise DeltaRefused(f"The table {path} refuses batch {batch}: {error}.", "Do its columns fit?") from error
     return True
 
 
-def check_table(table: Any, schema: Any) -> None:
-    """Whether files of that Arrow schema may be added; a transaction takes any. Raises DeltaRefused."""
-    from deltalake import Schema
+def check_place(path: str, schema: Any) -> None:
+    """What can be told of a table's path before there are rows for it. Raises OptionInvalid, DeltaRefused."""
+    from deltalake import DeltaTable
 
-    path = table.table_uri
-    if table.metadata().partition_columns:
-        names = ", ".join(table.metadata().partition_columns)
-        mend = "Write another table, or with foreachBatch and deltalake."
-        raise DeltaRefused(f"The table {path} is partitioned by {names}, and veilmq-delta writes no partitions.", mend)
-    there = {field.name: field for field in table.schema().fields}
-    ours = {field.name: field for field in Schema.from_arrow(schema).fields}
-    for name, field in ours.items():
-        if name not in there:
-            raise DeltaRefused(f"The table {path} has no column {name}.", f"It has {', '.join(there)}.")
-        if _kind(field) != _kind(there[name]):
-            mend = f"It is {_said(there[name])}."
-            raise DeltaRefused(f"The column {name} of the table {path} is no {_said(field)}.", mend)
-    needed = [name for name, field in there.items() if name not in ours and not field.nullable]
-    if needed:
-        raise DeltaRefused(f"The table {path} needs a column {needed[0]}.", "")
+    if path.startswith(_ELSEWHERE):
+        # That is the executors' to reach.
+        return
+    files, root = _files(path)
+    if files.get_file_info(root).is_file:
+        raise OptionInvalid(f"path={path!r} cannot be: it is a file.", "It is a directory.")
+    if DeltaTable.is_deltatable(path):
+        check_table(DeltaTable(path), schema)
 
 
-def _said(field: Any) -> str:
-    return str(field.type.to_json().strip('"'))
+def _has(table: Any, app: str, batch: int) -> bool:
+    version = table.transaction_version(app)
+    return version is not None and version >= batch
 
 
-def _kind(field: Any) -> Any:
-    """Its type without what may be null in it."""
+def _is_done(path: str, app: str, own: str, batch: int, storage: dict[str, str] | None) -> bool:
+    """Whether the table has the batch of the query that is `own`. Raises DeltaRefused if it may be another one's."""
+    from deltalake import DeltaTable
 
-    def bare(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return [bare(each) for each in value] if isinstance(value, list) else value
-        return {name: bare(each) for name, each in value.items() if name not in _OF_NULLS}
-
-    return bare(json.loads(field.type.to_json()))
+    if not DeltaTable.is_deltatable(path, storage):
+        return False
+    table = DeltaTable(path, storage_options=storage)
+    if _has(table, own, batch):
+        return True
+    if table.transaction_version(own) is None and _has(table, app, batch):
+        mend = "Bring that query's checkpoint back, or give this one another name."
+        raise DeltaRefused(f"The table {path} has batch {batch} of another query under the name app={app}.", mend)
+    return False
 
 
 class DeltaWriter(DataSourceStreamArrowWriter):
@@ -136,6 +137,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         files, root = _files(self._options.path)
         name = f"part-{context.partitionId():05}-{secrets.token_hex(16)}.zstd.parquet"
         waiting: list[Any] = []
+        nulls: set[str] = set()
         rows = flushed = 0
         writer: Any = None
         for batch in iterator:
@@ -145,6 +147,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
                 files.create_dir(root, recursive=True)
                 writer = pq.ParquetWriter(f"{root}/{name}", self._schema, filesystem=files, compression="zstd")
             waiting.append(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))
+            nulls.update(nulls_of(waiting[-1]))
             rows += batch.num_rows
             if rows - flushed >= _ROWS_FLUSHED:
                 writer.write_table(pa.Table.from_batches(waiting, self._schema))
@@ -154,7 +157,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         if waiting:
             writer.write_table(pa.Table.from_batches(waiting, self._schema))
         writer.close()
-        return Written(name, int(files.get_file_info(f"{root}/{name}").size), rows, query)
+        return Written(name, int(files.get_file_info(f"{root}/{name}").size), rows, query, frozenset(nulls))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """All files of the micro-batch, or none if the table has it."""
@@ -162,8 +165,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         if not any(each.name for each in files):
             return
         app = self._options.app or files[0].query
-        if not app:
-            raise OptionInvalid("Spark does not tell the query's id here.", "Give the option app.")
+        assert files[0].query, "Spark tells a streaming task its query"
         storage = json.loads(self._options.storage) or None
         if not add_files(self._options.path, self._schema, files, app, batchId, storage):
             self._forget(files)

@@ -28,7 +28,7 @@ class DeltaOptions(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """Directory or URI of the table, which executors and driver reach alike."""
     app: str | None = None
-    """Name of the transactions; None: the query's id, which its checkpoint keeps."""
+    """Name of the query's transactions, of no other query; None: its id, which its checkpoint keeps."""
     storage: str = "{}"
     """JSON, deltalake's storage options."""
 

@@ -10,6 +10,7 @@ sends the same ids, provided that its input has the same order. Elsewhere a repe
 """
 
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -68,15 +69,25 @@ def check_columns(schema: types.StructType, options: SendOptions) -> None:
         raise OptionInvalid("The frame has no column body.", "")
     if options.key is not None and options.key not in names:
         raise OptionInvalid(f"key={options.key}: the frame has no such column.", "")
+    check_key(schema, options.key)
     for field in schema.fields:
         if field.name == "attributes":
-            fits = isinstance(field.dataType, types.MapType) and isinstance(field.dataType.valueType, types.StringType)
+            fits = isinstance(field.dataType, types.MapType) and all(
+                isinstance(each, types.StringType) for each in (field.dataType.keyType, field.dataType.valueType)
+            )
         elif field.name in _NUMBERS:
             fits = isinstance(field.dataType, types.NumericType)
         else:
             fits = field.name not in COLUMNS or isinstance(field.dataType, types.StringType)
         if not fits:
             raise OptionInvalid(f"Column {field.name} cannot be {field.dataType.simpleString()}.", "")
+
+
+def check_key(schema: types.StructType, key: str | None) -> None:
+    """Raises OptionInvalid for a column whose values have no one text."""
+    if key is not None and not isinstance(schema[key].dataType, types.AtomicType):
+        kind = schema[key].dataType.simpleString()
+        raise OptionInvalid(f"key={key}: the column is {kind}, which is no key.", "Name one of single values.")
 
 
 def send_rows(rows: Iterator[Any], options: SendOptions, prefix: str) -> int:
@@ -112,8 +123,17 @@ def _message(row: Any, key: str | None, place: str | None) -> Message:
     if "body" not in given:
         raise SendFailed("A row's body is null.", "Filter such rows.")
     for name in _NUMBERS & given.keys():
-        given[name] = int(given[name]) if name == "priority" else float(given[name])
+        given[name] = _number(name, given[name])
     return Message(**given)
+
+
+def _number(name: str, value: Any) -> float:
+    """Raises SendFailed for one that is none, and for a part of a priority."""
+    number = float(value)
+    if not math.isfinite(number) or (name == "priority" and number % 1):
+        mend = "It is a whole number." if name == "priority" else "It is a number of seconds."
+        raise SendFailed(f"A row's {name} is {value}.", mend)
+    return int(value) if name == "priority" else number
 
 
 def _send(queue: Queue, messages: list[Message], patience: float) -> None:

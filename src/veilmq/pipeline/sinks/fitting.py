@@ -1,0 +1,154 @@
+"""Whether a Delta table takes a stream's files, for a transaction takes any.
+
+Strategy: columns and types are compared before anything is written; what a table wants of its rows and this writer does
+not see to (constraints, invariants, values that the writer is to make), or of its files (column mapping, partitions),
+refuses them all; columns that take no null are held against the nulls that each file turned out to have. A feature of
+the protocol that is not known here is refused, whatever it is.
+
+Source: the Delta protocol, "Column Mapping", "CHECK Constraints", "Column Invariants", "Generated Columns", "Identity
+Columns", "Table Features".
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from veilmq.pipeline.errors import PipelineError
+
+_OF_NULLS: Final = frozenset({"nullable", "containsNull", "valueContainsNull", "metadata"})
+_FEATURES: Final = frozenset(
+    {
+        "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "generatedColumns",
+        "invariants", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview",
+    }
+)  # fmt: skip
+"""Under which rows can be appended, or which the table only may use: whether it does is told by its properties."""
+_OF_COLUMNS: Final = {
+    "delta.invariants": "an invariant",
+    "delta.generationExpression": "an expression that makes its values",
+    "delta.identity.": "values that count up",
+}
+_CONSTRAINTS: Final = "delta.constraints."
+_ELEMENT: Final = "element"
+_VALUE: Final = "value"
+_MEND: Final = "Write another table, or with foreachBatch and what sees to that."
+
+
+class DeltaRefused(PipelineError):
+    """The table does not take these rows."""
+
+
+def check_table(table: Any, schema: Any) -> None:
+    """Whether files of that Arrow schema may be added to a deltalake table. Raises DeltaRefused."""
+    from deltalake import Schema
+
+    path = table.table_uri
+    _check_wants(table)
+    there = {field.name: field for field in table.schema().fields}
+    ours = {field.name: field for field in Schema.from_arrow(schema).fields}
+    for name, field in ours.items():
+        if name not in there:
+            raise DeltaRefused(f"The table {path} has no column {name}.", f"It has {', '.join(there)}.")
+        if _kind(field) != _kind(there[name]):
+            mend = f"It is {_said(there[name])}."
+            raise DeltaRefused(f"The column {name} of the table {path} is no {_said(field)}.", mend)
+    needed = [name for name, field in there.items() if name not in ours and not field.nullable]
+    if needed:
+        raise DeltaRefused(f"The table {path} needs a column {needed[0]}.", "")
+
+
+def check_nulls(table: Any, nulls: frozenset[str]) -> None:
+    """`nulls`: see `nulls_of`. Raises DeltaRefused where a column of the table takes none."""
+    for name in sorted(nulls.intersection(_filled(table))):
+        mend = "Filter such rows, or give them a value."
+        raise DeltaRefused(f"The column {name} of the table {table.table_uri} takes no null, and a row has one.", mend)
+
+
+def nulls_of(rows: Any) -> Iterator[str]:
+    """Columns of an Arrow record batch that have nulls; what is within them as `a.b`, `a.element`, `a.value`.
+
+    A null within a null is none.
+    """
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        yield from _nulls(name, column, 0)
+
+
+def _nulls(name: str, column: Any, above: int) -> Iterator[str]:
+    """above: how many of the values are null as what holds them is."""
+    if column.null_count > above:
+        yield name
+    if pa.types.is_map(column.type):
+        column = column.cast(pa.list_(pa.struct([("key", column.type.key_type), (_VALUE, column.type.item_type)])))
+        values = column.flatten()
+        yield from _nulls(f"{name}.{_VALUE}", values.field(1), 0)
+    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        yield from _nulls(f"{name}.{_ELEMENT}", column.flatten(), 0)
+    elif pa.types.is_struct(column.type):
+        for number, part in enumerate(column.flatten()):
+            yield from _nulls(f"{name}.{column.type.field(number).name}", part, column.null_count)
+
+
+def _check_wants(table: Any) -> None:
+    """What the table wants of its files and rows beyond their columns. Raises DeltaRefused."""
+    path, metadata = table.table_uri, table.metadata()
+    if metadata.partition_columns:
+        names = ", ".join(metadata.partition_columns)
+        raise DeltaRefused(f"The table {path} is partitioned by {names}, and veilmq-delta writes no partitions.", _MEND)
+    strange = sorted(set(table.protocol().writer_features or ()) - _FEATURES)
+    if strange:
+        raise DeltaRefused(f"The table {path} has {', '.join(strange)}, which veilmq-delta does not know.", _MEND)
+    mapping = metadata.configuration.get("delta.columnMapping.mode", "none")
+    if mapping != "none":
+        raise DeltaRefused(f"The table {path} maps its columns by {mapping}, and veilmq-delta writes names.", _MEND)
+    constraints = [name for name in metadata.configuration if name.startswith(_CONSTRAINTS)]
+    if constraints:
+        name = constraints[0].removeprefix(_CONSTRAINTS)
+        raise DeltaRefused(f"The table {path} has a constraint {name}, and veilmq-delta checks none.", _MEND)
+    for name, field in _fields(json.loads(table.schema().to_json())):
+        for key, said in _OF_COLUMNS.items():
+            if any(each.startswith(key) for each in field["metadata"]):
+                raise DeltaRefused(f"The column {name} of the table {path} has {said}.", _MEND)
+
+
+def _filled(table: Any) -> Iterator[str]:
+    """The names, as `nulls_of` gives them, of what takes no null."""
+    for name, field in _fields(json.loads(table.schema().to_json())):
+        if not field["nullable"]:
+            yield name
+
+
+def _fields(kind: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """All fields below a type of Delta's JSON, elements of lists and values of maps too."""
+    if not isinstance(kind, dict):
+        return
+    below = f"{name}." if name else ""
+    match kind["type"]:
+        case "struct":
+            found = kind["fields"]
+        case "array":
+            found = [{"name": _ELEMENT, "type": kind["elementType"], "nullable": kind["containsNull"], "metadata": {}}]
+        case "map":
+            nullable = kind["valueContainsNull"]
+            found = [{"name": _VALUE, "type": kind["valueType"], "nullable": nullable, "metadata": {}}]
+        case _:
+            return
+    for each in found:
+        yield f"{below}{each['name']}", each
+        yield from _fields(each["type"], f"{below}{each['name']}")
+
+
+def _said(field: Any) -> str:
+    return str(field.type.to_json().strip('"'))
+
+
+def _kind(field: Any) -> Any:
+    """Its type without what may be null in it."""
+
+    def bare(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return [bare(each) for each in value] if isinstance(value, list) else value
+        return {name: bare(each) for name, each in value.items() if name not in _OF_NULLS}
+
+    return bare(json.loads(field.type.to_json()))
