@@ -17,6 +17,12 @@ class Bug(Exception):
     """None that anybody catches."""
 
 
+def bugs(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Those that the log has with their traces, however it is formatted."""
+    found = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    return [str(error) for error in found if isinstance(error, Bug)]
+
+
 class Faulty:
     """A shell one of whose calls fails: the first with such a command."""
 
@@ -44,7 +50,7 @@ def test_a_subscription_is_served_again(play: Any, caplog: pytest.LogCaptureFixt
             await stage.publish()
             await until(lambda: len(endpoint.got) == 1)
             assert "pushing 000000000000/us-east-1/news/s ended by an error, and begins again in 0.05 s" in caplog.text
-            assert "Bug: of the shell" in caplog.text
+            assert "of the shell" in bugs(caplog)
 
     play(test, pause_s=0.05)
 
@@ -69,7 +75,7 @@ def test_subscriptions_are_looked_for_again(play: Any, caplog: pytest.LogCapture
             await stage.subscribe("s", endpoint.url)
             await stage.publish()
             await until(lambda: len(endpoint.got) == 1)
-            assert "Bug: of the look" in caplog.text
+            assert bugs(caplog) == ["of the look"]
 
     play(test, pause_s=0.05)
 
@@ -107,7 +113,7 @@ def test_a_bug_in_a_call_is_a_failed_attempt_of_nobody_and_told_once(
         assert min(pauses) >= 10 * SECOND_US
         assert stage.room.state(url)["failures"] == 0
         assert caplog.text.count("by an error of this server's") == 1
-        assert "Traceback" in caplog.text
+        assert bugs(caplog) == ["receiver.example"]
 
     play(test, resolve=failing)
 

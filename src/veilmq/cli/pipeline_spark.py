@@ -26,10 +26,10 @@ def started(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
     """See `veilmq.pipeline.session.session`; stopped at the end."""
     from veilmq.pipeline.session import session
 
-    handler = signal.getsignal(signal.SIGINT)
     spark = session(master, remote, settings={"spark.log.level": "ERROR"})
-    # PySpark's own asks Java for something from within what was asked, which fails with traces.
-    signal.signal(signal.SIGINT, handler)
+    # PySpark's own asks Java for something from within what was asked, which fails with traces. Python's, and not the
+    # one from before: it heeds the signal even where a shell had it ignored, in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Here, and not above: only now is it known that pyspark is there, and one that fits.
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.logger import PySparkLogger
