@@ -70,7 +70,7 @@ def test_what_gathered_behind_a_long_read_is_no_commits_to_copy(stage: Stage, mo
         write(stage, 60)
         gathered = checkpointer.wal_pages
         assert gathered > 4 * connections._REMAINDER_PAGES
-    write(stage, 6)
+    write(stage, 40)
     assert max(copied.by_commits, default=0) <= connections._REMAINDER_PAGES
     assert max(copied.by_threads) >= gathered // 2
     assert checkpointer.wal_pages < gathered // 4, "the WAL has begun anew"

@@ -36,6 +36,8 @@ FIXTURES = Path(__file__).parent / "fixtures"
 RELEASED = sorted(FIXTURES.glob("schema-*.db"), key=lambda path: int(path.stem.partition("-")[2]))
 WITH_GROUPS = RELEASED[2:]
 """Since schema 3 a file has FIFO queues."""
+WITH_YOUNG = RELEASED[8:]
+"""Since schema 9 a message may be in the journal alone."""
 MAKE = runpy.run_path(str(FIXTURES / "make.py"))
 ORDERS, FAILED, MAIL = QueueKey("000000000000", "us-east-1", "orders"), MAKE["FAILED"], MAKE["MAIL"]
 
@@ -180,6 +182,17 @@ class TestReleasedFile:
         stage.later(HOUR_US)
         assert bodies(stage.receive(line, 10)) == ["a: in flight", "a: waits", "b: second"]
         assert "x: delayed" in bodies(stage.receive(tenants, 10))
+
+    @pytest.mark.parametrize("recorded", WITH_YOUNG, ids=lambda path: path.stem, indirect=True)
+    def test_young_messages_are_where_they_were(self, stage: Stage, recorded: Any) -> None:
+        young = MAKE["YOUNG"]
+        assert stage.counts(young) == (1, 0, 1)
+        (plain,) = stage.receive(young, 10)
+        assert (plain.body, plain.extras.type, plain.receive_count) == ("plain", "plain", 1)
+        expect(stage.delete(young, recorded.handles["young"]), Deleted)
+        expect(stage.delete(young, plain.handle), Deleted)
+        stage.reopen()
+        assert stage.counts(young) == (0, 0, 0)
 
     def test_what_is_new_goes_on_from_where_it_was(self, stage: Stage, recorded: Any) -> None:
         last = recorded.events[-1]["offset"]

@@ -32,7 +32,7 @@ from veilmq.server.shell import COMMIT_BUCKETS_US
 from veilmq.store.sqlite.history import bounds
 from veilmq.store.sqlite.moves import every
 from veilmq.store.sqlite.queues import LiveQueue
-from veilmq.store.sqlite.rows import oldest_first, oldest_sent
+from veilmq.store.sqlite.rows import oldest_first, oldest_sent, oldest_young
 from veilmq.store.sqlite.store import SqliteStore
 
 LABELLED_QUEUES_MAX: Final = 200
@@ -147,8 +147,10 @@ class Metrics:
         now = self._service.shell.now()
         ages = {}
         with self._service.store.readers.lend() as connection:
+            young = oldest_young(connection)
             for queue, lines in queues:
-                sent = oldest_sent(connection, queue.generation, lines)
+                found = (oldest_sent(connection, queue.generation, lines), young.get(queue.generation))
+                sent = min((each for each in found if each is not None), default=None)
                 if sent is not None:
                     ages[queue.incarnation] = max(0, now - sent)
         return ages

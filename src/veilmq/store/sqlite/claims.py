@@ -1,10 +1,13 @@
 """Receives: lease the first visible messages.
 
-Strategy: the candidates are the head of each line beyond its cursor, and the returned ones; the lowest (priority,
-sequence) of both goes first. A candidate that turns out dead, damaged or due for the dead-letter queue is dealt with on
-the way and the next one takes its place, within a bound; what the bound leaves is met by the next claim.
+Strategy: the candidates are the head of each line beyond its cursor, the young ones, and the returned ones; the lowest
+(priority, sequence) of all goes first. A candidate that turns out dead, damaged or due for the dead-letter queue is
+dealt with on the way and the next one takes its place, within a bound; what the bound leaves is met by the next claim.
 """
 
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -21,9 +24,10 @@ from veilmq.store.sqlite.disorder import disordered
 from veilmq.store.sqlite.endings import dead_letter, expire, look_for_due, quarantine
 from veilmq.store.sqlite.extras import intact
 from veilmq.store.sqlite.places import MANY, Place, numbers
+from veilmq.store.sqlite.promotion import promote
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.sends import INSERT_LEASE
-from veilmq.store.sqlite.writer import Row, Writer
+from veilmq.store.sqlite.writer import INSERT_LEASE, Row, Writer
+from veilmq.store.sqlite.young import Young
 
 DETOURS_MAX: Final = 64
 """Candidates that one receive may drop, quarantine or dead-letter on its way."""
@@ -109,16 +113,12 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         return capped(queue, wait_us)
     if not queue.visible:
         return Received([], wait_us)
+    if queue.young and (writer.now >= queue.next_expiry or writer.disorder):
+        promote(writer)
     granting = Granting(writer, queue, command)
     granted = granting.granted
     while len(granted) < wanted and queue.visible and granting.detours_left > 0:
-        candidates = _candidates(writer, queue, wanted - len(granted) + writer.disorder)
-        if writer.disorder:
-            candidates = disordered(writer, queue, candidates, wanted - len(granted), writer.disorder)
-        for candidate in candidates:
-            if not granting.take(candidate) and granting.detours_left <= 0:
-                break
-        if not candidates:
+        if not _take(granting, writer, queue, wanted - len(granted)):
             break
     granting.write()
     if granting.detours_left <= 0 and queue.visible:
@@ -144,8 +144,38 @@ def capped(queue: LiveQueue, wait_us: int) -> Received | InFlightFull:
     return Received([], wait_us, capped=True) if wait_us else InFlightFull(queue=str(queue.key), limit=queue.cap)
 
 
-def _candidates(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
-    """The first `count` visible messages by (priority, sequence)."""
+def _take(granting: "Granting", writer: Writer, queue: LiveQueue, count: int) -> bool:
+    """Lease the first `count` messages by (priority, sequence); False if there are no more."""
+    held = _held(writer, queue, count + writer.disorder)
+    if not held and len(queue.young) <= 1:
+        for line in queue.young.values():
+            granting.take_young(line, count)
+        return False
+    if writer.disorder:
+        held = disordered(writer, queue, held, count, writer.disorder)
+    found: Sequence[Candidate | Young] = held
+    if queue.young:
+        young = [each for line in queue.young.values() for each in islice(line, count)]
+        both: list[Candidate | Young] = [*held, *young]
+        found = sorted(both, key=_order)[:count]
+    for candidate in found:
+        if isinstance(candidate, Young):
+            waiting = queue.young.get(candidate.contents.priority)
+            if not waiting or waiting[0] is not candidate:  # one on the way had all promoted
+                break
+            granting.take_young(waiting, 1)
+        elif not granting.take(candidate) and granting.detours_left <= 0:
+            break
+    return bool(found)
+
+
+def _order(candidate: Candidate | Young) -> tuple[int, int]:
+    found = candidate.contents if isinstance(candidate, Young) else candidate
+    return found.priority, found.sequence
+
+
+def _held(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
+    """The first of those that the tables hold."""
     found: list[Candidate] = []
     for priority in queue.ready if len(queue.ready) == 1 else sorted(queue.ready):
         if queue.ready[priority]:
@@ -222,14 +252,47 @@ class Granting:
         self._grant(candidate, extras)
         return True
 
+    def take_young(self, line: deque[Young], count: int) -> None:
+        """Lease up to `count` messages from the head of a line of young ones."""
+        writer, queue, origin = self._writer, self._queue, self._origin
+        now, incarnation, held = writer.now, queue.incarnation, writer.nursery.held
+        retention_us = queue.settings.retention_us
+        count = min(count, len(line))
+        for _ in range(count):
+            young = line.popleft()
+            contents, extras = young.contents, young.extras
+            sequence, sent, body = contents.sequence, contents.sent, contents.body
+            lease_us, source, due = self._lease_of(contents.type, extras)
+            young.leased, young.due, young.granted, young.origin = True, due, now, origin
+            handle = writer.receipts.seal(incarnation, sequence, 1, 0)
+            held[handle] = young
+            if due < queue.next_due:
+                writer.queues.lower_due(queue, due)
+            writer.events.append(Event(
+                _RECEIVED, now, incarnation, origin, contents.id, sequence, 1, 0, lease_us, source, sent, sent, None,
+                len(body), None, contents.type,
+            ))  # fmt: skip
+            expires = sent + retention_us if contents.own_expiry is None else contents.own_expiry
+            self.granted.append(Delivery(
+                contents.id, sequence, body.decode(), contents.md5, extras, contents.sender, contents.priority, sent,
+                Instant(expires), 1, now, handle, due, lease_us,
+            ))  # fmt: skip
+        queue.visible -= count
+        queue.in_flight += count
+        writer.nursery.changed = True
+
+    def _lease_of(self, kind: str | None, extras: Extras) -> tuple[int, int, Instant]:
+        """Length, source and end of the lease of a message of that type."""
+        if not self._named and (extras.lease_hint_us is not None or self._plan is not None):
+            return self._planned(kind, extras)
+        return self._lease
+
     def _grant(self, candidate: Candidate, extras: Extras) -> None:
         writer, queue = self._writer, self._queue
         now = writer.now
         sequence, sent, rotation = candidate.sequence, candidate.sent, candidate.rotation
         attempt = candidate.attempt + 1
-        lease_us, source, due = self._lease
-        if not self._named and (extras.lease_hint_us is not None or self._plan is not None):
-            lease_us, source, due = self._planned(candidate, extras)
+        lease_us, source, due = self._lease_of(candidate.type, extras)
         if candidate.returned:
             first = now if candidate.first is None else candidate.first
             visible_since = candidate.due
@@ -259,11 +322,11 @@ class Granting:
             writer.receipts.seal(queue.incarnation, sequence, attempt, rotation), due, lease_us,
         ))  # fmt: skip
 
-    def _planned(self, candidate: Candidate, extras: Extras) -> tuple[int, int, Instant]:
+    def _planned(self, kind: str | None, extras: Extras) -> tuple[int, int, Instant]:
         """The first lease of a message for which its sender or the queue's plan may want another than is usual."""
         if extras.lease_hint_us is not None:
             return self._until(extras.lease_hint_us, _FROM_PLAN)
-        planned_us = None if self._plan is None else self._plan.lease_of(candidate.type)
+        planned_us = None if self._plan is None else self._plan.lease_of(kind)
         return self._lease if planned_us is None else self._until(planned_us, _FROM_PLAN)
 
     def write(self) -> None:

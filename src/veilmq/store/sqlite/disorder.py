@@ -12,8 +12,7 @@ from zlib import crc32
 
 from veilmq.model.commands import SERVER
 from veilmq.store.sqlite.queues import LiveQueue
-from veilmq.store.sqlite.sends import INSERT_LEASE
-from veilmq.store.sqlite.writer import Writer
+from veilmq.store.sqlite.writer import INSERT_LEASE, Writer
 
 if TYPE_CHECKING:
     from veilmq.store.sqlite.claims import Candidate

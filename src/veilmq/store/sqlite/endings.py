@@ -17,9 +17,10 @@ from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.extras import pack_extras, read_extras
 from veilmq.store.sqlite.groups import is_grouped, join
 from veilmq.store.sqlite.places import MANY, Place, event_of, numbers, uncount
+from veilmq.store.sqlite.promotion import promote
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.sends import INSERT_MESSAGE, detail_of
-from veilmq.store.sqlite.writer import Writer
+from veilmq.store.sqlite.sends import detail_of
+from veilmq.store.sqlite.writer import INSERT_MESSAGE, Writer
 
 RETURNS_OF_BATCH: Final = 1_024
 """Leases that may end because commands of one batch look at their queues; beyond, `RETURNS_MIN` a command."""
@@ -29,6 +30,7 @@ RETURNS_MIN: Final = 16
 def look_for_due(writer: Writer, queue: LiveQueue, count_max: int) -> None:
     """`return_due` for one of many commands that look at the same time: of a batch, the first find most of what there
     is, and the others no more than they need."""
+    promote(writer)
     room = max(RETURNS_OF_BATCH - writer.returned, RETURNS_MIN)
     writer.returned += return_due(writer, queue, min(count_max, room))
 

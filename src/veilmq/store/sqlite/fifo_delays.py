@@ -15,8 +15,7 @@ import msgspec
 
 from veilmq.model.commands import SERVER
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.sends import INSERT_LEASE
-from veilmq.store.sqlite.writer import Row, Writer
+from veilmq.store.sqlite.writer import INSERT_LEASE, Row, Writer
 
 AT_ONCE: Final = 1_000
 """Messages that the change itself looks at."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 import apsw
 
 from veilmq.model.queue import PRIORITY_DEFAULT
+from veilmq.store.sqlite.promotion import promote
 from veilmq.store.sqlite.queues import LINES_MAX, Groups, LiveQueue
 from veilmq.store.sqlite.writer import Row, Writer
 
@@ -110,6 +111,7 @@ def join(writer: Writer, queue: LiveQueue, name: str, sequence: int) -> int:
 def groups_of(writer: Writer, queue: LiveQueue) -> Groups:
     """The queue's groups; a standard queue gets them with its first message of a group."""
     if queue.groups is None:
+        promote(writer)
         queue.groups = Groups(queue, writer.queues.unsettled)
         writer.undo(lambda: _forget(writer, queue))
     return queue.groups

@@ -6,8 +6,9 @@ or set apart. They are kept from offset 0, or else from the newest complete snap
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import md5
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from veilmq.store.sqlite.history import bounds, events_from
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.schema import VERSION, SchemaOlder, check_ours
 from veilmq.store.sqlite.snapshots import newest
+from veilmq.store.sqlite.young import Young, replay
 
 PROBLEMS_MAX: Final = 1_000
 """Problems listed; more are only counted."""
@@ -71,9 +73,10 @@ def check(database: Path, progress: Progress = _unseen) -> Report:
     connection = _open(database)
     try:
         if _check_file(connection, report, progress):
-            _check_bodies(connection, report, progress)
-            _check_rows(connection, report, progress)
-            _check_history(connection, report, progress)
+            young = _young(connection, report)
+            _check_bodies(connection, young, report, progress)
+            _check_rows(connection, young, report, progress)
+            _check_history(connection, young, report, progress)
     except (apsw.CorruptError, apsw.IOError, apsw.NotADBError) as error:
         report.add("file", f"the database cannot be read to the end: {error}")
     finally:
@@ -109,13 +112,23 @@ def _check_file(connection: apsw.Connection, report: Report, progress: Progress)
     return not report.problems
 
 
-def _check_bodies(connection: apsw.Connection, report: Report, progress: Progress) -> None:
-    total = _count(connection, "SELECT count(*) FROM message")
+def _young(connection: apsw.Connection, report: Report) -> list[Young]:
+    """The messages that have no rows yet."""
+    try:
+        return list(replay(connection).values())
+    except (ValueError, RecursionError) as error:
+        report.add("message", f"the journal of young messages cannot be read: {error}")
+        return []
+
+
+def _check_bodies(connection: apsw.Connection, young: Sequence[Young], report: Report, progress: Progress) -> None:
+    total = _count(connection, "SELECT count(*) FROM message") + len(young)
     apart = {row[0] for row in connection.execute("SELECT sequence FROM quarantine")}
     for sequence in sorted(apart):
         report.add("quarantine", f"message {sequence} is set apart: its body did not match its MD5 when it was read")
     rows = connection.cursor().execute("SELECT sequence, md5, body, extras FROM message ORDER BY sequence")
-    for sequence, expected, body, extras in rows:
+    journal = [(each.sequence, each.md5, each.body, each.packed) for each in (each.contents for each in young)]
+    for sequence, expected, body, extras in chain(rows, journal):
         report.messages += 1
         report.body_bytes += len(body)
         if sequence not in apart and md5(body, usedforsecurity=False).digest() != expected:
@@ -225,8 +238,8 @@ _ROWS: Final = (
 )
 
 
-def _check_rows(connection: apsw.Connection, report: Report, progress: Progress) -> None:
-    report.leases = _count(connection, "SELECT count(*) FROM lease")
+def _check_rows(connection: apsw.Connection, young: Sequence[Young], report: Report, progress: Progress) -> None:
+    report.leases = _count(connection, "SELECT count(*) FROM lease") + sum(each.leased for each in young)
     report.queues = _count(connection, "SELECT count(*) FROM queue WHERE deleted IS NULL")
     for place, (kind, text, query) in enumerate(_ROWS):
         progress("leases", place, len(_ROWS))
@@ -235,7 +248,7 @@ def _check_rows(connection: apsw.Connection, report: Report, progress: Progress)
     progress("leases", len(_ROWS), len(_ROWS))
 
 
-def _check_history(connection: apsw.Connection, report: Report, progress: Progress) -> None:
+def _check_history(connection: apsw.Connection, young: Sequence[Young], report: Report, progress: Progress) -> None:
     first, following = bounds(connection)
     report.history_first_offset = first
     begin = newest(connection)
@@ -258,7 +271,7 @@ def _check_history(connection: apsw.Connection, report: Report, progress: Progre
     if begin is None:
         report.books = f"not checked: the history begins at offset {first}, and holds no snapshot yet"
         return
-    problems = list(books.differences(connection))
+    problems = list(books.differences(connection, young))
     for text in problems:
         report.add("books", text)
     report.books = "not balanced" if problems else "balanced"
@@ -312,13 +325,15 @@ class _Books:
             self._balance[queue] += sum(message.quarantined is None for message in held)
             self._met = max(self._met, held[-1].sequence)
 
-    def differences(self, connection: apsw.Connection) -> Iterator[str]:
+    def differences(self, connection: apsw.Connection, young: Sequence[Young]) -> Iterator[str]:
         """One text for each queue that holds more or less than it must."""
         rows: list[tuple[Any, ...]] = connection.execute(
             "SELECT q.incarnation, count(*) FROM queue q JOIN message m ON m.generation = q.generation"
             " WHERE q.deleted IS NULL AND m.sequence NOT IN (SELECT sequence FROM quarantine) GROUP BY 1"
         ).fetchall()
-        live: dict[int, int] = dict(rows)
+        live: Counter[int] = Counter(dict(rows))
+        generations = dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
+        live.update(generations[each.contents.generation] for each in young)
         names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
         for queue in sorted(self._balance.keys() | live.keys()):
             if self._balance[queue] != live.get(queue, 0):

@@ -26,9 +26,11 @@ from veilmq.model.receipt import Receipt
 from veilmq.store.sqlite.endings import end_lease, expire, remove_rows
 from veilmq.store.sqlite.group_leases import line_aside, may_extend
 from veilmq.store.sqlite.places import MANY, Place, event_of, find_place, find_places, numbers, uncount
+from veilmq.store.sqlite.promotion import promote_named
 from veilmq.store.sqlite.queues import LiveQueue
-from veilmq.store.sqlite.sends import INSERT_LEASE, as_stored
-from veilmq.store.sqlite.writer import Writer
+from veilmq.store.sqlite.sends import as_stored
+from veilmq.store.sqlite.writer import INSERT_LEASE, Writer
+from veilmq.store.sqlite.young_leases import delete_young
 
 # Members of an enum are looked up by a call each time; these are needed for every message.
 _DELETED: Final = int(Kind.DELETED)
@@ -48,6 +50,7 @@ class Places:
         unseal = writer.receipts.unseal
         self.receipts = [unseal(command.handle) for command in commands]
         sequences = [receipt.sequence for receipt in self.receipts if receipt is not None]
+        promote_named(writer, sequences)
         self._places = find_places(writer, sequences) if sequences else {}
 
     def find(self, command: Delete | Extend, receipt: Receipt | None) -> tuple[LiveQueue, Place] | VeilError:
@@ -88,6 +91,16 @@ class Places:
 
 def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
     """Delete the messages whose handles are current."""
+    others = delete_young(writer, commands)
+    outcomes: list[Outcome] = [_DONE] * len(commands)
+    if others:
+        for place, outcome in zip(others, _delete(writer, [commands[place] for place in others]), strict=True):
+            outcomes[place] = outcome
+    return outcomes
+
+
+def _delete(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
+    """The same, of messages that the tables hold."""
     outcomes: list[Outcome] = []
     leaving: list[int] = []
     places = Places(writer, commands)
@@ -168,6 +181,7 @@ def undeliver(writer: Writer, command: Undeliver) -> Outcome:
         receipt = writer.receipts.unseal(handle)
         if queue is None or receipt is None or receipt.queue != queue.incarnation:
             continue
+        promote_named(writer, (receipt.sequence,))
         place = find_place(writer, queue, receipt.sequence)
         if place is None or not place.hidden:
             continue

@@ -18,6 +18,7 @@ from veilmq.store.sqlite.extras import intact
 from veilmq.store.sqlite.group_peeks import next_in_groups
 from veilmq.store.sqlite.places import numbers
 from veilmq.store.sqlite.queues import LiveQueue, Queues
+from veilmq.store.sqlite.young import Young, of_generation
 
 _COLUMNS: Final = "m.sequence, m.id, m.sent, m.expires, m.priority, m.sender, m.extras, m.md5, m.body"
 _READY: Final = (
@@ -49,10 +50,10 @@ def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instan
     queue = queues.by_key.get(command.queue)
     if queue is None:
         return QueueMissing(queue=str(command.queue))
-    if queue.groups is not None:
-        return _peek_groups(connection, queue, command, now)
     generation, retention_us, count = queue.generation, queue.settings.retention_us, command.count_max
-    rows = []
+    rows = [_row(young) for young in of_generation(connection, generation) if _is_shown(young, retention_us, now)]
+    if queue.groups is not None and not rows:  # with young messages, it had no groups yet
+        return _peek_groups(connection, queue, command, now)
     for priority in sorted(queue.ready):
         cursor = queue.cursors.get(priority, 0)
         rows += connection.execute(_READY, (generation, priority, cursor, retention_us, now, count)).fetchall()
@@ -61,6 +62,19 @@ def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instan
     rows.sort(key=lambda row: (row[4], row[0]))
     found = _intact(rows, retention_us)[:count]
     return Received(found, xml_body=queue.settings.xml_body)
+
+
+def _is_shown(young: Young, retention_us: int, now: Instant) -> bool:
+    return young.expires(retention_us) > now and (not young.leased or young.due <= now)
+
+
+def _row(young: Young) -> tuple[Any, ...]:
+    """As the selects give it."""
+    found, first = young.contents, young.granted if young.leased else None
+    return (
+        found.sequence, found.id, found.sent, found.own_expiry, found.priority, found.sender, found.packed, found.md5,
+        found.body, int(young.leased), first,
+    )  # fmt: skip
 
 
 def _peek_groups(connection: apsw.Connection, queue: LiveQueue, command: Peek, now: Instant) -> Outcome:

@@ -5,6 +5,7 @@ instants at which a queue next needs the sweeper are lower bounds in two heaps: 
 never be, so a bound only ever falls until a sweep has looked.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -16,6 +17,7 @@ from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.plan import NO_PLAN
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
 from veilmq.store.sqlite.names import OrderedNames
+from veilmq.store.sqlite.young import Young
 
 SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
 SETTINGS_ENCODER: Final = msgspec.msgpack.Encoder()
@@ -54,6 +56,7 @@ class LiveQueue:
         "settings",
         "visible",
         "woken",
+        "young",
     )
 
     def __init__(
@@ -71,8 +74,10 @@ class LiveQueue:
         """By priority: the last sequence that was claimed from that line."""
         self.ready: dict[int, int] = {}
         """By priority: messages in that line beyond its cursor."""
+        self.young: dict[int, deque[Young]] = {}
+        """By priority: what waits in memory behind the line that the tables hold (young.py)."""
         self.visible = 0
-        """All that a claim could take: in the lines, and returned."""
+        """All that a claim could take: in the lines, young, and returned."""
         self.returned = 0
         self.delayed = 0
         self.in_flight = 0

@@ -5,11 +5,14 @@ what goes through the history does so row by row, newest or oldest first, and le
 """
 
 from collections.abc import Iterator
+from heapq import merge
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import apsw
 
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.young import Young, of_generation, replay
 
 Connection = apsw.Connection
 PRIORITIES: Final = range(1, LINES_MAX + 1)
@@ -82,7 +85,8 @@ class Held(NamedTuple):
 
 def visible(connection: Connection, queue: LiveQueue, behind: int, limit: int) -> list[Held]:
     """Up to `limit` visible messages by sequence, of greater ones than `behind`."""
-    rows: list[tuple[Any, ...]] = []
+    young = of_generation(connection, queue.generation)
+    rows = [_held(each) for each in young if not each.leased and each.contents.sequence > behind]
     for line in list(queue.ready):
         start = max(behind, queue.cursors.get(line, 0))
         rows += connection.execute(_READY, (queue.generation, line, start, limit)).fetchall()
@@ -96,7 +100,23 @@ def visible(connection: Connection, queue: LiveQueue, behind: int, limit: int) -
 
 def hidden(connection: Connection, queue: LiveQueue, due: int, sequence: int, limit: int) -> list[Held]:
     """Up to `limit` delayed or leased messages by due instant, behind the one of that due instant and sequence."""
-    return [Held(*row) for row in connection.execute(_HIDDEN, (queue.generation, due, sequence, limit))]
+    rows: list[tuple[Any, ...]] = connection.execute(_HIDDEN, (queue.generation, due, sequence, limit)).fetchall()
+    young = of_generation(connection, queue.generation)
+    rows += [_held(each) for each in young if each.leased and (each.due, each.contents.sequence) > (due, sequence)]
+    return sorted((Held(*row) for row in rows), key=lambda held: (held.due, held.sequence))[:limit]
+
+
+def _held(young: Young) -> tuple[Any, ...]:
+    """A young message as the selects give others."""
+    found = young.contents
+    lease = (1, 0, 1, young.due, young.granted, young.granted) if young.leased else (None,) * 6
+    message = (found.sequence, found.id, found.priority, found.sent, found.own_expiry, found.sender, found.packed)
+    return (*message, len(found.body), *lease)
+
+
+def oldest_young(connection: Connection) -> dict[int, int]:
+    """When the oldest young message of each queue was sent, by generation: `oldest_sent` does not see them."""
+    return {young.contents.generation: young.contents.sent for young in reversed(replay(connection).values())}
 
 
 def oldest_sent(connection: Connection, generation: int, lines: list[int]) -> int | None:
@@ -129,7 +149,17 @@ def live_queues(connection: Connection) -> list[tuple[Any, ...]]:
 def live_messages(connection: Connection) -> Iterator[tuple[Any, ...]]:
     """Every message that a queue holds, by sequence: (incarnation, sequence, id, priority, sent, own expiry, group,
     type, body's bytes, attempt, rotation, hidden, due, granted, first, instant of its quarantine)."""
-    return connection.cursor().execute(_LIVE)
+    held: Iterator[tuple[Any, ...]] = connection.cursor().execute(_LIVE)
+    return merge(held, _live_young(connection), key=itemgetter(1))
+
+
+def _live_young(connection: Connection) -> Iterator[tuple[Any, ...]]:
+    incarnations = dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
+    for young in replay(connection).values():
+        found = young.contents
+        lease = (1, 0, 1, young.due, young.granted, young.granted) if young.leased else (None,) * 6
+        message = (found.sequence, found.id, found.priority, found.sent, found.own_expiry, found.group, found.type)
+        yield (incarnations[found.generation], *message, len(found.body), *lease, None)
 
 
 def incarnations(connection: Connection, account: str) -> list[tuple[int, str]]:

@@ -206,6 +206,13 @@ CREATE TABLE retiming (
 ) STRICT;
 """
 
+_NURSERY: Final = """
+CREATE TABLE nursery (
+    offset   INTEGER PRIMARY KEY,    -- of the first event of the batch that sent them
+    messages BLOB NOT NULL           -- msgpack of a list of rows of `message`, as they were then
+) STRICT;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     _BIRTH,
     _TOPICS,
@@ -215,6 +222,7 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     _SNAPSHOTS,
     _DELETED_QUEUES,
     _RETIMING,
+    _NURSERY,
 )
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"

@@ -1,7 +1,8 @@
 """Sends: append to the line, or hide until the delay ends.
 
-Strategy: a message costs one row, of `message`, or two if it is delayed, and one event; rows are gathered and written
-at the end, and what the messages of a wire batch have in common is asked once.
+Strategy: a message like most begins young (young.py); any other costs one row, of `message`, or two if it is delayed.
+Each costs one event. Rows are gathered and written at the end, and what the messages of a wire batch have in common is
+asked once.
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,11 @@ from veilmq.model.xml_bodies import decode_xml_body
 from veilmq.store.sqlite.extras import pack_extras
 from veilmq.store.sqlite.fifo_sends import send_fifo
 from veilmq.store.sqlite.groups import Joining, is_grouped
+from veilmq.store.sqlite.nursery import BODY_BYTES_MAX, DEPTH_MAX
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.writer import Row, Writer
+from veilmq.store.sqlite.writer import INSERT_LEASE, INSERT_MESSAGE, Row, Writer
+from veilmq.store.sqlite.young import Contents, Young
 
-INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 DEAD_REASON: Final = "the message would be dead before it is visible"
 _SENT: Final = int(Kind.SENT)
 
@@ -91,8 +92,10 @@ class _Appending:
     def __init__(self, writer: Writer) -> None:
         self.joining = Joining(writer)
         self._writer = writer
-        self._messages: list[Row] = []
+        self._messages: list[Contents] = []
         self._hidden: list[Row] = []
+        self._depth = 0 if writer.disorder else DEPTH_MAX
+        """In a queue that is no deeper, a message like most begins young."""
         self._queue: LiveQueue | None = None
         self._sender: Origin | None = None
 
@@ -127,17 +130,23 @@ class _Appending:
             order = self.joining.join(queue, group, sequence, hidden=delay_us > 0)
             line = leased_line = -order if delay_us and not queue.settings.fifo else order
         packed = None if extras is NO_EXTRAS else pack_extras(extras)
-        self._messages.append((
+        contents = Contents(
             sequence, queue.generation, line, priority, message, now, own_expiry, sender.principal, group, kind,
             packed, command.md5, body,
-        ))  # fmt: skip
+        )  # fmt: skip
         visible = now
         if delay_us:
+            self._messages.append(contents)
             visible = Instant(now + delay_us)
             self._hidden.append((sequence, queue.generation, order, leased_line, 1, visible, 0, 0, now, None, origin))
             queue.delayed += 1
             writer.queues.lower_due(queue, visible)
+        elif group is None and queue.groups is None and queue.visible < self._depth and len(body) <= BODY_BYTES_MAX:
+            writer.nursery.add(queue, Young(contents, extras))
+            queue.visible += 1
+            queue.woken += 1
         else:
+            self._messages.append(contents)
             if order <= LINES_MAX:
                 queue.ready[priority] = queue.ready.get(priority, 0) + 1
             queue.visible += 1
@@ -157,7 +166,7 @@ class _Appending:
         """Write the rows, those of new groups first."""
         self.joining.flush()
         if self._messages:
-            self._writer.write_many(INSERT_MESSAGE, self._messages)
+            self._writer.write_many(INSERT_MESSAGE, [msgspec.structs.astuple(each) for each in self._messages])
         if self._hidden:
             self._writer.write_many(INSERT_LEASE, self._hidden)
 

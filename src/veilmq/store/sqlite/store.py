@@ -80,6 +80,7 @@ from veilmq.store.sqlite.connections import (
 )
 from veilmq.store.sqlite.directory import DataDirectory
 from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.promotion import promote
 from veilmq.store.sqlite.snapshots import Snapshots
 from veilmq.store.sqlite.writer import Mark, Writer
 
@@ -94,7 +95,7 @@ CRASH_POINTS: Final = (
 _EPOCH_BYTES: Final = 16
 _DISK_LOOK_US: Final = SECOND_US
 _DAMAGE: Final = (apsw.Error, msgspec.MsgspecError, ValueError, TypeError, LookupError)
-"""What a start raises where a table does not hold what was written: SQLite sees a torn page, not a changed value."""
+"""What reading raises where a table does not hold what was written: SQLite sees a torn page, not a changed value."""
 
 logger = logging.getLogger("veilmq.store")
 
@@ -105,6 +106,16 @@ GroupHandler = Callable[[Writer, list[Any]], list[Outcome]]
 def _each(handler: Handler) -> GroupHandler:
     """A group handled one command after the other."""
     return lambda writer, commands: [handler(writer, command) for command in commands]
+
+
+def _promoted(handler: Handler) -> GroupHandler:
+    """The same, of commands that need every message in the tables."""
+
+    def handle(writer: Writer, commands: list[Any]) -> list[Outcome]:
+        promote(writer)
+        return [handler(writer, command) for command in commands]
+
+    return handle
 
 
 class SqliteStore:
@@ -145,6 +156,7 @@ class SqliteStore:
         self._writer.disorder = self.options.disorder
         if full:
             self._relieve()
+        self._promote_all()
         self.readers = Readers(database, self.options)
         self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
         self._wal_pages = 0
@@ -161,11 +173,11 @@ class SqliteStore:
         """
         return {
             CreateQueue: _each(queue_commands.create),
-            ChangeQueue: _each(queue_commands.change),
-            SuggestPlan: _each(plans.suggest),
-            RevertPlan: _each(plans.revert),
-            StartMove: _each(moves.start),
-            CancelMove: _each(moves.cancel),
+            ChangeQueue: _promoted(queue_commands.change),
+            SuggestPlan: _promoted(plans.suggest),
+            RevertPlan: _promoted(plans.revert),
+            StartMove: _promoted(moves.start),
+            CancelMove: _promoted(moves.cancel),
             CreateTopic: _each(topic_commands.create),
             ChangeTopic: _each(topic_commands.change),
             Subscribe: _each(topic_commands.subscribe),
@@ -175,17 +187,17 @@ class SqliteStore:
             Delete: leases.delete_all,
             Extend: leases.extend_all,
             Undeliver: _each(leases.undeliver),
-            Sweep: _each(lambda writer, command: sweeps.sweep(writer, command, self.options, self._snapshots)),
+            Sweep: _promoted(lambda writer, command: sweeps.sweep(writer, command, self.options, self._snapshots)),
             Receive: _each(receives.receive),
-            PurgeQueue: _each(queue_commands.purge),
-            DeleteQueue: _each(queue_commands.delete),
+            PurgeQueue: _promoted(queue_commands.purge),
+            DeleteQueue: _promoted(queue_commands.delete),
             DescribeQueue: _each(queue_commands.describe),
             ListQueues: _each(listing.list_queues),
             ListMoves: _each(moves.list_moves),
             RecordPolls: _each(sweeps.record_polls),
             RecordPush: _each(topic_commands.record_push),
-            Unsubscribe: _each(topic_commands.unsubscribe),
-            DeleteTopic: _each(topic_commands.delete),
+            Unsubscribe: _promoted(topic_commands.unsubscribe),
+            DeleteTopic: _promoted(topic_commands.delete),
             DescribeTopic: _each(topic_commands.describe),
             ListTopics: _each(topic_commands.list_topics),
             DescribeSubscription: _each(topic_commands.describe_subscription),
@@ -230,6 +242,8 @@ class SqliteStore:
 
     def _finish(self) -> None:
         """End the batch's statements; what it changed of message groups comes last."""
+        if self._writer.nursery.is_full:
+            promote(self._writer)
         if self._writer.queues.unsettled:
             groups.settle_all(self._writer)
         self._writer.finish()
@@ -331,12 +345,28 @@ class SqliteStore:
         if self._broken is not None:
             # The last connection would checkpoint a WAL that nobody can vouch for.
             self._writer.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        elif self._writer.open:
-            self._writer.rollback()
+        else:
+            if self._writer.open:
+                self._writer.rollback()
+            self._promote_all()
         self.checkpointer.close()
         self.readers.close()
         self._writer.connection.close()
         self.directory.close()
+
+    def _promote_all(self) -> None:
+        """At the start, because what was read from disk is judged in the tables, and at the end."""
+        writer = self._writer
+        if not writer.nursery.batches:
+            return
+        try:
+            writer.begin(Instant(0))
+            promote(writer)
+            writer.finish()
+            writer.commit()
+        except apsw.Error as error:
+            logger.warning("young messages stay in their journal: %s", error)
+            writer.rollback()
 
     def _applied(self, outcomes: list[Outcome], wrote: bool) -> Applied:
         writer = self._writer
@@ -357,7 +387,7 @@ class SqliteStore:
                 raise judged from error
         try:
             self._writer.rollback()
-        except apsw.Error as second:
+        except _DAMAGE as second:
             self._broken = f"rollback failed: {second}"
             raise StoreUnknown(reason=self._broken) from second
         if isinstance(error, apsw.FullError):
@@ -402,6 +432,7 @@ def _load(connection: apsw.Connection) -> tuple[Writer, Snapshots]:
     loaded = queues.load(connection)
     plans.load(connection, loaded)
     writer = Writer(connection, loaded, topics.load(connection), mark, receipts)
+    writer.nursery.count(loaded)
     return writer, snapshots.load(connection)
 
 

@@ -18,6 +18,7 @@ from veilmq.model.events import SCHEMA_VERSION, Event
 from veilmq.model.instant import Instant
 from veilmq.model.queue import QueueKey
 from veilmq.model.receipt import ReceiptKey
+from veilmq.store.sqlite.nursery import Nursery
 from veilmq.store.sqlite.queues import LiveQueue, Queues
 from veilmq.store.sqlite.topics import Topics
 
@@ -27,6 +28,9 @@ _IDS: Final = struct.Struct("16s" * 256)
 _VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 """What a random byte 6 and 8 becomes in a UUID of version 4 (RFC 9562, 5.4)."""
+
+INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 Row = tuple[Any, ...]
 
@@ -55,6 +59,8 @@ class Writer:
         self.topics = topics
         self.mark = mark
         self.receipts = receipts
+        self.nursery = Nursery()
+        self.nursery.restore(connection, queues)
         self.now = Instant(mark.clock)
         self.disorder = 0
         """How many places a message may be out of its order, on purpose."""
@@ -94,6 +100,7 @@ class Writer:
         self.wrote = False
         self.returned = self.detours = 0
         self.events = []
+        self.nursery.changed = False
         self._touched = {}
         self._undo = []
         self._last_key = self._last_origin = None
@@ -107,6 +114,9 @@ class Writer:
                 "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)",
                 (self.mark.offset, len(self.events), self.now, self.history_bytes, SCHEMA_VERSION, packed),
             )
+            born = self.nursery.take_born()
+            if born:
+                self._execute("INSERT INTO nursery VALUES (?, ?)", (self.mark.offset, self._encoder.encode(born)))
             self.mark.offset += len(self.events)
             self.history_bytes += len(packed)
             self.wrote = True
@@ -139,6 +149,8 @@ class Writer:
         self._touched = {}
         self.mark, self.history_bytes = self._saved
         self.events = []
+        if self.nursery.changed:
+            self.nursery.restore(self.connection, self.queues)
 
     def touch(self, queue: LiveQueue) -> None:
         """Call before changing anything of the queue in memory."""

@@ -1,0 +1,101 @@
+"""All young messages of a store, and the lines in which they wait."""
+
+from collections import deque
+from typing import Final
+
+import apsw
+
+from veilmq.store.sqlite.queues import LiveQueue, Queues
+from veilmq.store.sqlite.young import Contents, Young, replay
+
+MESSAGES_MAX: Final = 2_048
+"""Young messages of a store; with one more, all are promoted, which takes some 10 ms then."""
+BATCHES_MAX: Final = 64
+"""Batches with young messages between two promotions: so many rows a reader goes through."""
+BYTES_MAX: Final = 4 << 20
+"""Bodies in the journal, deleted ones among them."""
+DEPTH_MAX: Final = 512
+"""A message that so many others are before will not die young."""
+BODY_BYTES_MAX: Final = 16 * 1024
+"""A longer body is written once, where it stays."""
+
+
+class Nursery:
+    """All young messages of a store."""
+
+    def __init__(self) -> None:
+        self.messages: dict[int, Young] = {}
+        """By sequence."""
+        self.queues: dict[int, LiveQueue] = {}
+        """By generation, those of the messages, and perhaps others."""
+        self.batches = 0
+        """Rows of the journal."""
+        self.changed = False
+        """Whether the open batch changed anything here."""
+        self.held: dict[str, Young] = {}
+        """Those that are in flight, by handle; after a restart without those of before."""
+        self._born: list[Contents] = []
+        self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to promote all."""
+        return len(self.messages) > MESSAGES_MAX or self.batches >= BATCHES_MAX or self._bytes > BYTES_MAX
+
+    def add(self, queue: LiveQueue, young: Young) -> None:
+        """One more, at the end of its line."""
+        contents = young.contents
+        self.messages[contents.sequence] = young
+        self._born.append(contents)
+        self._bytes += len(contents.body)
+        line = queue.young.get(contents.priority)
+        if line is None:
+            line = self._line(queue, contents.priority)
+        line.append(young)
+        self.changed = True
+
+    def _line(self, queue: LiveQueue, priority: int) -> deque[Young]:
+        self.queues[queue.generation] = queue
+        return queue.young.setdefault(priority, deque())
+
+    def take_born(self) -> list[Contents]:
+        """Those that the open batch sent and that are young still: a row of the journal."""
+        born, self._born = self._born, []
+        self.batches += bool(born)
+        return born
+
+    def clear(self) -> None:
+        """None is young any more, and there is no journal."""
+        for queue in self.queues.values():
+            queue.young = {}
+        self.messages = {}
+        self.queues = {}
+        self.batches = 0
+        self.held = {}
+        self._born = []
+        self._bytes = 0
+        self.changed = True
+
+    def restore(self, connection: apsw.Connection, queues: Queues) -> None:
+        """As the database says, after a start or a rollback."""
+        self.clear()
+        self.messages = replay(connection)
+        self.batches = connection.execute("SELECT count(*) FROM nursery").get
+        if self.messages:
+            by_generation = {queue.generation: queue for queue in queues.by_incarnation.values()}
+            for young in self.messages.values():
+                queue = self.queues[young.contents.generation] = by_generation[young.contents.generation]
+                if not young.leased:
+                    self._line(queue, young.contents.priority).append(young)
+        self.changed = False
+
+    def count(self, queues: Queues) -> None:
+        """After a start: put the messages on the counts of their queues, and make sure that a sweep looks at them."""
+        for young in self.messages.values():
+            queue = self.queues[young.contents.generation]
+            queues.lower_expiry(queue, 0)
+            if young.leased:
+                queue.in_flight += 1
+                queues.lower_due(queue, young.due)
+            else:
+                queue.visible += 1

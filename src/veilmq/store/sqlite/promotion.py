@@ -1,0 +1,58 @@
+"""Promotion: young messages get rows of their own, as if they had always had them.
+
+Strategy: all at once or none, in the open batch, and their journal goes with them, so that a store knows a message
+either by its journal or by its rows. One that waits stands in its line, behind all that were claimed from it: claims
+take the tables' messages and the young ones in one order. One in flight has a lease row and no line, as if it had been
+delayed, for the cursor of its line has not come to it.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.writer import INSERT_LEASE, INSERT_MESSAGE, Row, Writer
+from veilmq.store.sqlite.young import Young
+
+
+def promote(writer: Writer) -> None:
+    """Write all young messages into the tables."""
+    nursery = writer.nursery
+    if nursery.messages:
+        for queue in nursery.queues.values():
+            writer.touch(queue)
+        messages: list[Row] = []
+        leases: list[Row] = []
+        for young in nursery.messages.values():
+            lease = _lease(nursery.queues[young.contents.generation], young)
+            if lease is not None:
+                leases.append(lease)
+            messages.append(msgspec.structs.astuple(young.contents))
+        writer.write_many(INSERT_MESSAGE, messages)
+        if leases:
+            writer.write_many(INSERT_LEASE, leases)
+    if nursery.batches:
+        writer.write("DELETE FROM nursery", ())
+    if nursery.messages or nursery.batches:
+        nursery.clear()
+
+
+def promote_named(writer: Writer, sequences: Sequence[int]) -> None:
+    """The same if one of these messages is young."""
+    young = writer.nursery.messages
+    if young and any(sequence in young for sequence in sequences):
+        promote(writer)
+
+
+def _lease(queue: LiveQueue, young: Young) -> Row | None:
+    """The lease row of a message that is in flight; one that waits counts in its line."""
+    contents = young.contents
+    priority = contents.priority
+    if not young.leased:
+        queue.ready[priority] = queue.ready.get(priority, 0) + 1
+        return None
+    contents.line = None
+    granted = young.granted
+    return (
+        contents.sequence, contents.generation, priority, None, 1, young.due, 1, 0, granted, granted, young.origin,
+    )  # fmt: skip

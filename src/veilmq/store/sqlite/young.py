@@ -1,0 +1,95 @@
+"""Young messages: those that no table holds yet, because most are received and deleted before any would have to.
+
+Strategy: what a young message holds is written once, in the `nursery` row of the batch that sent it, and what becomes
+of it stands in the history anyway: both together say where it is (`replay`), after a crash and after a rollback alike.
+In memory a queue has them in its lines, behind what its tables hold. Whatever needs a message in the tables asks for
+its promotion first (promotion.py), and all are promoted at each sweep, and when there are many: so there are never more
+than a few moments' worth. See docs/decisions/0013-young-messages.md.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from veilmq.model.events import Event, Kind
+from veilmq.model.instant import Instant
+from veilmq.model.message import NO_EXTRAS, Extras
+from veilmq.store.sqlite.extras import read_extras
+
+
+class Contents(msgspec.Struct, array_like=True, gc=False):
+    """A row of `message`."""
+
+    sequence: int
+    generation: int
+    line: int | None
+    priority: int
+    id: bytes
+    sent: Instant
+    own_expiry: Instant | None
+    sender: str
+    group: str | None
+    type: str | None
+    packed: bytes | None
+    md5: bytes
+    body: bytes
+
+
+class Young(msgspec.Struct, gc=False, eq=False):
+    """A young message, and its first lease if it has been received."""
+
+    contents: Contents
+    extras: Extras
+    leased: bool = False
+    """For the first time: one that comes back has been promoted."""
+    due: Instant = Instant(0)
+    granted: Instant = Instant(0)
+    origin: int = 0
+    """Who holds the lease."""
+
+    def expires(self, retention_us: int) -> int:
+        """The instant from which the message is dead."""
+        own_expiry = self.contents.own_expiry
+        return self.contents.sent + retention_us if own_expiry is None else own_expiry
+
+
+_BORN: Final = msgspec.msgpack.Decoder(list[Contents])
+_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_RECEIVED: Final = int(Kind.RECEIVED)
+_DELETED: Final = int(Kind.DELETED)
+
+
+def replay(connection: apsw.Connection) -> dict[int, Young]:
+    """All young messages by sequence, as a connection's read transaction sees them, oldest first."""
+    found: dict[int, Young] = {}
+    start = None
+    for offset, packed in connection.execute("SELECT offset, messages FROM nursery ORDER BY offset"):
+        start = offset if start is None else start
+        for contents in _BORN.decode(packed):
+            found[contents.sequence] = Young(contents, read_extras(contents.packed) or NO_EXTRAS)
+    if start is None:
+        return found
+    for event in _events(connection, start):
+        young = found.get(event.sequence or 0)
+        if young is None:
+            continue
+        if event.kind == _DELETED:
+            del found[young.contents.sequence]
+            continue
+        if event.kind == _RECEIVED:
+            young.leased, young.granted, young.origin = True, event.at, event.origin or 0
+            young.due = Instant(event.at + (event.lease_us or 0))
+    return found
+
+
+def of_generation(connection: apsw.Connection, generation: int) -> list[Young]:
+    """Those of one queue, oldest first."""
+    return [young for young in replay(connection).values() if young.contents.generation == generation]
+
+
+def _events(connection: apsw.Connection, start: int) -> Iterator[Event]:
+    rows: Any = connection.execute("SELECT events FROM history WHERE offset >= ? ORDER BY offset", (start,))
+    for (packed,) in rows:
+        yield from _EVENTS.decode(packed)

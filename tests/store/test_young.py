@@ -1,0 +1,249 @@
+"""Young messages: in memory and in the journal, and nowhere else until they must be; nobody sees the difference."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import apsw
+import msgspec
+import pytest
+
+from veilmq.admin.reading import message_page
+from veilmq.model.commands import AfterExpiry, Receive
+from veilmq.model.errors import LeaseExpired, LeaseTaken
+from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
+from veilmq.model.message import Extras
+from veilmq.model.outcomes import Deleted, Extended
+from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.store.sqlite import nursery
+from veilmq.store.sqlite.connections import DatabaseUnusable
+from veilmq.store.sqlite.integrity import check
+from veilmq.store.sqlite.rows import oldest_sent, oldest_young
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, refused, sending
+from veilmq.testing.sqlite import SqliteFactory
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    playing = Stage(SqliteFactory(tmp_path / "data"))
+    yield playing
+    playing.store.close()
+
+
+def store_of(stage: Stage) -> SqliteStore:
+    return cast(SqliteStore, stage.store)
+
+
+def rows_of(stage: Stage) -> tuple[int, int, int]:
+    """Rows as committed: messages, leases, batches in the journal."""
+    with store_of(stage).readers.lend() as connection:
+        counts = [connection.execute(f"SELECT count(*) FROM {table}").get for table in ("message", "lease", "nursery")]
+    return counts[0], counts[1], counts[2]
+
+
+def test_a_message_that_dies_young_never_has_a_row(stage: Stage) -> None:
+    queue = stage.create()
+    stage.send(queue, "short")
+    handle = stage.take(queue).handle
+    assert rows_of(stage) == (0, 0, 1)
+    expect(stage.delete(queue, handle), Deleted)
+    assert rows_of(stage) == (0, 0, 1)
+    stage.sweep()
+    assert rows_of(stage) == (0, 0, 0)
+
+
+def test_a_sweep_gives_each_its_rows(stage: Stage) -> None:
+    queue = stage.create()
+    for body in ("in flight", "waits"):
+        stage.send(queue, body)
+    held = stage.take(queue, lease_us=HOUR_US)
+    stage.sweep()
+    assert rows_of(stage) == (2, 1, 0)
+    assert stage.counts(queue) == (1, 0, 1)
+    expect(stage.delete(queue, held.handle), Deleted)
+    assert bodies(stage.receive(queue, 10)) == ["waits"]
+
+
+@pytest.mark.parametrize("deep", [0, nursery.DEPTH_MAX + 1])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"ttl_us": HOUR_US},
+        {"priority": 1},
+        {"body": "x" * (nursery.BODY_BYTES_MAX + 1)},
+        {"delay_us": HOUR_US},
+        {"extras": Extras(group="g")},
+    ],
+    ids=str,
+)
+def test_who_begins_young(stage: Stage, deep: int, fields: dict[str, Any]) -> None:
+    queue = stage.create(message_bytes_max=1 << 20)
+    stage.batch([sending(queue, "before") for _ in range(deep)])
+    stage.sweep()
+    stage.send(queue, **{"body": "hello"} | fields)
+    young = not deep and not fields.keys() & {"body", "delay_us", "extras"}
+    assert rows_of(stage)[2] == young
+
+
+ENDS: dict[str, Callable[[Stage, QueueKey, str], object]] = {
+    "killed": lambda stage, queue, handle: stage.reopen(kill=True),
+    "closed": lambda stage, queue, handle: stage.reopen(),
+    "swept": lambda stage, queue, handle: stage.sweep(),
+    "extended": lambda stage, queue, handle: expect(stage.extend(queue, handle, HOUR_US), Extended),
+    "a group came": lambda stage, queue, handle: stage.send(queue, "of a group", extras=Extras(group="g")),
+    "settings changed": lambda stage, queue, handle: stage.change(queue, retention_us=2 * DAY_US),
+    "another queue was purged": lambda stage, queue, handle: stage.purge(stage.create("other")),
+    "a late handle": lambda stage, queue, handle: refused(
+        stage.delete(queue, store_of(stage)._writer.receipts.seal(1, 3, 1, 1)), LeaseTaken
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_promoted_message_is_what_it_was(stage: Stage, end: str) -> None:
+    queue = stage.create()
+    for body in ("gone", "first", "second", "third"):
+        stage.send(queue, body, extras=Extras(type=body))
+    gone, first = stage.receive(queue, 2, lease_us=HOUR_US)
+    expect(stage.delete(queue, gone.handle), Deleted)
+    before = stage.factory.state(stage.store)[1:]
+    assert rows_of(stage)[0] == 0
+    ENDS[end](stage, queue, first.handle)
+    assert rows_of(stage)[0] >= 3
+    if end in {"killed", "closed", "swept", "a late handle"}:
+        assert stage.factory.state(stage.store)[1:] == before
+    assert stage.counts(queue)[2] == 1
+    left = bodies(stage.receive(queue, 10))
+    assert [body for body in left if body != "of a group"] == ["second", "third"]
+    expect(stage.delete(queue, first.handle), Deleted)
+    assert stage.counts(queue)[2] == len(left)
+
+
+def test_a_rollback_takes_it_back_to_where_it_was(stage: Stage) -> None:
+    queue = stage.create()
+    for body in ("first", "second"):
+        stage.send(queue, body)
+    handle = stage.take(queue, lease_us=HOUR_US).handle
+    before, rows = stage.factory.state(stage.store), rows_of(stage)
+    stage.store.apply(
+        [sending(queue, "third"), stage.releasing(queue, handle), Receive(queue=queue, origin=TESTER, count_max=10)],
+        stage.now,
+    )
+    stage.factory.abandon(stage.store)
+    assert (stage.factory.state(stage.store), rows_of(stage)) == (before, rows)
+    assert stage.counts(queue) == (1, 0, 1)
+    assert bodies(stage.receive(queue, 10)) == ["second"]
+    expect(stage.delete(queue, handle), Deleted)
+
+
+def test_a_lease_that_ends_comes_back_in_its_place(stage: Stage) -> None:
+    queue = stage.create(redrive=RedrivePolicy(stage.create("dead"), 2))
+    for body in ("first", "second"):
+        stage.send(queue, body)
+    late = stage.take(queue, lease_us=SECOND_US)
+    stage.later(SECOND_US + 1)
+    stage.send(queue, "third")
+    assert bodies(stage.receive(queue, 10, lease_us=SECOND_US)) == ["first", "second", "third"]
+    refused(stage.delete(queue, late.handle), LeaseTaken)
+    stage.later(SECOND_US + 1)
+    assert bodies(stage.receive(queue, 10)) == ["second", "third"]
+    assert bodies(stage.receive(QueueKey(queue.account, queue.region, "dead"), 10)) == ["first"]
+
+
+def test_a_handle_of_a_lease_that_ended_is_judged_as_any(stage: Stage) -> None:
+    queue = stage.create()
+    stage.send(queue)
+    handle = stage.take(queue, lease_us=SECOND_US).handle
+    stage.later(SECOND_US)
+    expect(stage.delete(queue, handle, arrived=stage.now - 1), Deleted)
+    stage.send(queue)
+    handle = stage.take(queue, lease_us=SECOND_US).handle
+    stage.later(SECOND_US)
+    refused(stage.delete(queue, handle, arrived=stage.now + 1, after_expiry=AfterExpiry.REFUSE), LeaseExpired)
+
+
+def test_priorities_and_rows_stand_in_one_order(stage: Stage) -> None:
+    queue = stage.create()
+    stage.send(queue, "2 of the tables", priority=2)
+    stage.send(queue, "8 of the tables")
+    stage.sweep()
+    for priority in (8, 2, 1):
+        stage.send(queue, f"{priority} young", priority=priority)
+    expected = ["1 young", "2 of the tables", "2 young", "8 of the tables", "8 young"]
+    assert bodies(stage.peek(queue)) == expected
+    assert [body for _ in range(3) for body in bodies(stage.receive(queue, 2))] == expected
+
+
+def test_one_that_expires_is_expired(stage: Stage) -> None:
+    queue = stage.create()
+    stage.send(queue, "mortal", ttl_us=HOUR_US)
+    stage.send(queue, "lives")
+    stage.later(HOUR_US)
+    assert bodies(stage.peek(queue)) == ["lives"]
+    assert bodies(stage.receive(queue, 10)) == ["lives"]
+    assert "expired" in {event.kind for event in stage.events()}
+
+
+def test_there_are_never_many(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = stage.create()
+    for _ in range(nursery.BATCHES_MAX + 5):
+        stage.send(queue)
+    assert rows_of(stage) == (nursery.BATCHES_MAX + 1, 0, 4)
+    monkeypatch.setattr(nursery, "MESSAGES_MAX", 10)
+    stage.batch([sending(queue) for _ in range(11)])
+    assert rows_of(stage) == (nursery.BATCHES_MAX + 16, 0, 0)
+
+
+def test_readers_see_it(stage: Stage) -> None:
+    queue = stage.create()
+    waits = stage.send(queue, "waits")
+    stage.later(SECOND_US)
+    stage.send(queue, "waits too", extras=Extras(type="kind"))
+    stage.send(queue, "urgent", priority=1)
+    held = stage.take(queue, lease_us=HOUR_US)
+    store = store_of(stage)
+
+    def pages() -> Any:
+        shown = [message_page(store, queue, state, "", 10) for state in ("visible", "hidden")]
+        first = message_page(store, queue, "visible", "", 1)
+        return shown, first, message_page(store, queue, "visible", first["after"], 1)
+
+    young, report = pages(), check(store.directory.database)
+    assert [each["sequence"] for each in young[0][0]["messages"]] == [waits.sequence, waits.sequence + 1]
+    assert [each["sequence"] for each in young[0][1]["messages"]] == [held.sequence]
+    with store.readers.lend() as connection:
+        live = store.queues.by_key[queue]
+        assert oldest_young(connection) == {live.generation: waits.sent}
+        assert oldest_sent(connection, live.generation, []) is None
+    assert (report.messages, report.leases, report.problems, report.books) == (3, 1, [], "balanced")
+    stage.sweep()
+    assert pages() == young
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"), [(lambda packed: b"\xff", "cannot be read"), (lambda packed: packed[:-1] + b"?", "its body")]
+)
+def test_a_damaged_journal_is_found(stage: Stage, damage: Callable[[bytes], bytes], told: str) -> None:
+    queue = stage.create()
+    stage.send(queue, "damaged")
+    stage.factory.kill(stage.store)
+    database = store_of(stage).directory.database
+    connection = apsw.Connection(str(database))
+    connection.execute(
+        "UPDATE nursery SET messages = ?", (damage(connection.execute("SELECT messages FROM nursery").get),)
+    )
+    connection.close()
+    assert told in str(msgspec.to_builtins(check(database).problems))
+    if told == "its body":
+        stage.store = stage.factory.open()
+        assert stage.receive(queue) == []
+        assert "quarantined" in {event.kind for event in stage.events()}
+    else:
+        with pytest.raises(DatabaseUnusable):
+            stage.factory.open()
+        connection = apsw.Connection(str(database))
+        connection.execute("DELETE FROM nursery")
+        connection.close()
+        stage.store = stage.factory.open()
