@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from veilmq.admin.reading import message_page
-from veilmq.model.commands import AfterExpiry, Receive
+from veilmq.model.commands import AfterExpiry, Peek, Receive
 from veilmq.model.errors import LeaseExpired, LeaseTaken
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.message import Extras
-from veilmq.model.outcomes import Deleted, Extended
+from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
-from veilmq.store.sqlite import nursery
+from veilmq.store.sqlite import nursery, peeks
 from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.rows import oldest_sent, oldest_young
@@ -247,3 +247,15 @@ def test_a_damaged_journal_is_found(stage: Stage, damage: Callable[[bytes], byte
         connection.execute("DELETE FROM nursery")
         connection.close()
         stage.store = stage.factory.open()
+
+
+def test_a_peek_sees_what_there_was_before_the_first_group(stage: Stage) -> None:
+    queue = stage.create()
+    stage.send(queue, "young")
+    store = store_of(stage)
+    with store.readers.lend() as connection:
+        connection.execute("SELECT count(*) FROM mark").fetchall()
+        stage.send(queue, "of a group", extras=Extras(group="g"))
+        seen = peeks.peek(connection, store.queues, Peek(queue=queue, origin=TESTER, count_max=10), stage.now)
+    assert bodies(expect(seen, Received).messages) == ["young"]
+    assert bodies(stage.peek(queue)) == ["young", "of a group"]
