@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.model.commands import LeaseSource, Receive
+from veilmq.model.commands import Receive
 from veilmq.model.errors import InFlightFull, QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
@@ -26,8 +26,10 @@ from veilmq.store.sqlite.extras import intact
 from veilmq.store.sqlite.places import MANY, Place, numbers
 from veilmq.store.sqlite.promotion import promote
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.terms import Terms
 from veilmq.store.sqlite.writer import INSERT_LEASE, Row, Writer
 from veilmq.store.sqlite.young import Young
+from veilmq.store.sqlite.young_leases import lease_young
 
 DETOURS_MAX: Final = 64
 """Candidates that one receive may drop, quarantine or dead-letter on its way."""
@@ -39,9 +41,6 @@ DETOUR_BYTES: Final = 32 * 1024
 RETURNS_MAX: Final = 256
 """Leases that end within one receive's look; the sweeper takes the rest."""
 _RECEIVED: Final = int(Kind.RECEIVED)
-_FROM_QUEUE: Final = int(LeaseSource.QUEUE)
-_FROM_RECEIVE: Final = int(LeaseSource.RECEIVE)
-_FROM_PLAN: Final = int(LeaseSource.PLAN)
 
 _READY: Final = (
     "SELECT sequence, id, sent, expires, line, priority, group_id, type, sender, extras, md5, body"
@@ -115,10 +114,14 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         return Received([], wait_us)
     if queue.young and (writer.now >= queue.next_expiry or writer.disorder):
         promote(writer)
+    line = _sole_line(queue)
+    if line is not None:
+        young = lease_young(writer, queue, command, line, wanted)
+        return Received(young, wait_us, queue.settings.xml_body, wanted < command.count_max)
     granting = Granting(writer, queue, command)
     granted = granting.granted
     while len(granted) < wanted and queue.visible and granting.detours_left > 0:
-        if not _take(granting, writer, queue, wanted - len(granted)):
+        if not _take(granting, writer, queue, command, wanted - len(granted)):
             break
     granting.write()
     if granting.detours_left <= 0 and queue.visible:
@@ -144,13 +147,17 @@ def capped(queue: LiveQueue, wait_us: int) -> Received | InFlightFull:
     return Received([], wait_us, capped=True) if wait_us else InFlightFull(queue=str(queue.key), limit=queue.cap)
 
 
-def _take(granting: "Granting", writer: Writer, queue: LiveQueue, count: int) -> bool:
-    """Lease the first `count` messages by (priority, sequence); False if there are no more."""
+def _sole_line(queue: LiveQueue) -> "deque[Young] | None":
+    """The line of young messages that holds all that is visible, if one does."""
+    if queue.returned or len(queue.young) != 1 or any(queue.ready.values()):
+        return None
+    (line,) = queue.young.values()
+    return line
+
+
+def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Receive, count: int) -> bool:
+    """Lease the first `count` messages by (priority, sequence), wherever they are; False if there was none."""
     held = _held(writer, queue, count + writer.disorder)
-    if not held and len(queue.young) <= 1:
-        for line in queue.young.values():
-            granting.take_young(line, count)
-        return False
     if writer.disorder:
         held = disordered(writer, queue, held, count, writer.disorder)
     found: Sequence[Candidate | Young] = held
@@ -163,7 +170,7 @@ def _take(granting: "Granting", writer: Writer, queue: LiveQueue, count: int) ->
             waiting = queue.young.get(candidate.contents.priority)
             if not waiting or waiting[0] is not candidate:  # one on the way had all promoted
                 break
-            granting.take_young(waiting, 1)
+            granting.granted += lease_young(writer, queue, command, waiting, 1)
         elif not granting.take(candidate) and granting.detours_left <= 0:
             break
     return bool(found)
@@ -219,7 +226,7 @@ def _is_tried(queue: LiveQueue, candidate: Candidate, redrive: RedrivePolicy) ->
 class Granting:
     """The leases of one receive: what they have in common is asked once."""
 
-    __slots__ = ("_lease", "_leases", "_named", "_origin", "_plan", "_queue", "_writer", "detours_left", "granted")
+    __slots__ = ("_leases", "_origin", "_queue", "_terms", "_writer", "detours_left", "granted")
 
     def __init__(self, writer: Writer, queue: LiveQueue, command: Receive) -> None:
         writer.touch(queue)
@@ -229,17 +236,9 @@ class Granting:
         self._writer = writer
         self._queue = queue
         self._origin = writer.origin(command.origin)
-        self._named = command.lease_us is not None
-        if command.lease_us is not None:
-            self._lease = self._until(command.lease_us, _FROM_RECEIVE)
-        else:
-            self._lease = self._until(queue.settings.visibility_timeout_us, _FROM_QUEUE)
-        self._plan = queue.plan.applied
+        self._terms = Terms(writer.now, queue, command)
         self._leases: dict[tuple[int, int, Instant], list[int]] = {}
         """First leases that differ in nothing but the message: sequences by order, line and due."""
-
-    def _until(self, lease_us: int, source: int) -> tuple[int, int, Instant]:
-        return lease_us, source, Instant(self._writer.now + lease_us)
 
     def take(self, candidate: Candidate) -> bool:
         """Lease the candidate to the receiver, unless it goes elsewhere: then it has gone."""
@@ -252,47 +251,12 @@ class Granting:
         self._grant(candidate, extras)
         return True
 
-    def take_young(self, line: deque[Young], count: int) -> None:
-        """Lease up to `count` messages from the head of a line of young ones."""
-        writer, queue, origin = self._writer, self._queue, self._origin
-        now, incarnation, held = writer.now, queue.incarnation, writer.nursery.held
-        retention_us = queue.settings.retention_us
-        count = min(count, len(line))
-        for _ in range(count):
-            young = line.popleft()
-            contents, extras = young.contents, young.extras
-            sequence, sent, body = contents.sequence, contents.sent, contents.body
-            lease_us, source, due = self._lease_of(contents.type, extras)
-            young.leased, young.due, young.granted, young.origin = True, due, now, origin
-            handle = writer.receipts.seal(incarnation, sequence, 1, 0)
-            held[handle] = young
-            if due < queue.next_due:
-                writer.queues.lower_due(queue, due)
-            writer.events.append(Event(
-                _RECEIVED, now, incarnation, origin, contents.id, sequence, 1, 0, lease_us, source, sent, sent, None,
-                len(body), None, contents.type,
-            ))  # fmt: skip
-            expires = sent + retention_us if contents.own_expiry is None else contents.own_expiry
-            self.granted.append(Delivery(
-                contents.id, sequence, body.decode(), contents.md5, extras, contents.sender, contents.priority, sent,
-                Instant(expires), 1, now, handle, due, lease_us,
-            ))  # fmt: skip
-        queue.visible -= count
-        queue.in_flight += count
-        writer.nursery.changed = True
-
-    def _lease_of(self, kind: str | None, extras: Extras) -> tuple[int, int, Instant]:
-        """Length, source and end of the lease of a message of that type."""
-        if not self._named and (extras.lease_hint_us is not None or self._plan is not None):
-            return self._planned(kind, extras)
-        return self._lease
-
     def _grant(self, candidate: Candidate, extras: Extras) -> None:
         writer, queue = self._writer, self._queue
         now = writer.now
         sequence, sent, rotation = candidate.sequence, candidate.sent, candidate.rotation
         attempt = candidate.attempt + 1
-        lease_us, source, due = self._lease_of(candidate.type, extras)
+        lease_us, source, due = self._terms.of(candidate.type, extras)
         if candidate.returned:
             first = now if candidate.first is None else candidate.first
             visible_since = candidate.due
@@ -321,13 +285,6 @@ class Granting:
             candidate.priority, sent, Instant(expires), attempt, first,
             writer.receipts.seal(queue.incarnation, sequence, attempt, rotation), due, lease_us,
         ))  # fmt: skip
-
-    def _planned(self, kind: str | None, extras: Extras) -> tuple[int, int, Instant]:
-        """The first lease of a message for which its sender or the queue's plan may want another than is usual."""
-        if extras.lease_hint_us is not None:
-            return self._until(extras.lease_hint_us, _FROM_PLAN)
-        planned_us = None if self._plan is None else self._plan.lease_of(kind)
-        return self._lease if planned_us is None else self._until(planned_us, _FROM_PLAN)
 
     def write(self) -> None:
         """The rows of the first leases; those that differ in nothing but the message in one statement."""

@@ -26,7 +26,6 @@ from veilmq.model.receipt import Receipt
 from veilmq.store.sqlite.endings import end_lease, expire, remove_rows
 from veilmq.store.sqlite.group_leases import line_aside, may_extend
 from veilmq.store.sqlite.places import MANY, Place, event_of, find_place, find_places, numbers, uncount
-from veilmq.store.sqlite.promotion import promote_named
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.sends import as_stored
 from veilmq.store.sqlite.writer import INSERT_LEASE, Writer
@@ -50,7 +49,6 @@ class Places:
         unseal = writer.receipts.unseal
         self.receipts = [unseal(command.handle) for command in commands]
         sequences = [receipt.sequence for receipt in self.receipts if receipt is not None]
-        promote_named(writer, sequences)
         self._places = find_places(writer, sequences) if sequences else {}
 
     def find(self, command: Delete | Extend, receipt: Receipt | None) -> tuple[LiveQueue, Place] | VeilError:
@@ -181,7 +179,6 @@ def undeliver(writer: Writer, command: Undeliver) -> Outcome:
         receipt = writer.receipts.unseal(handle)
         if queue is None or receipt is None or receipt.queue != queue.incarnation:
             continue
-        promote_named(writer, (receipt.sequence,))
         place = find_place(writer, queue, receipt.sequence)
         if place is None or not place.hidden:
             continue

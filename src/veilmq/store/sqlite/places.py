@@ -13,6 +13,7 @@ import msgspec
 
 from veilmq.model.events import Event
 from veilmq.model.instant import Instant
+from veilmq.store.sqlite.promotion import promote_named
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
@@ -67,7 +68,11 @@ that one's turn is over (`sys.setswitchinterval`).
 
 
 def find_places(writer: Writer, sequences: Sequence[int]) -> dict[int, Place]:
-    """Where the messages are, by sequence; those that are gone are missing, those of dead generations are not."""
+    """Where the messages are, by sequence; those that are gone are missing, those of dead generations are not.
+
+    If one of them is young, it is promoted, and so are all.
+    """
+    promote_named(writer, sequences)
     if len(sequences) < MANY:
         rows = writer.read(_PLACES, (numbers(sequences),))
         return {row[1]: Place(*row) for row in rows}

@@ -1,13 +1,58 @@
-"""Deletions of young messages: by the handle of a lease that lasts. For any other use they are promoted first."""
+"""What young messages live through: a lease, and the deletion by its handle while it lasts.
 
+For anything else they are promoted first.
+"""
+
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from veilmq.model.commands import Delete
+from veilmq.model.commands import Delete, Receive
 from veilmq.model.events import Event, Kind
+from veilmq.model.instant import Instant
+from veilmq.model.message import Delivery
+from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.terms import Terms
 from veilmq.store.sqlite.writer import Writer
+from veilmq.store.sqlite.young import Young
 
 _DELETED: Final = int(Kind.DELETED)
+_RECEIVED: Final = int(Kind.RECEIVED)
+
+
+def lease_young(writer: Writer, queue: LiveQueue, command: Receive, line: deque[Young], count: int) -> list[Delivery]:
+    """Lease up to `count` messages from the head of a line of the queue. None of them has expired."""
+    writer.touch(queue)
+    nursery, seal, events = writer.nursery, writer.receipts.seal, writer.events
+    now, incarnation, origin = writer.now, queue.incarnation, writer.origin(command.origin)
+    retention_us = queue.settings.retention_us
+    terms = Terms(now, queue, command)
+    lease_us, source, due = terms.usual
+    granted: list[Delivery] = []
+    for _ in range(min(count, len(line))):
+        young = line.popleft()
+        contents, extras = young.contents, young.extras
+        sequence, sent, body = contents.sequence, contents.sent, contents.body
+        if not terms.named:
+            lease_us, source, due = terms.of(contents.type, extras)
+        young.leased, young.due, young.granted, young.origin = True, due, now, origin
+        handle = seal(incarnation, sequence, 1, 0)
+        nursery.held[handle] = young
+        if due < queue.next_due:
+            writer.queues.lower_due(queue, due)
+        events.append(Event(
+            _RECEIVED, now, incarnation, origin, contents.id, sequence, 1, 0, lease_us, source, sent, sent, None,
+            len(body), None, contents.type,
+        ))  # fmt: skip
+        expires = sent + retention_us if contents.own_expiry is None else contents.own_expiry
+        granted.append(Delivery(
+            contents.id, sequence, body.decode(), contents.md5, extras, contents.sender, contents.priority, sent,
+            Instant(expires), 1, now, handle, due, lease_us,
+        ))  # fmt: skip
+    queue.visible -= len(granted)
+    queue.in_flight += len(granted)
+    nursery.changed = True
+    return granted
 
 
 def delete_young(writer: Writer, commands: Sequence[Delete]) -> list[int]:
