@@ -1,5 +1,6 @@
 """Young messages: in memory and in the journal, and nowhere else until they must be; nobody sees the difference."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -9,8 +10,8 @@ import msgspec
 import pytest
 
 from veilmq.admin.reading import message_page
-from veilmq.model.commands import AfterExpiry, Peek, Receive
-from veilmq.model.errors import LeaseExpired, LeaseTaken
+from veilmq.model.commands import AfterExpiry, Delete, Peek, Receive
+from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.message import Extras
 from veilmq.model.outcomes import Deleted, Extended, Received
@@ -20,6 +21,7 @@ from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.rows import oldest_sent, oldest_young
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.writer import INSERT_MESSAGE
 from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, refused, sending
 from veilmq.testing.sqlite import SqliteFactory
 
@@ -220,6 +222,103 @@ def test_readers_see_it(stage: Stage) -> None:
     assert (report.messages, report.leases, report.problems, report.books) == (3, 1, [], "balanced")
     stage.sweep()
     assert pages() == young
+
+
+def test_the_oldest_message_is_seen_in_flight_too(stage: Stage) -> None:
+    queue = stage.create()
+    stage.send(queue, "long work")
+    sent = stage.take(queue, lease_us=HOUR_US).sent
+    stage.sweep()
+    stage.later(SECOND_US)
+    stage.send(queue, "new")
+    stage.sweep()
+    store = store_of(stage)
+    live = store.queues.by_key[queue]
+    with store.readers.lend() as connection:
+        assert oldest_sent(connection, live.generation, list(live.ready)) == sent
+    assert bodies(stage.receive(queue, 10)) == ["new"]
+
+
+def test_handles_of_a_message_are_judged_in_their_order(stage: Stage) -> None:
+    queue = stage.create()
+    early = stage.send(queue, wants_handle=True).handle
+    late = stage.take(queue, lease_us=HOUR_US).handle
+    outcomes = stage.batch(
+        [Delete(queue=queue, origin=TESTER, handle=handle, arrived=stage.now) for handle in (early, late, late)]
+    ).outcomes
+    assert [type(outcome) for outcome in outcomes] == [LeaseTaken, Deleted, MessageGone]
+    assert stage.counts(queue) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_a_reader_goes_through_so_many_events_and_bytes(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
+) -> None:
+    def grow() -> None:
+        if rolled_back:
+            stage.send(queue, "forgotten")
+            stage.store.apply([sending(queue)], stage.now)
+            stage.factory.abandon(stage.store)
+
+    queue = stage.create()
+    monkeypatch.setattr(nursery, "EVENTS_MAX", 20)
+    stage.send(queue, "waits")
+    grow()
+    for _ in range(10):
+        stage.send(queue, priority=1)
+        expect(stage.delete(queue, stage.take(queue).handle), Deleted)
+    assert rows_of(stage)[2] < 8
+    stage.sweep()
+    monkeypatch.setattr(nursery, "BYTES_MAX", 1_000)
+    stage.send(queue, "x" * 900)
+    grow()
+    stage.send(queue, "x" * 900)
+    assert rows_of(stage)[2] == 0
+
+
+def test_a_child_that_was_forked_writes_nothing(stage: Stage) -> None:
+    queue = stage.create()
+    stage.send(queue)
+    child = os.fork()
+    if child == 0:
+        try:
+            stage.store.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert rows_of(stage) == (0, 0, 1)
+    assert bodies(stage.receive(queue)) == ["hello"]
+
+
+def of_no_queue(connection: apsw.Connection, contents: list[Any]) -> None:
+    contents[1] = 77
+    connection.execute("UPDATE nursery SET messages = ?", (msgspec.msgpack.encode([contents]),))
+
+
+def in_the_tables_too(connection: apsw.Connection, contents: list[Any]) -> None:
+    connection.execute(INSERT_MESSAGE, tuple(contents))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"), [(of_no_queue, "but of no queue"), (in_the_tables_too, "and in the tables")]
+)
+def test_a_journal_that_contradicts_the_tables_is_found(
+    stage: Stage, damage: Callable[[apsw.Connection, list[Any]], None], told: str
+) -> None:
+    stage.send(stage.create())
+    stage.factory.kill(stage.store)
+    database = store_of(stage).directory.database
+    connection = apsw.Connection(str(database))
+    (contents,) = msgspec.msgpack.decode(connection.execute("SELECT messages FROM nursery").get)
+    damage(connection, contents)
+    connection.close()
+    assert told in str(msgspec.to_builtins(check(database).problems))
+    with pytest.raises(DatabaseUnusable):
+        stage.factory.open()
+    connection = apsw.Connection(str(database))
+    connection.execute("DELETE FROM nursery")
+    connection.close()
+    stage.store = stage.factory.open()
 
 
 @pytest.mark.parametrize(

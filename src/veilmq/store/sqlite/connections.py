@@ -97,6 +97,12 @@ def unusable(path: Path, error: Exception) -> DatabaseUnusable:
     )
 
 
+def close_unchecked(connection: apsw.Connection) -> None:
+    """Close it as a kill would: the last connection to go would checkpoint a WAL that nobody can vouch for."""
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    connection.close()
+
+
 def _configure(connection: apsw.Connection, options: Options) -> None:
     connection.pragma("auto_vacuum", "INCREMENTAL")
     connection.pragma("journal_mode", "WAL")

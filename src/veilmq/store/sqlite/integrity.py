@@ -115,10 +115,17 @@ def _check_file(connection: apsw.Connection, report: Report, progress: Progress)
 def _young(connection: apsw.Connection, report: Report) -> list[Young]:
     """The messages that have no rows yet."""
     try:
-        return list(replay(connection).values())
+        young = replay(connection)
     except (ValueError, RecursionError) as error:
         report.add("message", f"the journal of young messages cannot be read: {error}")
         return []
+    generations = {row[0] for row in connection.execute("SELECT generation FROM queue WHERE deleted IS NULL")}
+    for sequence, each in young.items():
+        if each.contents.generation not in generations:
+            report.add("message", f"message {sequence}: in the journal of young messages, but of no queue")
+        if connection.execute("SELECT 1 FROM message WHERE sequence = ?", (sequence,)).fetchone():
+            report.add("message", f"message {sequence}: in the journal of young messages and in the tables")
+    return list(young.values())
 
 
 def _check_bodies(connection: apsw.Connection, young: Sequence[Young], report: Report, progress: Progress) -> None:
@@ -333,7 +340,7 @@ class _Books:
         ).fetchall()
         live: Counter[int] = Counter(dict(rows))
         generations = dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
-        live.update(generations[each.contents.generation] for each in young)
+        live.update(generations[each.contents.generation] for each in young if each.contents.generation in generations)
         names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
         for queue in sorted(self._balance.keys() | live.keys()):
             if self._balance[queue] != live.get(queue, 0):

@@ -44,11 +44,9 @@ LEASE_TOTAL_REASON: Final = "total"
 class Places:
     """Where the messages of a group of commands are: read in one go, and kept true while the group changes them."""
 
-    def __init__(self, writer: Writer, commands: Sequence[Delete | Extend]) -> None:
+    def __init__(self, writer: Writer, receipts: Sequence[Receipt | None]) -> None:
         self._writer = writer
-        unseal = writer.receipts.unseal
-        self.receipts = [unseal(command.handle) for command in commands]
-        sequences = [receipt.sequence for receipt in self.receipts if receipt is not None]
+        sequences = [receipt.sequence for receipt in receipts if receipt is not None]
         self._places = find_places(writer, sequences) if sequences else {}
 
     def find(self, command: Delete | Extend, receipt: Receipt | None) -> tuple[LiveQueue, Place] | VeilError:
@@ -91,22 +89,16 @@ def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
     """Delete the messages whose handles are current."""
     others = delete_young(writer, commands)
     outcomes: list[Outcome] = [_DONE] * len(commands)
-    if others:
-        for place, outcome in zip(others, _delete(writer, [commands[place] for place in others]), strict=True):
-            outcomes[place] = outcome
-    return outcomes
-
-
-def _delete(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
-    """The same, of messages that the tables hold."""
-    outcomes: list[Outcome] = []
+    if not others:
+        return outcomes
     leaving: list[int] = []
-    places = Places(writer, commands)
+    places = Places(writer, [receipt for _, receipt in others])
     find, events, now = places.find, writer.events, writer.now
-    for command, receipt in zip(commands, places.receipts, strict=True):
+    for number, receipt in others:
+        command = commands[number]
         found = find(command, receipt)
         if isinstance(found, VeilError):
-            outcomes.append(_refused(writer, Kind.DELETE_REFUSED, command, receipt, found))
+            outcomes[number] = _refused(writer, Kind.DELETE_REFUSED, command, receipt, found)
             continue
         queue, place = found
         writer.touch(queue)
@@ -114,7 +106,6 @@ def _delete(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
         places.gone(place)
         leaving.append(place.sequence)
         events.append(event_of(_DELETED, now, queue, writer.origin(command.origin), place))
-        outcomes.append(_DONE)
     if leaving:
         remove_rows(writer, leaving)
     return outcomes
@@ -122,11 +113,12 @@ def _delete(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
 
 def extend_all(writer: Writer, commands: Sequence[Extend]) -> list[Outcome]:
     """Move the ends of leases."""
-    places = Places(writer, commands)
+    unseal = writer.receipts.unseal
+    receipts = [unseal(command.handle) for command in commands]
+    places = Places(writer, receipts)
     moves: Moves = {}
     outcomes = [
-        _extend(writer, places, command, receipt, moves)
-        for command, receipt in zip(commands, places.receipts, strict=True)
+        _extend(writer, places, command, receipt, moves) for command, receipt in zip(commands, receipts, strict=True)
     ]
     _write_moves(writer, moves)
     return outcomes

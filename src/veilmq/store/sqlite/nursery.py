@@ -11,13 +11,19 @@ from veilmq.store.sqlite.young import Contents, Young, replay
 MESSAGES_MAX: Final = 2_048
 """Young messages of a store; with one more, all are promoted, which takes some 10 ms then."""
 BATCHES_MAX: Final = 64
-"""Batches with young messages between two promotions: so many rows a reader goes through."""
+"""Rows of the journal."""
 BYTES_MAX: Final = 4 << 20
 """Bodies in the journal, deleted ones among them."""
+EVENTS_MAX: Final = 16_384
+"""Events since the journal began: a reader goes through all of them, in some 20 ms."""
 DEPTH_MAX: Final = 512
 """A message that so many others are before will not die young."""
 BODY_BYTES_MAX: Final = 16 * 1024
 """A longer body is written once, where it stays."""
+_JOURNAL: Final = (
+    "SELECT count(*), ifnull(sum(length(messages)), 0), (SELECT ifnull(sum(count), 0) FROM history"
+    " WHERE offset >= (SELECT min(offset) FROM nursery)) FROM nursery"
+)
 
 
 class Nursery:
@@ -31,19 +37,26 @@ class Nursery:
         self.batches = 0
         """Rows of the journal."""
         self.changed = False
-        """Whether the open batch changed anything here."""
+        """Whether the open batch may have changed anything here: said before it is done, for it may fail midway."""
         self.held: dict[str, Young] = {}
         """Those that are in flight, by handle; after a restart without those of before."""
         self._born: list[Contents] = []
         self._bytes = 0
+        self._events = 0
 
     @property
     def is_full(self) -> bool:
         """Whether it is time to promote all."""
-        return len(self.messages) > MESSAGES_MAX or self.batches >= BATCHES_MAX or self._bytes > BYTES_MAX
+        return (
+            len(self.messages) > MESSAGES_MAX
+            or self.batches >= BATCHES_MAX
+            or self._bytes > BYTES_MAX
+            or self._events > EVENTS_MAX
+        )
 
     def add(self, queue: LiveQueue, young: Young) -> None:
         """One more, at the end of its line."""
+        self.changed = True
         contents = young.contents
         self.messages[contents.sequence] = young
         self._born.append(contents)
@@ -52,20 +65,23 @@ class Nursery:
         if line is None:
             line = self._line(queue, contents.priority)
         line.append(young)
-        self.changed = True
 
     def _line(self, queue: LiveQueue, priority: int) -> deque[Young]:
         self.queues[queue.generation] = queue
         return queue.young.setdefault(priority, deque())
 
-    def take_born(self) -> list[Contents]:
-        """Those that the open batch sent and that are young still: a row of the journal."""
+    def end_batch(self, events: int) -> list[Contents]:
+        """Those that the open batch sent and that are young still, a row of the journal; it has so many events."""
         born, self._born = self._born, []
         self.batches += bool(born)
+        if self.batches:
+            self.changed = True
+            self._events += events
         return born
 
     def clear(self) -> None:
         """None is young any more, and there is no journal."""
+        self.changed = True
         for queue in self.queues.values():
             queue.young = {}
         self.messages = {}
@@ -73,14 +89,13 @@ class Nursery:
         self.batches = 0
         self.held = {}
         self._born = []
-        self._bytes = 0
-        self.changed = True
+        self._bytes = self._events = 0
 
     def restore(self, connection: apsw.Connection, queues: Queues) -> None:
         """As the database says, after a start or a rollback."""
         self.clear()
         self.messages = replay(connection)
-        self.batches = connection.execute("SELECT count(*) FROM nursery").get
+        (self.batches, self._bytes, self._events) = connection.execute(_JOURNAL).get
         if self.messages:
             by_generation = {queue.generation: queue for queue in queues.by_incarnation.values()}
             for young in self.messages.values():

@@ -1,9 +1,8 @@
 """Promotion: young messages get rows of their own, as if they had always had them.
 
 Strategy: all at once or none, in the open batch, and their journal goes with them, so that a store knows a message
-either by its journal or by its rows. One that waits stands in its line, behind all that were claimed from it: claims
-take the tables' messages and the young ones in one order. One in flight has a lease row and no line, as if it had been
-delayed, for the cursor of its line has not come to it.
+either by its journal or by its rows. Claims take the tables' messages and the young ones in one order, so all that wait
+in a line stand behind all that were leased from it: its cursor goes to the last of these.
 """
 
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from veilmq.store.sqlite.young import Young
 def promote(writer: Writer) -> None:
     """Write all young messages into the tables."""
     nursery = writer.nursery
+    nursery.changed = True
     if nursery.messages:
         for queue in nursery.queues.values():
             writer.touch(queue)
@@ -51,8 +51,8 @@ def _lease(queue: LiveQueue, young: Young) -> Row | None:
     if not young.leased:
         queue.ready[priority] = queue.ready.get(priority, 0) + 1
         return None
-    contents.line = None
+    queue.cursors[priority] = max(queue.cursors.get(priority, 0), contents.sequence)
     granted = young.granted
     return (
-        contents.sequence, contents.generation, priority, None, 1, young.due, 1, 0, granted, granted, young.origin,
+        contents.sequence, contents.generation, priority, priority, 1, young.due, 1, 0, granted, granted, young.origin,
     )  # fmt: skip

@@ -157,9 +157,12 @@ def _live_young(connection: Connection) -> Iterator[tuple[Any, ...]]:
     incarnations = dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
     for young in replay(connection).values():
         found = young.contents
+        incarnation = incarnations.get(found.generation)
+        if incarnation is None:
+            continue
         lease = (1, 0, 1, young.due, young.granted, young.granted) if young.leased else (None,) * 6
         message = (found.sequence, found.id, found.priority, found.sent, found.own_expiry, found.group, found.type)
-        yield (incarnations[found.generation], *message, len(found.body), *lease, None)
+        yield (incarnation, *message, len(found.body), *lease, None)
 
 
 def incarnations(connection: Connection, account: str) -> list[tuple[int, str]]:

@@ -136,21 +136,13 @@ class _Appending:
         )  # fmt: skip
         visible = now
         if delay_us:
-            self._messages.append(contents)
-            visible = Instant(now + delay_us)
-            self._hidden.append((sequence, queue.generation, order, leased_line, 1, visible, 0, 0, now, None, origin))
-            queue.delayed += 1
-            writer.queues.lower_due(queue, visible)
+            visible = self._hide(queue, contents, order, leased_line, delay_us)
         elif group is None and queue.groups is None and queue.visible < self._depth and len(body) <= BODY_BYTES_MAX:
             writer.nursery.add(queue, Young(contents, extras))
             queue.visible += 1
             queue.woken += 1
         else:
-            self._messages.append(contents)
-            if order <= LINES_MAX:
-                queue.ready[priority] = queue.ready.get(priority, 0) + 1
-            queue.visible += 1
-            queue.woken += not queue.settings.fifo
+            self._stand(queue, contents, order)
         if expires < queue.next_expiry:
             writer.queues.lower_expiry(queue, expires)
         detail = detail_of(priority, own_expiry)
@@ -161,6 +153,26 @@ class _Appending:
         ))  # fmt: skip
         handle = writer.receipts.seal(queue.incarnation, sequence, 0, 0) if command.wants_handle else ""
         return Sent(message, sequence, now, visible, expires, handle)
+
+    def _hide(self, queue: LiveQueue, contents: Contents, order: int, line: int | None, delay_us: int) -> Instant:
+        """A message with a delay; returns when that ends."""
+        now = self._writer.now
+        visible = Instant(now + delay_us)
+        self._messages.append(contents)
+        self._hidden.append(
+            (contents.sequence, queue.generation, order, line, 1, visible, 0, 0, now, None, self._origin)
+        )
+        queue.delayed += 1
+        self._writer.queues.lower_due(queue, visible)
+        return visible
+
+    def _stand(self, queue: LiveQueue, contents: Contents, order: int) -> None:
+        """A message that has its row at once, at the end of its line."""
+        self._messages.append(contents)
+        if order <= LINES_MAX:
+            queue.ready[order] = queue.ready.get(order, 0) + 1
+        queue.visible += 1
+        queue.woken += not queue.settings.fifo
 
     def flush(self) -> None:
         """Write the rows, those of new groups first."""

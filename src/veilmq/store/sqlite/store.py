@@ -74,6 +74,7 @@ from veilmq.store.sqlite.connections import (
     DatabaseUnusable,
     Readers,
     check_version,
+    close_unchecked,
     open_writer,
     unusable,
     verdict,
@@ -150,13 +151,13 @@ class SqliteStore:
             connection = open_writer(database, self.options)  # the disk may be full: the reserve is for that
         try:
             self._writer, self._snapshots = _load(connection)
+            if full:
+                self._relieve()
+            self._settle()
         except _DAMAGE as error:
-            connection.close()
+            close_unchecked(connection)
             raise unusable(database, error) from error
         self._writer.disorder = self.options.disorder
-        if full:
-            self._relieve()
-        self._promote_all()
         self.readers = Readers(database, self.options)
         self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
         self._wal_pages = 0
@@ -342,20 +343,27 @@ class SqliteStore:
 
     def close(self) -> None:
         """See `Store.close`."""
-        if self._broken is not None:
-            # The last connection would checkpoint a WAL that nobody can vouch for.
-            self._writer.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        else:
-            if self._writer.open:
-                self._writer.rollback()
-            self._promote_all()
+        if self._broken is None and os.getpid() == self.directory.pid:
+            try:
+                if self._writer.open:
+                    self._writer.rollback()
+                self._settle()
+            except _DAMAGE as error:
+                self._broken = str(error)
+                logger.error("closed as after a kill: %s: %s", type(error).__name__, error)
         self.checkpointer.close()
         self.readers.close()
-        self._writer.connection.close()
+        if self._broken is None:
+            self._writer.connection.close()
+        else:
+            close_unchecked(self._writer.connection)
         self.directory.close()
 
-    def _promote_all(self) -> None:
-        """At the start, because what was read from disk is judged in the tables, and at the end."""
+    def _settle(self) -> None:
+        """Promote all, at the start, because what was read from disk is judged in the tables, and at the end.
+
+        On a full disk they stay in their journal. Raises what any other error is, and nothing is known then.
+        """
         writer = self._writer
         if not writer.nursery.batches:
             return
@@ -364,9 +372,10 @@ class SqliteStore:
             promote(writer)
             writer.finish()
             writer.commit()
-        except apsw.Error as error:
+        except apsw.FullError as error:
             logger.warning("young messages stay in their journal: %s", error)
             writer.rollback()
+            self._relieve()
 
     def _applied(self, outcomes: list[Outcome], wrote: bool) -> Applied:
         writer = self._writer

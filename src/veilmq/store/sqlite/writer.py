@@ -95,8 +95,6 @@ class Writer:
     def begin(self, now: Instant) -> None:
         """Open a batch that is judged by `now`, or by the mark if that is later."""
         self.now = Instant(max(now, self.mark.clock))
-        self._execute("BEGIN IMMEDIATE")
-        self.open = True
         self.wrote = False
         self.returned = self.detours = 0
         self.events = []
@@ -105,6 +103,8 @@ class Writer:
         self._undo = []
         self._last_key = self._last_origin = None
         self._saved = (self.mark.copy(), self.history_bytes)
+        self._execute("BEGIN IMMEDIATE")
+        self.open = True
 
     def finish(self) -> None:
         """Write the history row and the mark; a batch that wrote nothing is closed here."""
@@ -114,7 +114,7 @@ class Writer:
                 "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)",
                 (self.mark.offset, len(self.events), self.now, self.history_bytes, SCHEMA_VERSION, packed),
             )
-            born = self.nursery.take_born()
+            born = self.nursery.end_batch(len(self.events))
             if born:
                 self._execute("INSERT INTO nursery VALUES (?, ?)", (self.mark.offset, self._encoder.encode(born)))
             self.mark.offset += len(self.events)

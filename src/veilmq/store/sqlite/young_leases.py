@@ -11,6 +11,7 @@ from veilmq.model.commands import Delete, Receive
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
+from veilmq.model.receipt import Receipt
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.terms import Terms
 from veilmq.store.sqlite.writer import Writer
@@ -24,6 +25,7 @@ def lease_young(writer: Writer, queue: LiveQueue, command: Receive, line: deque[
     """Lease up to `count` messages from the head of a line of the queue. None of them has expired."""
     writer.touch(queue)
     nursery, seal, events = writer.nursery, writer.receipts.seal, writer.events
+    nursery.changed = True
     now, incarnation, origin = writer.now, queue.incarnation, writer.origin(command.origin)
     retention_us = queue.settings.retention_us
     terms = Terms(now, queue, command)
@@ -51,15 +53,18 @@ def lease_young(writer: Writer, queue: LiveQueue, command: Receive, line: deque[
         ))  # fmt: skip
     queue.visible -= len(granted)
     queue.in_flight += len(granted)
-    nursery.changed = True
     return granted
 
 
-def delete_young(writer: Writer, commands: Sequence[Delete]) -> list[int]:
-    """Delete those whose handles are such; returns the places of the other commands."""
+def delete_young(writer: Writer, commands: Sequence[Delete]) -> list[tuple[int, Receipt | None]]:
+    """Delete those whose handles are such; returns the places of the other commands, each with its handle's receipt.
+
+    From the first on that names a young message but cannot delete it here, all are left to who judges them by the
+    tables: they keep their order.
+    """
     nursery = writer.nursery
     held, events, now = nursery.held, writer.events, writer.now
-    others: list[int] = []
+    others: list[tuple[int, Receipt | None]] = []
     for place, command in enumerate(commands):
         young = held.get(command.handle)
         queue = None if young is None else writer.queue(command.queue)
@@ -71,16 +76,19 @@ def delete_young(writer: Writer, commands: Sequence[Delete]) -> list[int]:
             or now >= queue.next_expiry
             or (command.message_id is not None and command.message_id != young.contents.id)
         ):
-            others.append(place)
+            receipt = writer.receipts.unseal(command.handle)
+            others.append((place, receipt))
+            if receipt is not None and receipt.sequence in nursery.messages:
+                held = {}
             continue
         writer.touch(queue)
-        contents = young.contents
+        nursery.changed = True
+        contents, origin = young.contents, writer.origin(command.origin)
         del held[command.handle], nursery.messages[contents.sequence]
         queue.woken += queue.in_flight >= queue.cap
         queue.in_flight -= 1
         events.append(Event(
-            _DELETED, now, queue.incarnation, writer.origin(command.origin), contents.id, contents.sequence, 1, 0, None,
-            None, contents.sent, None, now - young.granted, len(contents.body), None, contents.type,
+            _DELETED, now, queue.incarnation, origin, contents.id, contents.sequence, 1, 0, None, None, contents.sent,
+            None, now - young.granted, len(contents.body), None, contents.type,
         ))  # fmt: skip
-    nursery.changed = nursery.changed or len(others) < len(commands)
     return others
