@@ -298,4 +298,4 @@ class Granting:
             else:
                 self._writer.write(_LEASE_MANY, (numbers(sequences), *alike))
         if few:
-            self._writer.write_many(INSERT_LEASE, few)
+            self._writer.insert_many(INSERT_LEASE, few)

@@ -97,4 +97,4 @@ class Window:
     def flush(self) -> None:
         """Write what was taken; a row of the same key whose time is over goes."""
         if self._new:
-            self._writer.write_many(_INSERT, self._new)
+            self._writer.insert_many(_INSERT, self._new)

@@ -117,7 +117,7 @@ def _give(writer: Writer, queue: LiveQueue, rows: list[Row], walk: _Walk, new_us
     if over:
         writer.write_many(_FOLLOW, over)
     if hidden:
-        writer.write_many(INSERT_LEASE, hidden)
+        writer.insert_many(INSERT_LEASE, hidden)
     if first is not None:
         writer.queues.lower_due(queue, first)
 

@@ -95,7 +95,7 @@ class Joining:
     def flush(self) -> None:
         """Write the rows of the groups that are new."""
         if self._new:
-            self._writer.write_many(_INSERT, self._new)
+            self._writer.insert_many(_INSERT, self._new)
             self._new = []
 
 

@@ -28,9 +28,9 @@ def promote(writer: Writer) -> None:
             if lease is not None:
                 leases.append(lease)
             messages.append(msgspec.structs.astuple(young.contents))
-        writer.write_many(INSERT_MESSAGE, messages)
+        writer.insert_many(INSERT_MESSAGE, messages)
         if leases:
-            writer.write_many(INSERT_LEASE, leases)
+            writer.insert_many(INSERT_LEASE, leases)
     if nursery.batches:
         writer.write("DELETE FROM nursery", ())
     if nursery.messages or nursery.batches:

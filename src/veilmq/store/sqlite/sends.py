@@ -178,9 +178,9 @@ class _Appending:
         """Write the rows, those of new groups first."""
         self.joining.flush()
         if self._messages:
-            self._writer.write_many(INSERT_MESSAGE, [msgspec.structs.astuple(each) for each in self._messages])
+            self._writer.insert_many(INSERT_MESSAGE, [msgspec.structs.astuple(each) for each in self._messages])
         if self._hidden:
-            self._writer.write_many(INSERT_LEASE, self._hidden)
+            self._writer.insert_many(INSERT_LEASE, self._hidden)
 
 
 def detail_of(priority: int, own_expiry: int | None) -> dict[str, int] | None:

@@ -8,6 +8,8 @@ mark. It never commits by itself: the store does, in whatever thread the shell c
 import os
 import struct
 from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import chain
 from typing import Any, Final
 
 import apsw
@@ -28,6 +30,9 @@ _IDS: Final = struct.Struct("16s" * 256)
 _VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 """What a random byte 6 and 8 becomes in a UUID of version 4 (RFC 9562, 5.4)."""
+
+_ROWS_MAX: Final = 256
+"""Of one insert: with more its text would be too long for the cache of compiled statements (16 KiB)."""
 
 INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -172,6 +177,20 @@ class Writer:
         self.wrote = True
         self._executemany(statement, rows)
 
+    def insert_many(self, statement: str, rows: Sequence[Row]) -> None:
+        """Run an insert of one row for all of these, in as few statements as there are bits in their number.
+
+        apsw lets the interpreter go at every statement, and gets it back from a thread that burns the CPU only when
+        that one's turn is over (`sys.setswitchinterval`).
+        """
+        self.wrote = True
+        start = 0
+        while start < len(rows):
+            count = min(1 << (len(rows) - start).bit_length() - 1, _ROWS_MAX)
+            values = tuple(chain.from_iterable(rows[start : start + count]))
+            self._execute(_of_rows(statement, count), values)
+            start += count
+
     def read(self, statement: str, values: tuple[Any, ...]) -> list[Row]:
         """All rows that a query gives, as the open batch sees them."""
         return self._execute(statement, values).fetchall()
@@ -233,6 +252,13 @@ class Writer:
     def take_visible(self) -> dict[QueueKey, int]:
         """How many messages became visible in the batch, by queue. Every queue that has some was touched."""
         return {queue.key: queue.woken for queue, _ in self._touched.values() if queue.woken}
+
+
+@cache
+def _of_rows(statement: str, count: int) -> str:
+    """An insert of one row as one of so many."""
+    head, row = statement.split(" VALUES ")
+    return f"{head} VALUES {','.join([row.replace(' ', '')] * count)}"
 
 
 def history_end(connection: apsw.Connection) -> int:
