@@ -47,7 +47,7 @@ from veilmq.testing.sqlite import SqliteFactory
 
 BATCH = 250
 LEASE_US = 30 * SECOND_US
-ALLOWED_SCANS = {"mark", "garbage", "quarantine", "snapshot", "move_task_active", "c", "(subquery-1)"}
+ALLOWED_SCANS = {"mark", "garbage", "quarantine", "snapshot", "move_task_active", "c", "carray", "(subquery-1)"}
 """Of one row, of next to nothing, of what is under way, and of what a command itself brought."""
 
 

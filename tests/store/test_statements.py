@@ -3,16 +3,22 @@
 At each one apsw lets the interpreter go: with eight threads that burn the CPU it has it back after 40 ms.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from apsw import SQLITE_TRACE_STMT
+import pytest
+from apsw import SQLITE_TRACE_ROW, SQLITE_TRACE_STMT
 
 from veilmq.model.commands import Delete
-from veilmq.model.instant import HOUR_US
+from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
+from veilmq.model.queue import QueueKey
 from veilmq.testing.contract.stage import TESTER, Stage, sending
 from veilmq.testing.sqlite import SqliteFactory
 
 MESSAGES = 100
+MANY = 240
+"""No more than one step of a sweep looks at."""
 
 
 def test_a_large_batch_compiles_nothing_anew(tmp_path: Path) -> None:
@@ -32,17 +38,45 @@ def test_a_large_batch_compiles_nothing_anew(tmp_path: Path) -> None:
     stage.store.close()
 
 
-def test_many_young_messages_are_promoted_in_few_statements(tmp_path: Path) -> None:
-    stage = Stage(SqliteFactory(tmp_path / "data"))
-    queue = stage.create()
-    for _ in range(4):
-        stage.batch([sending(queue, "hello") for _ in range(300)])
-        stage.receive(queue, 200, lease_us=HOUR_US)
-    done: list[str] = []
-    stage.store._writer.connection.trace_v2(SQLITE_TRACE_STMT, lambda trace: done.append(trace["sql"]))  # type: ignore[attr-defined]
+def returned(stage: Stage, queue: QueueKey) -> None:
+    stage.receive(queue, MANY, lease_us=SECOND_US)
     stage.sweep()
-    stage.store._writer.connection.trace_v2(0, None)  # type: ignore[attr-defined]
-    inserts = [sql for sql in done if sql.startswith("INSERT INTO")]
-    assert stage.counts(queue) == (400, 0, 800)
-    assert len(inserts) <= 20
+    stage.later(SECOND_US)
+
+
+def dropped(stage: Stage, queue: QueueKey) -> None:
+    stage.receive(queue, MANY // 2, lease_us=HOUR_US)
+    stage.sweep()
+    stage.purge(queue)
+
+
+def dead(stage: Stage, queue: QueueKey) -> None:
+    stage.receive(queue, MANY // 2, lease_us=SECOND_US)
+    stage.sweep()
+    stage.later(DAY_US)
+    stage.sweep_once()
+
+
+def young(stage: Stage, queue: QueueKey) -> None:
+    stage.receive(queue, MANY // 2, lease_us=HOUR_US)
+
+
+@pytest.mark.parametrize("before", [returned, dropped, dead, young])
+def test_a_step_of_a_sweep_takes_few_turns(tmp_path: Path, before: Callable[[Stage, QueueKey], None]) -> None:
+    stage = Stage(SqliteFactory(tmp_path / "data"))
+    queue = stage.create(retention_us=DAY_US)
+    stage.batch([sending(queue, "hello") for _ in range(MANY)])
+    before(stage, queue)
+    turns = 0
+
+    def turn(_trace: object) -> None:
+        nonlocal turns
+        turns += 1
+
+    connection: Any = stage.store._writer.connection  # type: ignore[attr-defined]
+    connection.trace_v2(SQLITE_TRACE_STMT | SQLITE_TRACE_ROW, turn)
+    steps = stage.sweep_once().steps
+    connection.trace_v2(0, None)
+    assert before is young or steps >= 100
+    assert turns <= 60
     stage.store.close()

@@ -27,6 +27,33 @@ RETURNS_OF_BATCH: Final = 1_024
 RETURNS_MIN: Final = 16
 
 
+class _Due(msgspec.Struct, array_like=True, gc=False):
+    """A lease or delay that has ended."""
+
+    sequence: int
+    due: Instant
+    attempt: int
+    rotation: int
+    granted: Instant
+    origin: int
+    id: str
+    """In hexadecimal digits: JSON carries no blobs."""
+    sent: Instant
+    group: str | None
+    type: str | None
+    body_bytes: int
+    line: int | None
+
+
+_DUE: Final = (
+    "SELECT json_group_array(json_array(l.sequence, l.due, l.attempt, l.rotation, l.granted, l.origin, hex(m.id),"
+    " m.sent, m.group_id, m.type, length(m.body), l.line)) FROM"
+    " (SELECT * FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1 AND due <= ? ORDER BY due"
+    " LIMIT ?) l CROSS JOIN message m ON m.sequence = l.sequence"
+)
+_DUE_DECODER: Final = msgspec.json.Decoder(list[_Due])
+
+
 def look_for_due(writer: Writer, queue: LiveQueue, count_max: int) -> None:
     """`return_due` for one of many commands that look at the same time: of a batch, the first find most of what there
     is, and the others no more than they need."""
@@ -37,53 +64,48 @@ def look_for_due(writer: Writer, queue: LiveQueue, count_max: int) -> None:
 
 def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
     """Make up to `count_max` messages visible whose lease or delay has ended; returns how many."""
-    rows = writer.read(
-        "SELECT l.sequence, l.due, l.attempt, l.rotation, l.granted, l.origin, m.id, m.sent, m.group_id, m.type,"
-        " length(m.body), l.line"
-        " FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
-        " WHERE l.generation = ? AND l.hidden = 1 AND l.due <= ? ORDER BY l.due LIMIT ?",
-        (queue.generation, writer.now, count_max),
-    )
+    ended = writer.read_packed(_DUE, (queue.generation, writer.now, count_max), _DUE_DECODER)
     writer.touch(queue)
     at_cap = queue.in_flight >= queue.cap
-    if rows:
-        writer.write_many("UPDATE lease SET hidden = 0 WHERE sequence = ?", [(row[0],) for row in rows])
-    for sequence, due, attempt, rotation, granted, origin, message, sent, group, kind, body_bytes, line in rows:
+    if ended:
+        sequences = numbers([each.sequence for each in ended])
+        writer.write("UPDATE lease SET hidden = 0 WHERE sequence IN (SELECT value FROM carray(?))", (sequences,))
+    for each in ended:
         if queue.groups is not None:
-            queue.groups.leaves(line, in_flight=attempt > 0)
-        if attempt == 0:
+            queue.groups.leaves(each.line, in_flight=each.attempt > 0)
+        if each.attempt == 0:
             queue.delayed -= 1
             continue
         queue.in_flight -= 1
         writer.events.append(
             Event(
                 Kind.LEASE_EXPIRED,
-                due,
+                each.due,
                 queue.incarnation,
-                origin,
-                message,
-                sequence,
-                attempt,
-                rotation,
-                sent=sent,
-                visible_since=due,
-                held_us=due - granted,
-                body_bytes=body_bytes,
-                group=group,
-                type=kind,
+                each.origin,
+                bytes.fromhex(each.id),
+                each.sequence,
+                each.attempt,
+                each.rotation,
+                sent=each.sent,
+                visible_since=each.due,
+                held_us=each.due - each.granted,
+                body_bytes=each.body_bytes,
+                group=each.group,
+                type=each.type,
             )
         )
-    queue.returned += len(rows)
-    queue.visible += len(rows)
-    if rows and (at_cap or not queue.settings.fifo):
-        queue.woken += len(rows)
+    queue.returned += len(ended)
+    queue.visible += len(ended)
+    if ended and (at_cap or not queue.settings.fifo):
+        queue.woken += len(ended)
     queue.next_due = FOREVER
     following = writer.read_one(
         "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1", (queue.generation,)
     )
     if following is not None and following[0] is not None:
         writer.queues.lower_due(queue, following[0])
-    return len(rows)
+    return len(ended)
 
 
 def end_lease(writer: Writer, queue: LiveQueue, place: Place) -> None:
@@ -117,8 +139,8 @@ def remove_rows(writer: Writer, sequences: Sequence[int]) -> None:
             writer.write(f"DELETE FROM {table} WHERE sequence {which}", (numbers(sequences),))
 
 
-def expire(writer: Writer, queue: LiveQueue, place: Place) -> None:
-    """A message whose retention or own time to live is over.
+def expire(writer: Writer, queue: LiveQueue, *places: Place) -> None:
+    """Messages whose retention or own time to live is over.
 
     A push that expired goes to its subscription's dead-letter queue, if there is one (docs/mns.md, "Pushes").
     """
@@ -126,11 +148,15 @@ def expire(writer: Writer, queue: LiveQueue, place: Place) -> None:
     if redrive is not None and is_hidden(queue.key.name):
         target = writer.queues.by_key.get(redrive.target)
         if target is not None:
-            dead_letter(writer, queue, place, target, expired=True)
+            for place in places:
+                dead_letter(writer, queue, place, target, expired=True)
             return
-    remove(writer, queue, place)
-    at = Instant(place.expires(queue.settings.retention_us))
-    writer.events.append(event_of(Kind.EXPIRED, at, queue, writer.origin(SERVER), place))
+    writer.touch(queue)
+    remove_rows(writer, [place.sequence for place in places])
+    for place in places:
+        uncount(queue, place)
+        at = Instant(place.expires(queue.settings.retention_us))
+        writer.events.append(event_of(Kind.EXPIRED, at, queue, writer.origin(SERVER), place))
 
 
 _WHOLE: Final = (

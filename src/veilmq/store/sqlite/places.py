@@ -76,8 +76,7 @@ def find_places(writer: Writer, sequences: Sequence[int]) -> dict[int, Place]:
     if len(sequences) < MANY:
         rows = writer.read(_PLACES, (numbers(sequences),))
         return {row[1]: Place(*row) for row in rows}
-    (packed,) = writer.read_one(_PLACES_PACKED, (numbers(sequences),)) or ("[]",)
-    places = _PLACES_DECODER.decode(packed)
+    places = writer.read_packed(_PLACES_PACKED, (numbers(sequences),), _PLACES_DECODER)
     for place in places:
         place.id = bytes.fromhex(place.id)
     return {place.sequence: place for place in places}

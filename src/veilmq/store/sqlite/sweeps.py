@@ -8,6 +8,8 @@ there is to do: the history can only be trimmed behind it.
 
 from typing import Final
 
+import msgspec
+
 from veilmq.model.commands import RecordPolls, Sweep
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
@@ -16,7 +18,7 @@ from veilmq.store.sqlite import fifo_delays, history, moves
 from veilmq.store.sqlite.endings import expire, return_due
 from veilmq.store.sqlite.groups import first_of_groups
 from veilmq.store.sqlite.options import MIB, Options
-from veilmq.store.sqlite.places import find_places
+from veilmq.store.sqlite.places import Place, find_places, numbers
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.snapshots import Snapshots
 from veilmq.store.sqlite.writer import Writer
@@ -32,20 +34,29 @@ _VACUUM_PAGES: Final = 256
 _FREE_PAGES_KEPT: Final = 4096
 _WINDOWS: Final = {"deduplication": "sequence", "receive_attempt": "number"}
 """Tables whose rows all live equally long, each with the column by which they came and so will end."""
+_SIZED: Final = (
+    "SELECT json_group_array(json_array(f.sequence, (SELECT length(body) FROM message WHERE sequence = f.sequence)))"
+    " FROM ({rows}) f"
+)
+_SIZED_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int | None]])
+_GROUPS: Final = "SELECT json_group_array(number) FROM (SELECT number FROM message_group WHERE generation = ? LIMIT ?)"
+_GROUPS_DECODER: Final = msgspec.json.Decoder(list[int])
 _FIRST_BY_EXPIRY: Final = (
-    "SELECT sequence, expires FROM message INDEXED BY message_expiry"
+    "SELECT sequence, expires AS ends FROM message INDEXED BY message_expiry"
     " WHERE generation = ? AND expires IS NOT NULL"
     " AND sequence NOT IN (SELECT sequence FROM quarantine) ORDER BY expires LIMIT ?"
 )
 _FIRST_IN_LINE: Final = (
-    "SELECT sequence, coalesce(expires, sent + ?2) FROM message INDEXED BY message_line"
+    "SELECT sequence, coalesce(expires, sent + ?2) AS ends FROM message INDEXED BY message_line"
     " WHERE generation = ?1 AND line = ?3 AND sequence > ?4 ORDER BY sequence LIMIT ?5"
 )
 _FIRST_RETURNED: Final = (
-    "SELECT l.sequence, coalesce(m.expires, m.sent + ?2)"
+    "SELECT l.sequence, coalesce(m.expires, m.sent + ?2) AS ends"
     " FROM lease l INDEXED BY lease_returned CROSS JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ?1 AND l.hidden = 0 ORDER BY l.priority, l.sequence LIMIT ?3"
 )
+_ENDS: Final = "SELECT json_group_array(json_array(sequence, ends)) FROM ({rows})"
+_ENDS_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int]])
 
 
 def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots) -> Outcome:
@@ -100,37 +111,41 @@ def _return_all(writer: Writer, steps_max: int) -> int:
 
 def _collect(writer: Writer, steps_max: int) -> int:
     """Delete rows of generations that belong to nobody: first what has a lease row, then the lines, then the rest."""
-    found = writer.read_one("SELECT generation FROM garbage LIMIT 1", ())
-    if found is None:
+    first = writer.read_one("SELECT generation FROM garbage LIMIT 1", ())
+    if first is None:
         return 0
-    (generation,) = found
+    (generation,) = first
     for rows in (
         "SELECT sequence FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1 LIMIT ?",
         "SELECT sequence FROM lease INDEXED BY lease_returned WHERE generation = ? AND hidden = 0 LIMIT ?",
         "SELECT sequence FROM message INDEXED BY message_line WHERE generation = ? AND line IS NOT NULL LIMIT ?",
         "SELECT sequence FROM quarantine WHERE generation = ? LIMIT ?",
     ):
-        sequences = _within_bytes(writer, [row[0] for row in writer.read(rows, (generation, steps_max))])
-        if sequences:
+        found = writer.read_packed(_SIZED.format(rows=rows), (generation, steps_max), _SIZED_DECODER)
+        if found:
+            sequences = _within_bytes(found)
             for table in ("lease", "quarantine", "message"):
-                writer.write_many(f"DELETE FROM {table} WHERE sequence = ?", [(sequence,) for sequence in sequences])
+                writer.write(
+                    f"DELETE FROM {table} WHERE sequence IN (SELECT value FROM carray(?))", (numbers(sequences),)
+                )
             return len(sequences)
-    groups = writer.read("SELECT number FROM message_group WHERE generation = ? LIMIT ?", (generation, steps_max))
+    groups = writer.read_packed(_GROUPS, (generation, steps_max), _GROUPS_DECODER)
     if groups:
-        writer.write_many("DELETE FROM message_group WHERE number = ?", groups)
+        writer.write("DELETE FROM message_group WHERE number IN (SELECT value FROM carray(?))", (numbers(groups),))
         return len(groups)
     writer.write("DELETE FROM garbage WHERE generation = ?", (generation,))
     return 1
 
 
-def _within_bytes(writer: Writer, sequences: list[int]) -> list[int]:
-    """As many of the messages as hold `GARBAGE_BYTES_MAX` together, at least one."""
+def _within_bytes(sized: list[tuple[int, int | None]]) -> list[int]:
+    """As many of the messages (sequence, bytes of its body) as hold `GARBAGE_BYTES_MAX` together, at least one."""
     total = 0
-    for place, sequence in enumerate(sequences):
-        row = writer.read_one("SELECT length(body) FROM message WHERE sequence = ?", (sequence,))
-        total += 0 if row is None else row[0]
-        if total > GARBAGE_BYTES_MAX and place:
-            return sequences[:place]
+    sequences: list[int] = []
+    for sequence, body_bytes in sized:
+        total += body_bytes or 0
+        if total > GARBAGE_BYTES_MAX and sequences:
+            break
+        sequences.append(sequence)
     return sequences
 
 
@@ -153,15 +168,18 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
     heads = _heads(writer, queue, steps_max)
     dead = [sequence for sequence, expires in heads.items() if expires <= writer.now]
     places = find_places(writer, dead[:steps_max]) if dead else {}
+    gone: list[Place] = []
     steps = body_bytes = 0
     for place in places.values():
         if place.generation == queue.generation:
-            expire(writer, queue, place)
+            gone.append(place)
             steps += 1
             body_bytes += place.body_bytes
             if body_bytes >= EXPIRED_BYTES_MAX:
                 steps = steps_max
                 break
+    if gone:
+        expire(writer, queue, *gone)
     if steps >= steps_max:
         writer.queues.lower_expiry(queue, writer.now)
     elif queue.in_flight or queue.delayed or queue.visible:
@@ -174,16 +192,20 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
 def _heads(writer: Writer, queue: LiveQueue, count: int) -> dict[int, int]:
     """Messages that can be dead, and their expiry: the first by own expiry, of each line, and of the returned ones."""
     generation, retention_us = queue.generation, queue.settings.retention_us
-    rows = writer.read(_FIRST_BY_EXPIRY, (generation, count))
+
+    def first(rows: str, *values: int) -> list[tuple[int, int]]:
+        return writer.read_packed(_ENDS.format(rows=rows), (generation, *values), _ENDS_DECODER)
+
+    found = first(_FIRST_BY_EXPIRY, count)
     for priority, ready in queue.ready.items():
         if ready:
             cursor = queue.cursors.get(priority, 0)
-            rows += writer.read(_FIRST_IN_LINE, (generation, retention_us, priority, cursor, count))
+            found += first(_FIRST_IN_LINE, retention_us, priority, cursor, count)
     if queue.groups is not None:
-        rows += first_of_groups(writer, queue, count)
+        found += first_of_groups(writer, queue, count)
     if queue.returned:
-        rows += writer.read(_FIRST_RETURNED, (generation, retention_us, count))
-    return dict(rows)
+        found += first(_FIRST_RETURNED, retention_us, count)
+    return dict(found)
 
 
 def _drop_ended(writer: Writer, table: str, order: str, rows_max: int) -> int:

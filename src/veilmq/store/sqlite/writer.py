@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import apsw
 import msgspec
@@ -38,6 +38,7 @@ INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 
 INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 Row = tuple[Any, ...]
+T = TypeVar("T")
 
 
 class Mark(msgspec.Struct):
@@ -194,6 +195,12 @@ class Writer:
     def read(self, statement: str, values: tuple[Any, ...]) -> list[Row]:
         """All rows that a query gives, as the open batch sees them."""
         return self._execute(statement, values).fetchall()
+
+    def read_packed(self, statement: str, values: tuple[Any, ...], decoder: "msgspec.json.Decoder[T]") -> T:
+        """What a statement gives that packs its rows into one array of JSON: many rows at the price of one, when each
+        has to wait for the interpreter as in `insert_many`."""
+        packed: Any = self._execute(statement, values).get
+        return decoder.decode(packed)
 
     def read_one(self, statement: str, values: tuple[Any, ...]) -> Row | None:
         """The first row that a query gives."""
