@@ -1,12 +1,13 @@
 """Young messages on a disk that fails: memory says of them what the journal says, and nothing is lost."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from veilmq.model.commands import CreateQueue, Delete, Origin
-from veilmq.model.instant import HOUR_US
+from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.outcomes import Deleted
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.connections import DatabaseUnusable
@@ -83,20 +84,33 @@ def test_a_start_with_an_io_error_fails(disk: FaultDisk, stage: Stage, call: str
     stage.store.close()
 
 
-def test_a_start_on_a_full_disk_leaves_them_in_the_journal(disk: FaultDisk, tmp_path: Path) -> None:
-    options = msgspec.structs.replace(SMALL, vfs=disk.name, reserve_bytes=MIB)
+@pytest.mark.parametrize(("reserve_bytes", "told"), [(MIB, "the reserve was freed"), (0, "there is no reserve")])
+def test_a_start_on_a_full_disk_leaves_them_in_the_journal(
+    disk: FaultDisk, tmp_path: Path, reserve_bytes: int, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = msgspec.structs.replace(SMALL, vfs=disk.name, reserve_bytes=reserve_bytes)
     stage = Stage(SqliteFactory(tmp_path / "data", options))
     queue = stage.create()
     stage.send(queue, "kept")
     stage.factory.kill(stage.store)
     for skip in range(20):
+        copied = shutil.copytree(tmp_path / "data", tmp_path / str(skip))
         disk.fail("xWrite", full, skip=skip, for_good=False)
-        stage.store = stage.factory.open()
-        struck = disk.struck
-        disk.mend()
+        try:
+            stage.store = SqliteFactory(copied, options).open()
+        except DatabaseUnusable:  # full before anything was read, and nothing to free
+            assert not reserve_bytes
+            continue
+        finally:
+            struck = disk.struck
+            disk.mend()
         assert bodies(stage.peek(queue)) == ["kept"]
-        stage.factory.kill(stage.store)
+        stage.later(SECOND_US)
+        assert bodies(stage.receive(queue)) == ["kept"]
+        stage.store.close()
         if not struck:
             break
     else:
         raise AssertionError("the disk was always full")
+    assert "stay in their journal" in caplog.text
+    assert told in caplog.text

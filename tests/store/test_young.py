@@ -13,16 +13,16 @@ from veilmq.admin.reading import message_page
 from veilmq.model.commands import AfterExpiry, Delete, Peek, Receive
 from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
-from veilmq.model.message import Extras
+from veilmq.model.message import Attribute, Extras
 from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
-from veilmq.store.sqlite import nursery, peeks
+from veilmq.store.sqlite import nursery, peeks, young
 from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.rows import oldest_sent, oldest_young
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.writer import INSERT_MESSAGE
-from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, refused, sending
+from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, impossible, refused, sending
 from veilmq.testing.sqlite import SqliteFactory
 
 
@@ -74,11 +74,12 @@ def test_a_sweep_gives_each_its_rows(stage: Stage) -> None:
         {},
         {"ttl_us": HOUR_US},
         {"priority": 1},
-        {"body": "x" * (nursery.BODY_BYTES_MAX + 1)},
+        {"body": "x" * (nursery.MESSAGE_BYTES_MAX + 1)},
         {"delay_us": HOUR_US},
         {"extras": Extras(group="g")},
+        {"extras": Extras((Attribute("a", "Binary", bytes(nursery.MESSAGE_BYTES_MAX)),), type="large")},
     ],
-    ids=str,
+    ids=lambda fields: str(fields)[:40],
 )
 def test_who_begins_young(stage: Stage, deep: int, fields: dict[str, Any]) -> None:
     queue = stage.create(message_bytes_max=1 << 20)
@@ -229,13 +230,11 @@ def test_the_oldest_message_is_seen_in_flight_too(stage: Stage) -> None:
     stage.send(queue, "long work")
     sent = stage.take(queue, lease_us=HOUR_US).sent
     stage.sweep()
-    stage.later(SECOND_US)
-    stage.send(queue, "new")
-    stage.sweep()
     store = store_of(stage)
     live = store.queues.by_key[queue]
     with store.readers.lend() as connection:
         assert oldest_sent(connection, live.generation, list(live.ready)) == sent
+    stage.send(queue, "new")
     assert bodies(stage.receive(queue, 10)) == ["new"]
 
 
@@ -248,6 +247,13 @@ def test_handles_of_a_message_are_judged_in_their_order(stage: Stage) -> None:
     ).outcomes
     assert [type(outcome) for outcome in outcomes] == [LeaseTaken, Deleted, MessageGone]
     assert stage.counts(queue) == (0, 0, 0)
+    sent = stage.send(queue)
+    handle = stage.take(queue, lease_us=HOUR_US).handle
+    stage.batch([Delete(queue=queue, origin=TESTER, handle=handle, arrived=stage.now)] * 2)
+    assert [(event.kind, event.message) for event in stage.events()[-2:]] == [
+        ("deleted", sent.id.hex()),
+        ("delete_refused", sent.id.hex()),
+    ]
 
 
 @pytest.mark.parametrize("rolled_back", [False, True])
@@ -276,6 +282,27 @@ def test_a_reader_goes_through_so_many_events_and_bytes(
     assert rows_of(stage)[2] == 0
 
 
+def test_what_is_read_back_is_judged(stage: Stage) -> None:
+    queue = stage.create()
+    stage.send(queue, "damaged on disk")
+    connection = apsw.Connection(str(store_of(stage).directory.database))
+    connection.execute(
+        "UPDATE nursery SET messages = ?", (connection.execute("SELECT messages FROM nursery").get[:-1] + b"?",)
+    )
+    connection.close()
+    assert bodies(stage.peek(queue)) == []
+    stage.batch([sending(queue, "whole"), impossible()])
+    assert bodies(stage.receive(queue, 10)) == ["whole"]
+    assert "quarantined" in {event.kind for event in stage.events()}
+
+
+def test_a_peek_into_another_queue_reads_no_history(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.send(stage.create())
+    other = stage.create("other")
+    monkeypatch.setattr(young, "_events", lambda connection, start: pytest.fail("it was read"))
+    assert stage.peek(other) == []
+
+
 def test_a_child_that_was_forked_writes_nothing(stage: Stage) -> None:
     queue = stage.create()
     stage.send(queue)
@@ -295,12 +322,27 @@ def of_no_queue(connection: apsw.Connection, contents: list[Any]) -> None:
     connection.execute("UPDATE nursery SET messages = ?", (msgspec.msgpack.encode([contents]),))
 
 
+def of_no_line(connection: apsw.Connection, contents: list[Any]) -> None:
+    contents[2] = None
+    connection.execute("UPDATE nursery SET messages = ?", (msgspec.msgpack.encode([contents]),))
+
+
+def of_no_batch(connection: apsw.Connection, contents: list[Any]) -> None:
+    connection.execute("UPDATE nursery SET offset = offset + 100")
+
+
 def in_the_tables_too(connection: apsw.Connection, contents: list[Any]) -> None:
     connection.execute(INSERT_MESSAGE, tuple(contents))
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"), [(of_no_queue, "but of no queue"), (in_the_tables_too, "and in the tables")]
+    ("damage", "told"),
+    [
+        (of_no_queue, "but of no queue"),
+        (in_the_tables_too, "and in the tables"),
+        (of_no_line, "impossible values"),
+        (of_no_batch, "the history has none"),
+    ],
 )
 def test_a_journal_that_contradicts_the_tables_is_found(
     stage: Stage, damage: Callable[[apsw.Connection, list[Any]], None], told: str
@@ -313,8 +355,9 @@ def test_a_journal_that_contradicts_the_tables_is_found(
     damage(connection, contents)
     connection.close()
     assert told in str(msgspec.to_builtins(check(database).problems))
-    with pytest.raises(DatabaseUnusable):
-        stage.factory.open()
+    if damage in {of_no_queue, in_the_tables_too}:
+        with pytest.raises(DatabaseUnusable):
+            stage.factory.open()
     connection = apsw.Connection(str(database))
     connection.execute("DELETE FROM nursery")
     connection.close()

@@ -25,6 +25,7 @@ from veilmq.store.sqlite.schema import NotOurs, SchemaNewer, SchemaOlder
 _HEAD: Final = b"SQLite format 3\0"
 """How the file begins (SQLite Database File Format, 1.3)."""
 _RESTORE: Final = "Restore a backup, or ask for help."
+_FREE: Final = "Free space if the disk is full; else restore a backup, or ask for help."
 
 
 def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | None = None) -> None:
@@ -46,7 +47,9 @@ def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | Non
     except (OSError, SqliteFailed) as error:
         advice = _closed(data) if door is None else ""
         raise Failure(
-            Exit.STORE, f"the copy failed and was removed: {error}", advice or "Is there space at the destination?"
+            Exit.STORE,
+            f"the copy failed and was removed: {error}",
+            advice or "Is there space at the destination, and where the data is?",
         ) from None
     _say_copied(destination, size_bytes, as_json=as_json)
 
@@ -87,7 +90,7 @@ def check(data: Path, *, as_json: bool, door: HttpDoor | None = None) -> Exit:
     except (NotOurs, SchemaNewer, SchemaOlder, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
-        raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", _closed(data) or _RESTORE) from None
+        raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", _closed(data) or _FREE) from None
     return _say_checked(report, as_json=as_json)
 
 

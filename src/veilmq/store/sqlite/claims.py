@@ -54,7 +54,8 @@ _RETURNED: Final = (
 )
 _LEASE_MANY: Final = "INSERT INTO lease SELECT value, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11 FROM carray(?1)"
 _GRANT_AGAIN: Final = (
-    "UPDATE lease SET hidden = 1, due = ?, attempt = ?, granted = ?, first = ?, origin = ? WHERE sequence = ?"
+    "UPDATE lease SET hidden = 1, due = ?2, attempt = attempt + 1, granted = ?3, first = ifnull(first, ?3), origin = ?4"
+    " WHERE sequence IN (SELECT value FROM carray(?1))"
 )
 
 
@@ -112,7 +113,7 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         return capped(queue, wait_us)
     if not queue.visible:
         return Received([], wait_us)
-    if queue.young and (writer.now >= queue.next_expiry or writer.disorder):
+    if queue.young and (writer.now >= queue.next_expiry or writer.disorder or writer.nursery.unjudged):
         promote(writer)
     line = _sole_line(queue)
     if line is not None:
@@ -123,7 +124,6 @@ def receive(writer: Writer, command: Receive) -> Outcome:
     while len(granted) < wanted and queue.visible and granting.detours_left > 0:
         if not _take(granting, writer, queue, command, wanted - len(granted)):
             break
-    granting.write()
     if granting.detours_left <= 0 and queue.visible:
         queue.woken += 1
     return Received(granted, wait_us, queue.settings.xml_body, wanted < command.count_max)
@@ -173,6 +173,7 @@ def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Recei
             granting.granted += lease_young(writer, queue, command, waiting, 1)
         elif not granting.take(candidate) and granting.detours_left <= 0:
             break
+    granting.write()
     return bool(found)
 
 
@@ -226,7 +227,7 @@ def _is_tried(queue: LiveQueue, candidate: Candidate, redrive: RedrivePolicy) ->
 class Granting:
     """The leases of one receive: what they have in common is asked once."""
 
-    __slots__ = ("_leases", "_origin", "_queue", "_terms", "_writer", "detours_left", "granted")
+    __slots__ = ("_again", "_leases", "_origin", "_queue", "_terms", "_writer", "detours_left", "granted")
 
     def __init__(self, writer: Writer, queue: LiveQueue, command: Receive) -> None:
         writer.touch(queue)
@@ -239,6 +240,8 @@ class Granting:
         self._terms = Terms(writer.now, queue, command)
         self._leases: dict[tuple[int, int, Instant], list[int]] = {}
         """First leases that differ in nothing but the message: sequences by order, line and due."""
+        self._again: dict[Instant, list[int]] = {}
+        """Later ones, by due."""
 
     def take(self, candidate: Candidate) -> bool:
         """Lease the candidate to the receiver, unless it goes elsewhere: then it has gone."""
@@ -260,7 +263,7 @@ class Granting:
         if candidate.returned:
             first = now if candidate.first is None else candidate.first
             visible_since = candidate.due
-            writer.write(_GRANT_AGAIN, (due, attempt, now, first, self._origin, sequence))
+            self._again.setdefault(due, []).append(sequence)
             queue.returned -= 1
         else:
             line = candidate.line
@@ -287,7 +290,8 @@ class Granting:
         ))  # fmt: skip
 
     def write(self) -> None:
-        """The rows of the first leases; those that differ in nothing but the message in one statement."""
+        """The rows of the leases; those that differ in nothing but the message in one statement. Who reads the tables
+        again for more needs them."""
         leases, self._leases = self._leases, {}
         now = self._writer.now
         few: list[Row] = []
@@ -299,3 +303,6 @@ class Granting:
                 self._writer.write(_LEASE_MANY, (numbers(sequences), *alike))
         if few:
             self._writer.insert_many(INSERT_LEASE, few)
+        again, self._again = self._again, {}
+        for due, sequences in again.items():
+            self._writer.write(_GRANT_AGAIN, (numbers(sequences), due, now, self._origin))

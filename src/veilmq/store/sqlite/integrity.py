@@ -21,6 +21,7 @@ from veilmq.store.sqlite.connections import check_version, open_reader
 from veilmq.store.sqlite.extras import read_extras
 from veilmq.store.sqlite.history import bounds, events_from
 from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.queues import LINES_MAX
 from veilmq.store.sqlite.schema import VERSION, SchemaOlder, check_ours
 from veilmq.store.sqlite.snapshots import newest
 from veilmq.store.sqlite.young import Young, replay
@@ -119,12 +120,19 @@ def _young(connection: apsw.Connection, report: Report) -> list[Young]:
     except (ValueError, RecursionError) as error:
         report.add("message", f"the journal of young messages cannot be read: {error}")
         return []
+    for (offset,) in connection.execute(_JOURNAL_ASTRAY):
+        report.add("history", f"the journal of young messages has a batch at offset {offset}, and the history has none")
     generations = {row[0] for row in connection.execute("SELECT generation FROM queue WHERE deleted IS NULL")}
+    last = _count(connection, "SELECT sequence FROM mark")
     for sequence, each in young.items():
-        if each.contents.generation not in generations:
+        found = each.contents
+        if found.generation not in generations:
             report.add("message", f"message {sequence}: in the journal of young messages, but of no queue")
         if connection.execute("SELECT 1 FROM message WHERE sequence = ?", (sequence,)).fetchone():
             report.add("message", f"message {sequence}: in the journal of young messages and in the tables")
+        line_is_right = found.line == found.priority and 1 <= found.priority <= LINES_MAX and found.group is None
+        if not line_is_right or len(found.md5) != 16 or len(found.id) != 16 or sequence > last:
+            report.add("message", f"message {sequence}: impossible values")
     return list(young.values())
 
 
@@ -146,6 +154,8 @@ def _check_bodies(connection: apsw.Connection, young: Sequence[Young], report: R
             progress("bodies", report.messages, total)
     progress("bodies", report.messages, total)
 
+
+_JOURNAL_ASTRAY: Final = "SELECT offset FROM nursery WHERE offset NOT IN (SELECT offset FROM history)"
 
 # Each: kind, the message for a row, and a query whose rows are not in order.
 _ROWS: Final = (

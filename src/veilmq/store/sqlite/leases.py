@@ -4,7 +4,8 @@ Strategy: the commands of one kind in a batch are one group: where their message
 handle is judged against that, and what is not current changes nothing and is recorded as refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from veilmq.model.commands import SERVER, AfterExpiry, Delete, Extend, LeaseSource, Undeliver
@@ -87,10 +88,12 @@ class Places:
 
 def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
     """Delete the messages whose handles are current."""
+    start = len(writer.events)
     others = delete_young(writer, commands)
     outcomes: list[Outcome] = [_DONE] * len(commands)
     if not others:
         return outcomes
+    died_young = {event.sequence: event for event in writer.events[start:]}
     leaving: list[int] = []
     places = Places(writer, [receipt for _, receipt in others])
     find, events, now = places.find, writer.events, writer.now
@@ -98,7 +101,7 @@ def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
         command = commands[number]
         found = find(command, receipt)
         if isinstance(found, VeilError):
-            outcomes[number] = _refused(writer, Kind.DELETE_REFUSED, command, receipt, found)
+            outcomes[number] = _refused(writer, Kind.DELETE_REFUSED, command, receipt, found, died_young)
             continue
         queue, place = found
         writer.touch(queue)
@@ -193,12 +196,22 @@ _REASONS: Final[dict[type[VeilError], str]] = {
 
 
 def _refused(
-    writer: Writer, kind: Kind, command: Delete | Extend, receipt: Receipt | None, error: VeilError
+    writer: Writer,
+    kind: Kind,
+    command: Delete | Extend,
+    receipt: Receipt | None,
+    error: VeilError,
+    died_young: Mapping[int | None, Event] = MappingProxyType({}),
 ) -> VeilError:
-    """Record a refusal that tells of a race; a handle that is not genuine tells nothing."""
+    """Record a refusal that tells of a race; a handle that is not genuine tells nothing.
+
+    died_young: the deletions of the group whose messages no table held, by sequence.
+    """
     reason = _REASONS.get(type(error))
     if reason is not None and receipt is not None:
         row = writer.read_one("SELECT id, sent, group_id, type FROM message WHERE sequence = ?", (receipt.sequence,))
+        if row is None and (died := died_young.get(receipt.sequence)) is not None:
+            row = died.message, died.sent, died.group, died.type
         message, sent, group, type_ = row or (None, None, None, None)
         writer.events.append(
             Event(

@@ -11,19 +11,16 @@ from veilmq.store.sqlite.young import Contents, Young, replay
 MESSAGES_MAX: Final = 2_048
 """Young messages of a store; with one more, all are promoted, which takes some 10 ms then."""
 BATCHES_MAX: Final = 64
-"""Rows of the journal."""
+"""Batches since the journal began, with young messages or without: a reader goes through the history of all of them."""
 BYTES_MAX: Final = 4 << 20
-"""Bodies in the journal, deleted ones among them."""
+"""Bodies and attributes in the journal, those of deleted messages among them."""
 EVENTS_MAX: Final = 16_384
-"""Events since the journal began: a reader goes through all of them, in some 20 ms."""
+"""Events since the journal began: a reader takes some 20 ms for them."""
 DEPTH_MAX: Final = 512
 """A message that so many others are before will not die young."""
-BODY_BYTES_MAX: Final = 16 * 1024
-"""A longer body is written once, where it stays."""
-_JOURNAL: Final = (
-    "SELECT count(*), ifnull(sum(length(messages)), 0), (SELECT ifnull(sum(count), 0) FROM history"
-    " WHERE offset >= (SELECT min(offset) FROM nursery)) FROM nursery"
-)
+MESSAGE_BYTES_MAX: Final = 16 * 1024
+"""A longer message, body and attributes, is written once, where it stays."""
+_SINCE: Final = "SELECT count(*), ifnull(sum(count), 0) FROM history WHERE offset >= (SELECT min(offset) FROM nursery)"
 
 
 class Nursery:
@@ -33,13 +30,15 @@ class Nursery:
         self.messages: dict[int, Young] = {}
         """By sequence."""
         self.queues: dict[int, LiveQueue] = {}
-        """By generation, those of the messages, and perhaps others."""
+        """By generation, those of the messages, and those whose young messages have all gone since."""
         self.batches = 0
-        """Rows of the journal."""
+        """Since the journal began; 0: there is none."""
         self.changed = False
         """Whether the open batch may have changed anything here: said before it is done, for it may fail midway."""
         self.held: dict[str, Young] = {}
         """Those that are in flight, by handle; after a restart without those of before."""
+        self.unjudged = False
+        """They were read back from the disk: nobody receives one before all were promoted, and are judged as any."""
         self._born: list[Contents] = []
         self._bytes = 0
         self._events = 0
@@ -60,7 +59,7 @@ class Nursery:
         contents = young.contents
         self.messages[contents.sequence] = young
         self._born.append(contents)
-        self._bytes += len(contents.body)
+        self._bytes += young.size_bytes
         line = queue.young.get(contents.priority)
         if line is None:
             line = self._line(queue, contents.priority)
@@ -73,9 +72,9 @@ class Nursery:
     def end_batch(self, events: int) -> list[Contents]:
         """Those that the open batch sent and that are young still, a row of the journal; it has so many events."""
         born, self._born = self._born, []
-        self.batches += bool(born)
-        if self.batches:
+        if born or self.batches:
             self.changed = True
+            self.batches += 1
             self._events += events
         return born
 
@@ -88,6 +87,7 @@ class Nursery:
         self.queues = {}
         self.batches = 0
         self.held = {}
+        self.unjudged = False
         self._born = []
         self._bytes = self._events = 0
 
@@ -95,7 +95,9 @@ class Nursery:
         """As the database says, after a start or a rollback."""
         self.clear()
         self.messages = replay(connection)
-        (self.batches, self._bytes, self._events) = connection.execute(_JOURNAL).get
+        ((self.batches, self._events),) = connection.execute(_SINCE)
+        self._bytes = sum(young.size_bytes for young in self.messages.values())
+        self.unjudged = bool(self.messages)
         if self.messages:
             by_generation = {queue.generation: queue for queue in queues.by_incarnation.values()}
             for young in self.messages.values():

@@ -18,6 +18,8 @@ def promote(writer: Writer) -> None:
     """Write all young messages into the tables."""
     nursery = writer.nursery
     nursery.changed = True
+    if nursery.batches:
+        writer.write("DELETE FROM nursery", ())  # first: its pages are used again
     if nursery.messages:
         for queue in nursery.queues.values():
             writer.touch(queue)
@@ -31,8 +33,6 @@ def promote(writer: Writer) -> None:
         writer.insert_many(INSERT_MESSAGE, messages)
         if leases:
             writer.insert_many(INSERT_LEASE, leases)
-    if nursery.batches:
-        writer.write("DELETE FROM nursery", ())
     if nursery.messages or nursery.batches:
         nursery.clear()
 
@@ -48,8 +48,8 @@ def _lease(queue: LiveQueue, young: Young) -> Row | None:
     """The lease row of a message that is in flight; one that waits counts in its line."""
     contents = young.contents
     priority = contents.priority
+    queue.ready[priority] = queue.ready.get(priority, 0) + (not young.leased)
     if not young.leased:
-        queue.ready[priority] = queue.ready.get(priority, 0) + 1
         return None
     queue.cursors[priority] = max(queue.cursors.get(priority, 0), contents.sequence)
     granted = young.granted

@@ -75,7 +75,7 @@ class LiveQueue:
         self.ready: dict[int, int] = {}
         """By priority: messages in that line beyond its cursor."""
         self.young: dict[int, deque[Young]] = {}
-        """By priority: what waits in memory behind the line that the tables hold (young.py)."""
+        """By priority: what waits in memory beside the line that the tables hold, in one order with it (young.py)."""
         self.visible = 0
         """All that a claim could take: in the lines, young, and returned."""
         self.returned = 0

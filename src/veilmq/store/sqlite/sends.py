@@ -21,7 +21,7 @@ from veilmq.model.xml_bodies import decode_xml_body
 from veilmq.store.sqlite.extras import pack_extras
 from veilmq.store.sqlite.fifo_sends import send_fifo
 from veilmq.store.sqlite.groups import Joining, is_grouped
-from veilmq.store.sqlite.nursery import BODY_BYTES_MAX, DEPTH_MAX
+from veilmq.store.sqlite.nursery import DEPTH_MAX, MESSAGE_BYTES_MAX
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.writer import INSERT_LEASE, INSERT_MESSAGE, Row, Writer
 from veilmq.store.sqlite.young import Contents, Young
@@ -137,7 +137,12 @@ class _Appending:
         visible = now
         if delay_us:
             visible = self._hide(queue, contents, order, leased_line, delay_us)
-        elif group is None and queue.groups is None and queue.visible < self._depth and len(body) <= BODY_BYTES_MAX:
+        elif (
+            group is None
+            and queue.groups is None
+            and queue.visible < self._depth
+            and len(body) + (0 if packed is None else len(packed)) <= MESSAGE_BYTES_MAX
+        ):
             writer.nursery.add(queue, Young(contents, extras))
             queue.visible += 1
             queue.woken += 1

@@ -152,7 +152,7 @@ class SqliteStore:
         try:
             self._writer, self._snapshots = _load(connection)
             if full:
-                self._relieve()
+                self._relieve(freed=True)
             self._settle()
         except _DAMAGE as error:
             close_unchecked(connection)
@@ -402,11 +402,13 @@ class SqliteStore:
         if isinstance(error, apsw.FullError):
             self._relieve()
 
-    def _relieve(self) -> None:
-        """The disk is full: free the reserve, and refuse what would fill it again until it is back."""
-        if self.directory.give_up_reserve() or not self.disk_low:
+    def _relieve(self, *, freed: bool = False) -> None:
+        """The disk is full: free the reserve, unless it is `freed`, and refuse what would fill it again until it is
+        back."""
+        freed = self.directory.give_up_reserve() or freed
+        if freed or not self.disk_low:
             refused = f"sends and creates are refused until {self.directory.needed_bytes()} bytes are free"
-            logger.error("disk full: %s; the reserve was freed", refused)
+            logger.error("disk full: %s; %s", refused, "the reserve was freed" if freed else "there is no reserve")
         self._writer.disk_low = self.directory.free_bytes()
 
     def _look_at_disk(self, now: Instant) -> None:

@@ -2,7 +2,8 @@
 
 Strategy: what a young message holds is written once, in the `nursery` row of the batch that sent it, and what becomes
 of it stands in the history anyway: both together say where it is (`replay`), after a crash and after a rollback alike.
-In memory a queue has them in its lines, behind what its tables hold. Whatever needs a message in the tables asks for
+In memory a queue has them in lines of their own: what the tables hold, and what would be too long or too deep to be
+young, stands before, between and behind them, by sequence. Whatever needs a message in the tables asks for
 its promotion first (promotion.py), and all are promoted at each sweep, and when there are many: so there are never more
 than a few moments' worth. See docs/decisions/0013-young-messages.md.
 """
@@ -49,6 +50,11 @@ class Young(msgspec.Struct, gc=False, eq=False):
     origin: int = 0
     """Who holds the lease."""
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the journal, about."""
+        return len(self.contents.body) + len(self.contents.packed or b"")
+
     def expires(self, retention_us: int) -> int:
         """The instant from which the message is dead."""
         own_expiry = self.contents.own_expiry
@@ -61,15 +67,17 @@ _RECEIVED: Final = int(Kind.RECEIVED)
 _DELETED: Final = int(Kind.DELETED)
 
 
-def replay(connection: apsw.Connection) -> dict[int, Young]:
-    """All young messages by sequence, as a connection's read transaction sees them, oldest first."""
+def replay(connection: apsw.Connection, generation: int | None = None) -> dict[int, Young]:
+    """All young messages by sequence, as a connection's read transaction sees them, oldest first; or those of one
+    queue."""
     found: dict[int, Young] = {}
-    start = None
+    start = 0
     for offset, packed in connection.execute("SELECT offset, messages FROM nursery ORDER BY offset"):
-        start = offset if start is None else start
         for contents in _BORN.decode(packed):
-            found[contents.sequence] = Young(contents, read_extras(contents.packed) or NO_EXTRAS)
-    if start is None:
+            if generation is None or contents.generation == generation:
+                start = start if found else offset
+                found[contents.sequence] = Young(contents, read_extras(contents.packed) or NO_EXTRAS)
+    if not found:
         return found
     for event in _events(connection, start):
         young = found.get(event.sequence or 0)
@@ -86,7 +94,7 @@ def replay(connection: apsw.Connection) -> dict[int, Young]:
 
 def of_generation(connection: apsw.Connection, generation: int) -> list[Young]:
     """Those of one queue, oldest first."""
-    return [young for young in replay(connection).values() if young.contents.generation == generation]
+    return list(replay(connection, generation).values())
 
 
 def _events(connection: apsw.Connection, start: int) -> Iterator[Event]:
