@@ -44,6 +44,13 @@ def rows_of(stage: Stage) -> tuple[int, int, int]:
     return counts[0], counts[1], counts[2]
 
 
+def open_without_journal(stage: Stage) -> None:
+    connection = apsw.Connection(str(store_of(stage).directory.database))
+    connection.execute("DELETE FROM nursery")
+    connection.close()
+    stage.store = stage.factory.open()
+
+
 def test_a_message_that_dies_young_never_has_a_row(stage: Stage) -> None:
     queue = stage.create()
     stage.send(queue, "short")
@@ -358,10 +365,7 @@ def test_a_journal_that_contradicts_the_tables_is_found(
     if damage in {of_no_queue, in_the_tables_too}:
         with pytest.raises(DatabaseUnusable):
             stage.factory.open()
-    connection = apsw.Connection(str(database))
-    connection.execute("DELETE FROM nursery")
-    connection.close()
-    stage.store = stage.factory.open()
+    open_without_journal(stage)
 
 
 @pytest.mark.parametrize(
@@ -385,10 +389,7 @@ def test_a_damaged_journal_is_found(stage: Stage, damage: Callable[[bytes], byte
     else:
         with pytest.raises(DatabaseUnusable):
             stage.factory.open()
-        connection = apsw.Connection(str(database))
-        connection.execute("DELETE FROM nursery")
-        connection.close()
-        stage.store = stage.factory.open()
+        open_without_journal(stage)
 
 
 def test_a_peek_sees_what_there_was_before_the_first_group(stage: Stage) -> None:
