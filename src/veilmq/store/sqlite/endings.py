@@ -122,11 +122,12 @@ def end_lease(writer: Writer, queue: LiveQueue, place: Place) -> None:
     queue.woken += not queue.settings.fifo  # the use may be refused after all
 
 
-def remove(writer: Writer, queue: LiveQueue, place: Place) -> None:
-    """Delete the rows of a message and take it off the counts."""
+def remove(writer: Writer, queue: LiveQueue, *places: Place) -> None:
+    """Delete the rows of messages and take them off the counts."""
     writer.touch(queue)
-    remove_rows(writer, [place.sequence])
-    uncount(queue, place)
+    remove_rows(writer, [place.sequence for place in places])
+    for place in places:
+        uncount(queue, place)
 
 
 def remove_rows(writer: Writer, sequences: Sequence[int]) -> None:
@@ -151,10 +152,8 @@ def expire(writer: Writer, queue: LiveQueue, *places: Place) -> None:
             for place in places:
                 dead_letter(writer, queue, place, target, expired=True)
             return
-    writer.touch(queue)
-    remove_rows(writer, [place.sequence for place in places])
+    remove(writer, queue, *places)
     for place in places:
-        uncount(queue, place)
         at = Instant(place.expires(queue.settings.retention_us))
         writer.events.append(event_of(Kind.EXPIRED, at, queue, writer.origin(SERVER), place))
 

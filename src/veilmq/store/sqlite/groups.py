@@ -49,13 +49,14 @@ _REMOVE_EMPTY: Final = (
 )
 
 
-_FIRST_OF_GROUPS: Final = (
-    "SELECT m.sequence, coalesce(m.expires, m.sent + ?2)"
+FIRST_OF_GROUPS: Final = (
+    "SELECT m.sequence, coalesce(m.expires, m.sent + ?2) AS ends"
     " FROM (SELECT generation, number, free FROM message_group INDEXED BY message_group_free"
     "  WHERE generation = ?1 AND free IS NOT NULL ORDER BY held, free LIMIT ?3) g"
     " CROSS JOIN message m INDEXED BY message_line ON m.generation = g.generation AND m.line = g.number"
     " AND m.sequence >= g.free LIMIT ?3"
 )
+"""The messages that come first in the groups with the least in flight, and when they expire."""
 
 
 class Joining:
@@ -157,11 +158,6 @@ def settle_all(writer: Writer) -> None:
     """The same for every queue, before the batch ends."""
     for queue in list(writer.queues.unsettled.values()):
         settle(writer, queue)
-
-
-def first_of_groups(writer: Writer, queue: LiveQueue, count: int) -> list[Row]:
-    """Up to `count` messages that come first in the groups with the least in flight: (sequence, expiry)."""
-    return writer.read(_FIRST_OF_GROUPS, (queue.generation, queue.settings.retention_us, count))
 
 
 def texts(values: tuple[str, ...]) -> Any:

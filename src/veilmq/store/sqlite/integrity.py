@@ -113,6 +113,9 @@ def _check_file(connection: apsw.Connection, report: Report, progress: Progress)
     return not report.problems
 
 
+_JOURNAL_ASTRAY: Final = "SELECT offset FROM nursery WHERE offset NOT IN (SELECT offset FROM history)"
+
+
 def _young(connection: apsw.Connection, report: Report) -> list[Young]:
     """The messages that have no rows yet."""
     try:
@@ -122,11 +125,11 @@ def _young(connection: apsw.Connection, report: Report) -> list[Young]:
         return []
     for (offset,) in connection.execute(_JOURNAL_ASTRAY):
         report.add("history", f"the journal of young messages has a batch at offset {offset}, and the history has none")
-    generations = {row[0] for row in connection.execute("SELECT generation FROM queue WHERE deleted IS NULL")}
+    incarnations = _incarnations(connection)
     last = _count(connection, "SELECT sequence FROM mark")
     for sequence, each in young.items():
         found = each.contents
-        if found.generation not in generations:
+        if found.generation not in incarnations:
             report.add("message", f"message {sequence}: in the journal of young messages, but of no queue")
         if connection.execute("SELECT 1 FROM message WHERE sequence = ?", (sequence,)).fetchone():
             report.add("message", f"message {sequence}: in the journal of young messages and in the tables")
@@ -154,8 +157,6 @@ def _check_bodies(connection: apsw.Connection, young: Sequence[Young], report: R
             progress("bodies", report.messages, total)
     progress("bodies", report.messages, total)
 
-
-_JOURNAL_ASTRAY: Final = "SELECT offset FROM nursery WHERE offset NOT IN (SELECT offset FROM history)"
 
 # Each: kind, the message for a row, and a query whose rows are not in order.
 _ROWS: Final = (
@@ -349,13 +350,20 @@ class _Books:
             " WHERE q.deleted IS NULL AND m.sequence NOT IN (SELECT sequence FROM quarantine) GROUP BY 1"
         ).fetchall()
         live: Counter[int] = Counter(dict(rows))
-        generations = dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
-        live.update(generations[each.contents.generation] for each in young if each.contents.generation in generations)
+        incarnations = _incarnations(connection)
+        live.update(
+            incarnations[each.contents.generation] for each in young if each.contents.generation in incarnations
+        )
         names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
         for queue in sorted(self._balance.keys() | live.keys()):
             if self._balance[queue] != live.get(queue, 0):
                 name = names.get(queue, f"number {queue}")
                 yield f"queue {name}: holds {live.get(queue, 0)} messages, by its history {self._balance[queue]}"
+
+
+def _incarnations(connection: apsw.Connection) -> dict[int, int]:
+    """Of the queues that exist, by generation."""
+    return dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
 
 
 def _count(connection: apsw.Connection, query: str) -> int:

@@ -4,8 +4,7 @@ Strategy: the commands of one kind in a batch are one group: where their message
 handle is judged against that, and what is not current changes nothing and is recorded as refused.
 """
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Final
 
 from veilmq.model.commands import SERVER, AfterExpiry, Delete, Extend, LeaseSource, Undeliver
@@ -101,7 +100,8 @@ def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
         command = commands[number]
         found = find(command, receipt)
         if isinstance(found, VeilError):
-            outcomes[number] = _refused(writer, Kind.DELETE_REFUSED, command, receipt, found, died_young)
+            died = None if receipt is None else died_young.get(receipt.sequence)
+            outcomes[number] = _refused(writer, Kind.DELETE_REFUSED, command, receipt, found, died)
             continue
         queue, place = found
         writer.touch(queue)
@@ -201,16 +201,16 @@ def _refused(
     command: Delete | Extend,
     receipt: Receipt | None,
     error: VeilError,
-    died_young: Mapping[int | None, Event] = MappingProxyType({}),
+    died: Event | None = None,
 ) -> VeilError:
     """Record a refusal that tells of a race; a handle that is not genuine tells nothing.
 
-    died_young: the deletions of the group whose messages no table held, by sequence.
+    died: the message's deletion, if it has just died young: no table held it.
     """
     reason = _REASONS.get(type(error))
     if reason is not None and receipt is not None:
         row = writer.read_one("SELECT id, sent, group_id, type FROM message WHERE sequence = ?", (receipt.sequence,))
-        if row is None and (died := died_young.get(receipt.sequence)) is not None:
+        if row is None and died is not None:
             row = died.message, died.sent, died.group, died.type
         message, sent, group, type_ = row or (None, None, None, None)
         writer.events.append(

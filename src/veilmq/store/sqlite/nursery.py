@@ -53,13 +53,13 @@ class Nursery:
             or self._events > EVENTS_MAX
         )
 
-    def add(self, queue: LiveQueue, young: Young) -> None:
-        """One more, at the end of its line."""
+    def add(self, queue: LiveQueue, young: Young, size_bytes: int) -> None:
+        """One more, at the end of its line; it takes so much in the journal."""
         self.changed = True
         contents = young.contents
         self.messages[contents.sequence] = young
         self._born.append(contents)
-        self._bytes += young.size_bytes
+        self._bytes += size_bytes
         line = queue.young.get(contents.priority)
         if line is None:
             line = self._line(queue, contents.priority)
@@ -96,7 +96,7 @@ class Nursery:
         self.clear()
         self.messages = replay(connection)
         ((self.batches, self._events),) = connection.execute(_SINCE)
-        self._bytes = sum(young.size_bytes for young in self.messages.values())
+        self._bytes = sum(young.contents.size_bytes for young in self.messages.values())
         self.unjudged = bool(self.messages)
         if self.messages:
             by_generation = {queue.generation: queue for queue in queues.by_incarnation.values()}

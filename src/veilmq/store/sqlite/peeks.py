@@ -18,7 +18,7 @@ from veilmq.store.sqlite.extras import intact
 from veilmq.store.sqlite.group_peeks import next_in_groups
 from veilmq.store.sqlite.places import numbers
 from veilmq.store.sqlite.queues import LiveQueue, Queues
-from veilmq.store.sqlite.young import Young, of_generation
+from veilmq.store.sqlite.young import Young, replay
 
 _COLUMNS: Final = "m.sequence, m.id, m.sent, m.expires, m.priority, m.sender, m.extras, m.md5, m.body"
 _READY: Final = (
@@ -51,7 +51,8 @@ def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instan
     if queue is None:
         return QueueMissing(queue=str(command.queue))
     generation, retention_us, count = queue.generation, queue.settings.retention_us, command.count_max
-    rows = [_row(young) for young in of_generation(connection, generation) if _is_shown(young, retention_us, now)]
+    young = replay(connection, generation).values()
+    rows = [_row(each) for each in young if _is_shown(each, retention_us, now)]
     if queue.groups is not None and not rows:  # with young messages, it had no groups yet
         return _peek_groups(connection, queue, command, now)
     for priority in sorted(queue.ready):

@@ -45,7 +45,10 @@ def promote_named(writer: Writer, sequences: Sequence[int]) -> None:
 
 
 def _lease(queue: LiveQueue, young: Young) -> Row | None:
-    """The lease row of a message that is in flight; one that waits counts in its line."""
+    """The lease row of a message that is in flight; one that waits counts in its line.
+
+    The queue knows the line from either: who looks for its oldest message looks in the lines that `ready` names.
+    """
     contents = young.contents
     priority = contents.priority
     queue.ready[priority] = queue.ready.get(priority, 0) + (not young.leased)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.young import Young, of_generation, replay
+from veilmq.store.sqlite.young import Young, replay
 
 Connection = apsw.Connection
 PRIORITIES: Final = range(1, LINES_MAX + 1)
@@ -85,7 +85,7 @@ class Held(NamedTuple):
 
 def visible(connection: Connection, queue: LiveQueue, behind: int, limit: int) -> list[Held]:
     """Up to `limit` visible messages by sequence, of greater ones than `behind`."""
-    young = of_generation(connection, queue.generation)
+    young = replay(connection, queue.generation).values()
     rows = [_held(each) for each in young if not each.leased and each.contents.sequence > behind]
     for line in list(queue.ready):
         start = max(behind, queue.cursors.get(line, 0))
@@ -101,7 +101,7 @@ def visible(connection: Connection, queue: LiveQueue, behind: int, limit: int) -
 def hidden(connection: Connection, queue: LiveQueue, due: int, sequence: int, limit: int) -> list[Held]:
     """Up to `limit` delayed or leased messages by due instant, behind the one of that due instant and sequence."""
     rows: list[tuple[Any, ...]] = connection.execute(_HIDDEN, (queue.generation, due, sequence, limit)).fetchall()
-    young = of_generation(connection, queue.generation)
+    young = replay(connection, queue.generation).values()
     rows += [_held(each) for each in young if each.leased and (each.due, each.contents.sequence) > (due, sequence)]
     return sorted((Held(*row) for row in rows), key=lambda held: (held.due, held.sequence))[:limit]
 

@@ -141,9 +141,9 @@ class _Appending:
             group is None
             and queue.groups is None
             and queue.visible < self._depth
-            and len(body) + (0 if packed is None else len(packed)) <= MESSAGE_BYTES_MAX
+            and (size_bytes := contents.size_bytes) <= MESSAGE_BYTES_MAX
         ):
-            writer.nursery.add(queue, Young(contents, extras))
+            writer.nursery.add(queue, Young(contents, extras), size_bytes)
             queue.visible += 1
             queue.woken += 1
         else:

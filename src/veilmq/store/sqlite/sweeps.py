@@ -15,8 +15,8 @@ from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import Outcome, Recorded, Swept
 from veilmq.store.sqlite import fifo_delays, history, moves
-from veilmq.store.sqlite.endings import expire, return_due
-from veilmq.store.sqlite.groups import first_of_groups
+from veilmq.store.sqlite.endings import expire, remove_rows, return_due
+from veilmq.store.sqlite.groups import FIRST_OF_GROUPS
 from veilmq.store.sqlite.options import MIB, Options
 from veilmq.store.sqlite.places import Place, find_places, numbers
 from veilmq.store.sqlite.queues import LiveQueue
@@ -124,10 +124,10 @@ def _collect(writer: Writer, steps_max: int) -> int:
         found = writer.read_packed(_SIZED.format(rows=rows), (generation, steps_max), _SIZED_DECODER)
         if found:
             sequences = _within_bytes(found)
-            for table in ("lease", "quarantine", "message"):
-                writer.write(
-                    f"DELETE FROM {table} WHERE sequence IN (SELECT value FROM carray(?))", (numbers(sequences),)
-                )
+            remove_rows(writer, sequences)
+            writer.write(
+                "DELETE FROM quarantine WHERE sequence IN (SELECT value FROM carray(?))", (numbers(sequences),)
+            )
             return len(sequences)
     groups = writer.read_packed(_GROUPS, (generation, steps_max), _GROUPS_DECODER)
     if groups:
@@ -202,7 +202,7 @@ def _heads(writer: Writer, queue: LiveQueue, count: int) -> dict[int, int]:
             cursor = queue.cursors.get(priority, 0)
             found += first(_FIRST_IN_LINE, retention_us, priority, cursor, count)
     if queue.groups is not None:
-        found += first_of_groups(writer, queue, count)
+        found += first(FIRST_OF_GROUPS, retention_us, count)
     if queue.returned:
         found += first(_FIRST_RETURNED, retention_us, count)
     return dict(found)

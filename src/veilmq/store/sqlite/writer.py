@@ -32,7 +32,7 @@ _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 """What a random byte 6 and 8 becomes in a UUID of version 4 (RFC 9562, 5.4)."""
 
 _ROWS_MAX: Final = 256
-"""Of one insert: with more its text would be too long for the cache of compiled statements (16 KiB)."""
+"""Of one insert: more at once are no faster, and apsw keeps no text of more than 16 KiB compiled."""
 
 INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -179,7 +179,7 @@ class Writer:
         self._executemany(statement, rows)
 
     def insert_many(self, statement: str, rows: Sequence[Row]) -> None:
-        """Run an insert of one row for all of these, in as few statements as there are bits in their number.
+        """Run an insert of one row for all of these: 256 a statement, and powers of two for the rest.
 
         apsw lets the interpreter go at every statement, and gets it back from a thread that burns the CPU only when
         that one's turn is over (`sys.setswitchinterval`).

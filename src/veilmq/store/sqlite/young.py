@@ -37,6 +37,11 @@ class Contents(msgspec.Struct, array_like=True, gc=False):
     md5: bytes
     body: bytes
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the journal, about."""
+        return len(self.body) + len(self.packed or b"")
+
 
 class Young(msgspec.Struct, gc=False, eq=False):
     """A young message, and its first lease if it has been received."""
@@ -49,11 +54,6 @@ class Young(msgspec.Struct, gc=False, eq=False):
     granted: Instant = Instant(0)
     origin: int = 0
     """Who holds the lease."""
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes in the journal, about."""
-        return len(self.contents.body) + len(self.contents.packed or b"")
 
     def expires(self, retention_us: int) -> int:
         """The instant from which the message is dead."""
@@ -90,11 +90,6 @@ def replay(connection: apsw.Connection, generation: int | None = None) -> dict[i
             young.leased, young.granted, young.origin = True, event.at, event.origin or 0
             young.due = Instant(event.at + (event.lease_us or 0))
     return found
-
-
-def of_generation(connection: apsw.Connection, generation: int) -> list[Young]:
-    """Those of one queue, oldest first."""
-    return list(replay(connection, generation).values())
 
 
 def _events(connection: apsw.Connection, start: int) -> Iterator[Event]:
