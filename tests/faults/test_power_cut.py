@@ -11,9 +11,10 @@ import apsw
 import msgspec
 import pytest
 
-from veilmq.model.commands import CreateQueue
+from veilmq.model.commands import CreateQueue, Delete, Receive
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.integrity import check
@@ -21,7 +22,7 @@ from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.acknowledged import Workload
 from veilmq.testing.clock import EPOCH
-from veilmq.testing.contract.stage import TESTER
+from veilmq.testing.contract.stage import TESTER, bodies, expect, sending
 from veilmq.testing.faults import FaultDisk
 from veilmq.testing.sqlite import SMALL
 
@@ -62,6 +63,8 @@ def losses_after_cuts(
         if applied.wrote:
             store.commit()
         work.acknowledge(commands, applied.outcomes)
+        if number % 4 == 2:
+            store.settle()  # as somebody does who reads: in no synced transaction
         cut(2 * number + 1)
     store.close()
     cut(2 * batches)
@@ -94,6 +97,54 @@ def test_nothing_acknowledged_is_lost(
 def test_nothing_acknowledged_is_lost_across_checkpoints(disk: FaultDisk, options: Options, tmp_path: Path) -> None:
     assert losses_after_cuts(disk, options, tmp_path, 77, batches=40, body_bytes=20_000) == []
     assert disk.calls["xSync"] > 45, "the checkpoints sync too"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_readers_settle_is_kept_until_it_is_synced(
+    disk: FaultDisk, options: Options, tmp_path: Path, seed: int
+) -> None:
+    store = SqliteStore(tmp_path / "data", options)
+    store.apply([CreateQueue(queue=QUEUE, origin=TESTER)], EPOCH)
+    store.commit()
+    for number in range(12):
+        store.apply([sending(QUEUE, str(number))], EPOCH)
+        store.commit()
+        store.settle()
+        left = tmp_path / f"left-{number}"
+        disk.power_cut(tmp_path / "data", left, seed * 100 + number)
+        found = SqliteStore(left, SMALL)
+        (outcome,) = found.apply([Receive(queue=QUEUE, origin=TESTER, count_max=100)], EPOCH).outcomes
+        assert bodies(expect(outcome, Received).messages) == [str(each) for each in range(number + 1)]
+        found.close()
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_settled_before_a_kill_is_kept_over_a_power_cut(
+    disk: FaultDisk, options: Options, tmp_path: Path, seed: int
+) -> None:
+    store = SqliteStore(tmp_path / "data", options)
+    store.apply([CreateQueue(queue=QUEUE, origin=TESTER)], EPOCH)
+    store.commit()
+    store.apply([sending(QUEUE, "dies young")], EPOCH)
+    store.commit()
+    (outcome,) = store.apply([Receive(queue=QUEUE, origin=TESTER)], EPOCH).outcomes
+    store.commit()
+    (message,) = expect(outcome, Received).messages
+    store.apply([Delete(queue=QUEUE, origin=TESTER, handle=message.handle, arrived=EPOCH)], EPOCH)
+    store.commit()
+    store.settle()
+    store._broken = "killed"
+    store.close()
+    store = SqliteStore(tmp_path / "data", options)
+    store.apply([sending(QUEUE, "next")], EPOCH)
+    store.commit()
+    disk.power_cut(tmp_path / "data", tmp_path / "left", seed)
+    found = SqliteStore(tmp_path / "left", SMALL)
+    assert found._writer.mark.offset == store._writer.mark.offset
+    assert check(tmp_path / "left" / "veilmq.db").problems == []
+    found.close()
+    store.close()
 
 
 @pytest.mark.slow

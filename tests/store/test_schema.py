@@ -69,6 +69,8 @@ def stage(recorded: Any, request: pytest.FixtureRequest, data: Path) -> Iterator
     """A copy of the released file, opened by today's code at the instant at which it was made."""
     path: Path = request.node.callspec.params["recorded"]
     shutil.copyfile(path, data / "veilmq.db")
+    if path.with_suffix(".redo").exists():
+        shutil.copyfile(path.with_suffix(".redo"), data / "redo")
     playing = Stage(SqliteFactory(data))
     playing.clock = ManualClock(recorded.now)
     yield playing

@@ -100,7 +100,7 @@ except DatabaseUnusable as unusable:
 """
 
 
-@pytest.mark.parametrize("name", ["veilmq.db", "veilmq.db-wal"])
+@pytest.mark.parametrize("name", ["veilmq.db", "veilmq.db-wal", "redo"])
 def test_a_file_of_another_user_is_named(tmp_path: Path, name: str) -> None:
     """As a restore by root leaves it, if its chown was forgotten."""
     data = tmp_path / "data"

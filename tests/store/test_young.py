@@ -292,6 +292,7 @@ def test_a_reader_goes_through_so_many_events_and_bytes(
 def test_what_is_read_back_is_judged(stage: Stage) -> None:
     queue = stage.create()
     stage.send(queue, "damaged on disk")
+    store_of(stage).settle()
     connection = apsw.Connection(str(store_of(stage).directory.database))
     connection.execute(
         "UPDATE nursery SET messages = ?", (connection.execute("SELECT messages FROM nursery").get[:-1] + b"?",)
@@ -306,7 +307,7 @@ def test_what_is_read_back_is_judged(stage: Stage) -> None:
 def test_a_peek_into_another_queue_reads_no_history(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.send(stage.create())
     other = stage.create("other")
-    monkeypatch.setattr(young, "_events", lambda connection, start: pytest.fail("it was read"))
+    monkeypatch.setattr(young, "_packed", lambda connection, start: pytest.fail("it was read"))
     assert stage.peek(other) == []
 
 
@@ -355,6 +356,7 @@ def test_a_journal_that_contradicts_the_tables_is_found(
     stage: Stage, damage: Callable[[apsw.Connection, list[Any]], None], told: str
 ) -> None:
     stage.send(stage.create())
+    store_of(stage).settle()
     stage.factory.kill(stage.store)
     database = store_of(stage).directory.database
     connection = apsw.Connection(str(database))
@@ -374,6 +376,7 @@ def test_a_journal_that_contradicts_the_tables_is_found(
 def test_a_damaged_journal_is_found(stage: Stage, damage: Callable[[bytes], bytes], told: str) -> None:
     queue = stage.create()
     stage.send(queue, "damaged")
+    store_of(stage).settle()
     stage.factory.kill(stage.store)
     database = store_of(stage).directory.database
     connection = apsw.Connection(str(database))

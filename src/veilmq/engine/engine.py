@@ -68,6 +68,8 @@ class Engine:
         self.polls = Polls()
         self._brake = Brake()
         self._pending: deque[Call] = deque()
+        self._counted = self._counted_messages = 0
+        """Of the pending calls, from the first on: how many were counted, and their messages."""
         self._ready: list[Answer] = []
         self._credits: dict[QueueKey, int] = {}
         self._gone: set[Any] = set()
@@ -94,12 +96,11 @@ class Engine:
     @property
     def fills_a_batch(self) -> bool:
         """Whether what waits to be taken is as much as a batch may be."""
-        left = self._batch_max
-        for call in self._pending:
-            left -= _messages(call)
-            if left <= 0:
-                return True
-        return False
+        # Asked at each turn of the loop while more come: who was counted then is not counted again.
+        for place in range(self._counted, len(self._pending)):
+            self._counted_messages += _messages(self._pending[place])
+        self._counted = len(self._pending)
+        return self._counted_messages >= self._batch_max
 
     def submit(self, ticket: Any, commands: Sequence[AnyCommand], now: Instant) -> None:
         """Queue a call; its answer comes out of `committed` or `expire_waiters` under the ticket (hashable, unique)."""
@@ -137,6 +138,7 @@ class Engine:
         """The next batch, or None if there is nothing to do. The one before must have been given back."""
         self._wake(now)
         self._schedule(now)
+        self._counted = self._counted_messages = 0
         if not self._pending:
             self._last_batch = now
             return None

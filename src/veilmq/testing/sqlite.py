@@ -17,7 +17,7 @@ from veilmq.store.sqlite.options import MIB, Options
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.young import replay
 
-SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB)
+SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024)
 """Nothing kept back on disk: tests open hundreds of stores."""
 
 
@@ -40,7 +40,7 @@ class SqliteFactory:
     def kill(self, store: Store) -> None:
         """The files as they are now, opened by somebody else: the store's own later writes go nowhere."""
         assert isinstance(store, SqliteStore)
-        left = {name: (self.path / name).read_bytes() for name in ("veilmq.db", "veilmq.db-wal")}
+        left = {name: (self.path / name).read_bytes() for name in ("veilmq.db", "veilmq.db-wal", "redo")}
         store.close()
         for name, content in left.items():
             (self.path / name).write_bytes(content)

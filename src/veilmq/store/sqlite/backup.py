@@ -16,8 +16,9 @@ from typing import Final
 import apsw
 
 from veilmq.model.receipt import KEY_BYTES
+from veilmq.store.sqlite import redo
 from veilmq.store.sqlite.connections import check_version, open_reader
-from veilmq.store.sqlite.directory import DATABASE
+from veilmq.store.sqlite.directory import DATABASE, REDO
 from veilmq.store.sqlite.large_files import SyncedInPieces, Writing
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.schema import check_ours
@@ -119,13 +120,15 @@ def _copy(database: Path, part: Path, progress: Progress) -> None:
     descriptor = os.open(part, os.O_RDWR)  # closed last: with it go the locks that SQLite has on that file
     try:
         check_ours(source)
-        source.execute("BEGIN")
-        source.execute("SELECT count(*) FROM mark").fetchall()  # from here on the snapshot is fixed
+        missing = redo.lacking(database.parent / REDO, source)  # from here on the snapshot is fixed
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)
                 os.fdatasync(descriptor)  # piece by piece, see large_files.py
                 progress(copying.page_count - copying.remaining, copying.page_count)
+        if missing:
+            with target:
+                redo.settle(target.execute, missing)
     finally:
         target.close()
         source.close()

@@ -23,11 +23,12 @@ from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.disorder import disordered
 from veilmq.store.sqlite.endings import dead_letter, expire, look_for_due, quarantine
 from veilmq.store.sqlite.extras import intact
+from veilmq.store.sqlite.inserts import Row
 from veilmq.store.sqlite.places import MANY, Place, numbers
 from veilmq.store.sqlite.promotion import promote
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.terms import Terms
-from veilmq.store.sqlite.writer import INSERT_LEASE, Row, Writer
+from veilmq.store.sqlite.writer import INSERT_LEASE, Writer
 from veilmq.store.sqlite.young import Young
 from veilmq.store.sqlite.young_leases import lease_young
 

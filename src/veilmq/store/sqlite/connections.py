@@ -8,7 +8,7 @@ on): the second kind ends the process.
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -17,6 +17,7 @@ import apsw
 
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.store.sqlite import schema
+from veilmq.store.sqlite.directory import REDO
 from veilmq.store.sqlite.options import Options
 
 SQLITE_OLDEST: Final = 3_051_003
@@ -88,7 +89,7 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
 
 def unusable(path: Path, error: Exception) -> DatabaseUnusable:
     """Why the database cannot be opened; SQLite says little of files that belong to somebody else."""
-    for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+    for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), path.with_name(REDO)):
         if each.exists() and not os.access(each, os.R_OK | os.W_OK):
             return DatabaseUnusable(f"{each} may not be read and written by this user (uid {os.geteuid()}): chown it")
     return DatabaseUnusable(
@@ -136,9 +137,11 @@ def open_reader(path: Path, options: Options) -> apsw.Connection:
 class Readers:
     """A few read-only connections, lent to threads."""
 
-    def __init__(self, path: Path, options: Options) -> None:
+    def __init__(self, path: Path, options: Options, before: Callable[[], None]) -> None:
+        """before: called in the thread that reads, so that the database has all that is committed."""
         self._path = path
         self._options = options
+        self._before = before
         self._idle: list[apsw.Connection] = []
         self._free = threading.BoundedSemaphore(_READERS_MAX)
         self._closed = False
@@ -147,6 +150,7 @@ class Readers:
     def lend(self) -> Iterator[apsw.Connection]:
         """A connection in a read transaction: one consistent, committed state. Waits while all are lent."""
         with self._free:
+            self._before()
             connection = self._idle.pop() if self._idle else open_reader(self._path, self._options)
             try:
                 connection.execute("BEGIN")

@@ -19,8 +19,9 @@ from veilmq.model.events import Event, Kind
 from veilmq.model.instant import MINUTE_US, Instant
 from veilmq.model.outcomes import Sent
 from veilmq.model.queue import DeduplicationScope
+from veilmq.store.sqlite.inserts import Row
 from veilmq.store.sqlite.queues import LiveQueue
-from veilmq.store.sqlite.writer import Row, Writer
+from veilmq.store.sqlite.writer import Writer
 
 WINDOW_US: Final = 5 * MINUTE_US
 _KEY_BYTES: Final = 16

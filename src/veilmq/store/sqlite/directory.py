@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 DATABASE: Final = "veilmq.db"
+REDO: Final = "redo"
 _LOCK: Final = "lock"
 _RESERVE: Final = "reserve"
 _LOOKERS_MAX: Final = 10_000
@@ -65,6 +66,11 @@ class DataDirectory:
     def database(self) -> Path:
         """The database file."""
         return self.path / DATABASE
+
+    @property
+    def redo(self) -> Path:
+        """The redo log."""
+        return self.path / REDO
 
     def announce(self, listeners: dict[str, str]) -> None:
         """Write into the lock file who owns the directory and where to reach it."""

@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from veilmq.model.commands import SERVER
+from veilmq.store.sqlite.inserts import Row
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.writer import INSERT_LEASE, Row, Writer
+from veilmq.store.sqlite.writer import INSERT_LEASE, Writer
 
 AT_ONCE: Final = 1_000
 """Messages that the change itself looks at."""

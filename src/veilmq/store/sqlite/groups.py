@@ -18,9 +18,10 @@ from typing import Any, Final
 import apsw
 
 from veilmq.model.queue import PRIORITY_DEFAULT
+from veilmq.store.sqlite.inserts import Row
 from veilmq.store.sqlite.promotion import promote
 from veilmq.store.sqlite.queues import LINES_MAX, Groups, LiveQueue
-from veilmq.store.sqlite.writer import Row, Writer
+from veilmq.store.sqlite.writer import Writer
 
 _FIND: Final = (
     "SELECT g.name, g.number, g.free FROM carray(?) c CROSS JOIN message_group g"

@@ -1,6 +1,7 @@
 """Is what the directory holds in order: the file, every body, every lease, and the books of every queue.
 
-Strategy: one read transaction, so that a running server's database is judged as one committed state. The books: by the
+Strategy: one read transaction, and what the redo log has beyond it, so that a running server's database is judged as
+one committed state. The books: by the
 history, what was sent to a queue or moved into it is what lives there now and what was deleted, expired, purged, moved
 or set apart. They are kept from offset 0, or else from the newest complete snapshot in the history.
 """
@@ -16,12 +17,15 @@ import apsw
 import msgspec
 
 from veilmq.model.events import Event, HeldMessage, Kind, Part
+from veilmq.store.sqlite import redo
 from veilmq.store.sqlite.backup import SqliteFailed
 from veilmq.store.sqlite.connections import check_version, open_reader
+from veilmq.store.sqlite.directory import REDO
 from veilmq.store.sqlite.extras import read_extras
 from veilmq.store.sqlite.history import bounds, events_from
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.queues import LINES_MAX
+from veilmq.store.sqlite.redo import Entry
 from veilmq.store.sqlite.schema import VERSION, SchemaOlder, check_ours
 from veilmq.store.sqlite.snapshots import newest
 from veilmq.store.sqlite.young import Young, replay
@@ -71,13 +75,13 @@ def check(database: Path, progress: Progress = _unseen) -> Report:
     """Look at everything. Blocks; any process. Raises NotOurs, SchemaNewer, SchemaOlder, SqliteFailed (cannot open)."""
     check_version()
     report = Report(problems=[])
-    connection = _open(database)
+    connection, missing = _open(database)
     try:
         if _check_file(connection, report, progress):
-            young = _young(connection, report)
+            young = _young(connection, missing, report)
             _check_bodies(connection, young, report, progress)
             _check_rows(connection, young, report, progress)
-            _check_history(connection, young, report, progress)
+            _check_history(connection, missing, young, report, progress)
     except (apsw.CorruptError, apsw.IOError, apsw.NotADBError) as error:
         report.add("file", f"the database cannot be read to the end: {error}")
     finally:
@@ -85,21 +89,21 @@ def check(database: Path, progress: Progress = _unseen) -> Report:
     return report
 
 
-def _open(database: Path) -> apsw.Connection:
-    """A connection in a read transaction on a database of ours."""
+def _open(database: Path) -> tuple[apsw.Connection, list[Entry]]:
+    """A connection in a read transaction on a database of ours, and what the redo log has beyond that."""
     try:
         connection = open_reader(database, Options())
         try:
             found = check_ours(connection)
             if found < VERSION:
                 raise SchemaOlder(found)
-            connection.execute("BEGIN")
+            missing = redo.lacking(database.parent / REDO, connection)
         except BaseException:
             connection.close()
             raise
-    except apsw.Error as error:
+    except (apsw.Error, msgspec.MsgspecError) as error:
         raise SqliteFailed(str(error)) from error
-    return connection
+    return connection, missing
 
 
 def _check_file(connection: apsw.Connection, report: Report, progress: Progress) -> bool:
@@ -116,17 +120,17 @@ def _check_file(connection: apsw.Connection, report: Report, progress: Progress)
 _JOURNAL_ASTRAY: Final = "SELECT offset FROM nursery WHERE offset NOT IN (SELECT offset FROM history)"
 
 
-def _young(connection: apsw.Connection, report: Report) -> list[Young]:
+def _young(connection: apsw.Connection, missing: Sequence[Entry], report: Report) -> list[Young]:
     """The messages that have no rows yet."""
     try:
-        young = replay(connection)
+        young = replay(connection, unsettled=missing)
     except (ValueError, RecursionError) as error:
         report.add("message", f"the journal of young messages cannot be read: {error}")
         return []
     for (offset,) in connection.execute(_JOURNAL_ASTRAY):
         report.add("history", f"the journal of young messages has a batch at offset {offset}, and the history has none")
     incarnations = _incarnations(connection)
-    last = _count(connection, "SELECT sequence FROM mark")
+    last = missing[-1].sequence if missing else _count(connection, "SELECT sequence FROM mark")
     for sequence, each in young.items():
         found = each.contents
         if found.generation not in incarnations:
@@ -266,14 +270,21 @@ def _check_rows(connection: apsw.Connection, young: Sequence[Young], report: Rep
     progress("leases", len(_ROWS), len(_ROWS))
 
 
-def _check_history(connection: apsw.Connection, young: Sequence[Young], report: Report, progress: Progress) -> None:
+def _check_history(
+    connection: apsw.Connection,
+    missing: Sequence[Entry],
+    young: Sequence[Young],
+    report: Report,
+    progress: Progress,
+) -> None:
     first, following = bounds(connection)
+    following = missing[-1].following if missing else following
     report.history_first_offset = first
     begin = newest(connection)
     books = _Books(begin)
     last = first - 1
     try:
-        for offset, event in events_from(connection, first):
+        for offset, event in chain(events_from(connection, first), redo.events(missing)):
             last = offset
             report.events += 1
             books.add(offset, event)

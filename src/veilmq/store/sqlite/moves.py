@@ -31,10 +31,11 @@ from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.endings import expire, put_elsewhere, quarantine, return_due
 from veilmq.store.sqlite.extras import intact, pack_extras
 from veilmq.store.sqlite.groups import settle
+from veilmq.store.sqlite.inserts import Row
 from veilmq.store.sqlite.options import MIB
 from veilmq.store.sqlite.places import Place, event_of, find_places
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.writer import Row, Writer
+from veilmq.store.sqlite.writer import Writer
 
 STEP_MESSAGES_MAX: Final = 64
 STEP_BYTES_MAX: Final = MIB

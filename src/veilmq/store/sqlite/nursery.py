@@ -1,12 +1,16 @@
 """All young messages of a store, and the lines in which they wait."""
 
 from collections import deque
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import apsw
 
 from veilmq.store.sqlite.queues import LiveQueue, Queues
 from veilmq.store.sqlite.young import Contents, Young, replay
+
+if TYPE_CHECKING:
+    from veilmq.store.sqlite.redo import Entry
 
 MESSAGES_MAX: Final = 2_048
 """Young messages of a store; with one more, all are promoted, which takes some 10 ms then."""
@@ -39,6 +43,8 @@ class Nursery:
         """Those that are in flight, by handle; after a restart without those of before."""
         self.unjudged = False
         """They were read back from the disk: nobody receives one before all were promoted, and are judged as any."""
+        self.died: list[int] = []
+        """Sequences of those that the open batch deleted."""
         self._born: list[Contents] = []
         self._bytes = 0
         self._events = 0
@@ -52,6 +58,11 @@ class Nursery:
             or self._bytes > BYTES_MAX
             or self._events > EVENTS_MAX
         )
+
+    def begin_batch(self) -> None:
+        """A batch is opened."""
+        self.changed = False
+        self.died = []
 
     def add(self, queue: LiveQueue, young: Young, size_bytes: int) -> None:
         """One more, at the end of its line; it takes so much in the journal."""
@@ -91,11 +102,13 @@ class Nursery:
         self._born = []
         self._bytes = self._events = 0
 
-    def restore(self, connection: apsw.Connection, queues: Queues) -> None:
-        """As the database says, after a start or a rollback."""
+    def restore(self, connection: apsw.Connection, queues: Queues, unsettled: "Sequence[Entry]" = ()) -> None:
+        """As the database and the entries that it lacks say, after a start or a rollback."""
         self.clear()
-        self.messages = replay(connection)
-        ((self.batches, self._events),) = connection.execute(_SINCE)
+        self.messages = replay(connection, unsettled=unsettled)
+        ((batches, events),) = connection.execute(_SINCE)
+        self.batches = batches + len(unsettled)
+        self._events = events + sum(entry.count for entry in unsettled)
         self._bytes = sum(young.contents.size_bytes for young in self.messages.values())
         self.unjudged = bool(self.messages)
         if self.messages:

@@ -20,6 +20,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Sends and creates are refused below this much free space (at most 2 % of the file system)."""
     checkpoint_bytes: int = 16 * MIB
     """WAL size at which its pages are copied into the database."""
+    redo_bytes: int = 4 * MIB
+    """Size of the redo log; 0: none, every batch is a transaction."""
     cache_bytes: int = 64 * MIB
     """SQLite's page cache of the writer."""
     migrates: bool = True

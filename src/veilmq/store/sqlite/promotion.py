@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from veilmq.store.sqlite.inserts import Row
 from veilmq.store.sqlite.queues import LiveQueue
-from veilmq.store.sqlite.writer import INSERT_LEASE, INSERT_MESSAGE, Row, Writer
+from veilmq.store.sqlite.writer import INSERT_LEASE, INSERT_MESSAGE, Writer
 from veilmq.store.sqlite.young import Young
 
 

@@ -213,6 +213,10 @@ CREATE TABLE nursery (
 ) STRICT;
 """
 
+_REDO_LOG: Final = """
+-- Committed batches may stand in the file `redo` beside the database: an earlier release would not see them.
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     _BIRTH,
     _TOPICS,
@@ -223,6 +227,7 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     _DELETED_QUEUES,
     _RETIMING,
     _NURSERY,
+    _REDO_LOG,
 )
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"

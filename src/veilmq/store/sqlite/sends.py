@@ -21,9 +21,10 @@ from veilmq.model.xml_bodies import decode_xml_body
 from veilmq.store.sqlite.extras import pack_extras
 from veilmq.store.sqlite.fifo_sends import send_fifo
 from veilmq.store.sqlite.groups import Joining, is_grouped
+from veilmq.store.sqlite.inserts import Row
 from veilmq.store.sqlite.nursery import DEPTH_MAX, MESSAGE_BYTES_MAX
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
-from veilmq.store.sqlite.writer import INSERT_LEASE, INSERT_MESSAGE, Row, Writer
+from veilmq.store.sqlite.writer import INSERT_LEASE, INSERT_MESSAGE, Writer
 from veilmq.store.sqlite.young import Contents, Young
 
 DEAD_REASON: Final = "the message would be dead before it is visible"

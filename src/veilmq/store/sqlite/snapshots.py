@@ -15,9 +15,10 @@ import msgspec
 
 from veilmq.model.commands import SERVER
 from veilmq.model.events import Event, Kind, Part
+from veilmq.store.sqlite.inserts import Row
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.queue_commands import recorded_settings
-from veilmq.store.sqlite.writer import Row, Writer
+from veilmq.store.sqlite.writer import Writer
 
 MESSAGES_MAX: Final = 16
 """Of one event, so that whoever reads events by the thousand has no more in hand than with others."""

@@ -63,6 +63,7 @@ from veilmq.store.sqlite import (
     queue_commands,
     queues,
     receives,
+    redo,
     sends,
     snapshots,
     sweeps,
@@ -150,18 +151,22 @@ class SqliteStore:
                 raise
             connection = open_writer(database, self.options)  # the disk may be full: the reserve is for that
         try:
-            self._writer, self._snapshots = _load(connection)
+            try:
+                self._writer, self._snapshots = _load(connection, self.directory.redo, self.options)
+            except apsw.FullError:
+                full = True
+                if not self.directory.give_up_reserve():
+                    raise
+                self._writer, self._snapshots = _load(connection, self.directory.redo, self.options)
             if full:
                 self._relieve(freed=True)
             self._settle()
-        except _DAMAGE as error:
+        except (*_DAMAGE, OSError) as error:
             close_unchecked(connection)
             raise unusable(database, error) from error
         self._writer.disorder = self.options.disorder
-        self.readers = Readers(database, self.options)
+        self.readers = Readers(database, self.options, self.settle)
         self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
-        self._wal_pages = 0
-        connection.set_wal_hook(self._wal_grew)
         self._disk_looked = Instant(-_DISK_LOOK_US)
         self._broken: str | None = None
         self._handlers = self._serial_order()
@@ -280,7 +285,7 @@ class SqliteStore:
             self._roll_back(error)
             raise StoreFailed(reason=str(error)) from error
         self._at_point("after commit")
-        self._checkpoint(lambda: self.checkpointer.committed(self._wal_pages))
+        self._checkpoint(lambda: self.checkpointer.committed(self._writer.wal_pages))
         self._at_point("after checkpoint")
 
     def _checkpoint(self, step: Callable[[], None]) -> None:
@@ -341,6 +346,21 @@ class SqliteStore:
         with self.readers.lend() as connection:
             return peeks.peek(connection, self._writer.queues, command, now)
 
+    def settle(self) -> None:
+        """Bring into the database what only the redo log has, for who reads there. Any thread.
+
+        Raises StoreFailed (a full disk), StoreUnknown; nothing in a forked process or a store that failed before.
+        """
+        if self._broken is not None or os.getpid() != self.directory.pid:
+            return
+        try:
+            self._writer.settle()
+        except apsw.Error as error:
+            judged = verdict(error)
+            if isinstance(judged, StoreUnknown):
+                self._broken = judged.reason
+            raise judged from error
+
     def close(self) -> None:
         """See `Store.close`."""
         if self._broken is None and os.getpid() == self.directory.pid:
@@ -353,6 +373,7 @@ class SqliteStore:
                 logger.error("closed as after a kill: %s: %s", type(error).__name__, error)
         self.checkpointer.close()
         self.readers.close()
+        self._writer.redo.close()
         if self._broken is None:
             self._writer.connection.close()
         else:
@@ -365,9 +386,10 @@ class SqliteStore:
         On a full disk they stay in their journal. Raises what any other error is, and nothing is known then.
         """
         writer = self._writer
-        if not writer.nursery.batches:
-            return
         try:
+            writer.settle()
+            if not writer.nursery.batches:
+                return
             writer.begin(Instant(0))
             promote(writer)
             writer.finish()
@@ -425,24 +447,35 @@ class SqliteStore:
         if self._writer.disk_low is not None:
             self._checkpoint(self.checkpointer.give_back)
 
-    def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        self._wal_pages = pages
-        return apsw.SQLITE_OK
-
 
 def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
     (row,) = connection.execute(query).fetchall()
     return row
 
 
-def _load(connection: apsw.Connection) -> tuple[Writer, Snapshots]:
+def _load(connection: apsw.Connection, log: Path, options: Options) -> tuple[Writer, Snapshots]:
     """All that is kept in memory. Raises one of `_DAMAGE` if the file does not hold what was written."""
     _give_birth(connection)
+    (epoch,) = _row(connection, "SELECT epoch FROM secret")
+    run = redo.read(log, epoch)
+    following = _row(connection, "SELECT offset FROM mark")[0]
+    missing = run.beyond(following)
+    if missing:
+        with connection:
+            redo.settle(connection.execute, missing)
+        logger.info("%d batches were brought from the redo log into the database", len(missing))
     receipts = ReceiptKey(_row(connection, "SELECT receipts FROM secret")[0])
     mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
     loaded = queues.load(connection)
     plans.load(connection, loaded)
-    writer = Writer(connection, loaded, topics.load(connection), mark, receipts)
+    writer = Writer(
+        connection,
+        loaded,
+        topics.load(connection),
+        mark,
+        receipts,
+        redo.Redo(log, options, epoch, run if run.following == following else redo.NO_RUN),
+    )
     writer.nursery.count(loaded)
     return writer, snapshots.load(connection)
 

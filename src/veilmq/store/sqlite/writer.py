@@ -2,14 +2,15 @@
 
 Strategy: command rooms (sends, claims, leases, queue_commands, sweeps) are functions of a `Writer` and a command. The
 writer gives out sequences, collects events, remembers what to undo, and ends the batch with one row of history and the
-mark. It never commits by itself: the store does, in whatever thread the shell chose.
+mark. It never commits by itself: the store does, in whatever thread the shell chose. A batch becomes a transaction with
+its first statement; one that changed no table goes into the redo log instead (redo.py), and the next transaction begins
+when the database has that too.
 """
 
 import os
 import struct
+import threading
 from collections.abc import Callable, Sequence
-from functools import cache
-from itertools import chain
 from typing import Any, Final, TypeVar
 
 import apsw
@@ -20,9 +21,12 @@ from veilmq.model.events import SCHEMA_VERSION, Event
 from veilmq.model.instant import Instant
 from veilmq.model.queue import QueueKey
 from veilmq.model.receipt import ReceiptKey
+from veilmq.store.sqlite.inserts import Row, insert_rows
 from veilmq.store.sqlite.nursery import Nursery
 from veilmq.store.sqlite.queues import LiveQueue, Queues
+from veilmq.store.sqlite.redo import INSERT_HISTORY, INSERT_NURSERY, UPDATE_MARK, Entry, Redo, settle
 from veilmq.store.sqlite.topics import Topics
+from veilmq.store.sqlite.young import Contents
 
 ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new ones are recorded without their user agent."""
@@ -31,13 +35,12 @@ _VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 """What a random byte 6 and 8 becomes in a UUID of version 4 (RFC 9562, 5.4)."""
 
-_ROWS_MAX: Final = 256
-"""Of one insert: more at once are no faster, and apsw keeps no text of more than 16 KiB compiled."""
-
 INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
-Row = tuple[Any, ...]
+_SYNCHRONOUS_NORMAL: Final = 1
+"""Commits to a WAL are not synced, checkpoints are."""
+
 T = TypeVar("T")
 
 
@@ -58,9 +61,16 @@ class Writer:
     """State of the open batch, and the statements that all command rooms share."""
 
     def __init__(
-        self, connection: apsw.Connection, queues: Queues, topics: Topics, mark: Mark, receipts: ReceiptKey
+        self,
+        connection: apsw.Connection,
+        queues: Queues,
+        topics: Topics,
+        mark: Mark,
+        receipts: ReceiptKey,
+        redo: Redo,
     ) -> None:
         self.connection = connection
+        self.redo = redo
         self.queues = queues
         self.topics = topics
         self.mark = mark
@@ -79,6 +89,18 @@ class Writer:
         self.detours = 0
         """Candidates that receives of the open batch met and did not give out."""
         self.open = False
+        self._transacting = False
+        self._entry: tuple[Entry, bytes] | None = None
+        """The open batch, if it goes into the redo log."""
+        self._gate = threading.Lock()
+        """Who holds it may begin a transaction; nobody waits for it while one is open."""
+        synchronous = connection.pragma("synchronous")
+        self.wal_pages = 0
+        self._grew = False
+        """Whether the WAL got anything from the latest commit."""
+        connection.set_wal_hook(self._wal_grew)
+        self._synced = f"PRAGMA synchronous = {synchronous}"
+        self._unsynced = f"PRAGMA synchronous = {min(synchronous, _SYNCHRONOUS_NORMAL)}"
         self.history_bytes = history_end(connection)
         self._execute = connection.cursor().execute
         self._executemany = connection.cursor().executemany
@@ -104,48 +126,114 @@ class Writer:
         self.wrote = False
         self.returned = self.detours = 0
         self.events = []
-        self.nursery.changed = False
+        self.nursery.begin_batch()
         self._touched = {}
         self._undo = []
         self._last_key = self._last_origin = None
         self._saved = (self.mark.copy(), self.history_bytes)
-        self._execute("BEGIN IMMEDIATE")
+        self._entry = None
         self.open = True
 
     def finish(self) -> None:
-        """Write the history row and the mark; a batch that wrote nothing is closed here."""
+        """End the batch's statements with the history row and the mark; a batch that wrote nothing is closed here."""
         if self.events:
             packed = self._encoder.encode(self.events)
-            self._execute(
-                "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)",
-                (self.mark.offset, len(self.events), self.now, self.history_bytes, SCHEMA_VERSION, packed),
-            )
-            born = self.nursery.end_batch(len(self.events))
-            if born:
-                self._execute("INSERT INTO nursery VALUES (?, ?)", (self.mark.offset, self._encoder.encode(born)))
-            self.mark.offset += len(self.events)
+            count = len(self.events)
+            row = (self.mark.offset, count, self.now, self.history_bytes, SCHEMA_VERSION, packed)
+            born = self.nursery.end_batch(count)
+            self.mark.offset += count
             self.history_bytes += len(packed)
-            self.wrote = True
+            if not self.wrote and self._goes_into_redo(row, born):
+                return
+            self.write(INSERT_HISTORY, row)
+            if born:
+                self.write(INSERT_NURSERY, (row[0], self._encoder.encode(born)))
         if not self.wrote:
-            self._execute("ROLLBACK")
+            self._end_transaction("ROLLBACK")
             self.open = False
             return
         self.mark.clock = self.now
-        self._execute(
-            "UPDATE mark SET clock = ?, sequence = ?, generation = ?, offset = ?",
-            (self.mark.clock, self.mark.sequence, self.mark.generation, self.mark.offset),
-        )
+        self._execute(UPDATE_MARK, (self.mark.clock, self.mark.sequence, self.mark.generation, self.mark.offset))
+
+    def _goes_into_redo(self, row: Row, born: list[Contents]) -> bool:
+        entry = self.redo.entry(row, self.mark.sequence, self.mark.generation, born)
+        record = None if entry is None else self.redo.record(entry)
+        if entry is None or record is None:
+            return False
+        self._end_transaction("ROLLBACK")  # it only read
+        self._entry = entry, record
+        self.mark.clock = self.now
+        self.wrote = True
+        return True
 
     def commit(self) -> None:
-        """Commit the open batch and make it durable."""
-        self._execute("COMMIT")
+        """Make the open batch durable."""
+        if self._entry is None:
+            self._grew = False
+            self._end_transaction("COMMIT")
+            if self._grew:  # a transaction that changed nothing syncs nothing
+                self.redo.restart()
+        else:
+            entry, record = self._entry
+            self.redo.append(entry, record)
+            with self._gate:
+                self.redo.unsettled.append(entry)
+                self.redo.dead.update(self.nursery.died)
         self.open = False
+
+    def _transact(self) -> None:
+        """Call before a statement of the open batch: the first one begins its transaction."""
+        if not self._transacting:
+            with self._gate:
+                self._settle()
+                self._execute("BEGIN IMMEDIATE")
+                self._transacting = True
+
+    def _end_transaction(self, how: str) -> None:
+        if self._transacting:
+            self._execute(how)
+            self._transacting = False
+
+    def settle(self) -> None:
+        """Bring into the database what only the redo log has of committed batches: for who reads there. Any thread."""
+        if self.redo.unsettled:
+            with self._gate:
+                if not self._transacting:
+                    self._settle()
+
+    def _settle(self) -> None:
+        """The same, with the gate in hand and no transaction open.
+
+        Not synced: the redo log keeps the entries until a synced transaction has followed.
+        """
+        redo = self.redo
+        if not redo.unsettled:
+            return
+        self._execute(self._unsynced)
+        try:
+            self._execute("BEGIN IMMEDIATE")
+            settle(self._execute, redo.unsettled, redo.dead)
+            self._execute("COMMIT")
+        except BaseException:
+            if self.connection.in_transaction:
+                self._execute("ROLLBACK")
+            raise
+        finally:
+            self._execute(self._synced)
+        redo.unsettled = []
+        redo.dead = set()
+
+    def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self.wal_pages, self._grew = pages, True
+        return apsw.SQLITE_OK
 
     def rollback(self) -> None:
         """Forget the open batch, on disk and in memory."""
         self.open = False
-        if self.connection.in_transaction:
-            self._execute("ROLLBACK")
+        self._entry = None
+        if self._transacting and not self.connection.in_transaction:
+            self._transacting = False  # SQLite has rolled it back
+        self._end_transaction("ROLLBACK")
         for undo in reversed(self._undo):
             undo()
         for queue, saved in self._touched.values():
@@ -156,7 +244,8 @@ class Writer:
         self.mark, self.history_bytes = self._saved
         self.events = []
         if self.nursery.changed:
-            self.nursery.restore(self.connection, self.queues)
+            with self._gate:
+                self.nursery.restore(self.connection, self.queues, self.redo.unsettled)
 
     def touch(self, queue: LiveQueue) -> None:
         """Call before changing anything of the queue in memory."""
@@ -168,42 +257,39 @@ class Writer:
         """Do this too when the batch is rolled back."""
         self._undo.append(action)
 
-    def write(self, statement: str, values: tuple[Any, ...]) -> None:
+    def write(self, statement: str, values: Row) -> None:
         """Run a statement that changes something."""
+        self._transact()
         self.wrote = True
         self._execute(statement, values)
 
     def write_many(self, statement: str, rows: Sequence[Row]) -> None:
         """Run a statement that changes something, once a row."""
+        self._transact()
         self.wrote = True
         self._executemany(statement, rows)
 
     def insert_many(self, statement: str, rows: Sequence[Row]) -> None:
-        """Run an insert of one row for all of these: 256 a statement, and powers of two for the rest.
-
-        apsw lets the interpreter go at every statement, and gets it back from a thread that burns the CPU only when
-        that one's turn is over (`sys.setswitchinterval`).
-        """
+        """Run an insert of one row for all of these, in few statements (inserts.py)."""
+        self._transact()
         self.wrote = True
-        start = 0
-        while start < len(rows):
-            count = min(1 << (len(rows) - start).bit_length() - 1, _ROWS_MAX)
-            values = tuple(chain.from_iterable(rows[start : start + count]))
-            self._execute(_of_rows(statement, count), values)
-            start += count
+        insert_rows(self._execute, statement, rows)
 
-    def read(self, statement: str, values: tuple[Any, ...]) -> list[Row]:
+    def read(self, statement: str, values: Row) -> list[Row]:
         """All rows that a query gives, as the open batch sees them."""
+        self._transact()
         return self._execute(statement, values).fetchall()
 
-    def read_packed(self, statement: str, values: tuple[Any, ...], decoder: "msgspec.json.Decoder[T]") -> T:
+    def read_packed(self, statement: str, values: Row, decoder: "msgspec.json.Decoder[T]") -> T:
         """What a statement gives that packs its rows into one array of JSON: many rows at the price of one, when each
-        has to wait for the interpreter as in `insert_many`."""
+        has to wait for the interpreter as in inserts.py."""
+        self._transact()
         packed: Any = self._execute(statement, values).get
         return decoder.decode(packed)
 
-    def read_one(self, statement: str, values: tuple[Any, ...]) -> Row | None:
+    def read_one(self, statement: str, values: Row) -> Row | None:
         """The first row that a query gives."""
+        self._transact()
         return self._execute(statement, values).fetchone()
 
     def next_sequence(self) -> int:
@@ -259,13 +345,6 @@ class Writer:
     def take_visible(self) -> dict[QueueKey, int]:
         """How many messages became visible in the batch, by queue. Every queue that has some was touched."""
         return {queue.key: queue.woken for queue, _ in self._touched.values() if queue.woken}
-
-
-@cache
-def _of_rows(statement: str, count: int) -> str:
-    """An insert of one row as one of so many."""
-    head, row = statement.split(" VALUES ")
-    return f"{head} VALUES {','.join([row.replace(' ', '')] * count)}"
 
 
 def history_end(connection: apsw.Connection) -> int:

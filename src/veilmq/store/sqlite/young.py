@@ -8,8 +8,9 @@ its promotion first (promotion.py), and all are promoted at each sweep, and when
 than a few moments' worth. See docs/decisions/0013-young-messages.md.
 """
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 import msgspec
@@ -18,6 +19,9 @@ from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.message import NO_EXTRAS, Extras
 from veilmq.store.sqlite.extras import read_extras
+
+if TYPE_CHECKING:
+    from veilmq.store.sqlite.redo import Entry
 
 
 class Contents(msgspec.Struct, array_like=True, gc=False):
@@ -67,19 +71,25 @@ _RECEIVED: Final = int(Kind.RECEIVED)
 _DELETED: Final = int(Kind.DELETED)
 
 
-def replay(connection: apsw.Connection, generation: int | None = None) -> dict[int, Young]:
+def replay(
+    connection: apsw.Connection, generation: int | None = None, *, unsettled: "Sequence[Entry]" = ()
+) -> dict[int, Young]:
     """All young messages by sequence, as a connection's read transaction sees them, oldest first; or those of one
-    queue."""
+    queue.
+
+    unsettled: entries of the redo log that the database lacks, if it may lack any.
+    """
     found: dict[int, Young] = {}
     start = 0
-    for offset, packed in connection.execute("SELECT offset, messages FROM nursery ORDER BY offset"):
-        for contents in _BORN.decode(packed):
+    for offset, born in chain(_batches(connection), ((entry.offset, entry.born) for entry in unsettled)):
+        for contents in born:
             if generation is None or contents.generation == generation:
                 start = start if found else offset
                 found[contents.sequence] = Young(contents, read_extras(contents.packed) or NO_EXTRAS)
     if not found:
         return found
-    for event in _events(connection, start):
+    later = (entry.events for entry in unsettled if entry.offset >= start)
+    for event in chain.from_iterable(map(_EVENTS.decode, chain(_packed(connection, start), later))):
         young = found.get(event.sequence or 0)
         if young is None:
             continue
@@ -92,7 +102,11 @@ def replay(connection: apsw.Connection, generation: int | None = None) -> dict[i
     return found
 
 
-def _events(connection: apsw.Connection, start: int) -> Iterator[Event]:
+def _batches(connection: apsw.Connection) -> Iterator[tuple[int, list[Contents]]]:
+    rows: Any = connection.execute("SELECT offset, messages FROM nursery ORDER BY offset")
+    return ((offset, _BORN.decode(packed)) for offset, packed in rows)
+
+
+def _packed(connection: apsw.Connection, start: int) -> Iterator[bytes]:
     rows: Any = connection.execute("SELECT events FROM history WHERE offset >= ? ORDER BY offset", (start,))
-    for (packed,) in rows:
-        yield from _EVENTS.decode(packed)
+    return (packed for (packed,) in rows)

@@ -85,6 +85,7 @@ def delete_young(writer: Writer, commands: Sequence[Delete]) -> list[tuple[int, 
         nursery.changed = True
         contents, origin = young.contents, writer.origin(command.origin)
         del held[command.handle], nursery.messages[contents.sequence]
+        nursery.died.append(contents.sequence)
         queue.woken += queue.in_flight >= queue.cap
         queue.in_flight -= 1
         events.append(Event(

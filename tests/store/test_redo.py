@@ -1,0 +1,415 @@
+"""The redo log: a batch of young messages is one record and no transaction, and nobody sees the difference."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import apsw
+import msgspec
+import pytest
+
+from veilmq.model.commands import Delete, Peek, Receive
+from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
+from veilmq.model.instant import SECOND_US
+from veilmq.model.outcomes import Deleted, Received
+from veilmq.model.queue import QueueKey
+from veilmq.store.sqlite import redo
+from veilmq.store.sqlite.backup import backup
+from veilmq.store.sqlite.connections import DatabaseUnusable
+from veilmq.store.sqlite.integrity import check
+from veilmq.store.sqlite.options import MIB
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing.clock import EPOCH
+from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, impossible, sending
+from veilmq.testing.faults import FaultDisk, full, io_error
+from veilmq.testing.sqlite import SMALL, SqliteFactory
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    playing = Stage(SqliteFactory(tmp_path / "data"))
+    yield playing
+    playing.store.close()
+
+
+def store_of(stage: Stage) -> SqliteStore:
+    return cast(SqliteStore, stage.store)
+
+
+def unsettled(stage: Stage) -> int:
+    """Batches that the database does not have."""
+    return len(store_of(stage)._writer.redo.unsettled)
+
+
+def wal_pages(stage: Stage) -> int:
+    """What was written by transactions."""
+    return store_of(stage)._writer.wal_pages
+
+
+def started(stage: Stage) -> QueueKey:
+    """A queue, and all that the first use of a store writes into tables."""
+    queue = stage.create()
+    stage.send(queue, "first")
+    stage.delete(queue, stage.take(queue).handle)
+    stage.sweep()
+    return queue
+
+
+def killed(stage: Stage) -> Path:
+    """The files after a kill; returns the database."""
+    stage.factory.kill(stage.store)
+    return store_of(stage).directory.database
+
+
+def reopened(stage: Stage) -> None:
+    stage.store = stage.factory.open()
+
+
+def test_a_life_of_a_young_message_is_no_transaction(stage: Stage) -> None:
+    queue = started(stage)
+    before = wal_pages(stage)
+    stage.send(queue, "short")
+    expect(stage.delete(queue, stage.take(queue).handle), Deleted)
+    assert wal_pages(stage) == before
+    assert unsettled(stage) == 3
+
+
+def test_it_is_there_after_a_kill(stage: Stage) -> None:
+    queue = started(stage)
+    for text in ("deleted", "in flight", "waits"):
+        stage.send(queue, text)
+    expect(stage.delete(queue, stage.take(queue).handle), Deleted)
+    handle = stage.take(queue).handle
+    told = stage.events()
+    stage.send(queue, "sent after somebody read")
+    killed(stage)
+    reopened(stage)
+    assert stage.events()[: len(told)] == told
+    assert bodies(stage.receive(queue, 10)) == ["waits", "sent after somebody read"]
+    expect(stage.delete(queue, handle), Deleted)
+
+
+def test_who_reads_sees_all_that_is_committed_and_nothing_more(stage: Stage) -> None:
+    queue = started(stage)
+    before = len(stage.events())
+    stage.send(queue, "committed")
+    store_of(stage).apply([sending(queue, "applied")], stage.now)
+    assert bodies(stage.peek(queue, 10)) == ["committed"]
+    assert len(stage.events()) == before + 1
+    store_of(stage).commit()
+    assert bodies(stage.peek(queue, 10)) == ["committed", "applied"]
+
+
+def test_who_reads_amid_a_transaction_waits_for_nobody(stage: Stage) -> None:
+    queue = started(stage)
+    stage.send(queue, "committed")
+    store_of(stage).apply([sending(queue, "applied", delay_us=SECOND_US)], stage.now)
+    assert bodies(stage.peek(queue, 10)) == ["committed"]
+    store_of(stage).commit()
+
+
+def test_a_batch_that_fails_leaves_what_was_before_it(stage: Stage) -> None:
+    queue = started(stage)
+    for text in ("one", "two"):
+        stage.send(queue, text)
+    handle = stage.take(queue).handle
+    deletion = Delete(queue=queue, origin=TESTER, handle=handle, arrived=stage.now)
+    outcomes = stage.batch([sending(queue, "three"), deletion, impossible()]).outcomes
+    assert isinstance(outcomes[-1], StoreFailed)
+    assert bodies(stage.receive(queue, 10)) == ["two", "three"]
+    stage.send(queue, "four")
+    store_of(stage).apply([Receive(queue=queue, origin=TESTER, count_max=10, lease_us=SECOND_US)], stage.now)
+    stage.factory.abandon(stage.store)
+    assert bodies(stage.receive(queue, 10)) == ["four"]
+
+
+def test_the_records_begin_anew_after_a_transaction(stage: Stage) -> None:
+    queue = started(stage)
+    path = store_of(stage).directory.redo
+    size = path.stat().st_size
+    for number in range(40):
+        stage.send(queue, "x" * 4_000)
+        expect(stage.delete(queue, stage.take(queue).handle), Deleted)
+        assert path.stat().st_size == size, f"it grew in round {number}"
+    stage.send(queue, "last")
+    killed(stage)
+    reopened(stage)
+    assert bodies(stage.receive(queue, 10)) == ["last"]
+
+
+def test_a_batch_without_room_is_a_transaction(stage: Stage) -> None:
+    queue = started(stage)
+    before = wal_pages(stage)
+    stage.batch([sending(queue, f"{number}" * 10_000) for number in range(4)])
+    assert wal_pages(stage) > before
+    assert unsettled(stage) == 0
+    killed(stage)
+    reopened(stage)
+    assert len(stage.receive(queue, 10)) == 4
+
+
+def test_records_of_an_earlier_run_are_none(stage: Stage) -> None:
+    """Records of an earlier run lie behind those of this one, to the byte where the next would begin."""
+    queue = started(stage)
+    for run in ("one", "two"):
+        for number in range(3):
+            stage.send(queue, f"{run} {number}")
+        if run == "one":
+            stage.sweep()
+            store_of(stage)._writer.redo.restart()
+    stage.sweep()
+    stage.send(queue, "last")
+    database = killed(stage)
+    connection = apsw.Connection(str(database))
+    assert [len(entry.born) for entry in redo.lacking(database.parent / "redo", connection)] == [1]
+    connection.close()
+    reopened(stage)
+    assert len(stage.receive(queue, 10)) == 7
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40, 120])
+def test_a_torn_record_is_none(stage: Stage, cut: int) -> None:
+    queue = started(stage)
+    stage.send(queue, "whole")
+    log = store_of(stage)._writer.redo
+    begin = log._at
+    stage.send(queue, "torn")
+    end = log._at
+    assert end - cut > begin
+    path = store_of(stage).directory.redo
+    database = killed(stage)
+    content = path.read_bytes()
+    path.write_bytes(content[: end - cut] + bytes(len(content) - end + cut))
+    assert not check(database).problems
+    reopened(stage)
+    assert bodies(stage.receive(queue, 10)) == ["whole"]
+
+
+def test_the_log_of_another_database_is_none(stage: Stage, tmp_path: Path) -> None:
+    queue = started(stage)
+    backup(store_of(stage).directory.database, tmp_path / "copy.db")
+    stage.send(queue, "later")
+    database = killed(stage)
+    shutil.copyfile(tmp_path / "copy.db", database)
+    (database.parent / "veilmq.db-wal").unlink()
+    reopened(stage)
+    assert stage.receive(queue, 10) == []
+
+
+def test_a_backup_and_a_check_of_killed_files_know_it(stage: Stage, tmp_path: Path) -> None:
+    queue = started(stage)
+    stage.send(queue, "in the log")
+    stage.send(queue, "and another")
+    events = store_of(stage)._writer.mark.offset
+    database = killed(stage)
+    report = check(database)
+    assert (report.messages, report.books, report.problems) == (2, "balanced", [])
+    assert report.events == events
+    copy = tmp_path / "copy" / "veilmq.db"
+    copy.parent.mkdir(mode=0o700)
+    backup(database, copy)
+    assert [path.name for path in copy.parent.iterdir()] == ["veilmq.db"]
+    assert check(copy) == report
+    restored = SqliteStore(copy.parent, SMALL)
+    outcome = restored.apply([Receive(queue=queue, origin=TESTER, count_max=10)], stage.now).outcomes[0]
+    assert bodies(expect(outcome, Received).messages) == ["in the log", "and another"]
+    restored.close()
+    reopened(stage)
+
+
+def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:
+    queue = started(stage)
+    stage.send(queue, "damaged")
+    database = killed(stage)
+    content = (database.parent / "redo").read_bytes()
+    assert content.count(b"damaged") == 1
+    connection = apsw.Connection(str(database))
+    (entry,) = redo.lacking(database.parent / "redo", connection)
+    connection.close()
+    contents = msgspec.structs.replace(entry.born[0], body=b"changed")
+    changed = msgspec.structs.replace(entry, born=[contents])
+    (database.parent / "redo").write_bytes(record_of(database, changed))
+    assert "its body does not match" in str(check(database).problems)
+    reopened(stage)
+    assert stage.receive(queue) == []
+
+
+def record_of(database: Path, entry: redo.Entry) -> bytes:
+    connection = apsw.Connection(str(database))
+    log = redo.Redo(database.parent / "other", SMALL, connection.execute("SELECT epoch FROM secret").get)
+    connection.close()
+    record = log.record(entry)
+    log.close()
+    assert record is not None
+    return record
+
+
+def test_without_a_log_every_batch_is_a_transaction(tmp_path: Path) -> None:
+    stage = Stage(SqliteFactory(tmp_path / "data", msgspec.structs.replace(SMALL, redo_bytes=0)))
+    queue = started(stage)
+    before = wal_pages(stage)
+    stage.send(queue)
+    assert wal_pages(stage) > before
+    assert not store_of(stage).directory.redo.exists()
+    stage.store.close()
+
+
+def test_the_log_is_closed_to_others_and_made_anew_in_another_size(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    stage = Stage(SqliteFactory(path))
+    queue = started(stage)
+    stage.send(queue, "kept")
+    killed(stage)
+    larger = msgspec.structs.replace(SMALL, redo_bytes=100_000)
+    stage.store = SqliteStore(path, larger)
+    assert (path / "redo").stat().st_size == 100_000
+    assert (path / "redo").stat().st_mode & 0o777 == 0o600
+    assert bodies(stage.receive(queue, 10)) == ["kept"]
+    stage.store.close()
+
+
+def test_a_log_that_cannot_be_made_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, data: bytes, offset: int) -> int:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(redo.os, "pwrite", refuse)
+        assert not redo._make(tmp_path / "redo", 1 << 20)
+    assert not (tmp_path / "redo").exists()
+
+
+@pytest.fixture
+def disk() -> Iterator[FaultDisk]:
+    made = FaultDisk("redo-faults")
+    yield made
+    made.unregister()
+
+
+@pytest.fixture
+def faulty(disk: FaultDisk, tmp_path: Path) -> Iterator[Stage]:
+    playing = Stage(SqliteFactory(tmp_path / "data", msgspec.structs.replace(SMALL, vfs=disk.name)))
+    yield playing
+    playing.store.close()
+
+
+def test_a_full_disk_refuses_the_batch_and_keeps_the_rest(faulty: Stage, disk: FaultDisk) -> None:
+    queue = started(faulty)
+    faulty.send(queue, "before")
+    disk.fail("xWrite", full, for_good=True)
+    applied = store_of(faulty).apply([sending(queue, "refused")], faulty.now)
+    assert applied.wrote
+    with pytest.raises(StoreFailed):
+        store_of(faulty).commit()
+    disk.mend()
+    assert bodies(faulty.receive(queue, 10)) == ["before"]
+
+
+def test_a_sync_that_fails_ends_the_store(faulty: Stage, disk: FaultDisk) -> None:
+    queue = started(faulty)
+    store_of(faulty).apply([sending(queue, "nobody knows")], faulty.now)
+    disk.fail("xSync", io_error)
+    with pytest.raises(Exception, match="disk I/O error"):
+        store_of(faulty).commit()
+    with pytest.raises(Exception, match="disk I/O error"):
+        store_of(faulty).apply([sending(queue)], faulty.now)
+
+
+def test_a_full_disk_at_a_settlement_loses_nothing(faulty: Stage, disk: FaultDisk) -> None:
+    queue = started(faulty)
+    faulty.send(queue, "committed")
+    disk.fail("xWrite", full, for_good=True)
+    with pytest.raises(StoreFailed):
+        store_of(faulty).settle()
+    (outcome,) = faulty.batch([sending(queue, "delayed", delay_us=SECOND_US)]).outcomes
+    assert isinstance(outcome, DiskLow)
+    disk.mend()
+    assert bodies(faulty.peek(queue, 10)) == ["committed"]
+    assert bodies(faulty.receive(queue, 10)) == ["committed"]
+
+
+def full_at(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many settlements find the disk full."""
+    settle, left = redo.settle, iter(range(times))
+
+    def strike(*given: Any) -> None:
+        if next(left, None) is not None:
+            raise full()
+        settle(*given)
+
+    monkeypatch.setattr(redo, "settle", strike)
+
+
+def test_an_io_error_at_a_settlement_ends_the_store(faulty: Stage, disk: FaultDisk) -> None:
+    queue = started(faulty)
+    faulty.send(queue, "committed")
+    disk.fail("xWrite", io_error)
+    with pytest.raises(StoreUnknown):
+        store_of(faulty).query(Peek(queue=queue, origin=TESTER), faulty.now)
+    with pytest.raises(StoreUnknown):
+        store_of(faulty).apply([sending(queue)], faulty.now)
+    faulty.store.close()
+    reopened(faulty)
+    assert bodies(faulty.receive(queue, 10)) == ["committed"]
+
+
+def test_readers_in_threads_see_every_commit(stage: Stage) -> None:
+    queue = started(stage)
+    store, found, done = store_of(stage), list[str](), threading.Event()
+    committed = store._writer.mark.offset
+
+    def look() -> None:
+        while not done.is_set():
+            before = committed
+            with store.readers.lend() as connection:
+                following = connection.execute("SELECT offset FROM mark").get
+                last = connection.execute("SELECT max(offset + count) FROM history").get
+            if following < before or last != following:
+                found.append(f"{before} were committed, the mark said {following}, the history {last}")
+
+    readers = [threading.Thread(target=look) for _ in range(3)]
+    for each in readers:
+        each.start()
+    for number in range(400):
+        stage.send(queue, str(number), delay_us=SECOND_US if number % 7 == 0 else None)
+        if number % 3:
+            stage.delete(queue, stage.take(queue).handle)
+        committed = store._writer.mark.offset
+    done.set()
+    for each in readers:
+        each.join()
+    assert found == []
+
+
+def test_a_start_on_a_full_disk_takes_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(SqliteFactory(tmp_path / "data", msgspec.structs.replace(SMALL, reserve_bytes=MIB)))
+    queue = started(stage)
+    stage.send(queue, "committed")
+    killed(stage)
+    full_at(1, monkeypatch)
+    reopened(stage)
+    assert store_of(stage).disk_low
+    assert bodies(stage.receive(queue, 10)) == ["committed"]
+    stage.store.close()
+
+
+def test_a_start_on_a_full_disk_without_a_reserve_says_so(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = started(stage)
+    stage.send(queue, "committed")
+    killed(stage)
+    full_at(1, monkeypatch)
+    with pytest.raises(DatabaseUnusable, match="free space"):
+        stage.factory.open()
+    reopened(stage)
+    assert bodies(stage.receive(queue, 10)) == ["committed"]
+
+
+def test_the_clock_does_not_go_back_over_a_kill(stage: Stage) -> None:
+    queue = started(stage)
+    stage.later(5 * SECOND_US)
+    stage.send(queue)
+    killed(stage)
+    reopened(stage)
+    assert stage.store.mark == EPOCH + 5 * SECOND_US
