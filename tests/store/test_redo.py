@@ -19,6 +19,7 @@ from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite import redo
 from veilmq.store.sqlite.backup import backup
 from veilmq.store.sqlite.connections import DatabaseUnusable
+from veilmq.store.sqlite.directory import DataDirectory
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.options import MIB
 from veilmq.store.sqlite.store import SqliteStore
@@ -164,7 +165,9 @@ def test_records_of_an_earlier_run_are_none(stage: Stage) -> None:
     stage.send(queue, "last")
     database = killed(stage)
     connection = apsw.Connection(str(database))
-    assert [len(entry.born) for entry in redo.lacking(database.parent / "redo", connection)] == [1]
+    missing, is_damaged = redo.lacking(database.parent / "redo", connection)
+    assert [len(entry.born) for entry in missing] == [1]
+    assert not is_damaged
     connection.close()
     reopened(stage)
     assert len(stage.receive(queue, 10)) == 7
@@ -220,6 +223,23 @@ def test_a_backup_and_a_check_of_killed_files_know_it(stage: Stage, tmp_path: Pa
     reopened(stage)
 
 
+@pytest.mark.parametrize("place", ["first", "second"])
+def test_a_damaged_record_before_others_is_told(stage: Stage, place: str, caplog: pytest.LogCaptureFixture) -> None:
+    queue = started(stage)
+    for text in ("first", "second", "third"):
+        stage.send(queue, text)
+    database = killed(stage)
+    path = database.parent / "redo"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(place.encode(), b"?" * len(place), 1))
+    assert "a batch is damaged" in str(check(database).problems)
+    reopened(stage)
+    assert "a batch is damaged" in caplog.text
+    assert bodies(stage.receive(queue, 10)) == (["first"] if place == "second" else [])
+    assert check(database).problems == []
+    assert (database.parent / "redo.damaged").exists()
+
+
 def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:
     queue = started(stage)
     stage.send(queue, "damaged")
@@ -227,7 +247,7 @@ def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:
     content = (database.parent / "redo").read_bytes()
     assert content.count(b"damaged") == 1
     connection = apsw.Connection(str(database))
-    (entry,) = redo.lacking(database.parent / "redo", connection)
+    ((entry,), _) = redo.lacking(database.parent / "redo", connection)
     connection.close()
     contents = msgspec.structs.replace(entry.born[0], body=b"changed")
     changed = msgspec.structs.replace(entry, born=[contents])
@@ -239,7 +259,7 @@ def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:
 
 def record_of(database: Path, entry: redo.Entry) -> bytes:
     connection = apsw.Connection(str(database))
-    log = redo.Redo(database.parent / "other", SMALL, connection.execute("SELECT epoch FROM secret").get)
+    log = redo.Redo(database.parent / "other", SMALL, connection.execute("SELECT receipts FROM secret").get)
     connection.close()
     record = log.record(entry)
     log.close()
@@ -272,13 +292,44 @@ def test_the_log_is_closed_to_others_and_made_anew_in_another_size(tmp_path: Pat
 
 
 def test_a_log_that_cannot_be_made_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(descriptor: int, data: bytes, offset: int) -> int:
-        raise OSError(28, os.strerror(28))
+    def refuse(path: Path, size: int) -> None:
+        raise OSError(5, os.strerror(5))
 
     with monkeypatch.context() as patched:
-        patched.setattr(redo.os, "pwrite", refuse)
-        assert not redo._make(tmp_path / "redo", 1 << 20)
-    assert not (tmp_path / "redo").exists()
+        patched.setattr(redo, "_write_zeros", refuse)
+        stage = Stage(SqliteFactory(tmp_path / "data"))
+    queue = started(stage)
+    stage.send(queue)
+    assert unsettled(stage) == 0
+    assert not store_of(stage).directory.redo.exists()
+    stage.store.close()
+
+
+def test_the_log_leaves_room_and_comes_when_there_is_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = SMALL.redo_bytes - 1
+    monkeypatch.setattr(DataDirectory, "free_bytes", lambda directory: free)
+    stage = Stage(SqliteFactory(tmp_path / "data"))
+    queue = started(stage)
+    stage.send(queue)
+    assert unsettled(stage) == 0
+    assert not store_of(stage).directory.redo.exists()
+    store_of(stage)._writer.disk_low = 0
+    free = SMALL.redo_bytes
+    stage.later(2 * SECOND_US)
+    stage.send(queue)
+    stage.send(queue)
+    assert unsettled(stage) == 2
+    stage.store.close()
+
+
+def test_on_a_low_disk_every_batch_is_a_transaction(stage: Stage) -> None:
+    """What is in the log must fit into the database one day: nobody may say "deleted" of what will not."""
+    queue = started(stage)
+    handle = stage.send(queue) and stage.take(queue).handle
+    store_of(stage).settle()
+    store_of(stage)._writer.disk_low = 0
+    expect(stage.delete(queue, handle), Deleted)
+    assert unsettled(stage) == 0
 
 
 @pytest.fixture
@@ -321,8 +372,7 @@ def test_a_full_disk_at_a_settlement_loses_nothing(faulty: Stage, disk: FaultDis
     queue = started(faulty)
     faulty.send(queue, "committed")
     disk.fail("xWrite", full, for_good=True)
-    with pytest.raises(StoreFailed):
-        store_of(faulty).settle()
+    assert bodies(faulty.peek(queue, 10)) == [], "readers go on with what was settled"
     (outcome,) = faulty.batch([sending(queue, "delayed", delay_us=SECOND_US)]).outcomes
     assert isinstance(outcome, DiskLow)
     disk.mend()
@@ -353,6 +403,100 @@ def test_an_io_error_at_a_settlement_ends_the_store(faulty: Stage, disk: FaultDi
     faulty.store.close()
     reopened(faulty)
     assert bodies(faulty.receive(queue, 10)) == ["committed"]
+
+
+class Interrupted(Exception):
+    """As a signal's handler raises it, anywhere."""
+
+
+@pytest.mark.parametrize("statement", ["PRAGMA synchronous = 1", "BEGIN", "INSERT", "COMMIT", "PRAGMA synchronous = 2"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_settlement_that_is_interrupted_is_made_again(stage: Stage, statement: str, when: str) -> None:
+    queue = started(stage)
+    stage.send(queue, "one")
+    writer = store_of(stage)._writer
+    execute, struck = writer._execute, list[str]()
+
+    def strike(text: str, *given: Any) -> Any:
+        strikes = text.startswith(statement) and not struck
+        if strikes:
+            struck.append(text)
+            if when == "before":
+                raise Interrupted
+        result = execute(text, *given)
+        if strikes:
+            raise Interrupted
+        return result
+
+    writer._execute = strike
+    with pytest.raises(Interrupted):
+        store_of(stage).query(Peek(queue=queue, origin=TESTER), stage.now)
+    assert bodies(stage.peek(queue)) == ["one"]
+    stage.send(queue, "two")
+    stage.send(queue, "delayed", delay_us=SECOND_US)
+    assert writer.connection.pragma("synchronous") == 2
+    assert bodies(stage.receive(queue, 10)) == ["one", "two"]
+    assert check(store_of(stage).directory.database).problems == []
+
+
+def test_what_a_client_wrote_is_no_record(stage: Stage) -> None:
+    """Not even where an earlier run left it behind this one, to the byte where the next record would begin."""
+    queue = started(stage)
+    path = store_of(stage).directory.redo
+    log = store_of(stage)._writer.redo
+    stage.send(queue, "the last of this run")
+    end = log._at
+    content = path.read_bytes()
+    assert content[end : end + 8] == bytes(8)
+    database = killed(stage)
+    connection = apsw.Connection(str(database))
+    ((entry, *_), _) = redo.lacking(path, connection)
+    epoch = connection.execute("SELECT epoch FROM secret").get
+    connection.close()
+    forger = redo.Redo(path.with_name("forged"), SMALL, epoch)
+    forged = forger.record(msgspec.structs.replace(entry, offset=entry.following))
+    assert forged is not None
+    path.write_bytes(content[:end] + forged + content[end + len(forged) :])
+    reopened(stage)
+    assert bodies(stage.receive(queue, 10)) == ["the last of this run"]
+
+
+def test_a_store_that_failed_shows_nothing_old(faulty: Stage, disk: FaultDisk) -> None:
+    queue = started(faulty)
+    faulty.send(queue, "acknowledged")
+    store_of(faulty).apply([sending(queue)], faulty.now)
+    disk.fail("xSync", io_error)
+    with pytest.raises(StoreUnknown):
+        store_of(faulty).commit()
+    with pytest.raises(StoreUnknown):
+        store_of(faulty).query(Peek(queue=queue, origin=TESTER), faulty.now)
+
+
+def test_a_store_that_failed_closes_while_somebody_reads(faulty: Stage, disk: FaultDisk) -> None:
+    queue = started(faulty)
+    faulty.send(queue, "acknowledged")
+    begun, goes_on = threading.Event(), threading.Event()
+    store = store_of(faulty)
+    execute = store._writer._execute
+
+    def slow(text: str, *given: Any) -> Any:
+        if text == "COMMIT":
+            begun.set()
+            goes_on.wait(5)
+        return execute(text, *given)
+
+    store._writer._execute = slow
+    reader = threading.Thread(target=store.settle)
+    reader.start()
+    assert begun.wait(5)
+    store._broken = "a checkpoint failed"
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    goes_on.set()
+    reader.join()
+    closing.join()
+    reopened(faulty)
+    assert bodies(faulty.receive(queue, 10)) == ["acknowledged"]
 
 
 def test_readers_in_threads_see_every_commit(stage: Stage) -> None:

@@ -17,7 +17,7 @@ from veilmq.cli.progress import bar
 from veilmq.cli.remote_http import HttpDoor
 from veilmq.store.sqlite.backup import DestinationTaken, SqliteFailed, backup_directory, receive_directory
 from veilmq.store.sqlite.connections import SqliteTooOld
-from veilmq.store.sqlite.directory import DATABASE
+from veilmq.store.sqlite.directory import DATABASE, REDO
 from veilmq.store.sqlite.integrity import Report
 from veilmq.store.sqlite.integrity import check as check_database
 from veilmq.store.sqlite.schema import NotOurs, SchemaNewer, SchemaOlder
@@ -95,7 +95,11 @@ def check(data: Path, *, as_json: bool, door: HttpDoor | None = None) -> Exit:
 
 
 def _closed(data: Path) -> str:
-    """What to do if the directory cannot be written: SQLite needs to, even to read a write-ahead log."""
+    """What to do if the files cannot be read, or the directory not be written: SQLite needs to, even to read a
+    write-ahead log."""
+    for each in (data / DATABASE, data / REDO):
+        if each.exists() and not os.access(each, os.R_OK):
+            return f"{each} may not be read by this user: chown it, or be its owner."
     if os.access(data, os.W_OK):
         return ""
     return f"{data} cannot be written by this user, or is read-only: copy all of it elsewhere, and look there."

@@ -120,7 +120,7 @@ def _copy(database: Path, part: Path, progress: Progress) -> None:
     descriptor = os.open(part, os.O_RDWR)  # closed last: with it go the locks that SQLite has on that file
     try:
         check_ours(source)
-        missing = redo.lacking(database.parent / REDO, source)  # from here on the snapshot is fixed
+        missing, _ = redo.lacking(database.parent / REDO, source)  # from here on the snapshot is fixed
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)

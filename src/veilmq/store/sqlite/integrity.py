@@ -75,13 +75,15 @@ def check(database: Path, progress: Progress = _unseen) -> Report:
     """Look at everything. Blocks; any process. Raises NotOurs, SchemaNewer, SchemaOlder, SqliteFailed (cannot open)."""
     check_version()
     report = Report(problems=[])
-    connection, missing = _open(database)
+    connection, missing, is_damaged = _open(database)
     try:
         if _check_file(connection, report, progress):
             young = _young(connection, missing, report)
             _check_bodies(connection, young, report, progress)
             _check_rows(connection, young, report, progress)
             _check_history(connection, missing, young, report, progress)
+        if is_damaged:
+            report.add("file", f"{database.with_name(REDO)}: a batch is damaged, and it and those after it are lost")
     except (apsw.CorruptError, apsw.IOError, apsw.NotADBError) as error:
         report.add("file", f"the database cannot be read to the end: {error}")
     finally:
@@ -89,21 +91,22 @@ def check(database: Path, progress: Progress = _unseen) -> Report:
     return report
 
 
-def _open(database: Path) -> tuple[apsw.Connection, list[Entry]]:
-    """A connection in a read transaction on a database of ours, and what the redo log has beyond that."""
+def _open(database: Path) -> tuple[apsw.Connection, list[Entry], bool]:
+    """A connection in a read transaction on a database of ours, what the redo log has beyond that, and whether that is
+    not all that it had."""
     try:
         connection = open_reader(database, Options())
         try:
             found = check_ours(connection)
             if found < VERSION:
                 raise SchemaOlder(found)
-            missing = redo.lacking(database.parent / REDO, connection)
+            missing, is_damaged = redo.lacking(database.with_name(REDO), connection)
         except BaseException:
             connection.close()
             raise
     except (apsw.Error, msgspec.MsgspecError) as error:
         raise SqliteFailed(str(error)) from error
-    return connection, missing
+    return connection, missing, is_damaged
 
 
 def _check_file(connection: apsw.Connection, report: Report, progress: Progress) -> bool:

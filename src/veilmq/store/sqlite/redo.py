@@ -7,10 +7,11 @@ each sweep, at the end, and after a kill at the next start (`settle`, `Writer.se
 another; once a synced transaction has them all they begin anew at the start of the file, which never grows: a batch
 that has no room there is a transaction. See docs/decisions/0014-redo-log.md.
 
-    record   length of the rest (4 bytes), its CRC-32 begun with that of the database's epoch (4), Entry in MessagePack
+    record   length of the rest (4 bytes), its CRC-32 begun with that of the receipt key (4), Entry in MessagePack
 
-A record counts if it is whole and follows the one before it: it bears the offset of its run's first one, and its own
-is the next. So neither a torn record, nor one of an earlier run or of another database, is ever taken for one.
+A record counts if it is whole and follows the one before it: it bears the random number of its run, and its offset is
+the next; eight zeros are written behind it. So neither a torn record, nor one of an earlier run or of another database,
+nor what a client wrote into a message, is ever taken for one.
 """
 
 import errno
@@ -35,9 +36,11 @@ INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_NURSERY: Final = "INSERT INTO nursery VALUES (?, ?)"
 UPDATE_MARK: Final = "UPDATE mark SET clock = ?, sequence = ?, generation = ?, offset = ?"
 _HEAD: Final = struct.Struct("<II")
+_END: Final = bytes(_HEAD.size)
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NOT_NOW: Final = _FULL | {errno.EMFILE, errno.ENFILE}
 _ZEROS: Final = bytes(1 << 20)
+_SKIPPED_MAX: Final = 64
+"""Records that are not whole, before others are sought no more."""
 
 logger = logging.getLogger("veilmq.store")
 
@@ -46,7 +49,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What a committed batch leaves to be written into tables."""
 
     run: int
-    """Offset of the first entry since the log began anew."""
+    """A random number, of all since the log began anew."""
     offset: int
     """Of the first event."""
     count: int
@@ -127,8 +130,8 @@ class Run(NamedTuple):
     """What a file holds: the records that follow one another from its start."""
 
     entries: list[Entry]
-    end: int
-    """Where the next record would begin."""
+    later: Entry | None = None
+    """Of the next record that is whole, behind one that is not."""
 
     @property
     def following(self) -> int | None:
@@ -140,50 +143,60 @@ class Run(NamedTuple):
         missing = [entry for entry in self.entries if entry.offset >= following]
         return missing if missing and missing[0].offset == following else []
 
+    def is_damaged(self, following: int) -> bool:
+        """Whether a record is missing amid those that the database lacks: each was synced before the next was begun."""
+        later = self.later
+        return later is not None and later.offset > (self.following or following)
 
-NO_RUN: Final = Run([], 0)
+
+_NO_RUN: Final = Run([])
 
 
 class Redo:
     """The log of an open store."""
 
-    def __init__(self, path: Path, options: Options, epoch: bytes, run: Run = NO_RUN) -> None:
-        """run: what the file holds that the database has as its last, and perhaps not synced: it goes on.
-
-        Raises OSError if the file cannot be made for another reason than want of space or of files.
-        """
+    def __init__(self, path: Path, options: Options, key: bytes) -> None:
+        """key: of the receipts, which nobody else knows."""
         self.unsettled: list[Entry] = []
         """Those that the database does not have, oldest first."""
         self.dead: set[int] = set()
         """Sequences of young messages whose deletion is in an entry or before."""
-        self._seed = crc32(epoch)
-        self._size = path.stat().st_size if run.entries else options.redo_bytes
+        self._seed = crc32(key)
+        self._path, self._vfs = path, options.vfs
+        self._size = options.redo_bytes
         self._synced = options.synchronous == "FULL"
-        self._at = run.end
-        self._run = run.entries[0].run if run.entries else 0
+        self._at = self._run = 0
         self._file: _File | None = None
-        if self._size and _make(path, self._size):
-            self._file = _InVfs(path, options.vfs) if options.vfs else _OnDisk(path)
+
+    def open(self, room_bytes: int) -> None:
+        """Open the file, if it is not open; make it, if that leaves something of the room. Else do without."""
+        if self._file is not None or not self._size:
+            return
+        try:
+            _make(self._path, self._size, room_bytes)
+            self._file = _InVfs(self._path, self._vfs) if self._vfs else _OnDisk(self._path)
+        except (OSError, apsw.Error) as error:
+            logger.warning("no redo log, so every batch is a transaction: %s", error)
 
     def entry(self, row: tuple[Any, ...], sequence: int, generation: int, born: list[Contents]) -> "Entry | None":
         """The batch that has this row of history, ready to be appended; None: there is no log."""
         if self._file is None:
             return None
         offset, count, at, bytes_before, version, events = row
-        run = self._run if self._at else offset
+        run = self._run if self._at else int.from_bytes(os.urandom(8), "big")
         return Entry(run, offset, count, at, bytes_before, version, sequence, generation, events, born)
 
     def record(self, entry: Entry) -> bytes | None:
         """As it stands in the file; None: there is no room."""
         packed = _ENCODE(entry)
-        if self._at + _HEAD.size + len(packed) > self._size:
+        if self._at + _HEAD.size + len(packed) + len(_END) > self._size:
             return None
         return _HEAD.pack(len(packed), crc32(packed, self._seed)) + packed
 
     def append(self, entry: Entry, record: bytes) -> None:
         """Make it durable. Raises apsw.Error; after one of `sync` nobody knows whether it is."""
         assert self._file is not None
-        self._file.write(record, self._at)
+        self._file.write(record + _END, self._at)
         if self._synced:
             self._file.sync()
         self._run = entry.run
@@ -217,66 +230,111 @@ def events(entries: Iterable[Entry]) -> Iterator[tuple[int, Event]]:
         yield from enumerate(_EVENTS.decode(entry.events), entry.offset)
 
 
-def lacking(path: Path, connection: apsw.Connection) -> list[Entry]:
-    """The entries of the file that the database lacks. Begins a transaction that they go with, if none is open.
+def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]:
+    """The entries of the file that the database lacks, and whether there were others.
 
-    The file is read first: a server that settles its entries meanwhile leaves a database that has them. Raises
-    apsw.CantOpenError if it may not be read.
+    Begins a transaction that they go with, if none is open. The file is read first: a server that settles its entries
+    meanwhile leaves a database that has them. Raises OSError if it may not be read.
     """
-    epoch: Any = connection.execute("SELECT epoch FROM secret").get
-    run = read(path, epoch)
+    key: Any = connection.execute("SELECT receipts FROM secret").get
+    run = read(path, key)
     if not connection.in_transaction:
         connection.execute("BEGIN")
     following: Any = connection.execute("SELECT offset FROM mark").get
-    return run.beyond(following)
+    return run.beyond(following), run.is_damaged(following)
 
 
-def read(path: Path, epoch: bytes) -> Run:
-    """What the file of a database of that epoch holds. Raises apsw.CantOpenError if it may not be read."""
+def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
+    """At a start, bring into the database what only the log has, and see to it that it has all for good.
+
+    A damaged file is moved away. Raises OSError.
+    """
+    run = read(path, key)
+    following: Any = connection.execute("SELECT offset FROM mark").get
+    missing = run.beyond(following)
+    if missing:
+        with connection:
+            settle(connection.execute, missing)
+        logger.info("%d batches were brought from the redo log into the database", len(missing))
+    elif run.entries:
+        # A kill may have left a settlement in the WAL that no sync followed. This writes a page, whatever it held.
+        connection.pragma("user_version", connection.pragma("user_version"))
+    if run.is_damaged(following):
+        kept = path.with_suffix(".damaged")
+        os.replace(path, kept)
+        logger.error("%s: a batch is damaged, and it and those after it are lost; see %s", path, kept)
+
+
+def read(path: Path, key: bytes) -> Run:
+    """What the file of a database of that receipt key holds. Raises OSError if it may not be read."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return NO_RUN
-    except OSError as error:
-        raise apsw.CantOpenError(f"redo log: {error}") from error
-    seed = crc32(epoch)
+        return _NO_RUN
+    seed = crc32(key)
     found: list[Entry] = []
     at = 0
-    while at + _HEAD.size <= len(content):
-        length, checksum = _HEAD.unpack_from(content, at)
-        packed = content[at + _HEAD.size : at + _HEAD.size + length]
-        if not length or len(packed) < length or crc32(packed, seed) != checksum:
-            break
-        entry = _ENTRY.decode(packed)
-        before = found[-1] if found else None
-        if entry.run != (before.run if before else entry.offset) or (before and entry.offset != before.following):
+    while (record := _record(content, at, seed)) is not None:
+        entry, end = record
+        if found and (entry.run, entry.offset) != (found[-1].run, found[-1].following):
             break
         found.append(entry)
+        at = end
+    return Run(found, _behind(content, at, seed, found))
+
+
+def _record(content: bytes, at: int, seed: int) -> tuple[Entry, int] | None:
+    """The entry that begins at that byte, if it is whole, and where it ends."""
+    if at + _HEAD.size > len(content):
+        return None
+    length, checksum = _HEAD.unpack_from(content, at)
+    begin = at + _HEAD.size
+    packed = content[begin : begin + length]
+    if not length or len(packed) < length or crc32(packed, seed) != checksum:
+        return None
+    return _ENTRY.decode(packed), begin + length
+
+
+def _behind(content: bytes, at: int, seed: int, found: Sequence[Entry]) -> Entry | None:
+    """The next whole record of the run behind the one at that byte, as far as lengths lead there."""
+    for _ in range(_SKIPPED_MAX):
+        if at + _HEAD.size > len(content):
+            break
+        (length, _) = _HEAD.unpack_from(content, at)
+        if not length:
+            break
         at += _HEAD.size + length
-    return Run(found, at)
+        record = _record(content, at, seed)
+        if record is not None and (not found or record[0].run == found[0].run):
+            return record[0]
+    return None
 
 
-def _make(path: Path, size: int) -> bool:
-    """Make the file of that size, all of it written, so that later writes change nothing but bytes of it."""
+def _make(path: Path, size: int, room_bytes: int) -> None:
+    """Make the file of that size, unless it is there: all of it written, so that later writes change nothing but bytes
+    of it. Raises OSError; then there is none."""
     if path.exists() and path.stat().st_size == size:
-        return True
+        return
+    if room_bytes < size:
+        raise OSError(errno.ENOSPC, f"no room for {size} bytes")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            for at in range(0, size, len(_ZEROS)):
-                os.pwrite(descriptor, _ZEROS[: size - at], at)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        if error.errno not in _NOT_NOW:
-            raise
+        _write_zeros(path, size)
+    except OSError:
         path.unlink(missing_ok=True)
-        logger.warning("no redo log, so every batch is a transaction: %s", error)
-        return False
-    return True
+        raise
+
+
+def _write_zeros(path: Path, size: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        at = 0
+        while at < size:
+            at += os.pwrite(descriptor, _ZEROS[: size - at], at)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -152,12 +152,12 @@ class SqliteStore:
             connection = open_writer(database, self.options)  # the disk may be full: the reserve is for that
         try:
             try:
-                self._writer, self._snapshots = _load(connection, self.directory.redo, self.options)
+                self._writer, self._snapshots = _load(connection, self.directory, self.options)
             except apsw.FullError:
                 full = True
                 if not self.directory.give_up_reserve():
                     raise
-                self._writer, self._snapshots = _load(connection, self.directory.redo, self.options)
+                self._writer, self._snapshots = _load(connection, self.directory, self.options)
             if full:
                 self._relieve(freed=True)
             self._settle()
@@ -169,7 +169,10 @@ class SqliteStore:
         self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
         self._disk_looked = Instant(-_DISK_LOOK_US)
         self._broken: str | None = None
+        self._reads_old = False
+        """Whether readers do not see what was committed last."""
         self._handlers = self._serial_order()
+        self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes())
 
     def _serial_order(self) -> dict[type, GroupHandler]:
         """Who handles each kind of command, in the order that a batch gives the kinds.
@@ -349,17 +352,25 @@ class SqliteStore:
     def settle(self) -> None:
         """Bring into the database what only the redo log has, for who reads there. Any thread.
 
-        Raises StoreFailed (a full disk), StoreUnknown; nothing in a forked process or a store that failed before.
+        On a full disk they read what was committed before. Raises StoreUnknown.
         """
-        if self._broken is not None or os.getpid() != self.directory.pid:
+        if os.getpid() != self.directory.pid or not self._writer.redo.unsettled:
             return
+        if self._broken is not None:
+            raise StoreUnknown(reason=self._broken)
         try:
             self._writer.settle()
+        except apsw.FullError as error:
+            if not self._reads_old:
+                logger.warning("what was acknowledged last cannot be read yet: %s", error)
+            self._reads_old = True
         except apsw.Error as error:
             judged = verdict(error)
             if isinstance(judged, StoreUnknown):
                 self._broken = judged.reason
             raise judged from error
+        else:
+            self._reads_old = False
 
     def close(self) -> None:
         """See `Store.close`."""
@@ -371,14 +382,12 @@ class SqliteStore:
             except _DAMAGE as error:
                 self._broken = str(error)
                 logger.error("closed as after a kill: %s: %s", type(error).__name__, error)
-        self.checkpointer.close()
-        self.readers.close()
-        self._writer.redo.close()
-        if self._broken is None:
-            self._writer.connection.close()
-        else:
-            close_unchecked(self._writer.connection)
-        self.directory.close()
+        try:
+            self.checkpointer.close()
+            self.readers.close()
+            self._writer.close(apsw.Connection.close if self._broken is None else close_unchecked)
+        finally:
+            self.directory.close()
 
     def _settle(self) -> None:
         """Promote all, at the start, because what was read from disk is judged in the tables, and at the end.
@@ -446,6 +455,8 @@ class SqliteStore:
             logger.warning("disk %s: %d bytes free, floor %d", "has space again" if was_low else "low", free, floor)
         if self._writer.disk_low is not None:
             self._checkpoint(self.checkpointer.give_back)
+        elif was_low:
+            self._writer.redo.open(free - floor)
 
 
 def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
@@ -453,29 +464,16 @@ def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
     return row
 
 
-def _load(connection: apsw.Connection, log: Path, options: Options) -> tuple[Writer, Snapshots]:
+def _load(connection: apsw.Connection, directory: DataDirectory, options: Options) -> tuple[Writer, Snapshots]:
     """All that is kept in memory. Raises one of `_DAMAGE` if the file does not hold what was written."""
     _give_birth(connection)
-    (epoch,) = _row(connection, "SELECT epoch FROM secret")
-    run = redo.read(log, epoch)
-    following = _row(connection, "SELECT offset FROM mark")[0]
-    missing = run.beyond(following)
-    if missing:
-        with connection:
-            redo.settle(connection.execute, missing)
-        logger.info("%d batches were brought from the redo log into the database", len(missing))
-    receipts = ReceiptKey(_row(connection, "SELECT receipts FROM secret")[0])
+    (key,) = _row(connection, "SELECT receipts FROM secret")
+    redo.recover(directory.redo, connection, key)
     mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
     loaded = queues.load(connection)
     plans.load(connection, loaded)
-    writer = Writer(
-        connection,
-        loaded,
-        topics.load(connection),
-        mark,
-        receipts,
-        redo.Redo(log, options, epoch, run if run.following == following else redo.NO_RUN),
-    )
+    log = redo.Redo(directory.redo, options, key)
+    writer = Writer(connection, loaded, topics.load(connection), mark, ReceiptKey(key), log)
     writer.nursery.count(loaded)
     return writer, snapshots.load(connection)
 

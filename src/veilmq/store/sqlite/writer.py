@@ -17,10 +17,12 @@ import apsw
 import msgspec
 
 from veilmq.model.commands import Origin
+from veilmq.model.errors import StoreUnknown
 from veilmq.model.events import SCHEMA_VERSION, Event
 from veilmq.model.instant import Instant
 from veilmq.model.queue import QueueKey
 from veilmq.model.receipt import ReceiptKey
+from veilmq.store.sqlite.connections import verdict
 from veilmq.store.sqlite.inserts import Row, insert_rows
 from veilmq.store.sqlite.nursery import Nursery
 from veilmq.store.sqlite.queues import LiveQueue, Queues
@@ -99,6 +101,11 @@ class Writer:
         self._grew = False
         """Whether the WAL got anything from the latest commit."""
         connection.set_wal_hook(self._wal_grew)
+        self._relaxed = False
+        """Whether commits may not be synced, because a settlement was interrupted."""
+        self._failed: apsw.Error | None = None
+        """Why nobody knows what became of a settlement."""
+        self._closed = False
         self._synced = f"PRAGMA synchronous = {synchronous}"
         self._unsynced = f"PRAGMA synchronous = {min(synchronous, _SYNCHRONOUS_NORMAL)}"
         self.history_bytes = history_end(connection)
@@ -156,6 +163,8 @@ class Writer:
         self._execute(UPDATE_MARK, (self.mark.clock, self.mark.sequence, self.mark.generation, self.mark.offset))
 
     def _goes_into_redo(self, row: Row, born: list[Contents]) -> bool:
+        if self.disk_low is not None:
+            return False  # what may have no room in the database is refused at once
         entry = self.redo.entry(row, self.mark.sequence, self.mark.generation, born)
         record = None if entry is None else self.redo.record(entry)
         if entry is None or record is None:
@@ -185,6 +194,8 @@ class Writer:
         """Call before a statement of the open batch: the first one begins its transaction."""
         if not self._transacting:
             with self._gate:
+                if self._failed is not None:
+                    raise self._failed
                 self._settle()
                 self._execute("BEGIN IMMEDIATE")
                 self._transacting = True
@@ -198,30 +209,51 @@ class Writer:
         """Bring into the database what only the redo log has of committed batches: for who reads there. Any thread."""
         if self.redo.unsettled:
             with self._gate:
-                if not self._transacting:
+                if not self._transacting and not self._closed:
                     self._settle()
 
     def _settle(self) -> None:
         """The same, with the gate in hand and no transaction open.
 
-        Not synced: the redo log keeps the entries until a synced transaction has followed.
+        Not synced: the redo log keeps the entries until a synced transaction has followed. A caller's thread may be
+        interrupted anywhere in it, so that the database may have them though they stand here.
         """
         redo = self.redo
+        if self._relaxed:
+            self._tighten()
         if not redo.unsettled:
             return
-        self._execute(self._unsynced)
+        self._relaxed = True
         try:
+            self._execute(self._unsynced)
             self._execute("BEGIN IMMEDIATE")
-            settle(self._execute, redo.unsettled, redo.dead)
+            following: Any = self._execute("SELECT offset FROM mark").get
+            missing = [entry for entry in redo.unsettled if entry.offset >= following]
+            if missing:
+                settle(self._execute, missing, redo.dead)
             self._execute("COMMIT")
-        except BaseException:
-            if self.connection.in_transaction:
-                self._execute("ROLLBACK")
+        except BaseException as error:
+            if isinstance(error, apsw.Error) and isinstance(verdict(error), StoreUnknown):
+                self._failed = error
             raise
         finally:
-            self._execute(self._synced)
+            self._tighten()
         redo.unsettled = []
         redo.dead = set()
+
+    def _tighten(self) -> None:
+        """After a settlement, however it ended: nothing of it is open, and commits are synced."""
+        if self.connection.in_transaction:
+            self._execute("ROLLBACK")
+        self._execute(self._synced)
+        self._relaxed = False
+
+    def close(self, how: Callable[[apsw.Connection], None]) -> None:
+        """Close the connection and the log; who still waits to read finds nothing to settle."""
+        with self._gate:
+            self._closed = True
+            self.redo.close()
+            how(self.connection)
 
     def _wal_grew(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self.wal_pages, self._grew = pages, True
