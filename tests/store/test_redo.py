@@ -232,12 +232,23 @@ def test_a_damaged_record_before_others_is_told(stage: Stage, place: str, caplog
     path = database.parent / "redo"
     content = path.read_bytes()
     path.write_bytes(content.replace(place.encode(), b"?" * len(place), 1))
-    assert "a batch is damaged" in str(check(database).problems)
+    assert "a batch is damaged or missing" in str(check(database).problems)
     reopened(stage)
-    assert "a batch is damaged" in caplog.text
+    assert "a batch is damaged or missing" in caplog.text
     assert bodies(stage.receive(queue, 10)) == (["first"] if place == "second" else [])
     assert check(database).problems == []
     assert (database.parent / "redo.damaged").exists()
+
+
+def test_a_database_without_its_wal_is_told(stage: Stage) -> None:
+    stage.reopen()
+    queue = started(stage)
+    stage.send(queue, "behind what is missing")
+    database = killed(stage)
+    database.with_name("veilmq.db-wal").unlink()
+    assert "a batch is damaged or missing" in str(check(database).problems)
+    reopened(stage)
+    assert check(database).problems == []
 
 
 def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:

@@ -83,7 +83,9 @@ def check(database: Path, progress: Progress = _unseen) -> Report:
             _check_rows(connection, young, report, progress)
             _check_history(connection, missing, young, report, progress)
         if is_damaged:
-            report.add("file", f"{database.with_name(REDO)}: a batch is damaged, and it and those after it are lost")
+            report.add(
+                "file", f"{database.with_name(REDO)}: a batch is damaged or missing, and what came after it is lost"
+            )
     except (apsw.CorruptError, apsw.IOError, apsw.NotADBError) as error:
         report.add("file", f"the database cannot be read to the end: {error}")
     finally:

@@ -133,20 +133,19 @@ class Run(NamedTuple):
     later: Entry | None = None
     """Of the next record that is whole, behind one that is not."""
 
-    @property
-    def following(self) -> int | None:
-        """The next offset after them."""
-        return self.entries[-1].following if self.entries else None
-
     def beyond(self, following: int) -> list[Entry]:
         """Those that a database lacks whose next offset is `following`."""
         missing = [entry for entry in self.entries if entry.offset >= following]
         return missing if missing and missing[0].offset == following else []
 
     def is_damaged(self, following: int) -> bool:
-        """Whether a record is missing amid those that the database lacks: each was synced before the next was begun."""
-        later = self.later
-        return later is not None and later.offset > (self.following or following)
+        """Whether a record is missing amid those that the database lacks, or before them.
+
+        Each was synced before the next was begun, and the first one when the database had all before it.
+        """
+        if self.entries and self.entries[0].offset > following:
+            return True
+        return self.later is not None and self.later.offset >= following
 
 
 _NO_RUN: Final = Run([])
@@ -262,7 +261,7 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
     if run.is_damaged(following):
         kept = path.with_suffix(".damaged")
         os.replace(path, kept)
-        logger.error("%s: a batch is damaged, and it and those after it are lost; see %s", path, kept)
+        logger.error("%s: a batch is damaged or missing, and what came after it is lost; see %s", path, kept)
 
 
 def read(path: Path, key: bytes) -> Run:
