@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -508,6 +509,18 @@ def test_a_store_that_failed_closes_while_somebody_reads(faulty: Stage, disk: Fa
     closing.join()
     reopened(faulty)
     assert bodies(faulty.receive(queue, 10)) == ["acknowledged"]
+
+
+def test_a_child_that_was_forked_amid_a_settlement_closes(stage: Stage) -> None:
+    with store_of(stage)._writer._gate:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            try:
+                stage.store.close()
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_readers_in_threads_see_every_commit(stage: Stage) -> None:

@@ -374,7 +374,8 @@ class SqliteStore:
 
     def close(self) -> None:
         """See `Store.close`."""
-        if self._broken is None and os.getpid() == self.directory.pid:
+        is_owner = os.getpid() == self.directory.pid
+        if self._broken is None and is_owner:
             try:
                 if self._writer.open:
                     self._writer.rollback()
@@ -385,7 +386,8 @@ class SqliteStore:
         try:
             self.checkpointer.close()
             self.readers.close()
-            self._writer.close(apsw.Connection.close if self._broken is None else close_unchecked)
+            how = apsw.Connection.close if self._broken is None else close_unchecked
+            self._writer.close(how, waits=is_owner)
         finally:
             self.directory.close()
 

@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 import apsw
@@ -248,9 +249,12 @@ class Writer:
         self._execute(self._synced)
         self._relaxed = False
 
-    def close(self, how: Callable[[apsw.Connection], None]) -> None:
-        """Close the connection and the log; who still waits to read finds nothing to settle."""
-        with self._gate:
+    def close(self, how: Callable[[apsw.Connection], None], *, waits: bool) -> None:
+        """Close the connection and the log; who still waits to read finds nothing to settle.
+
+        waits: for who settles just now. In a forked process he would never end.
+        """
+        with self._gate if waits else nullcontext():
             self._closed = True
             self.redo.close()
             how(self.connection)
