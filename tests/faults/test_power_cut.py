@@ -11,10 +11,10 @@ import apsw
 import msgspec
 import pytest
 
-from veilmq.model.commands import CreateQueue, Delete, Receive
+from veilmq.model.commands import CreateQueue
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.outcomes import Received
+from veilmq.model.outcomes import Deleted
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.integrity import check
@@ -22,9 +22,9 @@ from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.acknowledged import Workload
 from veilmq.testing.clock import EPOCH
-from veilmq.testing.contract.stage import TESTER, bodies, expect, sending
+from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect
 from veilmq.testing.faults import FaultDisk
-from veilmq.testing.sqlite import SMALL
+from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 FIFO_QUEUE = QueueKey("000000000000", "us-east-1", "jobs.fifo")
@@ -103,48 +103,37 @@ def test_nothing_acknowledged_is_lost_across_checkpoints(disk: FaultDisk, option
 def test_what_readers_settle_is_kept_until_it_is_synced(
     disk: FaultDisk, options: Options, tmp_path: Path, seed: int
 ) -> None:
-    store = SqliteStore(tmp_path / "data", options)
-    store.apply([CreateQueue(queue=QUEUE, origin=TESTER)], EPOCH)
-    store.commit()
+    stage = Stage(SqliteFactory(tmp_path / "data", options))
+    queue = stage.create()
     for number in range(12):
-        store.apply([sending(QUEUE, str(number))], EPOCH)
-        store.commit()
-        store.settle()
+        stage.send(queue, str(number))
+        store_of(stage).settle()
         left = tmp_path / f"left-{number}"
         disk.power_cut(tmp_path / "data", left, seed * 100 + number)
-        found = SqliteStore(left, SMALL)
-        (outcome,) = found.apply([Receive(queue=QUEUE, origin=TESTER, count_max=100)], EPOCH).outcomes
-        assert bodies(expect(outcome, Received).messages) == [str(each) for each in range(number + 1)]
-        found.close()
-    store.close()
+        found = Stage(SqliteFactory(left))
+        assert bodies(found.receive(queue, 100)) == [str(each) for each in range(number + 1)]
+        found.store.close()
+    stage.store.close()
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_what_was_settled_before_a_kill_is_kept_over_a_power_cut(
     disk: FaultDisk, options: Options, tmp_path: Path, seed: int
 ) -> None:
-    store = SqliteStore(tmp_path / "data", options)
-    store.apply([CreateQueue(queue=QUEUE, origin=TESTER)], EPOCH)
-    store.commit()
-    store.apply([sending(QUEUE, "dies young")], EPOCH)
-    store.commit()
-    (outcome,) = store.apply([Receive(queue=QUEUE, origin=TESTER)], EPOCH).outcomes
-    store.commit()
-    (message,) = expect(outcome, Received).messages
-    store.apply([Delete(queue=QUEUE, origin=TESTER, handle=message.handle, arrived=EPOCH)], EPOCH)
-    store.commit()
-    store.settle()
-    store._broken = "killed"
-    store.close()
-    store = SqliteStore(tmp_path / "data", options)
-    store.apply([sending(QUEUE, "next")], EPOCH)
-    store.commit()
+    stage = Stage(SqliteFactory(tmp_path / "data", options))
+    queue = stage.create()
+    stage.send(queue, "dies young")
+    expect(stage.delete(queue, stage.take(queue).handle), Deleted)
+    store_of(stage).settle()
+    store_of(stage)._broken = "killed"
+    stage.reopen()
+    stage.send(queue, "next")
     disk.power_cut(tmp_path / "data", tmp_path / "left", seed)
     found = SqliteStore(tmp_path / "left", SMALL)
-    assert found._writer.mark.offset == store._writer.mark.offset
+    assert found._writer.mark.offset == store_of(stage)._writer.mark.offset
     assert check(tmp_path / "left" / "veilmq.db").problems == []
     found.close()
-    store.close()
+    stage.store.close()
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
@@ -14,9 +13,8 @@ from veilmq.store.sqlite import connections
 from veilmq.store.sqlite.connections import Checkpointer
 from veilmq.store.sqlite.directory import DATABASE
 from veilmq.store.sqlite.options import MIB
-from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.contract.stage import TESTER, Stage, sending
-from veilmq.testing.sqlite import SMALL, SqliteFactory
+from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 TEXT = "x" * 4_000
 
@@ -56,10 +54,6 @@ def write(stage: Stage, batches: int) -> None:
         bulk = store_of(stage).checkpointer._bulk
         if bulk is not None:
             bulk.join()
-
-
-def store_of(stage: Stage) -> SqliteStore:
-    return cast(SqliteStore, stage.store)
 
 
 def test_what_gathered_behind_a_long_read_is_no_commits_to_copy(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

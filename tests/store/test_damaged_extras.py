@@ -1,6 +1,5 @@
 """Damaged extras: the message is set apart wherever it is met, and everything else goes on."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -16,16 +15,8 @@ from veilmq.model.topic import SubscriptionSettings, TopicKey
 from veilmq.store.sqlite.extras import pack_extras
 from veilmq.store.sqlite.integrity import check
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, sending
-from veilmq.testing.sqlite import SqliteFactory
 
 TYPED = Extras(type="film")
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(SqliteFactory(tmp_path / "data"))
-    yield stage
-    stage.store.close()
 
 
 NO_MSGPACK = b"\xc1"

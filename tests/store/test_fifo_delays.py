@@ -1,7 +1,6 @@
 """A FIFO queue's delay is changed while it is full: steps that do not grow with it, and the same end in all orders."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -20,14 +19,6 @@ from veilmq.testing.sqlite import SqliteFactory
 COUNT = 3_000
 STEPS = 256
 DELAY_US = 15 * MINUTE_US
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    """A fresh stage."""
-    playing = Stage(SqliteFactory(tmp_path / "data"))
-    yield playing
-    playing.store.close()
 
 
 def fill(stage: Stage, queue: QueueKey, groups: int, count: int = COUNT) -> None:

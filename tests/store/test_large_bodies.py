@@ -1,8 +1,5 @@
 """What one batch does to large bodies on its own account: it is bounded by their bytes, not by their number alone."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from veilmq.model.commands import Receive, Sweep
@@ -13,21 +10,12 @@ from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite import history, sweeps
 from veilmq.store.sqlite.claims import DETOUR_BYTES, DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
 from veilmq.testing.contract.stage import TESTER, Stage, expect, sending
-from veilmq.testing.sqlite import SqliteFactory
 
 LARGE = 256 * 1024
 TEXT = "x" * LARGE
 COUNT = 60
 COST = 1 + LARGE // DETOUR_BYTES
 SHAPES = ["plain", "line.fifo", "fair"]
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    """A fresh stage."""
-    playing = Stage(SqliteFactory(tmp_path / "data"))
-    yield playing
-    playing.store.close()
 
 
 def fill(stage: Stage, queue: QueueKey, **fields: object) -> None:

@@ -1,7 +1,5 @@
 """What must not be left behind: rows of a queue that is deleted, groups of a batch that is rolled back."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +11,9 @@ from veilmq.model.plan import LeasePlan
 from veilmq.model.queue import RedrivePolicy
 from veilmq.store.sqlite.sends import send_all
 from veilmq.testing.contract.stage import TESTER, Stage, sending
-from veilmq.testing.sqlite import SqliteFactory
 
 KEPT = {"mark", "secret", "queue", "origin", "history", "sqlite_sequence"}
 """What may have rows though no queue exists: the names of deleted queues stay as long as the history names them."""
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(SqliteFactory(tmp_path / "data"))
-    yield stage
-    stage.store.close()
 
 
 def rows(stage: Stage) -> dict[str, int]:

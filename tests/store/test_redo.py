@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import apsw
 import msgspec
@@ -27,18 +27,7 @@ from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.clock import EPOCH
 from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, impossible, sending
 from veilmq.testing.faults import FaultDisk, full, io_error
-from veilmq.testing.sqlite import SMALL, SqliteFactory
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    playing = Stage(SqliteFactory(tmp_path / "data"))
-    yield playing
-    playing.store.close()
-
-
-def store_of(stage: Stage) -> SqliteStore:
-    return cast(SqliteStore, stage.store)
+from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 
 def unsettled(stage: Stage) -> int:

@@ -7,7 +7,6 @@ writes, and dictionaries that refuse to be walked through.
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import apsw
@@ -61,14 +60,6 @@ class Unwalked(dict[Any, Any]):
         raise AssertionError("somebody goes through all of it")
 
     __iter__ = keys = values = items = _refuse  # type: ignore[assignment]
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    """A fresh stage."""
-    playing = Stage(SqliteFactory(tmp_path / "data"))
-    yield playing
-    playing.store.close()
 
 
 def connection_of(stage: Stage) -> apsw.Connection:

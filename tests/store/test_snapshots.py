@@ -12,17 +12,11 @@ from veilmq.model.events import HistoryTrimmed
 from veilmq.model.outcomes import Swept
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite import snapshots
-from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.contract.stage import Stage, expect, sending
 from veilmq.testing.replaying import replay
-from veilmq.testing.sqlite import SMALL, SqliteFactory
+from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 MESSAGES = 5_000
-
-
-def store_of(stage: Stage) -> SqliteStore:
-    assert isinstance(stage.store, SqliteStore)
-    return stage.store
 
 
 def opened(tmp_path: Path, history_bytes_max: int) -> Stage:

@@ -1,9 +1,8 @@
 """Young messages: in memory and in the journal, and nowhere else until they must be; nobody sees the difference."""
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import apsw
 import msgspec
@@ -20,21 +19,9 @@ from veilmq.store.sqlite import nursery, peeks, young
 from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.rows import oldest_sent, oldest_young
-from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.writer import INSERT_MESSAGE
 from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, impossible, refused, sending
-from veilmq.testing.sqlite import SqliteFactory
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    playing = Stage(SqliteFactory(tmp_path / "data"))
-    yield playing
-    playing.store.close()
-
-
-def store_of(stage: Stage) -> SqliteStore:
-    return cast(SqliteStore, stage.store)
+from veilmq.testing.sqlite import store_of
 
 
 def rows_of(stage: Stage) -> tuple[int, int, int]:

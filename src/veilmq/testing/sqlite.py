@@ -16,9 +16,16 @@ from veilmq.store.sqlite import history
 from veilmq.store.sqlite.options import MIB, Options
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.young import replay
+from veilmq.testing.contract.stage import Stage
 
 SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024)
 """Nothing kept back on disk: tests open hundreds of stores."""
+
+
+def store_of(stage: Stage) -> SqliteStore:
+    """The stage's store, to look inside."""
+    assert isinstance(stage.store, SqliteStore)
+    return stage.store
 
 
 class SqliteFactory:

@@ -18,7 +18,7 @@ import apsw
 from veilmq.model.receipt import KEY_BYTES
 from veilmq.store.sqlite import redo
 from veilmq.store.sqlite.connections import check_version, open_reader
-from veilmq.store.sqlite.directory import DATABASE, REDO
+from veilmq.store.sqlite.directory import DATABASE, REDO, sync_directory
 from veilmq.store.sqlite.large_files import SyncedInPieces, Writing
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.schema import check_ours
@@ -63,7 +63,7 @@ def backup(database: Path, copy: Path, progress: Progress = _unseen) -> None:
             # SQLite's words for it are those of the other database, where nothing is wrong.
             raise SqliteFailed("no space is left" if isinstance(error, apsw.FullError) else str(error)) from error
         raise
-    _sync(copy.parent)
+    sync_directory(copy.parent)
 
 
 def backup_directory(database: Path, destination: Path, progress: Progress = _unseen) -> int:
@@ -73,7 +73,7 @@ def backup_directory(database: Path, destination: Path, progress: Progress = _un
     """
     with _made(destination):
         backup(database, destination / DATABASE, progress)
-    _sync(destination.parent)
+    sync_directory(destination.parent)
     return (destination / DATABASE).stat().st_size
 
 
@@ -93,8 +93,8 @@ def receive_directory(destination: Path, write: Callable[[Writing], None]) -> in
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-    _sync(destination)
-    _sync(destination.parent)
+    sync_directory(destination)
+    sync_directory(destination.parent)
     return (destination / DATABASE).stat().st_size
 
 
@@ -120,7 +120,7 @@ def _copy(database: Path, part: Path, progress: Progress) -> None:
     descriptor = os.open(part, os.O_RDWR)  # closed last: with it go the locks that SQLite has on that file
     try:
         check_ours(source)
-        missing, _ = redo.lacking(database.parent / REDO, source)  # from here on the snapshot is fixed
+        missing, _ = redo.lacking(database.with_name(REDO), source)  # from here on the snapshot is fixed
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)
@@ -148,11 +148,3 @@ def _renew(part: Path) -> None:
         connection.execute("UPDATE secret SET receipts = ?, epoch = ?", fresh)
     finally:
         connection.close()
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,9 +1,9 @@
 """Is what the directory holds in order: the file, every body, every lease, and the books of every queue.
 
 Strategy: one read transaction, and what the redo log has beyond it, so that a running server's database is judged as
-one committed state. The books: by the
-history, what was sent to a queue or moved into it is what lives there now and what was deleted, expired, purged, moved
-or set apart. They are kept from offset 0, or else from the newest complete snapshot in the history.
+one committed state. The books: by the history, what was sent to a queue or moved into it is what lives there now and
+what was deleted, expired, purged, moved or set apart. They are kept from offset 0, or else from the newest complete
+snapshot in the history.
 """
 
 from collections import Counter
@@ -83,9 +83,7 @@ def check(database: Path, progress: Progress = _unseen) -> Report:
             _check_rows(connection, young, report, progress)
             _check_history(connection, missing, young, report, progress)
         if is_damaged:
-            report.add(
-                "file", f"{database.with_name(REDO)}: a batch is damaged or missing, and what came after it is lost"
-            )
+            report.add("file", f"{database.with_name(REDO)}: {redo.DAMAGED}")
     except (apsw.CorruptError, apsw.IOError, apsw.NotADBError) as error:
         report.add("file", f"the database cannot be read to the end: {error}")
     finally:

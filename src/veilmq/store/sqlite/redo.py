@@ -28,7 +28,8 @@ import msgspec
 
 from veilmq.model.events import Event
 from veilmq.model.instant import Instant
-from veilmq.store.sqlite.inserts import Execute, insert_rows
+from veilmq.store.sqlite.directory import sync_directory
+from veilmq.store.sqlite.inserts import Execute, Row, insert_rows
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.young import Contents
 
@@ -37,6 +38,7 @@ INSERT_NURSERY: Final = "INSERT INTO nursery VALUES (?, ?)"
 UPDATE_MARK: Final = "UPDATE mark SET clock = ?, sequence = ?, generation = ?, offset = ?"
 _HEAD: Final = struct.Struct("<II")
 _END: Final = bytes(_HEAD.size)
+DAMAGED: Final = "a batch is damaged or missing, and what came after it is lost"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ZEROS: Final = bytes(1 << 20)
 _SKIPPED_MAX: Final = 64
@@ -177,13 +179,15 @@ class Redo:
         except (OSError, apsw.Error) as error:
             logger.warning("no redo log, so every batch is a transaction: %s", error)
 
-    def entry(self, row: tuple[Any, ...], sequence: int, generation: int, born: list[Contents]) -> "Entry | None":
-        """The batch that has this row of history, ready to be appended; None: there is no log."""
+    def prepare(self, row: Row, sequence: int, generation: int, born: list[Contents]) -> tuple[Entry, bytes] | None:
+        """The batch that has this row of history, ready to be appended; None: there is no log, or no room."""
         if self._file is None:
             return None
         offset, count, at, bytes_before, version, events = row
         run = self._run if self._at else int.from_bytes(os.urandom(8), "big")
-        return Entry(run, offset, count, at, bytes_before, version, sequence, generation, events, born)
+        entry = Entry(run, offset, count, at, bytes_before, version, sequence, generation, events, born)
+        record = self.record(entry)
+        return None if record is None else (entry, record)
 
     def record(self, entry: Entry) -> bytes | None:
         """As it stands in the file; None: there is no room."""
@@ -261,7 +265,7 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
     if run.is_damaged(following):
         kept = path.with_suffix(".damaged")
         os.replace(path, kept)
-        logger.error("%s: a batch is damaged or missing, and what came after it is lost; see %s", path, kept)
+        logger.error("%s: %s; see %s", path, DAMAGED, kept)
 
 
 def read(path: Path, key: bytes) -> Run:
@@ -332,8 +336,4 @@ def _write_zeros(path: Path, size: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)

@@ -10,7 +10,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import apsw
 import msgspec
@@ -49,7 +49,7 @@ from veilmq.model.commands import (
     Undeliver,
     Unsubscribe,
 )
-from veilmq.model.errors import StoreFailed, StoreUnknown
+from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Applied, Outcome
 from veilmq.model.receipt import KEY_BYTES, ReceiptKey
@@ -103,6 +103,7 @@ logger = logging.getLogger("veilmq.store")
 
 Handler = Callable[[Writer, Any], Outcome]
 GroupHandler = Callable[[Writer, list[Any]], list[Outcome]]
+T = TypeVar("T")
 
 
 def _each(handler: Handler) -> GroupHandler:
@@ -142,23 +143,12 @@ class SqliteStore:
             free = self.directory.free_bytes()
             logger.warning("no room for the reserve of %d bytes: %d bytes free", self.options.reserve_bytes, free)
         database = self.directory.database
-        full = False
+        connection, freed = self._with_reserve(lambda: open_writer(database, self.options), DatabaseUnusable)
         try:
-            connection = open_writer(database, self.options)
-        except DatabaseUnusable:
-            full = True
-            if not self.directory.give_up_reserve():
-                raise
-            connection = open_writer(database, self.options)  # the disk may be full: the reserve is for that
-        try:
-            try:
-                self._writer, self._snapshots = _load(connection, self.directory, self.options)
-            except apsw.FullError:
-                full = True
-                if not self.directory.give_up_reserve():
-                    raise
-                self._writer, self._snapshots = _load(connection, self.directory, self.options)
-            if full:
+            (self._writer, self._snapshots), freed_now = self._with_reserve(
+                lambda: _load(connection, self.directory, self.options), apsw.FullError
+            )
+            if freed or freed_now:
                 self._relieve(freed=True)
             self._settle()
         except (*_DAMAGE, OSError) as error:
@@ -173,6 +163,16 @@ class SqliteStore:
         """Whether readers do not see what was committed last."""
         self._handlers = self._serial_order()
         self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes())
+
+    def _with_reserve(self, step: Callable[[], T], error: type[Exception]) -> tuple[T, bool]:
+        """What a step of the opening gives, with the reserve's space if it fails: the disk may be full. And whether
+        that was freed."""
+        try:
+            return step(), False
+        except error:
+            if not self.directory.give_up_reserve():
+                raise
+            return step(), True
 
     def _serial_order(self) -> dict[type, GroupHandler]:
         """Who handles each kind of command, in the order that a batch gives the kinds.
@@ -296,11 +296,15 @@ class SqliteStore:
         try:
             step()
         except apsw.Error as error:
-            judged = verdict(error)
-            if isinstance(judged, StoreUnknown):
-                self._broken = judged.reason
-                raise judged from error
-            logger.warning("checkpoint: %s; the WAL keeps growing", judged)
+            logger.warning("checkpoint: %s; the WAL keeps growing", self._judged(error))
+
+    def _judged(self, error: apsw.Error) -> StoreError:
+        """What it says of the state; if that is unknown, raises StoreUnknown, and nothing more is promised."""
+        judged = verdict(error)
+        if isinstance(judged, StoreUnknown):
+            self._broken = judged.reason
+            raise judged from error
+        return judged
 
     def apply_each(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
         """See `Store.apply_each`."""
@@ -365,10 +369,7 @@ class SqliteStore:
                 logger.warning("what was acknowledged last cannot be read yet: %s", error)
             self._reads_old = True
         except apsw.Error as error:
-            judged = verdict(error)
-            if isinstance(judged, StoreUnknown):
-                self._broken = judged.reason
-            raise judged from error
+            raise self._judged(error) from error
         else:
             self._reads_old = False
 
@@ -423,10 +424,7 @@ class SqliteStore:
     def _roll_back(self, error: Exception) -> None:
         """Back to before the batch; raises StoreUnknown if nobody can know what that is."""
         if isinstance(error, apsw.Error):
-            judged = verdict(error)
-            if isinstance(judged, StoreUnknown):
-                self._broken = judged.reason
-                raise judged from error
+            self._judged(error)
         try:
             self._writer.rollback()
         except _DAMAGE as second:

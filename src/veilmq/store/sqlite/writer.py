@@ -97,7 +97,6 @@ class Writer:
         """The open batch, if it goes into the redo log."""
         self._gate = threading.Lock()
         """Who holds it may begin a transaction; nobody waits for it while one is open."""
-        synchronous = connection.pragma("synchronous")
         self.wal_pages = 0
         self._grew = False
         """Whether the WAL got anything from the latest commit."""
@@ -107,6 +106,7 @@ class Writer:
         self._failed: apsw.Error | None = None
         """Why nobody knows what became of a settlement."""
         self._closed = False
+        synchronous = connection.pragma("synchronous")
         self._synced = f"PRAGMA synchronous = {synchronous}"
         self._unsynced = f"PRAGMA synchronous = {min(synchronous, _SYNCHRONOUS_NORMAL)}"
         self.history_bytes = history_end(connection)
@@ -166,12 +166,10 @@ class Writer:
     def _goes_into_redo(self, row: Row, born: list[Contents]) -> bool:
         if self.disk_low is not None:
             return False  # what may have no room in the database is refused at once
-        entry = self.redo.entry(row, self.mark.sequence, self.mark.generation, born)
-        record = None if entry is None else self.redo.record(entry)
-        if entry is None or record is None:
+        self._entry = self.redo.prepare(row, self.mark.sequence, self.mark.generation, born)
+        if self._entry is None:
             return False
         self._end_transaction("ROLLBACK")  # it only read
-        self._entry = entry, record
         self.mark.clock = self.now
         self.wrote = True
         return True

@@ -2,11 +2,11 @@
 
 Strategy: what a young message holds is written in the `nursery` row of the batch that sent it, and what becomes of it
 stands in the history anyway: both together say where it is (`replay`), after a crash and after a rollback alike. Of a
-batch that is still in the redo log alone, the entry there says both.
-In memory a queue has them in lines of their own: what the tables hold, and what would be too long or too deep to be
-young, stands before, between and behind them, by sequence. Whatever needs a message in the tables asks for
-its promotion first (promotion.py), and all are promoted at each sweep, and when there are many: so there are never more
-than a few moments' worth. See docs/decisions/0013-young-messages.md.
+batch that is still in the redo log alone, the entry there says both. In memory a queue has them in lines of their own:
+what the tables hold, and what would be too long or too deep to be young, stands before, between and behind them, by
+sequence. Whatever needs a message in the tables asks for its promotion first (promotion.py), and all are promoted at
+each sweep, and when there are many: so there are never more than a few moments' worth. See
+docs/decisions/0013-young-messages.md.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,0 +1,17 @@
+"""A small store to play on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from veilmq.testing.contract.stage import Stage
+from veilmq.testing.sqlite import SqliteFactory
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A fresh stage."""
+    playing = Stage(SqliteFactory(tmp_path / "data"))
+    yield playing
+    playing.store.close()
