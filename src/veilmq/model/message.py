@@ -5,6 +5,7 @@ group, trace header ...) sits in one optional `Extras` value, so that a plain me
 """
 
 import re
+import struct
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +14,18 @@ from veilmq.model.instant import Instant
 from veilmq.model.queue import QueueKey
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MARKED = bytes(byte if byte in b"\t\n\r" or 0x20 <= byte < 0x7F else 0x80 for byte in range(256))
+_UUID = struct.Struct("8s4s4s4s12s")
+
+
+def id_text(message_id: bytes) -> str:
+    """The canonical text of a message's id, which is a UUID of 16 bytes."""
+    return b"-".join(_UUID.unpack(message_id.hex().encode())).decode()
+
+
+def is_plain(body: bytes) -> bool:
+    """Whether all bytes are printable ASCII, tabs and line ends, as of most bodies: then no character is forbidden."""
+    return body.translate(_MARKED).isascii()
 
 
 def first_forbidden_character(body: str) -> int | None:
@@ -20,7 +33,7 @@ def first_forbidden_character(body: str) -> int | None:
 
     A lone surrogate is one of them: it has no UTF-8 form.
     """
-    if body.isascii() and body.isprintable():
+    if body.isascii() and is_plain(body.encode()):
         return None
     found = _NOT_XML.search(body)
     return None if found is None else found.start()

@@ -46,24 +46,19 @@ class ReceiptKey:
     def __init__(self, secret: bytes) -> None:
         self._keyed = blake2s(key=secret, digest_size=_MAC_BYTES)
 
-    def _sealed(self, fields: bytes) -> str:
+    def seal(self, queue: int, sequence: int, attempt: int, rotation: int) -> str:
+        """The handle of one lease: `HANDLE_CHARACTERS` of `0-9 a-f`."""
+        fields = _FIELDS.pack(_VERSION, queue, sequence, attempt, rotation)
         keyed = self._keyed.copy()
         keyed.update(fields)
         return (fields + keyed.digest()).hex()
-
-    def seal(self, queue: int, sequence: int, attempt: int, rotation: int) -> str:
-        """The handle of one lease: `HANDLE_CHARACTERS` of `0-9 a-f`."""
-        return self._sealed(_FIELDS.pack(_VERSION, queue, sequence, attempt, rotation))
 
     def unseal(self, handle: str) -> Receipt | None:
         """What the handle says, or None for anything that `seal` did not make with this key."""
         if len(handle) != HANDLE_CHARACTERS or not handle.isascii():
             return None
         try:
-            fields = bytes.fromhex(handle[:_FIELDS_CHARACTERS])
-        except ValueError:
+            _, *said = _FIELDS.unpack(bytes.fromhex(handle[:_FIELDS_CHARACTERS]))
+        except (ValueError, struct.error):
             return None
-        if not compare_digest(self._sealed(fields), handle):
-            return None
-        version, queue, sequence, attempt, rotation = _FIELDS.unpack(fields)
-        return Receipt(queue, sequence, attempt, rotation) if version == _VERSION else None
+        return Receipt(*said) if compare_digest(self.seal(*said), handle) else None

@@ -18,7 +18,7 @@ from veilmq.model import outcomes
 from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message import NO_EXTRAS, Attribute, Delivery, Extras, first_forbidden_character
+from veilmq.model.message import NO_EXTRAS, Attribute, Delivery, Extras, first_forbidden_character, id_text
 from veilmq.model.plan import PlanState
 from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange
 
@@ -188,12 +188,6 @@ def _attributes_of(extras: Extras) -> tuple[dict[str, Any], str | None]:
     attributes.pop(LEASE_HINT_ATTRIBUTE, None)
     kind = attributes.pop(TYPE_ATTRIBUTE, None)
     return attributes, extras.type or (None if kind is None else str(kind))
-
-
-def id_text(message: bytes) -> str:
-    """A message id as the other protocols print it: a UUID's text."""
-    digits = message.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def checked_name(name: Any) -> str:

@@ -1,4 +1,4 @@
-"""The MD5s that SQS prints, which SDKs compare with their own, and the text of message ids.
+"""The MD5s that SQS prints, which SDKs compare with their own.
 
 Strategy: one pass that appends to a hash. Source: Developer Guide, "Calculating the MD5 message digest for message
 attributes": attributes sorted by name; of each, name, type and value with a four-byte length, big endian, and between
@@ -35,9 +35,3 @@ def attributes_md5(attributes: Sequence[Attribute]) -> str:
             value,
         )
     return md5(b"".join(parts), usedforsecurity=False).hexdigest()
-
-
-def id_text(message_id: bytes) -> str:
-    """The canonical text of a UUID of 16 bytes."""
-    digits = message_id.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -6,13 +6,13 @@ is first, and is recorded once, with the instant at which it was due.
 
 from collections.abc import Sequence
 from typing import Final
-from uuid import UUID
 
 import msgspec
 
 from veilmq.model.commands import SERVER
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, Instant
+from veilmq.model.message import id_text
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.extras import pack_extras, read_extras
 from veilmq.store.sqlite.groups import is_grouped, join
@@ -178,7 +178,7 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
         quarantine(writer, queue, place)
         return
     first = None if target.settings.fifo else extras.dead_first_received or first
-    identity = None if extras.deduplication_id is None else str(UUID(bytes=place.id))
+    identity = None if extras.deduplication_id is None else id_text(place.id)
     receives = 0 if is_hidden(queue.key.name) else extras.dead_receives + place.attempt
     extras = msgspec.structs.replace(
         extras,

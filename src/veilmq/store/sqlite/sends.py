@@ -123,8 +123,7 @@ class _Appending:
         delay_us = self._delay_us if command.delay_us is None else command.delay_us
         own_expiry = None if command.ttl_us is None else after(now, command.ttl_us)
         expires = self._expires if own_expiry is None else own_expiry
-        sequence = writer.next_sequence()
-        message = writer.next_id()
+        sequence, message = writer.next_sequence(), writer.next_id()
         body = command.body.encode()
         line, leased_line, order = None if delay_us else priority, None, priority
         if group is not None and is_grouped(queue, priority):
@@ -142,7 +141,7 @@ class _Appending:
             group is None
             and queue.groups is None
             and queue.visible < self._depth
-            and (size_bytes := contents.size_bytes) <= MESSAGE_BYTES_MAX
+            and (size_bytes := len(body) if packed is None else len(body) + len(packed)) <= MESSAGE_BYTES_MAX
         ):
             writer.nursery.add(queue, Young(contents, extras), size_bytes)
             queue.visible += 1

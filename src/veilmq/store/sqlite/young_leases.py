@@ -10,7 +10,7 @@ from typing import Final
 from veilmq.model.commands import Delete, Receive
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
-from veilmq.model.message import Delivery
+from veilmq.model.message import NO_EXTRAS, Delivery
 from veilmq.model.receipt import Receipt
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.terms import Terms
@@ -29,19 +29,19 @@ def lease_young(writer: Writer, queue: LiveQueue, command: Receive, line: deque[
     now, incarnation, origin = writer.now, queue.incarnation, writer.origin(command.origin)
     retention_us = queue.settings.retention_us
     terms = Terms(now, queue, command)
-    lease_us, source, due = terms.usual
+    usual, alike, held, lower_due = terms.usual, terms.alike, nursery.held, writer.queues.lower_due
     granted: list[Delivery] = []
     for _ in range(min(count, len(line))):
         young = line.popleft()
         contents, extras = young.contents, young.extras
         sequence, sent, body = contents.sequence, contents.sent, contents.body
-        if not terms.named:
-            lease_us, source, due = terms.of(contents.type, extras)
+        plain = alike and extras is NO_EXTRAS
+        lease_us, source, due = usual if plain else terms.of(contents.type, extras)
         young.leased, young.due, young.granted, young.origin = True, due, now, origin
         handle = seal(incarnation, sequence, 1, 0)
-        nursery.held[handle] = young
+        held[handle] = young
         if due < queue.next_due:
-            writer.queues.lower_due(queue, due)
+            lower_due(queue, due)
         events.append(Event(
             _RECEIVED, now, incarnation, origin, contents.id, sequence, 1, 0, lease_us, source, sent, sent, None,
             len(body), None, contents.type,
@@ -63,11 +63,18 @@ def delete_young(writer: Writer, commands: Sequence[Delete]) -> list[tuple[int, 
     tables: they keep their order.
     """
     nursery = writer.nursery
-    held, events, now = nursery.held, writer.events, writer.now
+    held, messages, died = nursery.held, nursery.messages, nursery.died
+    events, now = writer.events, writer.now
     others: list[tuple[int, Receipt | None]] = []
+    queue: LiveQueue | None = None
+    key = sender = None
+    origin = 0
     for place, command in enumerate(commands):
-        young = held.get(command.handle)
-        queue = None if young is None else writer.queue(command.queue)
+        handle = command.handle
+        young = held.get(handle)
+        if command.queue is not key:
+            key, sender = command.queue, None
+            queue = writer.queue(key)
         if (
             young is None
             or queue is None
@@ -76,16 +83,19 @@ def delete_young(writer: Writer, commands: Sequence[Delete]) -> list[tuple[int, 
             or now >= queue.next_expiry
             or (command.message_id is not None and command.message_id != young.contents.id)
         ):
-            receipt = writer.receipts.unseal(command.handle)
+            receipt = writer.receipts.unseal(handle)
             others.append((place, receipt))
-            if receipt is not None and receipt.sequence in nursery.messages:
+            if receipt is not None and receipt.sequence in messages:
                 held = {}
             continue
-        writer.touch(queue)
-        nursery.changed = True
-        contents, origin = young.contents, writer.origin(command.origin)
-        del held[command.handle], nursery.messages[contents.sequence]
-        nursery.died.append(contents.sequence)
+        if command.origin is not sender:  # a wire batch has one
+            sender = command.origin
+            origin = writer.origin(sender)
+            writer.touch(queue)
+            nursery.changed = True
+        contents = young.contents
+        del held[handle], messages[contents.sequence]
+        died.append(contents.sequence)
         queue.woken += queue.in_flight >= queue.cap
         queue.in_flight -= 1
         events.append(Event(

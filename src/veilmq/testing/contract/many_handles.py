@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from veilmq.model.commands import Delete, Extend
+from veilmq.model.commands import Delete, Extend, Origin
 from veilmq.model.errors import LeaseTaken, MessageGone, ReceiptInvalid, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import Delivery, Extras
@@ -49,6 +49,28 @@ class TestManyHandles:
             known = (event.message, event.sequence, event.attempt, event.group, event.type, event.body_bytes)
             extras = message.extras
             assert known == (message.id.hex(), message.sequence, 1, extras.group, extras.type, len(message.body))
+
+    def test_deletes_of_two_queues_by_two_senders_in_turns(self, stage: Stage) -> None:
+        held: list[tuple[QueueKey, Delivery]] = []
+        for name in ("jobs", "tasks"):
+            queue = stage.create(name)
+            stage.batch([sending(queue) for _ in range(8)])
+            held += [(queue, message) for message in stage.receive(queue, 8, lease_us=LEASE_US)]
+        turns = [held[place] for place in (0, 1, 8, 9, 2, 3, 10)]
+        senders = [Origin("sqs", name) for name in ("ann", "bob", "bob", "ann", "ann", "bob", "bob")]
+        start = stage.following()
+        deletes = [
+            Delete(queue=queue, origin=sender, handle=message.handle, arrived=stage.now)
+            for (queue, message), sender in zip(turns, senders, strict=True)
+        ]
+        for outcome in _apply(stage, deletes):
+            expect(outcome, Deleted)
+        told = [(event.kind, event.queue, event.sequence, event.principal) for event in stage.events(start)]
+        assert told == [
+            ("deleted", queue.name, message.sequence, sender.principal)
+            for (queue, message), sender in zip(turns, senders, strict=True)
+        ]
+        assert [stage.counts(queue) for queue in (held[0][0], held[8][0])] == [(0, 0, 4), (0, 0, 5)]
 
     @pytest.mark.parametrize("size", SIZES)
     def test_of_two_extends_of_one_message_the_last_counts(self, stage: Stage, size: int) -> None:

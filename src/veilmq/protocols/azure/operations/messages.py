@@ -13,7 +13,7 @@ from typing import Final
 
 from veilmq.model.commands import AfterExpiry, Delete, Extend, Peek, PurgeQueue, Receive, Send
 from veilmq.model.instant import FOREVER, SECOND_US, Instant
-from veilmq.model.message import Delivery, first_forbidden_character
+from veilmq.model.message import Delivery, first_forbidden_character, id_text
 from veilmq.model.outcomes import Extended, Outcome, Received, Sent
 from veilmq.model.queue import XmlBody
 from veilmq.model.xml_bodies import encode_xml_body
@@ -40,12 +40,6 @@ _PLAIN: Final = re.compile(
     rb"<QueueMessage>[ \t\r\n]*<MessageText>([ -%'-;=?-~]*)</MessageText>[ \t\r\n]*</QueueMessage>[ \t\r\n]*"
 )
 """What SDKs send most: text of ASCII without markup, which means itself. All else is expat's to read."""
-
-
-def id_text(message_id: bytes) -> str:
-    """The canonical text of a UUID of 16 bytes."""
-    digits = message_id.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _visibility_seconds(asked: Asked, minimum: int) -> int | None:

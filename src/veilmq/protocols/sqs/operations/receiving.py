@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from veilmq.model.commands import Receive
 from veilmq.model.instant import SECOND_US, milliseconds
-from veilmq.model.message import Delivery
+from veilmq.model.message import Delivery, id_text
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import limits, results
@@ -17,7 +17,7 @@ from veilmq.protocols.sqs.addresses import is_fifo
 from veilmq.protocols.sqs.arns import arn
 from veilmq.protocols.sqs.attributes import NAMES, unknown_name
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
-from veilmq.protocols.sqs.checksums import attributes_md5, id_text
+from veilmq.protocols.sqs.checksums import attributes_md5
 from veilmq.protocols.sqs.errors import invalid_value
 from veilmq.protocols.sqs.inputs import ReceiveMessageInput
 from veilmq.protocols.sqs.message_attributes import TRACE_HEADER, Filter, attribute_filter, attributes_out

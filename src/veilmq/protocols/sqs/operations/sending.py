@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message import NO_EXTRAS, Attribute, Extras
+from veilmq.model.message import NO_EXTRAS, Attribute, Extras, id_text, is_plain
 from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits, results
 from veilmq.protocols.sqs.addresses import is_fifo
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
-from veilmq.protocols.sqs.checksums import attributes_md5, body_md5, id_text
+from veilmq.protocols.sqs.checksums import attributes_md5, body_md5
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
 from veilmq.protocols.sqs.inputs import MessageInput, SendEntry, SendMessageBatchInput, SendMessageInput
 from veilmq.protocols.sqs.message_attributes import TRACE_HEADER, check_body, message_attributes, trace_header
@@ -23,7 +23,6 @@ from veilmq.protocols.sqs.operations.batches import check_whole, failed, plan_en
 
 _ENTRY = "SendMessageBatchRequestEntry"
 _TRACE = b"x-amzn-trace-id"
-_PLAIN = bytes((0x09, 0x0A, 0x0D, *range(0x20, 0x7F)))
 _OTHER_TYPE = "The request include parameter that is not valid for this queue type."
 _TOKEN = "can only include alphanumeric and punctuation characters. 1 to 128 in length."
 
@@ -116,8 +115,7 @@ def _send(given: MessageInput, queue: QueueKey, fifo: bool, origin: Origin, trac
     if not body:
         raise missing("MessageBody")
     raw = body.encode()
-    # Most bodies are of these bytes alone, and to see that is cheaper than to look at characters.
-    if raw.translate(None, _PLAIN):
+    if not is_plain(raw):
         check_body(body)
     size_bytes = len(raw)
     extras = NO_EXTRAS

@@ -23,14 +23,13 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.message import Delivery
+from veilmq.model.message import Delivery, id_text
 from veilmq.model.outcomes import Outcome, Purged, QueueCreated, QueueDeleted, QueueDescribed, Received, Sent
 from veilmq.model.plan import PlanState
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import is_fifo, is_queue_name
 from veilmq.protocols.sqs.call import Asked, Call, Operation, Plan, sole
-from veilmq.protocols.sqs.checksums import id_text
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
 from veilmq.protocols.sqs.inputs import AttributeValue, CreateQueueInput
 from veilmq.protocols.sqs.operations import queues

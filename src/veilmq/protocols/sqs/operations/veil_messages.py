@@ -10,7 +10,7 @@ from typing import Final
 from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError, as_fields
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message import NO_EXTRAS, Attribute, Extras, first_forbidden_character
+from veilmq.model.message import NO_EXTRAS, Attribute, Extras, first_forbidden_character, is_plain
 from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.addresses import is_fifo
@@ -19,7 +19,6 @@ from veilmq.protocols.sqs.errors import Refusal
 from veilmq.protocols.sqs.message_attributes import message_attributes
 from veilmq.protocols.sqs.operations import veil_shapes as shapes
 
-_PLAIN: Final = bytes((0x09, 0x0A, 0x0D, *range(0x20, 0x7F)))
 _FIFO: Final = "is not for FIFO queues"
 _MEMBERS: Final = {
     "group": "Group",
@@ -82,8 +81,7 @@ def checked_body(body: str) -> tuple[bytes, bytes]:
     raw = body.encode()
     if not raw:
         raise ParameterInvalid(parameter="Body", reason="must not be empty")
-    # Most bodies are of these bytes alone, and to see that is cheaper than to look at characters.
-    if raw.translate(None, _PLAIN):
+    if not is_plain(raw):
         _check_text("Body", body)
     return raw, body_md5(raw)
 
