@@ -1,0 +1,37 @@
+"""What the tests of the redo log share."""
+
+from pathlib import Path
+
+from veilmq.model.queue import QueueKey
+from veilmq.testing.contract.stage import Stage
+from veilmq.testing.sqlite import store_of
+
+
+def unsettled(stage: Stage) -> int:
+    """Batches that the database does not have."""
+    return len(store_of(stage)._writer.redo.unsettled)
+
+
+def wal_pages(stage: Stage) -> int:
+    """What was written by transactions."""
+    return store_of(stage)._writer.wal_pages
+
+
+def started(stage: Stage) -> QueueKey:
+    """A queue, and all that the first use of a store writes into tables."""
+    queue = stage.create()
+    stage.send(queue, "first")
+    stage.delete(queue, stage.take(queue).handle)
+    stage.sweep()
+    return queue
+
+
+def killed(stage: Stage) -> Path:
+    """The files after a kill; returns the database."""
+    stage.factory.kill(stage.store)
+    return store_of(stage).directory.database
+
+
+def reopened(stage: Stage) -> None:
+    """The store comes back."""
+    stage.store = stage.factory.open()
