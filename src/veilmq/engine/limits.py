@@ -8,7 +8,7 @@ from veilmq.model.instant import MILLISECOND_US, SECOND_US
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds batches, waiting and sweeping."""
 
-    batch_messages_max: int = 256
+    batch_messages_max: int = 512
     """Messages that a batch's commands may touch (about 3 ms of statements); one wire batch may pass it."""
     batch_us: int = 10 * MILLISECOND_US
     """Statements of a batch that take longer make the next batches smaller: bodies of a MiB, copies for 100 queues."""
