@@ -1,4 +1,4 @@
-"""What holds for every test: Hypothesis without deadlines, and room for tests that must be alone.
+"""What holds for every test: Hypothesis without deadlines, room for tests that must be alone, a disk that can fail.
 
 Strategy for `alone`: the workers of one run share two file locks. Every test holds the *floor* lock, shared; a test
 marked `alone` holds it exclusively, so that it waits for the others' running tests and they wait for it. The *door*
@@ -8,6 +8,7 @@ to test could hold the floor among them for ever.
 
 import contextlib
 import fcntl
+import itertools
 import os
 import tempfile
 from collections.abc import Generator, Iterator
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from veilmq.testing.faults import FaultDisk
 
 # The machine may be busy with the other worker: how long an example takes, or is drawn, says nothing.
 settings.register_profile("veilmq", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -26,6 +29,7 @@ _CHECKS = ("acknowledged", "client_contract", "conservation", "contract", "crash
 pytest.register_assert_rewrite(*(f"veilmq.testing.{name}" for name in _CHECKS))
 
 _LOCKS = pytest.StashKey[str]()
+_DISKS = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,3 +67,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         with _held(Path(directory, "door"), fcntl.LOCK_EX):
             floor.enter_context(_held(Path(directory, "floor"), fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         return (yield)
+
+
+@pytest.fixture
+def disk() -> Iterator[FaultDisk]:
+    """Open stores on it with `Options(vfs=disk.name)`."""
+    made = FaultDisk(f"fault-{next(_DISKS)}")
+    yield made
+    made.unregister()

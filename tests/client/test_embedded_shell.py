@@ -29,15 +29,7 @@ from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.faults import FaultDisk, full, io_error
 from veilmq.testing.sqlite import SMALL
 
-_NAMES = itertools.count()
 PATIENCE_SECONDS = 20
-
-
-@pytest.fixture
-def disk() -> Iterator[FaultDisk]:
-    disk = FaultDisk(f"client-fault-{next(_NAMES)}")
-    yield disk
-    disk.unregister()
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_what_an_earlier_attempt_wrote_is_ours(tmp_path: Path, monkeypatch: pyte
             raise OSError(errno.EIO, "Input/output error")
 
     store = ObjectStore(f"file://{tmp_path}/objects", pause=0.01)
-    monkeypatch.setattr(objects, "_sync_directory", failing)
+    monkeypatch.setattr(objects, "sync_directory", failing)
     assert store.create("orders/x", b"ours")
     assert next(syncs), "the first attempt failed when the object was there"
     assert not store.create("orders/x", b"ours"), "another call: it was there before"

@@ -1,7 +1,4 @@
-"""A disk that can fail, and small stores on it."""
-
-from collections.abc import Iterator
-from itertools import count
+"""Small stores on a disk that can fail."""
 
 import msgspec
 import pytest
@@ -9,15 +6,6 @@ import pytest
 from veilmq.store.sqlite.options import MIB, Options
 from veilmq.testing.faults import FaultDisk
 from veilmq.testing.sqlite import SMALL
-
-_NAMES = count()
-
-
-@pytest.fixture
-def disk() -> Iterator[FaultDisk]:
-    disk = FaultDisk(f"fault-{next(_NAMES)}")
-    yield disk
-    disk.unregister()
 
 
 @pytest.fixture

@@ -30,8 +30,3 @@ def killed(stage: Stage) -> Path:
     """The files after a kill; returns the database."""
     stage.factory.kill(stage.store)
     return store_of(stage).directory.database
-
-
-def reopened(stage: Stage) -> None:
-    """The store comes back."""
-    stage.store = stage.factory.open()

@@ -7,7 +7,7 @@ from pathlib import Path
 import apsw
 import msgspec
 import pytest
-from tests.store.redo_stages import killed, reopened, started, unsettled, wal_pages
+from tests.store.redo_stages import killed, started, unsettled, wal_pages
 
 from veilmq.model.commands import Delete, Receive
 from veilmq.model.errors import StoreFailed
@@ -39,8 +39,7 @@ def test_it_is_there_after_a_kill(stage: Stage) -> None:
     handle = stage.take(queue).handle
     told = stage.events()
     stage.send(queue, "sent after somebody read")
-    killed(stage)
-    reopened(stage)
+    stage.reopen(kill=True)
     assert stage.events()[: len(told)] == told
     assert bodies(stage.receive(queue, 10)) == ["waits", "sent after somebody read"]
     expect(stage.delete(queue, handle), Deleted)
@@ -89,8 +88,7 @@ def test_the_records_begin_anew_after_a_transaction(stage: Stage) -> None:
         expect(stage.delete(queue, stage.take(queue).handle), Deleted)
         assert path.stat().st_size == size, f"it grew in round {number}"
     stage.send(queue, "last")
-    killed(stage)
-    reopened(stage)
+    stage.reopen(kill=True)
     assert bodies(stage.receive(queue, 10)) == ["last"]
 
 
@@ -100,8 +98,7 @@ def test_a_batch_without_room_is_a_transaction(stage: Stage) -> None:
     stage.batch([sending(queue, f"{number}" * 10_000) for number in range(4)])
     assert wal_pages(stage) > before
     assert unsettled(stage) == 0
-    killed(stage)
-    reopened(stage)
+    stage.reopen(kill=True)
     assert len(stage.receive(queue, 10)) == 4
 
 
@@ -122,7 +119,7 @@ def test_records_of_an_earlier_run_are_none(stage: Stage) -> None:
     assert [len(entry.born) for entry in missing] == [1]
     assert not is_damaged
     connection.close()
-    reopened(stage)
+    stage.open()
     assert len(stage.receive(queue, 10)) == 7
 
 
@@ -140,7 +137,7 @@ def test_a_torn_record_is_none(stage: Stage, cut: int) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: end - cut] + bytes(len(content) - end + cut))
     assert not check(database).problems
-    reopened(stage)
+    stage.open()
     assert bodies(stage.receive(queue, 10)) == ["whole"]
 
 
@@ -151,7 +148,7 @@ def test_the_log_of_another_database_is_none(stage: Stage, tmp_path: Path) -> No
     database = killed(stage)
     shutil.copyfile(tmp_path / "copy.db", database)
     (database.parent / "veilmq.db-wal").unlink()
-    reopened(stage)
+    stage.open()
     assert stage.receive(queue, 10) == []
 
 
@@ -173,7 +170,7 @@ def test_a_backup_and_a_check_of_killed_files_know_it(stage: Stage, tmp_path: Pa
     outcome = restored.apply([Receive(queue=queue, origin=TESTER, count_max=10)], stage.now).outcomes[0]
     assert bodies(expect(outcome, Received).messages) == ["in the log", "and another"]
     restored.close()
-    reopened(stage)
+    stage.open()
 
 
 @pytest.mark.parametrize("place", ["first", "second"])
@@ -186,7 +183,7 @@ def test_a_damaged_record_before_others_is_told(stage: Stage, place: str, caplog
     content = path.read_bytes()
     path.write_bytes(content.replace(place.encode(), b"?" * len(place), 1))
     assert "a batch is damaged or missing" in str(check(database).problems)
-    reopened(stage)
+    stage.open()
     assert "a batch is damaged or missing" in caplog.text
     assert bodies(stage.receive(queue, 10)) == (["first"] if place == "second" else [])
     assert check(database).problems == []
@@ -200,7 +197,7 @@ def test_a_database_without_its_wal_is_told(stage: Stage) -> None:
     database = killed(stage)
     database.with_name("veilmq.db-wal").unlink()
     assert "a batch is damaged or missing" in str(check(database).problems)
-    reopened(stage)
+    stage.open()
     assert check(database).problems == []
 
 
@@ -217,7 +214,7 @@ def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:
     changed = msgspec.structs.replace(entry, born=[contents])
     (database.parent / "redo").write_bytes(record_of(database, changed))
     assert "its body does not match" in str(check(database).problems)
-    reopened(stage)
+    stage.open()
     assert stage.receive(queue) == []
 
 
@@ -273,7 +270,7 @@ def test_what_a_client_wrote_is_no_record(stage: Stage) -> None:
     forged = forger.record(msgspec.structs.replace(entry, offset=entry.following))
     assert forged is not None
     path.write_bytes(content[:end] + forged + content[end + len(forged) :])
-    reopened(stage)
+    stage.open()
     assert bodies(stage.receive(queue, 10)) == ["the last of this run"]
 
 
@@ -309,6 +306,5 @@ def test_the_clock_does_not_go_back_over_a_kill(stage: Stage) -> None:
     queue = started(stage)
     stage.later(5 * SECOND_US)
     stage.send(queue)
-    killed(stage)
-    reopened(stage)
+    stage.reopen(kill=True)
     assert stage.store.mark == EPOCH + 5 * SECOND_US

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.store.redo_stages import killed, reopened, started, unsettled
+from tests.store.redo_stages import killed, started, unsettled
 
 from veilmq.model.commands import Peek
 from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
@@ -23,13 +23,6 @@ from veilmq.store.sqlite.options import MIB
 from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, sending
 from veilmq.testing.faults import FaultDisk, full, io_error
 from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
-
-
-@pytest.fixture
-def disk() -> Iterator[FaultDisk]:
-    made = FaultDisk("redo-faults")
-    yield made
-    made.unregister()
 
 
 @pytest.fixture
@@ -135,7 +128,7 @@ def test_an_io_error_at_a_settlement_ends_the_store(faulty: Stage, disk: FaultDi
     with pytest.raises(StoreUnknown):
         store_of(faulty).apply([sending(queue)], faulty.now)
     faulty.store.close()
-    reopened(faulty)
+    faulty.open()
     assert bodies(faulty.receive(queue, 10)) == ["committed"]
 
 
@@ -207,7 +200,7 @@ def test_a_store_that_failed_closes_while_somebody_reads(faulty: Stage, disk: Fa
     goes_on.set()
     reader.join()
     closing.join()
-    reopened(faulty)
+    faulty.open()
     assert bodies(faulty.receive(queue, 10)) == ["acknowledged"]
 
 
@@ -229,7 +222,7 @@ def test_a_start_on_a_full_disk_takes_the_reserve(tmp_path: Path, monkeypatch: p
     stage.send(queue, "committed")
     killed(stage)
     full_at(1, monkeypatch)
-    reopened(stage)
+    stage.open()
     assert store_of(stage).disk_low
     assert bodies(stage.receive(queue, 10)) == ["committed"]
     stage.store.close()
@@ -242,5 +235,5 @@ def test_a_start_on_a_full_disk_without_a_reserve_says_so(stage: Stage, monkeypa
     full_at(1, monkeypatch)
     with pytest.raises(DatabaseUnusable, match="free space"):
         stage.factory.open()
-    reopened(stage)
+    stage.open()
     assert bodies(stage.receive(queue, 10)) == ["committed"]

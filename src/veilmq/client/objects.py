@@ -18,6 +18,7 @@ import msgspec
 
 from veilmq.client.errors import ObjectStoreFailed
 from veilmq.model.errors import ParameterInvalid
+from veilmq.store.files import sync_directory
 
 T = TypeVar("T")
 
@@ -270,7 +271,7 @@ def _put_local(path: str, content: bytes, *, exclusive: bool = False) -> None:
         if exclusive or os.path.exists(part):
             os.unlink(part)
     for each in [directory, *made]:
-        _sync_directory(each)
+        sync_directory(each)
 
 
 def _make_directories(directory: str) -> list[str]:
@@ -282,11 +283,3 @@ def _make_directories(directory: str) -> list[str]:
     for each in reversed(missing):
         os.makedirs(each, mode=0o700, exist_ok=True)
     return [os.path.dirname(each) for each in missing]
-
-
-def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import NameOID
 
+from veilmq.store.files import sync_directory
+
 KEY_FILE: Final = "push-key.pem"
 CERTIFICATE_FILE: Final = "push-certificate.pem"
 CERTIFICATE_PATH: Final = "/veilmq-push.pem"
@@ -114,8 +116,4 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)

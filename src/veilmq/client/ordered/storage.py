@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from veilmq.client.errors import StorageHeld, StorageLost
 from veilmq.client.forked import OfProcess, forget_in_child
+from veilmq.store.files import sync_directory
 
 
 class Storage(Protocol):
@@ -109,11 +110,7 @@ class LocalFile(OfProcess):
         finally:
             os.close(file)
         os.replace(written, self.path)
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self.path.parent)
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)

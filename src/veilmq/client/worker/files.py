@@ -11,6 +11,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from veilmq.store.files import sync_directory
+
 
 def replace_file(path: Path, content: bytes) -> None:
     """Durable when this returns. Raises OSError."""
@@ -24,7 +26,7 @@ def replace_file(path: Path, content: bytes) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync_directory(path.parent)
 
 
 def make_folder(path: Path) -> None:
@@ -35,15 +37,7 @@ def make_folder(path: Path) -> None:
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in missing:
-        _sync(each.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_directory(each.parent)
 
 
 @contextlib.contextmanager

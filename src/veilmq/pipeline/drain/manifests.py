@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.pipeline.drain.columns import MANIFEST_SCHEMA
 from veilmq.pipeline.drain.errors import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged
+from veilmq.store.files import sync_directory
 
 ROWS_PER_BATCH: Final = 1_000
 BYTES_PER_BATCH: Final = 16 << 20
@@ -178,11 +179,7 @@ def put(path: Path, content: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(path.parent)
     except OSError as error:
         # A disk that is full is not helped by half a file.
         part.unlink(missing_ok=True)

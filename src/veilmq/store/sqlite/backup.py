@@ -16,9 +16,10 @@ from typing import Final
 import apsw
 
 from veilmq.model.receipt import KEY_BYTES
+from veilmq.store.files import sync_directory
 from veilmq.store.sqlite import redo
 from veilmq.store.sqlite.connections import check_version, open_reader
-from veilmq.store.sqlite.directory import DATABASE, REDO, sync_directory
+from veilmq.store.sqlite.directory import DATABASE, REDO
 from veilmq.store.sqlite.large_files import SyncedInPieces, Writing
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.schema import check_ours

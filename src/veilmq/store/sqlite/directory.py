@@ -133,15 +133,6 @@ class DataDirectory:
         os.close(self._lock)
 
 
-def sync_directory(path: Path) -> None:
-    """Make durable which files are in it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _take_lock(path: Path) -> int:
     descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for _ in range(_LOOKERS_MAX):

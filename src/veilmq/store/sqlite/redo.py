@@ -28,7 +28,7 @@ import msgspec
 
 from veilmq.model.events import Event
 from veilmq.model.instant import Instant
-from veilmq.store.sqlite.directory import sync_directory
+from veilmq.store.files import sync_directory
 from veilmq.store.sqlite.inserts import Execute, Row, insert_rows
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.young import Contents

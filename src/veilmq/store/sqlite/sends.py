@@ -141,7 +141,7 @@ class _Appending:
             group is None
             and queue.groups is None
             and queue.visible < self._depth
-            and (size_bytes := len(body) if packed is None else len(body) + len(packed)) <= MESSAGE_BYTES_MAX
+            and (size_bytes := contents.size_bytes) <= MESSAGE_BYTES_MAX
         ):
             writer.nursery.add(queue, Young(contents, extras), size_bytes)
             queue.visible += 1

@@ -18,16 +18,14 @@ Lease = tuple[int, int, Instant]
 class Terms:
     """What all leases of one receive have in common, asked once."""
 
-    __slots__ = ("_named", "_now", "_plan", "alike", "usual")
+    __slots__ = ("_now", "_plan", "named", "usual")
 
     def __init__(self, now: Instant, queue: LiveQueue, command: Receive) -> None:
         self._now = now
         self._plan = queue.plan.applied
         lease_us = command.lease_us
-        self._named = lease_us is not None
+        self.named = lease_us is not None
         """Whether the receiver said how long: then nothing else counts."""
-        self.alike = self._named or self._plan is None
-        """Whether all messages without extras are leased as is usual, whatever their type."""
         if lease_us is None:
             lease_us = queue.settings.visibility_timeout_us
             self.usual: Lease = (lease_us, _FROM_QUEUE, Instant(now + lease_us))
@@ -36,7 +34,7 @@ class Terms:
 
     def of(self, kind: str | None, extras: Extras) -> Lease:
         """The first lease of a message of that type: its sender or the queue's plan may want another than is usual."""
-        if self._named:
+        if self.named:
             return self.usual
         lease_us = extras.lease_hint_us
         if lease_us is None and self._plan is not None:

@@ -10,7 +10,7 @@ from typing import Final
 from veilmq.model.commands import Delete, Receive
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
-from veilmq.model.message import NO_EXTRAS, Delivery
+from veilmq.model.message import Delivery
 from veilmq.model.receipt import Receipt
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.terms import Terms
@@ -29,19 +29,20 @@ def lease_young(writer: Writer, queue: LiveQueue, command: Receive, line: deque[
     now, incarnation, origin = writer.now, queue.incarnation, writer.origin(command.origin)
     retention_us = queue.settings.retention_us
     terms = Terms(now, queue, command)
-    usual, alike, held, lower_due = terms.usual, terms.alike, nursery.held, writer.queues.lower_due
+    lease_us, source, due = terms.usual
+    held = nursery.held
     granted: list[Delivery] = []
     for _ in range(min(count, len(line))):
         young = line.popleft()
         contents, extras = young.contents, young.extras
         sequence, sent, body = contents.sequence, contents.sent, contents.body
-        plain = alike and extras is NO_EXTRAS
-        lease_us, source, due = usual if plain else terms.of(contents.type, extras)
+        if not terms.named:
+            lease_us, source, due = terms.of(contents.type, extras)
         young.leased, young.due, young.granted, young.origin = True, due, now, origin
         handle = seal(incarnation, sequence, 1, 0)
         held[handle] = young
         if due < queue.next_due:
-            lower_due(queue, due)
+            writer.queues.lower_due(queue, due)
         events.append(Event(
             _RECEIVED, now, incarnation, origin, contents.id, sequence, 1, 0, lease_us, source, sent, sent, None,
             len(body), None, contents.type,

@@ -100,6 +100,10 @@ class Stage:
             self.factory.kill(self.store)
         else:
             self.store.close()
+        self.open(**bounds)
+
+    def open(self, **bounds: int) -> None:
+        """Open the data of a store that was closed or killed."""
         self.store = self.factory.open(**bounds)
 
     def batch(self, commands: Sequence[AnyCommand]) -> Applied:
