@@ -15,7 +15,7 @@ from veilmq.model.commands import Peek
 from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted
-from veilmq.store.sqlite import redo
+from veilmq.store.sqlite import redo, redo_file
 from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.directory import DataDirectory
 from veilmq.store.sqlite.integrity import check
@@ -49,7 +49,7 @@ def test_a_log_that_cannot_be_made_is_done_without(tmp_path: Path, monkeypatch: 
         raise OSError(5, os.strerror(5))
 
     with monkeypatch.context() as patched:
-        patched.setattr(redo, "_write_zeros", refuse)
+        patched.setattr(redo_file, "_write_zeros", refuse)
         stage = Stage(SqliteFactory(tmp_path / "data"))
     queue = started(stage)
     stage.send(queue)

@@ -14,13 +14,12 @@ the next; eight zeros are written behind it. So neither a torn record, nor one o
 nor what a client wrote into a message, is ever taken for one.
 """
 
-import errno
 import logging
 import os
 import struct
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import apsw
@@ -28,9 +27,9 @@ import msgspec
 
 from veilmq.model.events import Event
 from veilmq.model.instant import Instant
-from veilmq.store.files import sync_directory
 from veilmq.store.sqlite.inserts import Execute, Row, insert_rows
 from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.redo_file import RedoFile, open_file
 from veilmq.store.sqlite.young import Contents
 
 INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
@@ -39,8 +38,6 @@ UPDATE_MARK: Final = "UPDATE mark SET clock = ?, sequence = ?, generation = ?, o
 _HEAD: Final = struct.Struct("<II")
 _END: Final = bytes(_HEAD.size)
 DAMAGED: Final = "a batch is damaged or missing, and what came after it is lost"
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_ZEROS: Final = bytes(1 << 20)
 _SKIPPED_MAX: Final = 64
 """Records that are not whole, before others are sought no more."""
 
@@ -74,58 +71,6 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _ENTRY: Final = msgspec.msgpack.Decoder(Entry)
-
-
-class _File(Protocol):
-    """What the log is written to. Raises apsw.FullError for want of space, apsw.IOError for the rest."""
-
-    def write(self, data: bytes, offset: int) -> None: ...
-
-    def sync(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _OnDisk:
-    """The file itself."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-
-    def write(self, data: bytes, offset: int) -> None:
-        try:
-            while data:
-                written = os.pwrite(self._descriptor, data, offset)
-                data, offset = data[written:], offset + written
-        except OSError as error:
-            raise (apsw.FullError if error.errno in _FULL else apsw.IOError)(f"redo log: {error}") from error
-
-    def sync(self) -> None:
-        try:
-            os.fdatasync(self._descriptor)
-        except OSError as error:
-            raise apsw.IOError(f"redo log: {error}") from error
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-class _InVfs:
-    """The file through the VFS of a test, which can make it fail."""
-
-    _SYNC: Final = apsw.SQLITE_SYNC_NORMAL | apsw.SQLITE_SYNC_DATAONLY
-
-    def __init__(self, path: Path, vfs: str) -> None:
-        self._file = apsw.VFSFile(vfs, str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
-
-    def write(self, data: bytes, offset: int) -> None:
-        self._file.xWrite(data, offset)
-
-    def sync(self) -> None:
-        self._file.xSync(self._SYNC)
-
-    def close(self) -> None:
-        self._file.xClose()
 
 
 class Run(NamedTuple):
@@ -163,19 +108,17 @@ class Redo:
         self.dead: set[int] = set()
         """Sequences of young messages whose deletion is in an entry or before."""
         self._seed = crc32(key)
-        self._path, self._vfs = path, options.vfs
+        self._path, self._options = path, options
         self._size = options.redo_bytes
-        self._synced = options.synchronous == "FULL"
         self._at = self._run = 0
-        self._file: _File | None = None
+        self._file: RedoFile | None = None
 
     def open(self, room_bytes: int) -> None:
         """Open the file, if it is not open; make it, if that leaves something of the room. Else do without."""
         if self._file is not None or not self._size:
             return
         try:
-            _make(self._path, self._size, room_bytes)
-            self._file = _InVfs(self._path, self._vfs) if self._vfs else _OnDisk(self._path)
+            self._file = open_file(self._path, self._options, room_bytes)
         except (OSError, apsw.Error) as error:
             logger.warning("no redo log, so every batch is a transaction: %s", error)
 
@@ -197,11 +140,9 @@ class Redo:
         return _HEAD.pack(len(packed), crc32(packed, self._seed)) + packed
 
     def append(self, entry: Entry, record: bytes) -> None:
-        """Make it durable. Raises apsw.Error; after one of `sync` nobody knows whether it is."""
+        """Make it durable. Raises apsw.Error; unless that is for want of space, nobody knows then whether it is."""
         assert self._file is not None
         self._file.write(record + _END, self._at)
-        if self._synced:
-            self._file.sync()
         self._run = entry.run
         self._at += len(record)
 
@@ -311,29 +252,3 @@ def _behind(content: bytes, at: int, seed: int, found: Sequence[Entry]) -> Entry
         if record is not None and (not found or record[0].run == found[0].run):
             return record[0]
     return None
-
-
-def _make(path: Path, size: int, room_bytes: int) -> None:
-    """Make the file of that size, unless it is there: all of it written, so that later writes change nothing but bytes
-    of it. Raises OSError; then there is none."""
-    if path.exists() and path.stat().st_size == size:
-        return
-    if room_bytes < size:
-        raise OSError(errno.ENOSPC, f"no room for {size} bytes")
-    try:
-        _write_zeros(path, size)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def _write_zeros(path: Path, size: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        at = 0
-        while at < size:
-            at += os.pwrite(descriptor, _ZEROS[: size - at], at)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    sync_directory(path.parent)

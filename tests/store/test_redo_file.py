@@ -1,0 +1,141 @@
+"""The redo log's file: past the page cache or through it, the same bytes, each write durable."""
+
+import errno
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veilmq.store.sqlite.redo_file import BLOCK_BYTES, RedoFile, open_file
+from veilmq.testing.sqlite import SMALL
+
+ROOM_BYTES = 1 << 30
+SIZE = SMALL.redo_bytes
+PAST, THROUGH = "pwritev", "pwrite"
+
+
+def opened(path: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> RedoFile:
+    """The file where the file system writes past the page cache, or does not."""
+    if by == PAST:
+        return open_file(path, SMALL, ROOM_BYTES)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, PAST, refusing(errno.EINVAL))
+        return open_file(path, SMALL, ROOM_BYTES)
+
+
+def refusing(number: int) -> Any:
+    def refuse(*given: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def written_by(file: RedoFile, path: Path, pieces: Sequence[bytes]) -> bytes:
+    """What the file holds after pieces one behind the other; from its start again where one has no room."""
+    wanted, at = bytearray(path.read_bytes()), 0
+    for piece in pieces:
+        if at + len(piece) > SIZE:
+            at = 0
+        file.write(piece, at)
+        wanted[at : at + len(piece)] = piece
+        at += len(piece)
+        got = path.read_bytes()
+        assert got[:at] == wanted[:at]
+        assert len(got) == SIZE
+    return got[:at]
+
+
+@pytest.mark.parametrize("by", [PAST, THROUGH])
+@given(pieces=st.lists(st.binary(min_size=1, max_size=3 * BLOCK_BYTES), min_size=1, max_size=12))
+def test_it_holds_what_was_written(tmp_path_factory: pytest.TempPathFactory, by: str, pieces: Sequence[bytes]) -> None:
+    path = tmp_path_factory.mktemp("log") / "redo"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        file = opened(path, by, monkeypatch)
+        written_by(file, path, pieces)
+        file.close()
+        again = opened(path, by, monkeypatch)
+        written_by(again, path, pieces[::-1])
+        again.close()
+
+
+def test_a_write_past_the_cache_is_of_whole_blocks_and_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int, int]] = []
+    really = os.pwritev
+
+    def watch(descriptor: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> int:
+        calls.append((offset, sum(map(len, buffers)), flags))
+        return really(descriptor, buffers, offset, flags)
+
+    file = open_file(tmp_path / "redo", SMALL, ROOM_BYTES)
+    monkeypatch.setattr(os, "pwritev", watch)
+    file.write(b"a" * 5_000, 0)
+    file.write(b"b" * 10, 5_000)
+    file.write(b"c" * (SIZE - 5_010), 5_010)
+    file.close()
+    assert calls == [
+        (0, 8_192, os.RWF_DSYNC),
+        (4_096, 4_096, os.RWF_DSYNC),
+        (4_096, SIZE - 4_096, os.RWF_DSYNC),
+    ]
+
+
+def test_what_is_written_in_parts_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = os.pwritev
+
+    def block_by_block(descriptor: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> int:
+        return really(descriptor, [buffers[0][:BLOCK_BYTES]], offset, flags)
+
+    path = tmp_path / "redo"
+    file = open_file(path, SMALL, ROOM_BYTES)
+    monkeypatch.setattr(os, "pwritev", block_by_block)
+    data = os.urandom(20_000)
+    file.write(data, 100)
+    file.close()
+    assert path.read_bytes()[100:20_100] == data
+
+
+def test_a_file_system_that_refuses_is_served_by_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    synced: list[int] = []
+    really = os.fdatasync
+
+    def watch(descriptor: int) -> None:
+        synced.append(descriptor)
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", watch)
+    with caplog.at_level(logging.INFO):
+        file = opened(tmp_path / "redo", THROUGH, monkeypatch)
+    assert "the redo log goes through the page cache" in caplog.text
+    file.write(b"a", 0)
+    file.close()
+    assert len(synced) == 1
+
+
+@pytest.mark.parametrize("by", [PAST, THROUGH])
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, apsw.FullError), (errno.EIO, apsw.IOError)])
+def test_a_write_that_fails_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, number: int, error: type[apsw.Error]
+) -> None:
+    file = opened(tmp_path / "redo", by, monkeypatch)
+    monkeypatch.setattr(os, by, refusing(number))
+    with pytest.raises(error):
+        file.write(b"a", 0)
+    file.close()
+
+
+def test_a_log_of_no_whole_blocks_goes_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = msgspec.structs.replace(SMALL, redo_bytes=10_001)
+    file = open_file(tmp_path / "redo", odd, ROOM_BYTES)
+    monkeypatch.setattr(os, PAST, refusing(errno.EINVAL))
+    file.write(b"a" * 10_001, 0)
+    file.close()
+    assert (tmp_path / "redo").read_bytes() == b"a" * 10_001
