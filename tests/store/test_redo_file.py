@@ -1,7 +1,6 @@
 """The redo log's file: past the page cache or through it, the same bytes, each write durable."""
 
 import errno
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from veilmq.store.sqlite import redo_file
 from veilmq.store.sqlite.redo_file import BLOCK_BYTES, RedoFile, open_file
 from veilmq.testing.sqlite import SMALL
 
@@ -22,12 +22,16 @@ PAST, THROUGH = "pwritev", "pwrite"
 
 
 def opened(path: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> RedoFile:
-    """The file where the file system writes past the page cache, or does not."""
-    if by == PAST:
-        return open_file(path, SMALL, ROOM_BYTES)
+    """The file, written past the page cache or through it."""
     with monkeypatch.context() as patched:
-        patched.setattr(os, PAST, refusing(errno.EINVAL))
-        return open_file(path, SMALL, ROOM_BYTES)
+        if by == THROUGH:
+            patched.setattr(os, PAST, refusing(errno.EINVAL))
+        file = open_file(path, SMALL, ROOM_BYTES)
+    if by == PAST and not isinstance(file, redo_file._PastCache):
+        file.close()
+        pytest.skip("the file system of the tests' directory is neither ext4 nor XFS")
+    assert isinstance(file, redo_file._PastCache if by == PAST else redo_file._InCache)
+    return file
 
 
 def refusing(number: int) -> Any:
@@ -73,7 +77,7 @@ def test_a_write_past_the_cache_is_of_whole_blocks_and_synced(tmp_path: Path, mo
         calls.append((offset, sum(map(len, buffers)), flags))
         return really(descriptor, buffers, offset, flags)
 
-    file = open_file(tmp_path / "redo", SMALL, ROOM_BYTES)
+    file = opened(tmp_path / "redo", PAST, monkeypatch)
     monkeypatch.setattr(os, "pwritev", watch)
     file.write(b"a" * 5_000, 0)
     file.write(b"b" * 10, 5_000)
@@ -93,7 +97,7 @@ def test_what_is_written_in_parts_is_written_whole(tmp_path: Path, monkeypatch: 
         return really(descriptor, [buffers[0][:BLOCK_BYTES]], offset, flags)
 
     path = tmp_path / "redo"
-    file = open_file(path, SMALL, ROOM_BYTES)
+    file = opened(path, PAST, monkeypatch)
     monkeypatch.setattr(os, "pwritev", block_by_block)
     data = os.urandom(20_000)
     file.write(data, 100)
@@ -101,9 +105,10 @@ def test_what_is_written_in_parts_is_written_whole(tmp_path: Path, monkeypatch: 
     assert path.read_bytes()[100:20_100] == data
 
 
-def test_a_file_system_that_refuses_is_served_by_the_cache(
+def test_a_disk_that_refuses_is_served_by_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    opened(tmp_path / "tried", PAST, monkeypatch).close()
     synced: list[int] = []
     really = os.fdatasync
 
@@ -112,30 +117,60 @@ def test_a_file_system_that_refuses_is_served_by_the_cache(
         really(descriptor)
 
     monkeypatch.setattr(os, "fdatasync", watch)
-    with caplog.at_level(logging.INFO):
-        file = opened(tmp_path / "redo", THROUGH, monkeypatch)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    file = opened(tmp_path / "redo", THROUGH, monkeypatch)
     assert "the redo log goes through the page cache" in caplog.text
+    assert len(os.listdir("/proc/self/fd")) == descriptors + 1
     file.write(b"a", 0)
     file.close()
     assert len(synced) == 1
 
 
-@pytest.mark.parametrize("by", [PAST, THROUGH])
-@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, apsw.FullError), (errno.EIO, apsw.IOError)])
-def test_a_write_that_fails_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, number: int, error: type[apsw.Error]
+@pytest.mark.parametrize("kind", ["", "fuse", "tmpfs", "btrfs", "nfs4"])
+def test_no_other_file_system_is_trusted_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(redo_file, "_file_system", lambda path: kind)
+    file = open_file(tmp_path / "redo", SMALL, ROOM_BYTES)
+    assert isinstance(file, redo_file._InCache)
+    file.close()
+
+
+def test_file_systems_are_known_by_their_mounts(tmp_path: Path) -> None:
+    for place, kind in (("/proc", "proc"), ("/dev/shm", "tmpfs")):
+        assert redo_file._file_system(Path(place)) == kind
+
+
+@pytest.mark.parametrize(
+    ("by", "call", "number", "error"),
+    [
+        (PAST, "pwritev", errno.EIO, apsw.IOError),
+        (PAST, "pwritev", errno.ENOSPC, apsw.IOError),
+        (THROUGH, "pwrite", errno.EIO, apsw.IOError),
+        (THROUGH, "pwrite", errno.ENOSPC, apsw.FullError),
+        (THROUGH, "fdatasync", errno.ENOSPC, apsw.IOError),
+    ],
+)
+def test_only_what_is_surely_not_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, call: str, number: int, error: type[apsw.Error]
 ) -> None:
     file = opened(tmp_path / "redo", by, monkeypatch)
-    monkeypatch.setattr(os, by, refusing(number))
+    monkeypatch.setattr(os, call, refusing(number))
     with pytest.raises(error):
         file.write(b"a", 0)
     file.close()
 
 
-def test_a_log_of_no_whole_blocks_goes_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_nothing_is_no_endless_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = opened(tmp_path / "redo", PAST, monkeypatch)
+    monkeypatch.setattr(os, "pwritev", lambda *given: 0)
+    with pytest.raises(apsw.IOError, match="0 bytes written"):
+        file.write(b"a", 0)
+    file.close()
+
+
+def test_a_log_of_no_whole_blocks_goes_through_the_cache(tmp_path: Path) -> None:
     odd = msgspec.structs.replace(SMALL, redo_bytes=10_001)
     file = open_file(tmp_path / "redo", odd, ROOM_BYTES)
-    monkeypatch.setattr(os, PAST, refusing(errno.EINVAL))
+    assert isinstance(file, redo_file._InCache)
     file.write(b"a" * 10_001, 0)
     file.close()
     assert (tmp_path / "redo").read_bytes() == b"a" * 10_001

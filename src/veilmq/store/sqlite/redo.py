@@ -1,7 +1,7 @@
 """The redo log: committed batches that the database does not have yet.
 
 Strategy: a batch that changed no table, because all its messages are young, is one record of this file: its events, the
-messages that it sent, and the mark. One write and one sync make it durable, at half the price of a transaction. The
+messages that it sent, and the mark. One synced write makes it durable, at half the price of a transaction. The
 database gets it soon, in a transaction of its own: before the next batch that needs a table, before anybody reads, at
 each sweep, at the end, and after a kill at the next start (`settle`, `Writer.settle`). Until then records follow one
 another; once a synced transaction has them all they begin anew at the start of the file, which never grows: a batch
@@ -140,7 +140,7 @@ class Redo:
         return _HEAD.pack(len(packed), crc32(packed, self._seed)) + packed
 
     def append(self, entry: Entry, record: bytes) -> None:
-        """Make it durable. Raises apsw.Error; unless that is for want of space, nobody knows then whether it is."""
+        """Make it durable. Raises apsw.FullError if it is not, apsw.IOError if nobody knows."""
         assert self._file is not None
         self._file.write(record + _END, self._at)
         self._run = entry.run
@@ -212,7 +212,9 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
 def read(path: Path, key: bytes) -> Run:
     """What the file of a database of that receipt key holds. Raises OSError if it may not be read."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # it is written past the page cache
+            content = file.read()
     except FileNotFoundError:
         return _NO_RUN
     seed = crc32(key)

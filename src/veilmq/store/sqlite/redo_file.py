@@ -1,8 +1,9 @@
 """The file of the redo log, on the way to the disk.
 
-Strategy: the file is written whole with zeros when it is made, so that later writes change nothing but bytes of it.
-Where the file system can, they go past the page cache (`_PastCache`): one system call writes and syncs, in less time
-than a write and fdatasync (docs/decisions/0014-redo-log.md). Else they go through it (`_InCache`).
+Strategy: the file is written whole with zeros when it is made, so that later writes change nothing but bytes of it. On
+ext4 and XFS they go past the page cache (`_PastCache`): one system call writes and syncs, in less time than a write and
+fdatasync (docs/decisions/0014-redo-log.md). Elsewhere they go through it (`_InCache`): a file system of a server of its
+own (FUSE, 9p, CIFS) takes such a call and need not sync.
 """
 
 import errno
@@ -19,6 +20,8 @@ from veilmq.store.sqlite.options import Options
 
 BLOCK_BYTES: Final = 4096
 """Writes past the page cache are of whole blocks; disks want 512 bytes or this."""
+_SYNC_AS_THEY_WRITE: Final = frozenset({"ext4", "xfs"})
+"""File systems that are known to honour RWF_DSYNC past the page cache."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ZEROS: Final = bytes(1 << 20)
 
@@ -26,10 +29,13 @@ logger = logging.getLogger("veilmq.store")
 
 
 class RedoFile(Protocol):
-    """What the log is written to. Raises apsw.FullError for want of space, apsw.IOError for the rest."""
+    """What the log is written to."""
 
     def write(self, data: bytes, offset: int) -> None:
-        """Write, and sync if the store's commits are synced."""
+        """Write, and sync if the store's commits are synced.
+
+        Raises apsw.FullError if it is certain that there was no space, apsw.IOError if nobody knows what the disk has.
+        """
         ...
 
     def close(self) -> None:
@@ -43,28 +49,43 @@ def open_file(path: Path, options: Options, room_bytes: int) -> RedoFile:
     synced = options.synchronous == "FULL"
     if options.vfs:
         return _InVfs(path, options.vfs, synced)
-    if synced and options.redo_bytes % BLOCK_BYTES == 0:
+    if synced and options.redo_bytes % BLOCK_BYTES == 0 and _file_system(path) in _SYNC_AS_THEY_WRITE:
         try:
             return _PastCache(path, options.redo_bytes)
-        except (OSError, AttributeError) as error:  # a file system or a system without
-            logger.info("the redo log goes through the page cache: %s", error)
+        except (OSError, AttributeError, NotImplementedError) as error:  # the last two: a C library without
+            logger.warning("the redo log goes through the page cache: %s", error)
     return _InCache(path, synced)
 
 
+def _file_system(path: Path) -> str:
+    """Of what kind it is that holds the file; "" if nobody knows."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    for mount in mounts:
+        place, _, kind = mount.partition(" - ")
+        if number in place.split()[2:3]:
+            return kind.split()[0]
+    return ""
+
+
 class _PastCache:
-    """Written past the page cache, out of memory that mirrors what was written since the file was opened."""
+    """Written past the page cache, out of memory that mirrors the first block and what was written since."""
 
     def __init__(self, path: Path, size: int) -> None:
-        """Raises OSError or AttributeError if that is not possible here."""
+        """Raises OSError, AttributeError or NotImplementedError if that is not possible here."""
         self._flags = os.RWF_DSYNC
-        self._mirror = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+        self._mirror = mmap.mmap(-1, size)
         self._view = memoryview(self._mirror)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
         block = [self._view[:BLOCK_BYTES]]
         try:
             os.preadv(self._descriptor, block, 0)
             os.pwritev(self._descriptor, block, 0, self._flags)  # what it has already: a try
-        except OSError:
+        except BaseException:
             os.close(self._descriptor)
             raise
 
@@ -75,14 +96,15 @@ class _PastCache:
         end += -end % BLOCK_BYTES
         try:
             while at < end:
-                at += os.pwritev(self._descriptor, [self._view[at:end]], at, self._flags)
-        except OSError as error:
-            raise _failed(error) from error
+                written = os.pwritev(self._descriptor, [self._view[at:end]], at, self._flags)
+                if written < BLOCK_BYTES:
+                    raise OSError(errno.EIO, f"{written} bytes written")
+                at += written - written % BLOCK_BYTES
+        except OSError as error:  # want of space too: what was written and not synced may be there after a kill
+            raise apsw.IOError(f"redo log: {error}") from error
 
     def close(self) -> None:
         os.close(self._descriptor)
-        self._view.release()
-        self._mirror.close()
 
 
 class _InCache:
@@ -98,7 +120,7 @@ class _InCache:
                 written = os.pwrite(self._descriptor, data, offset)
                 data, offset = data[written:], offset + written
         except OSError as error:
-            raise _failed(error) from error
+            raise (apsw.FullError if error.errno in _FULL else apsw.IOError)(f"redo log: {error}") from error
         if self._synced:
             try:
                 os.fdatasync(self._descriptor)
@@ -125,11 +147,6 @@ class _InVfs:
 
     def close(self) -> None:
         self._file.xClose()
-
-
-def _failed(error: OSError) -> apsw.Error:
-    """What a write that failed is to the store: for want of space it is a refusal, else nobody knows."""
-    return (apsw.FullError if error.errno in _FULL else apsw.IOError)(f"redo log: {error}")
 
 
 def _make(path: Path, size: int, room_bytes: int) -> None:
