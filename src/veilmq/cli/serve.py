@@ -19,6 +19,7 @@ import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -218,6 +219,7 @@ def _in_the_way(error: OSError, settings: Settings) -> Failure:
 @asynccontextmanager
 async def _admin(service: Service, settings: Settings) -> AsyncIterator[None]:
     """The admin port, while the body runs."""
+    await asyncio.to_thread(import_module, "veilmq.cli.admin_port")  # 0.1 s, in which the data ports answer already
     from veilmq.cli.admin_port import AdminPort, token
 
     try:
