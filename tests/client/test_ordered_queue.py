@@ -751,8 +751,9 @@ def test_a_queue_created_anew_is_told_while_it_is_in_use(place: Place) -> None:
     place.embedded.account.delete("orders")
     place.embedded.account.create("orders")
     place.embedded.pass_time(61)
-    with pytest.raises(QueueRecreated):
-        sender.send("2")
+    for _ in range(2):  # a caller who tries again is told again
+        with pytest.raises(QueueRecreated):
+            sender.send("2")
     sender.reset()
     sender.send("1")
 

@@ -203,8 +203,8 @@ class TestPartialFailure:
 
     def test_the_messages_own_deduplication_id(self, account: Account, unsteady: PullTopic) -> None:
         for _ in range(2):
-            published = unsteady.publish(Message("x", group="g", deduplication_id="order 7"))
-        assert published.id == "order 7"
+            published = unsteady.publish(Message("x", group="g", deduplication_id="order-7"))
+        assert published.id == "order-7"
         assert bodies(account, "fifo") == [["x"]]
 
     def test_in_a_batch(self, unsteady: PullTopic) -> None:
@@ -234,6 +234,9 @@ class TestPartialFailure:
             topic.publish("x" * 101)
         with pytest.raises(CapabilityMissing, match="attributes"):
             topic.publish(Message("x", {"colour": "red"}))
+        for hopeless in (Message(""), Message("x", delay=-1), Message("x", priority=99)):
+            with pytest.raises(ParameterInvalid):
+                topic.publish(hopeless)
         assert bodies(account, *NAMES) == [[]] * 3
         topic.publish("x")
         assert bodies(account, *NAMES) == [["x"]] * 3

@@ -52,6 +52,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     native_topics: bool
     lease_hints: bool
     """Receives that name no lease honour the sender's hint."""
+    tags: bool = False
+    """A message may have a tag of its own."""
+    body_bytes_min: int = 1
+    """0 where an empty body can be sent."""
     release_min: float = 0
     """Shortest delay of a release: what is released sooner is visible after this (MNS: 1 s)."""
 

@@ -6,15 +6,19 @@ in no range. What the service alone knows is left to it.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from veilmq.client.messages import Extension, Message
 from veilmq.model.errors import ParameterInvalid, ReceiptInvalid
 
+T = TypeVar("T")
+
 _BITS_MAX: Final = 63
 """Of a duration, so that it has a float and a place in every protocol."""
 _CHARACTERS_MAX: Final = 80
+_TOKEN: Final = re.compile(r"[!-~]{1,128}")
 _TEXTS: Final = ("group", "deduplication_id", "type", "tag")
 _DURATIONS: Final = ("delay", "ttl", "lease_hint")
 
@@ -34,6 +38,28 @@ def seconds(value: Any, parameter: str, least: float, most: float) -> float:
         return value  # type: ignore[no-any-return]
     reason = f"must be a number of seconds from {_shown(least)} to {_shown(most)}, not {_said(value)}"
     raise ParameterInvalid(parameter=parameter, reason=reason)
+
+
+def token(value: str | None, parameter: str) -> None:
+    """A message group or a deduplication id, if there is one. Raises ParameterInvalid."""
+    if value is not None and not _TOKEN.fullmatch(value):
+        reason = f"must be 1 to 128 letters, digits and punctuation of ASCII, not {_said(value)}"
+        raise ParameterInvalid(parameter=parameter, reason=reason)
+
+
+def batch(value: Sequence[T]) -> Sequence[T]:
+    """What a batch is made of. Raises ParameterInvalid for one text, which Python takes for a sequence of its letters,
+    and for what is no collection."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        reason = f"must be a list of messages, not {type(value).__name__}"
+        raise ParameterInvalid(parameter="messages", reason=reason)
+    return value
+
+
+def function(value: Any, parameter: str) -> None:
+    """Something to call. Raises ParameterInvalid."""
+    if not callable(value):
+        raise ParameterInvalid(parameter=parameter, reason=f"must be a function, not {type(value).__name__}")
 
 
 def handle(value: Any) -> str:

@@ -156,7 +156,7 @@ class RoutedQueue(Closing):
         def send(queue: Queue, group: list[str | Message]) -> list[Sent | VeilError]:
             return [_named(queue, answer) if isinstance(answer, Sent) else answer for answer in queue.send_batch(group)]
 
-        return self._grouped([(self._queue_of(message), message) for message in messages], send)
+        return self._grouped([(self._queue_of(message), message) for message in checked.batch(messages)], send)
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """See `Queue.receive`. Waits on all queues at once, and lets the others go as soon as one has something."""
@@ -397,6 +397,8 @@ def weakest(all_of: Sequence[Capabilities]) -> Capabilities:
         native_fifo=all(each.native_fifo for each in all_of),
         native_topics=all(each.native_topics for each in all_of),
         lease_hints=all(each.lease_hints for each in all_of),
+        tags=all(each.tags for each in all_of),
+        body_bytes_min=max(each.body_bytes_min for each in all_of),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from veilmq.client.messages import AttributeValue
 from veilmq.model.errors import ParameterInvalid
+from veilmq.model.message import first_forbidden_character
 
 ATTRIBUTES_MAX: Final = 10
 NUMBER_DIGITS_MAX: Final = 38
@@ -24,7 +25,26 @@ LEASE_HINT_ATTRIBUTE: Final = "veilmq.lease_hint"
 """Carries `Message.lease_hint`, in seconds."""
 
 _KINDS: Final = "must be str, int, float, Decimal or bytes"
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
+_NAME_CHARACTERS_MAX: Final = 256
+_RESERVED: Final = ("aws.", "amazon.")
+"""How no attribute's name begins, in any case of its letters: SQS's own."""
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+\Z")
+
+
+def named(name: str, value: AttributeValue) -> tuple[str, str | bytes]:
+    """As `typed`; raises ParameterInvalid also for a name that SQS refuses, and for text that XML cannot carry."""
+    parameter = f"attributes[{name!r}]"
+    if len(name) > _NAME_CHARACTERS_MAX or not _NAME.match(name):
+        reason = "a name has 1 to 256 of A-Z a-z 0-9 _ - and single periods between them"
+        raise ParameterInvalid(parameter=parameter, reason=reason)
+    if name.lower().startswith(_RESERVED):
+        raise ParameterInvalid(parameter=parameter, reason="a name does not begin with AWS. or Amazon.")
+    kind, content = typed(name, value)
+    at = first_forbidden_character(content) if isinstance(content, str) else None
+    if at is not None:
+        raise ParameterInvalid(parameter=parameter, reason=f"U+{ord(str(content)[at]):04X} is not allowed in XML")
+    return kind, content
 
 
 def typed(name: str, value: AttributeValue) -> tuple[str, str | bytes]:

@@ -87,7 +87,9 @@ class AzureQueue(CloudQueue):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """Put Message for each, a few at a time: their order in the queue is not promised."""
-        entries = [attempt(lambda message: entry_of(message, self._base64), message) for message in messages]
+        entries = [
+            attempt(lambda message: entry_of(message, self._base64), message) for message in checked.batch(messages)
+        ]
         return through(entries, lambda good: self._account.singly.run(good, self._send))
 
     def _send(self, entry: Entry) -> Sent:

@@ -28,14 +28,10 @@ PRIORITY_MIN: Final = 1
 PRIORITY_MAX: Final = 16
 RECEIVE_COUNT_MAX: Final = 1_000
 """As SQS's maxReceiveCount."""
-GROUP: Final = re.compile(r"[!-~]{1,128}\Z")
 """A group or a deduplication id: letters, digits and punctuation of ASCII, as SQS has it."""
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,120}(?:\.fifo)?\Z")
 TEXT_CHARACTERS_MAX: Final = 256
 """Of a type, tag or attribute name."""
-ATTRIBUTE_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
-ATTRIBUTE_RESERVED: Final = ("aws.", "amazon.")
-"""How no attribute's name begins, in any case of its letters: SQS's own."""
 TAGS_MAX: Final = 50
 
 CAPABILITIES: Final = Capabilities(
@@ -62,6 +58,7 @@ CAPABILITIES: Final = Capabilities(
     native_fifo=False,
     native_topics=True,
     lease_hints=True,
+    tags=True,
 )
 """Of a queue with the default largest body."""
 

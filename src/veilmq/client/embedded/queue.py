@@ -69,7 +69,7 @@ class EmbeddedQueue(Closing):
         def make(message: str | Message) -> Send:
             return translation.send_command(key, origin, message, fifo)
 
-        return self._batch(messages, make, lambda outcome: translation.sent(outcome, fifo))
+        return self._batch(checked.batch(messages), make, lambda outcome: translation.sent(outcome, fifo))
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """See `Queue.receive`. `lease_end` counts from the grant, not from the call."""

@@ -13,7 +13,7 @@ from veilmq.client.embedded import limits
 from veilmq.client.messages import Message, Peeked, Received, Recommended, Sent, Template
 from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.queue_attributes import FIFO_SUFFIX
-from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, typed, untyped
+from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, named, untyped
 from veilmq.model import outcomes
 from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
@@ -78,8 +78,8 @@ def _extras(message: Message) -> tuple[Extras, int]:
     if message.lease_hint is not None:
         hint_us = microseconds(message.lease_hint, "lease_hint", limits.DURATION_MIN, limits.LEASE_MAX)
     names = (message.group, message.deduplication_id, message.type, message.tag)
-    _check_group(message.group, "group")
-    _check_group(message.deduplication_id, "deduplication_id")
+    checked.token(message.group, "group")
+    checked.token(message.deduplication_id, "deduplication_id")
     _check_text(message.type, "type")
     _check_text(message.tag, "tag")
     if not attributes and hint_us is None and names == (None, None, None, None):
@@ -91,12 +91,6 @@ def _extras(message: Message) -> tuple[Extras, int]:
     group, deduplication_id, kind, tag = names
     extras = Extras(attributes, group, deduplication_id, type=kind, tag=tag, lease_hint_us=hint_us)
     return extras, size_bytes
-
-
-def _check_group(text: str | None, parameter: str) -> None:
-    if text is not None and not limits.GROUP.match(text):
-        reason = f"must be 1 to 128 letters, digits and punctuation of ASCII, not {text!r}"
-        raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
 def _check_text(text: Any, parameter: str) -> None:
@@ -116,21 +110,7 @@ def _attributes(given: Mapping[str, Any]) -> tuple[Attribute, ...]:
     """Message attributes with SQS's types. Raises ParameterInvalid naming the attribute."""
     if len(given) > ATTRIBUTES_MAX:
         raise ParameterInvalid(parameter="attributes", reason=f"at most {ATTRIBUTES_MAX}, not {len(given)}")
-    return tuple(_attribute(name, value) for name, value in given.items())
-
-
-def _attribute(name: str, value: Any) -> Attribute:
-    parameter = f"attributes[{name!r}]"
-    if len(name) > limits.TEXT_CHARACTERS_MAX or not limits.ATTRIBUTE_NAME.match(name):
-        reason = "a name has 1 to 256 of A-Z a-z 0-9 _ - and single periods between them"
-        raise ParameterInvalid(parameter=parameter, reason=reason)
-    if name.lower().startswith(limits.ATTRIBUTE_RESERVED):
-        raise ParameterInvalid(parameter=parameter, reason="a name does not begin with AWS. or Amazon.")
-    kind, content = typed(name, value)
-    at = first_forbidden_character(content) if isinstance(content, str) else None
-    if at is not None:
-        raise ParameterInvalid(parameter=parameter, reason=f"U+{ord(str(content)[at]):04X} is not allowed in XML")
-    return Attribute(name, kind, content)
+    return tuple(Attribute(name, *named(name, value)) for name, value in given.items())
 
 
 def sent(outcome: outcomes.Sent, fifo: bool) -> Sent:

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.encrypted.cipher import Cipher
@@ -63,7 +64,8 @@ class EncryptedQueue(Wrapping):
         inner = self.inner.capabilities
         characters = inner.body_bytes_max // 4 * 3 if inner.base64_body else inner.body_bytes_max
         largest = self._cipher.body_bytes_max(characters)
-        return msgspec.structs.replace(inner, body_bytes_max=largest // 3 * 4 if inner.base64_body else largest)
+        largest = largest // 3 * 4 if inner.base64_body else largest
+        return msgspec.structs.replace(inner, body_bytes_max=largest, body_bytes_min=0)
 
     def send(self, message: str | Message) -> Sent:
         """See `Queue.send`. MessageTooLarge counts the body as encrypted."""
@@ -71,7 +73,7 @@ class EncryptedQueue(Wrapping):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """See `Queue.send_batch`."""
-        return send_prepared(self.inner, [attempt(self._encrypted, message) for message in messages])
+        return send_prepared(self.inner, [attempt(self._encrypted, message) for message in checked.batch(messages)])
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """See `Queue.receive`. Gives what can be decrypted; what cannot goes to the policy, and the receive goes on."""

@@ -104,7 +104,7 @@ class LargeMessageQueue(Wrapping):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """See `Queue.send_batch`. Uploads one body after the other, and then sends the pointers."""
-        prepared = [attempt(self._prepared, message) for message in messages]
+        prepared = [attempt(self._prepared, message) for message in checked.batch(messages)]
         try:
             answers = send_prepared(self.inner, [each if isinstance(each, VeilError) else each[0] for each in prepared])
         except VeilError as error:

@@ -117,7 +117,9 @@ class MnsQueue(CloudQueue):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """BatchSendMessage, as often as it takes; without handles, because its answer has none."""
-        entries = [attempt(lambda message: entry_of(message, self._base64), message) for message in messages]
+        entries = [
+            attempt(lambda message: entry_of(message, self._base64), message) for message in checked.batch(messages)
+        ]
 
         def in_batches(good: Sequence[Entry]) -> list[Sent | VeilError]:
             pieces = split(good, BATCH_MAX, MESSAGE_BYTES_MAX, lambda entry: entry.size_bytes)

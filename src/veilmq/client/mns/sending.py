@@ -6,7 +6,6 @@ has them. Source: the page of SendMessage.
 """
 
 import math
-import re
 from typing import Any, Final
 
 import msgspec
@@ -20,9 +19,8 @@ from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type:
 from veilmq.client import base64_bodies, checked
 from veilmq.client.messages import Message
 from veilmq.client.prepared import as_message, text_bytes
-from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, size_bytes, typed
+from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, named, size_bytes
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
-from veilmq.model.message import first_forbidden_character
 
 MESSAGE_BYTES_MAX: Final = 65_536
 LEASE_MAX: Final = 43_200
@@ -31,7 +29,6 @@ PRIORITY_MAX: Final = 16
 TRACING: Final = frozenset({"traceparent", "tracestate", "baggage"})
 """System properties that are attributes of the same names."""
 
-_NAME: Final = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.-]{1,256}(?<!\.)\Z")
 _TYPES: Final = {"String": "STRING", "Number": "NUMBER", "Binary": "BINARY"}
 _CANNOT: Final = {"ttl": "ttl", "group": "groups", "deduplication_id": "deduplication", "tag": "tags"}
 """Field of a message -> the ability that it needs and MNS's queues lack."""
@@ -108,16 +105,9 @@ def _attributes(message: Message) -> dict[str, tuple[str, str | bytes]]:
         raise ParameterInvalid(parameter="attributes", reason=reason)
     attributes = {}
     for name, value in given.items():
-        if not _NAME.match(name) or name.lower().startswith(("aws.", "amazon.")):
-            reason = "is no name: up to 256 of A-Z, a-z, 0-9, hyphen, _ and single dots"
-            raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=reason)
         if SystemPropertyName.is_valid(name) and name not in TRACING:
             raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="is the service's own")
-        attributes[name] = typed(name, value)
-        text = attributes[name][1]
-        if isinstance(text, str) and first_forbidden_character(text) is not None:
-            reason = "has a character that XML 1.0 cannot carry"
-            raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=reason)
+        attributes[name] = named(name, value)
     return attributes
 
 

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import TransportError, may_have_happened
 from veilmq.client.message_text import plain
@@ -71,6 +72,8 @@ class OrderedSender(Side):
         self._storage = locked(storage, clock)
         self._storage.acquire()
         self._pid = self._this()
+        self._checked = clock.monotonic()
+        """When the queue was last seen to be the one whose numbers these are."""
         try:
             self._open(reset)
         except BaseException:
@@ -110,7 +113,7 @@ class OrderedSender(Side):
         tried: the others say so, and that nothing of them happened. An entry whose number the storage failed to take
         is of unknown outcome, too.
         """
-        return self._send(messages)
+        return self._send(checked.batch(messages))
 
     def settle(self) -> None:
         """Send again what an earlier call, or an earlier life, left open. Raises as `send`. One that the queue refuses
@@ -157,22 +160,26 @@ class OrderedSender(Side):
         self._state = state
 
     def _incarnation(self) -> str | None:
-        self._checked = self._clock.monotonic()
         return self.queue.stats().incarnation
 
     def _reset(self, epoch: int | None = None) -> None:
         # By the clock, so that an epoch whose storage was lost is an earlier one all the same.
         before = self._state.epoch if epoch is None else epoch
         fresh = max(int(self._clock.wall() * 1_000), before + 1)
+        asked = self._clock.monotonic()
         self._save(SenderState(queue=self.queue.name, incarnation=self._incarnation(), epoch=fresh))
+        self._checked = asked
 
     def _save(self, state: SenderState) -> None:
         self._storage.save(msgspec.json.encode(state))
         self._state = state
 
     def _check(self) -> None:
-        if self._clock.monotonic() - self._checked >= self._check_every:
+        """Whether the queue is still the one whose numbers these are; what is not is told at every call."""
+        asked = self._clock.monotonic()
+        if asked - self._checked >= self._check_every:
             check_queue(self._state, self.queue.name, self._incarnation(), str(self._storage))
+            self._checked = asked
 
     def _send(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         checked = [attempt(self._acceptable, each) for each in messages]

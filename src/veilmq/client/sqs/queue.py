@@ -93,7 +93,10 @@ class SqsQueue(CloudQueue):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """SendMessageBatch, as often as it takes."""
-        entries = [attempt(lambda message: entry_of(message, self._capabilities), message) for message in messages]
+        entries = [
+            attempt(lambda message: entry_of(message, self._capabilities), message)
+            for message in checked.batch(messages)
+        ]
 
         def in_batches(good: Sequence[Entry]) -> list[Sent | VeilError]:
             pieces = split(good, ENTRIES_MAX, REQUEST_BYTES_MAX, lambda entry: entry.size_bytes)

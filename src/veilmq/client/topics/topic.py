@@ -20,10 +20,11 @@ from veilmq.client.messages import Message, Sent
 from veilmq.client.native_topics import NativePublished
 from veilmq.client.prepared import as_message, attempt, send_prepared, text_bytes
 from veilmq.client.queue import Account, Queue
+from veilmq.client.sendable import check_sendable
 from veilmq.client.topics.definitions import Definition, Definitions, Form, State, Subscription
 from veilmq.client.topics.encoding import ENCODING_ATTRIBUTE, Encoding, encoded
 from veilmq.client.topics.native import delete_native, native_topics_of, natively
-from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
+from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 
 ID_ATTRIBUTE: Final = "veilmq.id"
 """Carries the publish's id."""
@@ -223,20 +224,13 @@ class PullTopic(Closing):
     def _copy(self, message: Message, publish_id: str, target: Subscription) -> Message:
         """The message for one queue, which can carry it; an attribute is added where there are any."""
         can = self._queues[target.name].capabilities
-        if message.attributes and not can.attributes:
-            raise CapabilityMissing(capability="attributes")
-        if can.native_fifo and message.group is None:
-            raise ParameterInvalid(parameter="group", reason=f"queue {target.queue} is FIFO and needs one")
         body = encoded(message.body, target.encoding)
-        size_bytes = can.transmitted_bytes(body)
-        if size_bytes > can.body_bytes_max:
-            raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=can.body_bytes_max)
         added: dict[str, Any] = {}
         if can.attributes:
             added[ID_ATTRIBUTE] = publish_id
             if target.encoding is Encoding.BASE64:
                 added[ENCODING_ATTRIBUTE] = str(Encoding.BASE64)
-        return msgspec.structs.replace(
+        copy = msgspec.structs.replace(
             message,
             body=body,
             attributes={**message.attributes, **added},
@@ -244,6 +238,8 @@ class PullTopic(Closing):
             tag=None,
             deduplication_id=publish_id if can.native_fifo else None,
         )
+        check_sendable(copy, can)
+        return copy
 
 
 def delete_topic(account: Account, definitions: Definitions, definition: Definition) -> None:

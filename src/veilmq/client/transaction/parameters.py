@@ -7,13 +7,12 @@ documents' SDK. Source: document 002, "preparations" and "failure analysis".
 
 import logging
 import math
-import re
 from typing import Final
 
 import msgspec
 
 from veilmq.client.capabilities import Capabilities, HandleOnSend
-from veilmq.client.messages import Message, Stats
+from veilmq.client.messages import Stats
 from veilmq.client.transaction.entry import Form
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
@@ -27,7 +26,6 @@ CHECK_EVERY: Final = 5.0
 CLOCKS_APART: Final = 60.0
 """How far the clocks of queue and producer may differ where a half message's end is judged."""
 log = logging.getLogger("veilmq.transaction")
-_TOKEN: Final = re.compile(r"[!-~]{1,128}")
 """SQS's rule for MessageGroupId and MessageDeduplicationId (API reference, SendMessage)."""
 
 
@@ -85,20 +83,6 @@ def form_for(given: Form | str | None, capabilities: Capabilities) -> Form:
         missing = f"a message on {capabilities.protocol} that ends before its delay, with a handle from its send"
         raise CapabilityMissing(capability=missing)
     return form
-
-
-def check_message(message: Message, capabilities: Capabilities) -> None:
-    """Raises ParameterInvalid for what the queue would refuse only after the operation is done."""
-    if capabilities.native_fifo:
-        if message.group is None:
-            raise ParameterInvalid(parameter="group", reason="is needed: the queue is FIFO")
-        for name, given in (("group", message.group), ("deduplication_id", message.deduplication_id)):
-            if given is not None and not _TOKEN.fullmatch(given):
-                reason = "must be 1 to 128 letters, digits and punctuation of ASCII, as SQS has it"
-                raise ParameterInvalid(parameter=name, reason=reason)
-    if message.delay is not None and message.delay > capabilities.delay_max:
-        reason = f"{message.delay:g} s is more than the {capabilities.delay_max:g} s of the queue's messages"
-        raise ParameterInvalid(parameter="delay", reason=reason)
 
 
 def times_for(given: Times | None, capabilities: Capabilities) -> Times:

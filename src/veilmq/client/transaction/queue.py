@@ -17,18 +17,20 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import may_have_happened
 from veilmq.client.messages import Message, Received
 from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.queue import Queue
+from veilmq.client.sendable import check_sendable
 from veilmq.client.transaction.checker import Check, Checker, Compensate, send_to
 from veilmq.client.transaction.entry import Entry, Form, Prepared, Verdict, decode, made, marked, verdict_of
 from veilmq.client.transaction.logbook import Logbook
-from veilmq.client.transaction.parameters import Times, check_half, check_log, check_message, form_for, times_for
+from veilmq.client.transaction.parameters import Times, check_half, check_log, form_for, times_for
 from veilmq.client.transaction.settling import Settler, hopeless
 from veilmq.client.wrapping import Wrapping
-from veilmq.model.errors import LeaseError, MessageTooLarge, ParameterInvalid, VeilError
+from veilmq.model.errors import LeaseError, ParameterInvalid, VeilError
 
 COMMIT_TRIES = 3
 
@@ -81,6 +83,7 @@ class TransactionQueue(Wrapping):
         Raises ParameterInvalid, CapabilityMissing, what `stats` raises.
         """
         super().__init__(queue)
+        checked.function(check_transaction, "check_transaction")
         self.times = times_for(times, queue.capabilities)
         self.form = form_for(form, queue.capabilities)
         self.log = log
@@ -107,6 +110,7 @@ class TransactionQueue(Wrapping):
         Raises before the operation starts: as `Queue.send` does, for either queue. What `do_transaction` raises goes
         on, after the checker was asked what became of the operation.
         """
+        checked.function(do_transaction, "do_transaction")
         entry, handle = self._prepare(as_message(message))
         try:
             return Transaction(entry.id, self._operate(entry, handle, do_transaction))
@@ -175,10 +179,9 @@ class TransactionQueue(Wrapping):
         if self.form is Form.HIDDEN and (message.delay or message.ttl is not None):
             reason = "of a half message are the transaction's own: choose form=logged"
             raise ParameterInvalid(parameter="delay and ttl", reason=reason)
-        check_message(message, self.inner.capabilities)
         draft = made(transaction, self.form, message, "x" * 512 if self._life else None, now, self._life)
         self._logbook.check_size(draft)
-        self._check_size(draft)
+        check_sendable(marked(draft, self.inner.capabilities), self.inner.capabilities)
         with self._lock:
             self._running.add(transaction)
         handle = None
@@ -193,12 +196,6 @@ class TransactionQueue(Wrapping):
             if handle is not None:
                 self._forget(replace(draft, handle=handle))
             raise
-
-    def _check_size(self, entry: Entry) -> None:
-        capabilities = self.inner.capabilities
-        size_bytes = capabilities.transmitted_bytes(marked(entry, capabilities).body)
-        if size_bytes > capabilities.body_bytes_max:
-            raise MessageTooLarge(size_bytes=size_bytes, limit_bytes=capabilities.body_bytes_max)
 
     def _forget(self, entry: Entry) -> None:
         """The log was not written: the half message is of no use, and ends unseen if it stays."""

@@ -61,6 +61,7 @@ def capabilities_of(name: str) -> Capabilities:
         native_fifo=fifo,
         native_topics=False,
         lease_hints=True,
+        tags=True,
     )
 
 
@@ -99,7 +100,7 @@ class VeilQueue(CloudQueue):
             pieces = split(good, shapes.ENTRIES_MAX, shapes.REQUEST_BYTES_MAX, lambda entry: entry[1])
             return list(in_requests(pieces, self._send_piece))
 
-        return through([attempt(made, message) for message in messages], in_batches)
+        return through([attempt(made, message) for message in checked.batch(messages)], in_batches)
 
     def _send_piece(self, entries: Sequence[tuple[shapes.MessageIn, int]]) -> list[Sent | VeilError]:
         return self._send([wire for wire, _ in entries], sum(size for _, size in entries))

@@ -23,6 +23,7 @@ from veilmq.testing.client_contract.fifo import TestFifo, TestNoFifo
 from veilmq.testing.client_contract.leases import TestLeases
 from veilmq.testing.client_contract.options import TestOptions
 from veilmq.testing.client_contract.receives import TestReceives
+from veilmq.testing.client_contract.sendable import TestSendable
 from veilmq.testing.client_contract.stage import ClientAccount, Stage, stage
 from veilmq.testing.client_contract.threads import TestThreads
 from veilmq.testing.client_contract.values import TestValues
@@ -38,6 +39,7 @@ SUITE = (
     TestLeases,
     TestOptions,
     TestReceives,
+    TestSendable,
     TestThreads,
     TestValues,
     TestWaiting,

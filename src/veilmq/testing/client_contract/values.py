@@ -38,6 +38,12 @@ class TestValues:
         assert [type(each) for each in queue.send_batch(["a", message])] == [Sent, ParameterInvalid]
         assert [each.body for each in stage.empty(queue)] == ["a"]
 
+    @pytest.mark.parametrize("messages", ["abc", b"abc", None, 3], ids=repr)
+    def test_what_is_no_list_is_no_batch(self, stage: Stage, messages: Any) -> None:
+        queue = stage.create()
+        fails(ParameterInvalid, lambda: queue.send_batch(messages))
+        self._is_empty(queue)
+
     @pytest.mark.parametrize(
         "fields",
         [{"body": None}, {"body": b"x"}, {"attributes": None}, {"attributes": [("a", "b")]}, {"attributes": {3: "x"}},

@@ -1,0 +1,33 @@
+"""What a queue refuses to send is known by its capabilities before it is asked."""
+
+from typing import Any, Final
+
+import pytest
+
+from veilmq.client.messages import Message, Sent
+from veilmq.client.prepared import attempt
+from veilmq.client.sendable import check_sendable
+from veilmq.testing.client_contract.stage import Stage
+
+CASES: Final[list[dict[str, Any]]] = [
+    {}, {"body": ""}, {"body": "\x00"}, {"body": "x" * 200_000}, {"body": "x" * (2 << 20)},
+    {"attributes": {"a.b": "x"}}, {"attributes": {"AWS.a": "x"}}, {"attributes": {"a..b": "x"}},
+    {"attributes": {"a b": "x"}}, {"attributes": {"a" * 257: "x"}}, {"attributes": {"a": ""}},
+    {"attributes": {"a": "\ufffe"}}, {"attributes": {"a": True}}, {"attributes": {f"a{n}": n for n in range(10)}},
+    {"attributes": {f"a{n}": n for n in range(11)}}, {"group": "tenant"}, {"group": "a b"}, {"group": "x" * 129},
+    {"deduplication_id": "x"}, {"delay": -1}, {"delay": 10**9}, {"ttl": 60}, {"ttl": 0}, {"ttl": -1},
+    {"priority": 1}, {"priority": 0}, {"priority": 17}, {"type": "kind"}, {"lease_hint": 30}, {"lease_hint": 0},
+    {"lease_hint": 10**9}, {"tag": "red"},
+]  # fmt: skip
+
+
+class TestSendable:
+    """For patterns that do something first which no refusal undoes (client/sendable.py)."""
+
+    @pytest.mark.parametrize("fields", CASES, ids=lambda fields: repr(fields)[:40])
+    def test_what_a_send_refuses_is_refused_before(self, stage: Stage, fields: dict[str, Any]) -> None:
+        queue = stage.create()
+        message = Message(**{"body": "x", **fields})
+        judged = attempt(lambda each: check_sendable(each, queue.capabilities), message)
+        sent = attempt(queue.send, message)
+        assert type(judged) is (type(None) if isinstance(sent, Sent) else type(sent))
