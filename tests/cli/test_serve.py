@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import urllib.request
+from contextlib import nullcontext, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import apsw
 import pytest
 from botocore.exceptions import ClientError, HTTPClientError
 from joserfc.jwk import ECKey
-from tests.cli.conftest import Serve
+from tests.cli.conftest import WAIT_S, Serve
 from tests.server.test_listener_tls import CERTIFICATE, KEY
 
 from veilmq.admin.connection import HEAD_S
@@ -107,6 +108,29 @@ def test_a_port_in_use(serve: Serve, name: str) -> None:
         assert "in use" in server.told()
         assert "Choose others with --sqs, --azure, --mns or --admin HOST:PORT" in server.told()
         assert str(taken.getsockname()[1]) in server.told()
+
+
+def answered_until_its_end(server: Any, address: tuple[str, int]) -> int:
+    """How many requests to a data port got an answer before the process ended."""
+    answered = 0
+    while server.process.poll() is None:
+        with suppress(OSError), socket.create_connection(address, timeout=WAIT_S) as caller:
+            caller.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answered += bool(caller.recv(1))
+    return answered
+
+
+@pytest.mark.parametrize("missing", ["its port", "its token"])
+def test_a_start_without_its_admin_port_answers_nobody(serve: Serve, tmp_path: Path, missing: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
+        address, admin = free.getsockname(), taken.getsockname()[1] if missing == "its port" else 0
+    with socket.create_server(("127.0.0.1", admin)) if admin else nullcontext():
+        if missing == "its token":
+            assert serve().ready().stop() == 0
+            (tmp_path / "data" / "admin-token").chmod(0o644)
+        server = serve("--sqs", f"127.0.0.1:{address[1]}", "--admin", f"127.0.0.1:{admin}")
+        assert answered_until_its_end(server, address) == 0
+        assert server.ended() == (4 if missing == "its port" else 3)
 
 
 def test_wrong_flags_and_files(serve: Serve, tmp_path: Path, keys: Path) -> None:

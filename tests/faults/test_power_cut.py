@@ -19,6 +19,7 @@ from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.schema import NotOurs
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.acknowledged import Workload
 from veilmq.testing.clock import EPOCH
@@ -75,7 +76,7 @@ def after_reopening(left: Path, work: Workload, now: Instant) -> list[str]:
     """What the store that opens on these files has lost."""
     try:
         store = SqliteStore(left, SMALL)
-    except (apsw.Error, DatabaseUnusable) as error:
+    except (apsw.Error, DatabaseUnusable, NotOurs) as error:
         return [f"everything is lost: {error}"]
     try:
         found = [f"{problem.kind}: {problem.text}" for problem in check(left / "veilmq.db").problems]

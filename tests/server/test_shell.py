@@ -1,6 +1,7 @@
 """The shell by itself, on a real store: callers that go away, what shares a commit, stalls, and how it stops."""
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 
@@ -202,6 +203,31 @@ async def stop_after_a_failure(path: Path) -> None:
     assert shell.engine.polls, "there is something to record"
     await shell.stop(1)
     store.close()
+
+
+async def ask_as_the_directory_goes(path: Path, how: str) -> None:
+    """What a look at the disk meets, or a bug, leaves no call without an answer."""
+    store = SqliteStore(path, SMALL)
+    shell = Shell(Engine(), store, LeaseClock())
+    shell.start()
+    await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
+    if how == "a look at the disk":
+        os.rename(path, path.with_name("elsewhere"))
+        store._disk_looked = Instant(0)  # long ago
+    else:
+        store._check_usable = lambda: 1 / 0  # type: ignore[method-assign]
+    (refused,) = await asyncio.wait_for(shell.call(sending(QUEUE)), 10)
+    assert isinstance(refused, StoreUnknown)
+    assert shell.failed.done()
+    (refused,) = await asyncio.wait_for(shell.call(sending(QUEUE)), 10)
+    assert isinstance(refused, StoreUnknown)
+    await shell.stop(1)
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["a look at the disk", "a bug"])
+def test_a_store_that_raises_leaves_no_call_without_an_answer(tmp_path: Path, how: str) -> None:
+    asyncio.run(ask_as_the_directory_goes(tmp_path / "data", how))
 
 
 def test_a_store_that_failed_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from veilmq.model.outcomes import Deleted, Received
 from veilmq.store.sqlite import redo
 from veilmq.store.sqlite.backup import backup
 from veilmq.store.sqlite.integrity import check
+from veilmq.store.sqlite.schema import NotOurs
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.clock import EPOCH
 from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, impossible, sending
@@ -199,6 +200,27 @@ def test_a_database_without_its_wal_is_told(stage: Stage) -> None:
     assert "a batch is damaged or missing" in str(check(database).problems)
     stage.open()
     assert check(database).problems == []
+
+
+@pytest.mark.parametrize("lost", ["the database", "its WAL", "what is in it"])
+def test_a_log_without_its_database_is_no_new_start(stage: Stage, lost: str) -> None:
+    queue = started(stage)
+    stage.send(queue, "acknowledged")
+    database = killed(stage)
+    directory = database.parent
+    if lost == "the database":
+        database.unlink()
+    elif lost == "what is in it":
+        database.write_bytes(b"")
+    for each in directory.glob("veilmq.db-*"):
+        each.unlink()
+    log = (directory / "redo").read_bytes()
+    with pytest.raises(NotOurs, match="holds what was acknowledged"):
+        SqliteStore(directory, SMALL)
+    assert (directory / "redo").read_bytes() == log
+    (directory / "redo").rename(directory / "redo.old")
+    stage.open()
+    assert stage.events() == []
 
 
 def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:

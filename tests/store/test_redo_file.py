@@ -1,5 +1,6 @@
 """The redo log's file: past the page cache or through it, the same bytes, each write durable."""
 
+import contextlib
 import errno
 import os
 from collections.abc import Sequence
@@ -134,6 +135,47 @@ def test_no_other_file_system_is_trusted_to_sync(tmp_path: Path, monkeypatch: py
 
 def test_a_file_system_is_known_by_its_mount() -> None:
     assert redo_file._file_system(Path("/proc")) == "proc"
+    odd = (
+        "30 1 7:1 / /mnt/a\x0cb\u2028c rw - btrfs /dev/loop1 rw\n31 1 7:2 / /mnt/d\\040-\\040e rw shared:1 - xfs x rw\n"
+    )
+    assert [redo_file._kind(odd, number) for number in ("7:1", "7:2", "7:3")] == ["btrfs", "xfs", ""]
+
+
+@pytest.mark.parametrize("old", ["sparse", "short", "of another run", "half made"])
+def test_it_is_made_anew_and_whole(tmp_path: Path, old: str) -> None:
+    """A copy may have holes, or share its blocks: its first writes would need space that a full disk has not."""
+    path = tmp_path / "redo"
+    if old == "sparse":
+        path.touch()
+        os.truncate(path, SIZE)
+    elif old == "half made":
+        path.with_suffix(".part").write_bytes(b"x" * 2 * SIZE)
+    else:
+        path.write_bytes(b"x" * (SIZE if old == "of another run" else SIZE // 2))
+    with path.open("rb") if path.exists() else contextlib.nullcontext():
+        open_file(path, SMALL, ROOM_BYTES).close()
+    assert path.read_bytes() == bytes(SIZE)
+    assert path.stat().st_blocks * 512 >= SIZE
+    assert os.listdir(tmp_path) == ["redo"]
+
+
+def test_without_room_nothing_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "redo"
+    path.write_bytes(b"settled")
+    with pytest.raises(OSError, match="no room"):
+        open_file(path, SMALL, SIZE - 1)
+    assert path.read_bytes() == b"settled"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_fails_the_try_gets_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    opened(tmp_path / "tried", PAST, monkeypatch).close()
+    monkeypatch.setattr(redo_file, "_file_system", lambda path: "ext4")
+    monkeypatch.setattr(os, PAST, refusing(number))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        open_file(tmp_path / "redo", SMALL, ROOM_BYTES)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 @pytest.mark.parametrize(

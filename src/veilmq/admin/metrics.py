@@ -87,7 +87,7 @@ _KINDS: Final = msgspec.msgpack.Decoder(list[_Kind])
 
 
 class Outcomes:
-    """Counts events of leases, and of moves, by kind, from the history: what was appended since the scrape before.
+    """Counts events of leases, and of moves, by kind, from the history: those since the store was opened.
 
     Reading goes in threads, `EVENTS_A_SCRAPE_MAX` events at a time; what is beyond is for the next scrape.
     """
@@ -96,8 +96,7 @@ class Outcomes:
         self.counts: dict[str, int] = dict.fromkeys(_COUNTED.values(), 0)
         self._store = store
         self._lock = threading.Lock()
-        with store.readers.lend() as connection:
-            self._at = bounds(connection)[1]
+        self._at = store.first_event
 
     def catch_up(self) -> None:
         """Count what is new. Blocks."""

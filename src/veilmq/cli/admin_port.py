@@ -1,19 +1,15 @@
 """The admin port: the ASGI application of admin/ on uvicorn, in the loop of the service.
 
-Strategy: the socket is opened here, so that a port in use is an OSError like any other's; uvicorn only gets it handed.
-It may neither set up logs nor take the signals: both are the server's. Nor does it end requests: it would log a
-traceback of each, so who takes too long at shutdown loses the connection here, as if the client had hung up.
+Strategy: uvicorn gets its socket handed (admin_entry.py). It may neither set up logs nor take the signals: both are the
+server's. Nor does it end requests: it would log a traceback of each, so who takes too long at shutdown loses the
+connection here, as if the client had hung up.
 """
 
 import asyncio
 import logging
-import os
-import re
-import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Final
 
@@ -22,43 +18,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from veilmq.admin.app import create_app
 from veilmq.admin.connection import HEAD_S, Connection
+from veilmq.cli.admin_entry import BACKLOG, AdminEntry
 from veilmq.server.service import Service
 from veilmq.server.settings import Address, Settings
-from veilmq.store.sqlite.directory import DirectoryUnsafe
 
-TOKEN_FILE: Final = "admin-token"
-_TOKEN_BYTES: Final = 32
-_TOKEN: Final = re.compile(rb"[!-~]{16,2048}")
 _GRACE_S: Final = 2
 """For requests under way at shutdown."""
 _LEAVE_S: Final = 0.1
 """For what serves a lost connection to notice."""
-_BACKLOG: Final = 128
 
 log = logging.getLogger("veilmq.serve")
-
-
-def token(directory: Path) -> str:
-    """The bearer token of the admin port, made at the first start.
-
-    Raises DirectoryUnsafe if others may read it, or if the file holds what nobody could send or anybody guess.
-    """
-    path = directory / TOKEN_FILE
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        if path.stat().st_mode & 0o077:
-            raise DirectoryUnsafe(f"{path} is open to other users: chmod 600 {path}") from None
-        found = path.read_bytes().strip()
-        if _TOKEN.fullmatch(found):
-            return found.decode()
-        if found:
-            raise DirectoryUnsafe(f"{path} holds no token of 16 ASCII characters or more: remove it") from None
-        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
-    made = secrets.token_urlsafe(_TOKEN_BYTES)
-    with open(descriptor, "w") as file:
-        file.write(made + "\n")
-    return made
 
 
 class _Server(uvicorn.Server):
@@ -75,7 +44,7 @@ class _Server(uvicorn.Server):
             await loop.create_server(
                 self._connection,
                 sock=each,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 ssl=secure,
                 ssl_handshake_timeout=HEAD_S if secure else None,
             )
@@ -97,12 +66,12 @@ def _cancellable(app: ASGIApp) -> ASGIApp:
 
 
 class AdminPort:
-    """Open from the construction on; answers while it is entered."""
+    """Answers while it is entered."""
 
-    def __init__(self, service: Service, settings: Settings, bearer: str) -> None:
-        """Raises OSError if the address cannot be had."""
+    def __init__(self, service: Service, settings: Settings, entry: AdminEntry) -> None:
+        """entry: open; whoever opened it closes it."""
         config = uvicorn.Config(
-            _cancellable(create_app(service, settings, bearer)),
+            _cancellable(create_app(service, settings, entry.bearer)),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -116,7 +85,7 @@ class AdminPort:
             config.ssl = service.certificate.context()
         self._server = _Server(config)
         self._service = service
-        self._socket = _open(settings.admin)
+        self._socket = entry.socket
         host, port = self._socket.getsockname()[:2]
         self.url = f"{'https' if settings.tls_cert else 'http'}://{Address(host, port)}"
 
@@ -133,7 +102,6 @@ class AdminPort:
         if late:
             await self._cut_off()
         await self._serving
-        self._socket.close()
 
     async def _cut_off(self) -> None:
         """End what did not end by itself."""
@@ -145,8 +113,3 @@ class AdminPort:
         for task in list(state.tasks):
             task.cancel()
         self._server.force_exit = True
-
-
-def _open(address: Address) -> socket.socket:
-    family, _, _, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return socket.create_server(where[:2], family=family, backlog=_BACKLOG)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import veilmq
+from veilmq.cli.admin_entry import AdminEntry
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.notify import READY, STOPPING, notify
 from veilmq.cli.push_room import serve_pushes
@@ -116,12 +117,19 @@ async def _run(service: Service, manager: str | None) -> Exit:
     _on_signals(ended, service)
     sys.setswitchinterval(_SWITCH_S)
     gc.disable()
+    with AdminEntry(settings.admin, settings.data) as entry:
+        try:
+            await _start(service, settings, entry)
+        finally:
+            gc.enable()
+        return await _serve(service, manager, ended, entry)
+
+
+async def _serve(service: Service, manager: str | None, ended: asyncio.Event, entry: AdminEntry) -> Exit:
+    """Open the admin port too, until the end."""
+    settings = service.settings
     try:
-        await _start(service, settings)
-    finally:
-        gc.enable()
-    try:
-        async with _admin(service, settings):
+        async with _admin(service, entry):
             # What is there from the start stays: the collector shall not go through 100,000 queues again and again.
             gc.freeze()
             for name, listener in service.listeners.items():
@@ -178,10 +186,10 @@ def _on_signals(ended: asyncio.Event, service: Service) -> None:
     loop.add_signal_handler(signal.SIGHUP, begin_reload)
 
 
-async def _start(service: Service, settings: Settings) -> None:
+async def _start(service: Service, settings: Settings, entry: AdminEntry) -> None:
     """Start it, or say what is in the way. Raises Failure."""
     try:
-        await service.start()
+        await service.start(entry.open)
     except DirectoryHeld as error:
         advice = "One process owns a data directory: use that server, or give this one its own with --data DIR."
         raise Failure(Exit.DIRECTORY, str(error), advice) from None
@@ -217,17 +225,12 @@ def _in_the_way(error: OSError, settings: Settings) -> Failure:
 
 
 @asynccontextmanager
-async def _admin(service: Service, settings: Settings) -> AsyncIterator[None]:
+async def _admin(service: Service, entry: AdminEntry) -> AsyncIterator[None]:
     """The admin port, while the body runs."""
     await asyncio.to_thread(import_module, "veilmq.cli.admin_port")  # 0.1 s, in which the data ports answer already
-    from veilmq.cli.admin_port import AdminPort, token
+    from veilmq.cli.admin_port import AdminPort
 
-    try:
-        port = AdminPort(service, settings, token(settings.data))
-    except DirectoryUnsafe as error:
-        raise Failure(Exit.DIRECTORY, str(error)) from None
-    except OSError as error:
-        raise _in_the_way(error, settings) from None
+    port = AdminPort(service, service.settings, entry)
     log.info("admin listens on %s", port.url)
     service.announce({"admin": port.url})
     async with port:

@@ -104,16 +104,17 @@ class Service:
         """Until when the certificate is valid that new connections get; None without TLS."""
         return None if self.certificate is None else self.certificate.ends
 
-    async def start(self) -> None:
-        """Open everything and serve.
+    async def start(self, before_ports: Callable[[], None] = lambda: None) -> None:
+        """Open everything and serve. before_ports: called when all stands but the ports, which open only if it returns.
 
-        Raises what `SqliteStore` does, FileInvalid (queues), OSError (a port, a file); nothing stays open then.
+        Raises what `SqliteStore` does, FileInvalid (queues), OSError (a port, a file), and what `before_ports` does;
+        nothing stays open then.
         """
         async with AsyncExitStack() as undo:
-            await self._start(undo)
+            await self._start(undo, before_ports)
             self._undo = undo.pop_all()
 
-    async def _start(self, undo: AsyncExitStack) -> None:
+    async def _start(self, undo: AsyncExitStack, before_ports: Callable[[], None]) -> None:
         settings = self.settings
         declared = None
         if settings.queues is not None:
@@ -131,6 +132,7 @@ class Service:
         undo.callback(self.parking.stop)
         if declared is not None:
             await queues_file.declare(declared, self.shell.call)
+        before_ports()
         await self._listen(undo, "sqs", settings.sqs, self._sqs())
         await self._listen(undo, "azure", settings.azure, self._azure())
         await self._listen(undo, "mns", settings.mns, self._mns())

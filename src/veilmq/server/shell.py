@@ -289,6 +289,10 @@ class Shell:
         except StoreUnknown as error:
             self._break(batch, error)
             return
+        except Exception as error:  # a bug, and no reason to leave its calls without an answer
+            logger.exception("apply")
+            self._break(batch, StoreUnknown(reason=str(error)))
+            return
         engine.paced(int((thread_time() - begun) * 1e6))
         self.stats.batches += 1
         self.stats.commands += len(batch.commands)

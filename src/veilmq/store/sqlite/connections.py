@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import apsw
 
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
-from veilmq.store.sqlite import schema
+from veilmq.store.sqlite import redo, schema
 from veilmq.store.sqlite.directory import REDO
 from veilmq.store.sqlite.options import Options
 
@@ -75,6 +75,12 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
         found = schema.check(connection)
         if 0 < found < schema.VERSION and not options.migrates:
             raise schema.SchemaOlder(found)
+        if not found and not redo.is_blank(path.with_name(REDO)):
+            connection.close()
+            raise schema.NotOurs(
+                f"{path} is empty or missing, but {path.with_name(REDO)} holds what was acknowledged: bring back all"
+                " files of one moment, or a backup; to begin anew, move that file away"
+            )
         _configure(connection, options)
         os.chmod(path, 0o600)
         schema.migrate(connection)

@@ -229,6 +229,16 @@ def read(path: Path, key: bytes) -> Run:
     return Run(found, _behind(content, at, seed, found))
 
 
+def is_blank(path: Path) -> bool:
+    """Whether no record was ever written to the file, or there is none."""
+    try:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return not any(file.read(_HEAD.size))
+    except FileNotFoundError:
+        return True
+
+
 def _record(content: bytes, at: int, seed: int) -> tuple[Entry, int] | None:
     """The entry that begins at that byte, if it is whole, and where it ends."""
     if at + _HEAD.size > len(content):

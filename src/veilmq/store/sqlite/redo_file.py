@@ -1,9 +1,10 @@
 """The file of the redo log, on the way to the disk.
 
-Strategy: the file is written whole with zeros when it is made, so that later writes change nothing but bytes of it. On
-ext4 and XFS they go past the page cache (`_PastCache`): one system call writes and syncs, in less time than a write and
-fdatasync (docs/decisions/0014-redo-log.md). Elsewhere they go through it (`_InCache`): a file system of a server of its
-own (FUSE, 9p, CIFS) takes such a call and need not sync.
+Strategy: the file is made anew at each start and written whole with zeros, so that later writes change nothing but
+bytes of it: one that was copied may have holes, or share its blocks with the copy. On ext4 and XFS they go past the
+page cache (`_PastCache`): one system call writes and syncs, in less time than a write and fdatasync
+(docs/decisions/0014-redo-log.md). Elsewhere they go through it (`_InCache`): a file system of a server of its own
+(FUSE, 9p, CIFS) takes such a call and need not sync.
 """
 
 import errno
@@ -22,6 +23,8 @@ BLOCK_BYTES: Final = 4096
 """Writes past the page cache are of whole blocks; disks want 512 bytes or this."""
 _SYNC_AS_THEY_WRITE: Final = frozenset({"ext4", "xfs"})
 """File systems that are known to honour RWF_DSYNC past the page cache."""
+_NOT_HERE: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM})
+"""What a system says that cannot write past its cache; any other error is one of the disk."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ZEROS: Final = bytes(1 << 20)
 
@@ -44,7 +47,7 @@ class RedoFile(Protocol):
 
 
 def open_file(path: Path, options: Options, room_bytes: int) -> RedoFile:
-    """The file, made if need be and if that leaves something of the room. Raises OSError or apsw.Error."""
+    """The file, empty, if making it leaves something of the room. Raises OSError or apsw.Error."""
     _make(path, options.redo_bytes, room_bytes)
     synced = options.synchronous == "FULL"
     if options.vfs:
@@ -52,20 +55,29 @@ def open_file(path: Path, options: Options, room_bytes: int) -> RedoFile:
     if synced and options.redo_bytes % BLOCK_BYTES == 0 and _file_system(path) in _SYNC_AS_THEY_WRITE:
         try:
             return _PastCache(path, options.redo_bytes)
-        except (OSError, AttributeError, NotImplementedError) as error:  # the last two: a C library without
-            logger.warning("the redo log goes through the page cache: %s", error)
+        except (AttributeError, NotImplementedError) as error:  # a C library without
+            reason: Exception = error
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                raise
+            reason = error
+        logger.warning("the redo log goes through the page cache: %s", reason)
     return _InCache(path, synced)
 
 
 def _file_system(path: Path) -> str:
     """Of what kind it is that holds the file; "" if nobody knows."""
     device = os.stat(path).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
     try:
-        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
     except OSError:
         return ""
-    for mount in mounts:
+    return _kind(mounts, f"{os.major(device)}:{os.minor(device)}")
+
+
+def _kind(mounts: str, number: str) -> str:
+    """Of the file system of that device, by proc_pid_mountinfo(5)."""
+    for mount in mounts.split("\n"):  # a name may hold what splitlines would split at
         place, _, kind = mount.partition(" - ")
         if number in place.split()[2:3]:
             return kind.split()[0]
@@ -73,7 +85,7 @@ def _file_system(path: Path) -> str:
 
 
 class _PastCache:
-    """Written past the page cache, out of memory that mirrors the first block and what was written since."""
+    """Written past the page cache, out of memory that mirrors the file."""
 
     def __init__(self, path: Path, size: int) -> None:
         """Raises OSError, AttributeError or NotImplementedError if that is not possible here."""
@@ -81,10 +93,8 @@ class _PastCache:
         self._mirror = mmap.mmap(-1, size)
         self._view = memoryview(self._mirror)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
-        block = [self._view[:BLOCK_BYTES]]
         try:
-            os.preadv(self._descriptor, block, 0)
-            os.pwritev(self._descriptor, block, 0, self._flags)  # what it has already: a try
+            self._write(0, BLOCK_BYTES)  # zeros, as it has already: a try
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -95,13 +105,16 @@ class _PastCache:
         at = offset - offset % BLOCK_BYTES
         end += -end % BLOCK_BYTES
         try:
-            while at < end:
-                written = os.pwritev(self._descriptor, [self._view[at:end]], at, self._flags)
-                if written < BLOCK_BYTES:
-                    raise OSError(errno.EIO, f"{written} bytes written")
-                at += written - written % BLOCK_BYTES
+            self._write(at, end)
         except OSError as error:  # want of space too: what was written and not synced may be there after a kill
             raise apsw.IOError(f"redo log: {error}") from error
+
+    def _write(self, at: int, end: int) -> None:
+        while at < end:
+            written = os.pwritev(self._descriptor, [self._view[at:end]], at, self._flags)
+            if written < BLOCK_BYTES:
+                raise OSError(errno.EIO, f"{written} bytes written")
+            at += written - written % BLOCK_BYTES
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -150,16 +163,18 @@ class _InVfs:
 
 
 def _make(path: Path, size: int, room_bytes: int) -> None:
-    """Make the file of that size, unless it is there: all of it written. Raises OSError; then there is none."""
-    if path.exists() and path.stat().st_size == size:
-        return
+    """Make the file of that size anew, all of it written and synced. Raises OSError; then the old one is still there,
+    whose records the database has."""
     if room_bytes < size:
         raise OSError(errno.ENOSPC, f"no room for {size} bytes")
+    part = path.with_suffix(".part")
     try:
-        _write_zeros(path, size)
+        _write_zeros(part, size)
+        os.replace(part, path)
     except OSError:
-        path.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
+    sync_directory(path.parent)
 
 
 def _write_zeros(path: Path, size: int) -> None:
@@ -171,4 +186,3 @@ def _write_zeros(path: Path, size: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    sync_directory(path.parent)

@@ -253,7 +253,7 @@ class SchemaOlder(Exception):
 
 
 class NotOurs(Exception):
-    """The file is a database of some other program."""
+    """The file is a database of some other program, or none where ours should be."""
 
 
 def check(connection: apsw.Connection) -> int:

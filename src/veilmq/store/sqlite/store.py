@@ -155,6 +155,8 @@ class SqliteStore:
             close_unchecked(connection)
             raise unusable(database, error) from error
         self._writer.disorder = self.options.disorder
+        self.first_event = self._writer.mark.offset
+        """Offset of the first event since the opening."""
         self.readers = Readers(database, self.options, self.settle)
         self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
         self._disk_looked = Instant(-_DISK_LOOK_US)
@@ -446,6 +448,13 @@ class SqliteStore:
         if now - self._disk_looked < _DISK_LOOK_US:
             return
         self._disk_looked = now
+        try:
+            self._judge_disk()
+        except OSError as error:
+            self._broken = f"the data directory cannot be looked at: {error}"
+            raise StoreUnknown(reason=self._broken) from error
+
+    def _judge_disk(self) -> None:
         free, floor = self.directory.free_bytes(), self.directory.floor_bytes()
         was_low = self._writer.disk_low is not None
         self._writer.disk_low = free if free < floor else None
