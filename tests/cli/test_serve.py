@@ -21,6 +21,7 @@ from tests.cli.conftest import WAIT_S, Serve
 from tests.server.test_listener_tls import CERTIFICATE, KEY
 
 from veilmq.admin.connection import HEAD_S
+from veilmq.model.events import EventRecord
 from veilmq.store.sqlite import history
 from veilmq.store.sqlite.connections import open_reader
 from veilmq.store.sqlite.directory import DATABASE, read_holder
@@ -52,12 +53,16 @@ def status_of(url: str) -> int:
         return int(answer.status)
 
 
-def kinds(data: Path) -> list[str]:
+def events(data: Path) -> list[EventRecord]:
     connection = open_reader(data / DATABASE, Options())
     try:
-        return [event.kind for event in history.read(connection, 0, 10_000)]
+        return history.read(connection, 0, 10_000)
     finally:
         connection.close()
+
+
+def kinds(data: Path) -> list[str]:
+    return [event.kind for event in events(data)]
 
 
 def test_a_message_outlives_a_restart(serve: Serve, loop: dict[str, str]) -> None:

@@ -28,6 +28,8 @@ VALUES: dict[str, tuple[Any, str, str]] = {
     "push_allow": (["10.0.0.0/8"], "10.0.0.0/9", "fd00::/8"),
     "push_header_case": ("lower", "documented", "documented"),
     "kms_faults": (["a=disabled"], "b=not-found", "c=throttled"),
+    "type_attribute": ("a", "b", "c"),
+    "type_pointer": ("/a", "/b", "/c/d~1e"),
     "azure_issuer": ("http://a", "http://b", "http://c"),
     "azure_issuer_keys": ("a", "b", "c"),
     "azure_audience": ("a", "b", "c"),

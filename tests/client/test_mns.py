@@ -19,7 +19,7 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Message, Sent, Template
 from veilmq.client.mns import MnsAccount, MnsQueue
 from veilmq.client.mns.errors import Said, error_of
-from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE
+from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE
 from veilmq.client.unreadable import DeadLetters
 from veilmq.model.errors import (
     CapabilityMissing,
@@ -32,6 +32,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.protocols.mns.errors import FAULTS
 from veilmq.testing.broken_server import HANG_UP, BrokenServer, answer
 from veilmq.testing.local import LocalServer
@@ -99,7 +100,7 @@ class TestMessages:
         )  # fmt: skip
         url = sqs.get_queue_url(QueueName=queue.name)["QueueUrl"]
         (raw,) = sqs.receive_message(QueueUrl=url, MessageAttributeNames=["All"])["Messages"]
-        assert set(raw["MessageAttributes"]) == {*given, TYPE_ATTRIBUTE, LEASE_HINT_ATTRIBUTE}
+        assert set(raw["MessageAttributes"]) == {*given, LEASE_HINT_ATTRIBUTE}
 
     @pytest.mark.parametrize(
         ("message", "error"),

@@ -21,7 +21,7 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.parameters import MINIMAL_LIFE
 from veilmq.client.messages import Extension, Message, Sent, Template
 from veilmq.client.sqs import SqsAccount, SqsQueue
-from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE
+from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE
 from veilmq.model.errors import (
     CapabilityMissing,
     LeaseExpired,
@@ -32,6 +32,7 @@ from veilmq.model.errors import (
     QueueMissing,
     ReceiptInvalid,
 )
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.testing.server import ServerProcess
 
 pytestmark = pytest.mark.slow

@@ -19,8 +19,6 @@ from veilmq.model.message import first_forbidden_character
 ATTRIBUTES_MAX: Final = 10
 NUMBER_DIGITS_MAX: Final = 38
 NUMBER_EXPONENTS: Final = range(-128, 127)
-TYPE_ATTRIBUTE: Final = "veilmq.type"
-"""Carries `Message.type` where the protocol has no place of its own for it."""
 LEASE_HINT_ATTRIBUTE: Final = "veilmq.lease_hint"
 """Carries `Message.lease_hint`, in seconds."""
 

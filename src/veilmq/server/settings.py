@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from veilmq.engine.limits import Limits as EngineLimits
 from veilmq.model.instant import SECOND_US
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.protocols.sqs.errors import KMS_FAULTS
 from veilmq.server.limits import Limits as ListenerLimits
 from veilmq.store.sqlite.options import MIB, Options
@@ -27,6 +28,8 @@ _URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{
 _ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 
 _KMS_FAULT: Final = re.compile(rf"[A-Za-z0-9:/_.-]{{1,256}}=(?:{'|'.join(KMS_FAULTS)})")
+_ATTRIBUTE: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_POINTER: Final = re.compile(r"(?:/(?:[^~/\0]|~[01])*)+")
 _TOKEN_NAME: Final = re.compile(r"[!-~]{1,512}")
 
 
@@ -120,6 +123,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     azure_audience: Annotated[str | None, Meta(description="`aud` that is taken beside https://storage.azure.com.")] = (
         None
     )
+    type_attribute: Annotated[
+        str, Meta(description="The message attribute that names a message's type, for plans and the history.")
+    ] = TYPE_ATTRIBUTE
+    type_pointer: Annotated[
+        str | None, Meta(description="Where the body, if it is JSON, has its type: a JSON pointer such as /type.")
+    ] = None
     disorder: Annotated[
         Annotated[int, Meta(ge=0, le=1_000)],
         Meta(description="Messages come out up to so many places out of order (development mode only)."),
@@ -211,6 +220,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             reserve_bytes=self.reserve_bytes,
             floor_bytes=self.floor_bytes,
             cache_bytes=self.cache_bytes,
+            type_attribute=self.type_attribute,
+            type_pointer=self.type_pointer or "",
             disorder=self.disorder,
         )
 
@@ -247,6 +258,8 @@ _METAVARS: Final = {
     "base_domain": "NAME",
     "external_url": "URL",
     "azure_issuer": "URL",
+    "type_attribute": "NAME",
+    "type_pointer": "POINTER",
     "cors_origins": "ORIGINS",
     "push_allow": "NETWORKS",
     "kms_faults": "KEY=FAULT",
@@ -311,6 +324,8 @@ _BOUND: Final = re.compile(r"[<>]=? [\d.]+")
 _TEXTS: Final = {
     "external_url": (_URL, "http://HOST[:PORT][/PATH] or https://..., without user, query or fragment"),
     "base_domain": (_DOMAIN, "a domain name such as queues.example"),
+    "type_attribute": (_ATTRIBUTE, "a name of 1 to 256 of A-Z a-z 0-9 _ - and periods"),
+    "type_pointer": (_POINTER, "a JSON pointer (RFC 6901) such as /type or /detail/kind"),
     "azure_issuer": (_TOKEN_NAME, "what the claim says, such as https://login.example/tenant/v2.0"),
     "azure_audience": (_TOKEN_NAME, "what the claim says, such as api://queues"),
 }

@@ -13,12 +13,13 @@ from veilmq.client.embedded import limits
 from veilmq.client.messages import Message, Peeked, Received, Recommended, Sent, Template
 from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.queue_attributes import FIFO_SUFFIX
-from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, named, untyped
+from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, named, untyped
 from veilmq.model import outcomes
 from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import NO_EXTRAS, Attribute, Delivery, Extras, first_forbidden_character, id_text
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.plan import PlanState
 from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange
 

@@ -19,8 +19,9 @@ from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type:
 from veilmq.client import base64_bodies, checked
 from veilmq.client.messages import Message
 from veilmq.client.prepared import as_message, text_bytes
-from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, named, size_bytes
+from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, named, size_bytes
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 
 MESSAGE_BYTES_MAX: Final = 65_536
 LEASE_MAX: Final = 43_200

@@ -8,7 +8,8 @@ from typing import Any
 
 from veilmq.client.messages import Received
 from veilmq.client.sqs.calls import member
-from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, hint_of, untyped
+from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, hint_of, untyped
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 
 
 def received_of(message: dict[str, Any], asked: float, lease: float) -> tuple[Received, float | None]:

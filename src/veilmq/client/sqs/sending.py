@@ -14,8 +14,9 @@ from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.messages import Message
 from veilmq.client.prepared import as_message, text_bytes
-from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, TYPE_ATTRIBUTE, size_bytes, typed
+from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, size_bytes, typed
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 
 
 class Entry(msgspec.Struct, gc=False):

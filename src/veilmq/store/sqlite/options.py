@@ -3,6 +3,7 @@
 import msgspec
 
 from veilmq.model.instant import DAY_US
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 
 MIB = 1 << 20
 
@@ -27,6 +28,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     migrates: bool = True
     """Whether a file of an older schema is brought to today's. Else it is refused and stays as it is: its release would
     not open it again."""
+    type_attribute: str = TYPE_ATTRIBUTE
+    """Which attribute names a message's type, where its sender's protocol has no other place."""
+    type_pointer: str = ""
+    """JSON pointer to the type in a body; "" looks into none."""
     disorder: int = 0
     """How many places a standard queue's message may come out of its order (development)."""
     vfs: str | None = None

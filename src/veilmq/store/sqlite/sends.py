@@ -35,7 +35,7 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
     """Append messages, in the order of the commands."""
     outcomes: list[Any] = []
     appending = _Appending(writer)
-    append = appending.append
+    append, types = appending.append, writer.types
     fifo: list[tuple[LiveQueue, Send]] = []
     for command in commands:
         queue = writer.queue(command.queue)
@@ -48,6 +48,7 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
                 outcomes.append(stored)
                 continue
             command = stored
+        command = types.typed(command)
         settings = queue.settings
         if command.size_bytes > settings.message_bytes_max:
             outcomes.append(MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=settings.message_bytes_max))

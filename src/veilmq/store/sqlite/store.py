@@ -51,6 +51,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.message_type import MessageTypes
 from veilmq.model.outcomes import Applied, Outcome
 from veilmq.model.receipt import KEY_BYTES, ReceiptKey
 from veilmq.store.sqlite import (
@@ -155,6 +156,7 @@ class SqliteStore:
             close_unchecked(connection)
             raise unusable(database, error) from error
         self._writer.disorder = self.options.disorder
+        self._writer.types = MessageTypes(self.options.type_attribute, self.options.type_pointer)
         self.first_event = self._writer.mark.offset
         """Offset of the first event since the opening."""
         self.readers = Readers(database, self.options, self.settle)

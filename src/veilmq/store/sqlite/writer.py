@@ -21,6 +21,7 @@ from veilmq.model.commands import Origin
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.events import SCHEMA_VERSION, Event
 from veilmq.model.instant import Instant
+from veilmq.model.message_type import MessageTypes
 from veilmq.model.queue import QueueKey
 from veilmq.model.receipt import ReceiptKey
 from veilmq.store.sqlite.connections import verdict
@@ -83,6 +84,7 @@ class Writer:
         self.now = Instant(mark.clock)
         self.disorder = 0
         """How many places a message may be out of its order, on purpose."""
+        self.types = MessageTypes()
         self.disk_low: int | None = None
         """Free bytes when they are below the floor."""
         self.events: list[Event] = []

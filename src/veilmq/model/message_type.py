@@ -1,0 +1,80 @@
+"""Under which type a message's processing times are learnt, if its sender's protocol has no place for it.
+
+Strategy: the sender's own word wins; then an attribute of the configured name; then, if that is configured, a place in
+the body by JSON pointer. What is no JSON, or has nothing there that can be a name, has no type, and is sent all the
+same.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from veilmq.model.commands import Send
+from veilmq.model.message import NO_EXTRAS, first_forbidden_character
+
+TYPE_ATTRIBUTE: Final = "veilmq.type"
+"""What our own client writes where the protocol has no other place."""
+BODY_CHARACTERS_MAX: Final = 65_536
+"""Longer bodies are not looked into: a batch waits while one is read."""
+_NAME_CHARACTERS_MAX: Final = 256
+
+_decode: Final[Callable[[str], Any]] = msgspec.json.Decoder().decode
+
+
+def parse_pointer(text: str) -> tuple[str, ...]:
+    """The steps of a JSON pointer (RFC 6901) that names a member, "/type" say. Raises ValueError for what is none."""
+    if not text.startswith("/"):
+        raise ValueError("a JSON pointer begins with /")
+    if "~" in text.replace("~0", "").replace("~1", ""):
+        raise ValueError("after ~ a JSON pointer has 0 or 1")
+    return tuple(step.replace("~1", "/").replace("~0", "~") for step in text[1:].split("/"))
+
+
+class MessageTypes:
+    """Finds the type of what is sent."""
+
+    def __init__(self, attribute: str = TYPE_ATTRIBUTE, pointer: str = "") -> None:
+        """pointer: "" looks into no body. Raises ValueError."""
+        self._attribute = attribute
+        self._steps = parse_pointer(pointer) if pointer else ()
+
+    def typed(self, command: Send) -> Send:
+        """The command with the type that it has. The common case costs two comparisons."""
+        extras = command.extras
+        if (extras is NO_EXTRAS and not self._steps) or extras.type is not None:
+            return command
+        for each in extras.attributes:
+            if each.name == self._attribute:
+                found = _name(each.value)
+                break
+        else:
+            found = _name(self._in_body(command.body)) if self._steps else None
+        if found is None:
+            return command
+        return msgspec.structs.replace(command, extras=msgspec.structs.replace(extras, type=found))
+
+    def _in_body(self, body: str) -> Any:
+        if len(body) > BODY_CHARACTERS_MAX or not body.lstrip(" \t\r\n").startswith(("{", "[")):
+            return None
+        try:
+            value = _decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        for step in self._steps:
+            if isinstance(value, dict):
+                value = value.get(step)
+            elif isinstance(value, list) and step.isdecimal() and step.isascii() and int(step[:9]) < len(value):
+                value = value[int(step[:9])]
+            else:
+                return None
+        return value
+
+
+def _name(value: Any) -> str | None:
+    """A value as a type's name: text as it is, a whole number in digits."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not 1 <= len(value) <= _NAME_CHARACTERS_MAX:
+        return None
+    return value if first_forbidden_character(value) is None else None
