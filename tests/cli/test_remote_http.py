@@ -1,14 +1,16 @@
 """The door through a server's admin port: the one connection, over time."""
 
+import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.conftest import Serve
 
-from veilmq.cli import remote_events
-from veilmq.cli.exits import Failure
+from veilmq.cli import remote_events, remote_http
+from veilmq.cli.exits import Exit, Failure, Unreachable
 from veilmq.cli.remote_http import HttpDoor
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.directory import read_holder
@@ -71,3 +73,66 @@ def test_the_history_is_printed_to_where_it_ended_when_it_was_asked_for(
     remote_events.print_events(asked)
     assert pieces >= 1
     door.close()
+
+
+def _silent(ask: Callable[[HttpDoor], object], admin: str, token: str | None = None) -> Failure:
+    door = HttpDoor(admin, token)
+    with pytest.raises(Unreachable) as refused:
+        ask(door)
+    door.close()
+    assert refused.value.code is Exit.ADDRESS
+    return refused.value
+
+
+def test_a_server_that_hangs_is_told(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does whose disk hangs: its system takes connections for it."""
+    monkeypatch.setattr(remote_http, "_ANSWER_S", 0.5)
+    server = serve().ready()
+    token = (tmp_path / "data" / "admin-token").read_text().strip()
+    door = HttpDoor(server.admin, token)
+    door.run("create", QUEUE, {})
+    assert door.run("receive", QUEUE, {"wait_us": 1_000_000}) == {"messages": []}  # longer than other answers may take
+    server.send_signal(signal.SIGSTOP)
+    with pytest.raises(Unreachable, match=r"took the connection but does not answer within 0\.5 s"):
+        door.home(None)  # on a connection that is there
+    door.close()
+    told = _silent(lambda door: door.home(None), server.admin, token)
+    assert str(told).endswith("the server took the connection but does not answer within 0.5 s")
+    assert ("disk may hang" in told.advice, "may still be done" in told.advice) == (True, False)
+    assert "may still be done" in _silent(lambda door: door.run("send", QUEUE, {"messages": []}), server.admin).advice
+    secure = server.admin.replace("http://", "https://")
+    assert "took the connection" in str(_silent(lambda door: door.home(None), secure))
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer_s"),
+    [
+        (lambda door: door.home(None), "0.1"),
+        (lambda door: door.run("receive", QUEUE, {"wait_us": 250_000}), "0.35"),
+        (lambda door: door.events("next", 1, 0.25), "0.35"),
+        (lambda door: door.run("purge", QUEUE, {}), "0.4"),
+        (lambda door: list(door.steps("/api/v1/check", {})), "0.1"),
+        (lambda door: door.download("/api/v1/backup", None, None), "0.1"),
+    ],
+    ids=["home", "receive", "events", "purge", "check", "backup"],
+)
+def test_each_command_waits_as_long_as_it_may_take(
+    ask: Callable[[HttpDoor], object], answer_s: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check and a backup first ask whether the server lives."""
+    monkeypatch.setattr(remote_http, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(remote_http, "_WORK_S", 0.4)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        told = _silent(ask, f"127.0.0.1:{server.getsockname()[1]}")
+    assert str(told).endswith(f"does not answer within {answer_s} s")
+
+
+def test_no_connection_at_all_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue of connections that is full drops what comes."""
+    monkeypatch.setattr(remote_http, "_ANSWER_S", 0.2)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        with socket.create_connection(server.getsockname()):
+            told = _silent(lambda door: door.home(None), f"127.0.0.1:{server.getsockname()[1]}")
+    assert str(told).endswith("no connection within 0.2 s")

@@ -27,8 +27,11 @@ from veilmq.model.queue import QueueKey
 if TYPE_CHECKING:
     from veilmq.store.sqlite.large_files import Writing
 
-_TIMEOUT_S: Final = 100.0
-"""Longer than any wait that a command can ask for."""
+_ANSWER_S: Final = 10.0
+"""For a connection, and for an answer beyond what the command itself lets the server wait."""
+_WORK_S: Final = 100.0
+"""For an answer to what may be much work, and between the parts of a long one."""
+_MUCH_WORK: Final = frozenset({"purge", "remove", "move"})
 _PIECE_BYTES: Final = 256 * 1024
 _PASSING: Final = frozenset({502, 503, 504})
 """What a proxy says while the server behind it is away."""
@@ -39,6 +42,9 @@ _ADVICE_NAME: Final = "Name the host as its certificate does, or on the server's
 _ADVICE_ISSUER: Final = "For a certificate of your own, name its issuer's in the variable SSL_CERT_FILE."
 _ADVICE_PLAIN: Final = "For a port without TLS, say http:// or HOST:PORT."
 _ADVICE_TLS: Final = "If the port speaks TLS, say https://HOST:PORT, or name the directory with --data DIR."
+_ADVICE_SILENT: Final = 'Its disk may hang: see `dmesg` there, and "no port answers" in docs/operations.md.'
+_ADVICE_UNDECIDED: Final = f"{_ADVICE_SILENT} What was asked for may still be done."
+_ADVICE_AWAY: Final = "Is the address right, and does every firewall on the way let it through?"
 _ADVICE: Final = "Start one with `veilmq serve`, or name the directory with --data DIR."
 
 
@@ -63,6 +69,7 @@ class HttpDoor:
 
     def __init__(self, admin: str, token: str | None, *, announced: bool = False, source: str = "--admin") -> None:
         self._admin = admin
+        self._is_connected = self._may_be_done = False
         try:
             self._connection = _connection(admin, announced=announced)
         except (ValueError, http.client.InvalidURL):
@@ -86,9 +93,10 @@ class HttpDoor:
             raise failure_of(said["error"], f"{said['field']}: {said['message']}", said) from None
         key = "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
         path = f"/api/v1/queues/{key}{row.suffix}"
+        answer_s = _WORK_S if operation in _MUCH_WORK else _ANSWER_S + (members.get("wait_us") or 0) / 1e6
         if row.method == "GET":
             return self._json("GET", path, members)
-        return self._json(row.method, path, {}, json.dumps(dict(members)).encode())
+        return self._json(row.method, path, {}, json.dumps(dict(members)).encode(), answer_s=answer_s)
 
     def home(self, account: str | None) -> Home:
         """See `Door.home`."""
@@ -130,12 +138,12 @@ class HttpDoor:
 
     def trace(self, message: str) -> dict[str, Any]:
         """See `Door.trace`."""
-        return self._json("GET", f"/api/v1/trace/{quote(message, safe='')}", {})
+        return self._json("GET", f"/api/v1/trace/{quote(message, safe='')}", {}, answer_s=_WORK_S)
 
     def events(self, start: str, limit: int, follow_s: float) -> Piece:
         """See `Door.events`."""
         members = {"from": start, "limit": limit, "follow": follow_s}
-        answer, body = self._ask("GET", "/api/v1/events", members)
+        answer, body = self._ask("GET", "/api/v1/events", members, answer_s=_ANSWER_S + follow_s)
         epoch = answer.headers.get("veilmq-epoch", "")
         first, following = (self._number(answer, name) for name in ("veilmq-start-offset", "veilmq-next-offset"))
         return Piece(body, first, following, epoch)
@@ -143,15 +151,16 @@ class HttpDoor:
     def download(self, path: str, file: "Writing", step: Callable[[int, int], None]) -> None:
         """Write what the server answers into the file. Raises Failure, also if less comes than was said; OSError of
         the file."""
-        with self._failures():
-            self._request("POST", path, b"{}", self._headers)
+        self._look_for_life()
+        with self._failures(_WORK_S):
+            self._request("POST", path, b"{}", self._headers, _WORK_S)
             answer = self._connection.getresponse()
             if answer.status >= 300:
                 raise self._failure(answer.status, answer.read())
         with answer:
             total, done = self._number(answer, "content-length"), 0
             while done < total:
-                with self._failures():
+                with self._failures(_WORK_S):
                     part = answer.read(_PIECE_BYTES)
                     if not part:
                         raise http.client.IncompleteRead(b"", total - done)
@@ -162,8 +171,9 @@ class HttpDoor:
     def steps(self, path: str, members: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """What a long job says while it runs, and at last its result. Raises Failure."""
         headers = self._headers | {"Content-Type": "application/json"}
-        with self._failures():
-            self._request("POST", path, json.dumps(dict(members)).encode(), headers)
+        self._look_for_life()
+        with self._failures(_WORK_S):
+            self._request("POST", path, json.dumps(dict(members)).encode(), headers, _WORK_S)
             answer = self._connection.getresponse()
             if answer.status >= 300:
                 raise self._failure(answer.status, answer.read())
@@ -171,8 +181,22 @@ class HttpDoor:
                 while line := answer.readline():
                     yield self._said(answer.status, line)
 
-    def _json(self, method: str, path: str, members: Mapping[str, Any], body: bytes | None = None) -> dict[str, Any]:
-        answer, content = self._ask(method, path, members, body)
+    def _look_for_life(self) -> None:
+        """Before what may take long: ask for what a server that lives answers at once. Raises Failure."""
+        with self._failures(_ANSWER_S):
+            self._request("GET", "/health/live", None, self._headers, _ANSWER_S)
+            self._connection.getresponse().read()
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        members: Mapping[str, Any],
+        body: bytes | None = None,
+        *,
+        answer_s: float | None = None,
+    ) -> dict[str, Any]:
+        answer, content = self._ask(method, path, members, body, answer_s=answer_s)
         return self._said(answer.status, content)
 
     def _said(self, status: int, content: bytes) -> dict[str, Any]:
@@ -193,30 +217,51 @@ class HttpDoor:
         return int(text)
 
     def _ask(
-        self, method: str, path: str, members: Mapping[str, Any], body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        members: Mapping[str, Any],
+        body: bytes | None = None,
+        *,
+        answer_s: float | None = None,
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """The answer with its whole body. Raises Failure."""
+        """The answer with its whole body, for which `answer_s` is waited. Raises Failure."""
+        answer_s = _ANSWER_S if answer_s is None else answer_s
         query = urlencode({name: value for name, value in members.items() if value not in (None, "")})
-        with self._failures():
-            self._request(method, f"{path}?{query}" if query else path, body, self._headers)
+        with self._failures(answer_s):
+            self._request(method, f"{path}?{query}" if query else path, body, self._headers, answer_s)
             answer = self._connection.getresponse()
             content = answer.read()
         if answer.status >= 300:
             raise self._failure(answer.status, content)
         return answer, content
 
-    def _request(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> None:
+    def _request(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str], answer_s: float
+    ) -> None:
         """On the connection there is, or a new one: a server ends one that is idle, say while a pager shows a page."""
-        kept = self._connection.sock
+        connection = self._connection
+        self._may_be_done = False
+        kept = connection.sock
         if kept is not None and select([kept], [], [], 0)[0]:
-            self._connection.close()
-        self._connection.request(method, target, body, headers)
+            connection.close()
+        if connection.sock is None:
+            self._is_connected, connection.timeout = False, _ANSWER_S
+            try:
+                connection.connect()
+            finally:  # a TLS handshake that does not end leaves the socket of the connection
+                self._is_connected = connection.sock is not None
+        connection.sock.settimeout(answer_s)
+        self._may_be_done = method != "GET"
+        connection.request(method, target, body, headers)
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
+    def _failures(self, answer_s: float) -> Iterator[None]:
         """What can go wrong on the way, as the command's end."""
         try:
             yield
+        except TimeoutError:
+            raise self._silence(answer_s) from None
         except ConnectionRefusedError:
             raise Unreachable(Exit.ADDRESS, f"no server answers on {self._admin}", _ADVICE) from None
         except ssl.SSLEOFError as error:  # it ended amid a handshake
@@ -231,6 +276,12 @@ class HttpDoor:
         except (OSError, http.client.HTTPException) as error:
             advice = _ADVICE_TLS if isinstance(error, http.client.RemoteDisconnected) else _ADVICE
             raise Unreachable(Exit.ADDRESS, f"{self._admin}: {type(error).__name__} {error}", advice) from None
+
+    def _silence(self, answer_s: float) -> Failure:
+        if not self._is_connected:
+            return Unreachable(Exit.ADDRESS, f"{self._admin}: no connection within {_ANSWER_S:g} s", _ADVICE_AWAY)
+        message = f"{self._admin}: the server took the connection but does not answer within {answer_s:g} s"
+        return Unreachable(Exit.ADDRESS, message, _ADVICE_UNDECIDED if self._may_be_done else _ADVICE_SILENT)
 
     def _failure(self, status: int, content: bytes) -> Failure:
         try:
@@ -253,12 +304,12 @@ def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
         raise ValueError(admin)
     host.encode("idna")  # as the look-up will
     if parts.scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        return http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
     context = ssl.create_default_context()
     if announced:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+    return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=context)
 
 
 def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
