@@ -11,10 +11,14 @@ from contextlib import nullcontext, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
 
 import apsw
 import pytest
+from botocore.auth import SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, HTTPClientError
 from joserfc.jwk import ECKey
 from tests.cli.conftest import WAIT_S, Serve
@@ -242,6 +246,21 @@ def test_the_log_tells_who_was_refused(serve: Serve, keys: Path) -> None:
     asked = "POST / AmazonSQS.PurgeQueue from 127.0.0.1"
     server.wait_for(f"sqs: AK1 may not purge: {asked} by AK1 of 111111111111/us-east-1/orders")
     server.wait_for(f"sqs: {asked} by AK1: refused with 403: ")
+    server.wait_for(f"sqs: {asked}: refused with 403: ")
+    assert server.stop() == 0
+    assert "hush" not in server.told()
+
+
+def test_the_log_tells_who_was_refused_by_a_signature_in_the_query_string(serve: Serve, keys: Path) -> None:
+    keys.write_text(KEYS.replace("AK1", "AK+1@shop"))
+    server = serve("--credentials", str(keys)).ready()
+    for key, secret in (("AK+1@shop", "hush-two"), ("hush-one", "AK+1@shop")):
+        request = AWSRequest("GET", f"{server.url}/", params={"Action": "ListQueues", "QueueNamePrefix": "hush-name"})
+        SigV4QueryAuth(Credentials(key, secret), "sqs", "us-east-1").add_auth(request)
+        with pytest.raises(HTTPError), urllib.request.urlopen(str(request.url)):
+            pass
+    asked = "GET / ListQueues from 127.0.0.1"
+    server.wait_for(f"sqs: {asked} by AK+1@shop: refused with 403: ")
     server.wait_for(f"sqs: {asked}: refused with 403: ")
     assert server.stop() == 0
     assert "hush" not in server.told()

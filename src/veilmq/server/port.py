@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
+from urllib.parse import unquote_to_bytes
 
 from veilmq.model.access import EVERYTHING, AccessKey, Action, Keyring
 from veilmq.model.commands import (
@@ -87,6 +88,8 @@ _SHOWN_BYTES: Final = 200
 _ACTION: Final = re.compile(rb"[?&]Action=([A-Za-z]{1,64})")
 _CLAIMED: Final = re.compile(rb"(?:Credential=|MNS |SharedKey(?:Lite)? )([^/:,\s]{1,128})")
 """The id of a key in the Authorization header of each protocol."""
+_CLAIMED_IN_QUERY: Final = re.compile(rb"[?&]X-Amz-Credential=([^/&]{1,384}?)(?:/|%2[Ff]|&|$)")
+"""The same where SQS has the signature in the query string, as it stands there."""
 HOST_REFUSED: Final = (
     "In development mode only loopback names and listed origins may call: use 127.0.0.1 or localhost, "
     "or start the server with --base-domain NAME or with --credentials FILE."
@@ -240,8 +243,12 @@ def _asked(request: Request, keyring: Keyring) -> str:
     """
     in_query = _ACTION.search(request.target)
     action = request.headers.get(b"x-amz-target", in_query[1] if in_query else b"")
-    claimed = _CLAIMED.search(request.headers.get(b"authorization", b""))
-    key = keyring.find(claimed[1].decode("latin-1")) if claimed and keyring.checks else None
+    authorization = request.headers.get(b"authorization")
+    if authorization is None:
+        claimed = _CLAIMED_IN_QUERY.search(request.target)
+    else:
+        claimed = _CLAIMED.search(authorization)
+    key = keyring.find(unquote_to_bytes(claimed[1]).decode("latin-1")) if claimed and keyring.checks else None
     parts = [part[:_SHOWN_BYTES].decode("latin-1") for part in (request.path, action) if part]
     return f"{request.method} {' '.join(parts)} from {request.peer}" + (f" by {key.id}" if key else "")
 
