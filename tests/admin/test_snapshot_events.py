@@ -19,6 +19,7 @@ from veilmq.store.sqlite.history import bounds
 OWN, OTHER = "111111111111", "222222222222"
 PATH = "/api/v1/queues/{}/us-east-1/orders"
 READER = AccessKey(id="reader", account=OWN, secret="secret of reader", grants=(Grant(frozenset({Action.EVENTS})),))
+NEIGHBOUR = AccessKey(id="neighbour", account=OTHER, secret="secret of neighbour", grants=())
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def told(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     """A server with a snapshot in its history, and an older one that is trimmed."""
     options = msgspec.structs.replace(OPTIONS, history_bytes_max=4_000)
     data = tmp_path_factory.mktemp("told") / "data"
-    with running(data, Keys(READER), options=options) as server, whole(server) as http:
+    with running(data, Keys(READER, NEIGHBOUR), options=options) as server, whole(server) as http:
         for account in (OWN, OTHER):
             http.put(PATH.format(account)).raise_for_status()
         for _ in range(8):

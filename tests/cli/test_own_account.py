@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +60,9 @@ def test_of_several_it_must_be_said(serve: Serve, veilmq: Command, tmp_path: Pat
     for account in (ONE, OTHER):
         assert veilmq("queues", "create", "orders", "--account", account, *data).returncode == 0
     answer = httpx.get(f"{server.admin}/api/v1/account", auth=(f"AKID{OTHER}", f"secret-of-{OTHER}"))
-    assert answer.json() == {"account": OTHER, "region": "us-east-1"}
+    assert answer.json() == {"account": OTHER, "region": "us-east-1", "known": True}
+    answer = httpx.get(f"{server.admin}/api/v1/account", headers=bearer(tmp_path))
+    assert answer.json() == {"account": None, "region": None, "known": None}
     for path in ("queues", "topics", "moves"):
         answer = httpx.get(f"{server.admin}/api/v1/{path}", headers=bearer(tmp_path))
         assert (answer.status_code, answer.json()["field"]) == (400, "account")
@@ -67,10 +70,42 @@ def test_of_several_it_must_be_said(serve: Serve, veilmq: Command, tmp_path: Pat
     assert "--account ID" in veilmq("queues", "list", *data).stderr
 
 
+def test_of_none_that_the_file_has(serve: Serve, veilmq: Command, tmp_path: Path) -> None:
+    """Nobody could reach what is made there; what is there of an account that was taken out can still be looked at."""
+    file = Path(credentials(tmp_path, ONE, OTHER))
+    server = serve("--credentials", str(file)).ready()
+    data = ("--data", str(tmp_path / "data"))
+    gone = ("--account", OTHER, *data)
+    assert veilmq("queues", "create", "orders", *gone).returncode == 0
+    credentials(tmp_path, ONE)
+    server.send_signal(signal.SIGHUP)
+    server.wait_for("read 1 accounts")
+    refused = veilmq("queues", "create", "more", *gone)
+    assert refused.returncode == Exit.USAGE
+    assert f"account: the credentials file has no account {OTHER}, so no key could reach the queue" in refused.stderr
+    assert "orders" in veilmq("queues", "list", *gone).stdout
+    assert veilmq("send", "orders", "hello", *gone).returncode == 0
+    assert veilmq("queues", "set", "orders", "--delay", "0", *gone).returncode == 0
+    assert "hello" in veilmq("peek", "orders", *gone).stdout
+    missing = veilmq("peek", "more", *gone)
+    assert (missing.returncode, f"credentials file has no account {OTHER}" in missing.stderr) == (1, True)
+    assert "credentials file" not in veilmq("peek", "more", *data).stderr
+    assert veilmq("queues", "delete", "orders", "--yes", *gone).returncode == 0
+    for noun in ("queues", "topics", "moves"):
+        for form in ((), ("--json",)):
+            nothing = veilmq(noun, "list", *gone, *form)
+            assert (nothing.returncode, nothing.stdout) == (0, "")
+            assert f"the server's credentials file has no account {OTHER}" in nothing.stderr
+        assert "credentials file" not in veilmq(noun, "list", *data).stderr
+    assert veilmq("queues", "list", "--json", *data).stderr == ""
+
+
 def test_of_development_mode(serve: Serve, veilmq: Command, tmp_path: Path) -> None:
     server = serve().ready()
     server.sqs(ONE).create_queue(QueueName="orders")
     data = ("--data", str(tmp_path / "data"))
+    assert veilmq("queues", "create", "theirs", "--account", OTHER, *data).returncode == 0
+    assert "credentials file" not in veilmq("peek", "none", "--account", OTHER, *data).stderr
     assert "no queues in account 000000000000" in veilmq("queues", "list", *data).stderr
     server.sqs().create_queue(QueueName="mine")
     server.stop()
@@ -93,7 +128,7 @@ def test_in_its_own_home_region(serve: Serve, veilmq: Command, tmp_path: Path) -
     token, key = bearer(tmp_path), httpx.BasicAuth(f"AKID{ONE}", f"secret-of-{ONE}")
     asked = {"account": OTHER}
     answer = httpx.get(f"{server.admin}/api/v1/account", params=asked, headers=token)
-    assert answer.json() == {"account": OTHER, "region": "eu-west-1"}
+    assert answer.json() == {"account": OTHER, "region": "eu-west-1", "known": True}
     assert httpx.get(f"{server.admin}/api/v1/account", params=asked, auth=key).status_code == 403
     (listed,) = httpx.get(f"{server.admin}/api/v1/queues", params=asked, headers=token).json()["queues"]
     assert listed["region"] == "eu-west-1"
@@ -114,7 +149,7 @@ def test_a_server_of_an_earlier_release_has_one_default() -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Earlier) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         door = HttpDoor(f"127.0.0.1:{server.server_port}", None)
-        assert door.home(None) == ("000000000000", "us-east-1")
-        assert door.home(ONE) == (ONE, "us-east-1")
+        assert door.home(None) == ("000000000000", "us-east-1", True)
+        assert door.home(ONE) == (ONE, "us-east-1", True)
         door.close()
         server.shutdown()

@@ -22,7 +22,7 @@ from veilmq.admin.errors import Refused
 from veilmq.admin.feed import Feed
 from veilmq.admin.metrics import Metrics
 from veilmq.admin.queues import Queues
-from veilmq.admin.service import Service, home_region
+from veilmq.admin.service import Service, home_region, knows
 from veilmq.admin.topics import Topics
 from veilmq.admin.upkeep import Upkeep
 from veilmq.model.access import Action
@@ -56,13 +56,16 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
         return answers.answer({"settings": shown_settings(settings)})
 
     async def account_of(request: Request) -> Response:
-        """Whose queues are meant where none is named (null where there are several accounts), and where."""
+        """Whose queues are meant where none is named (null where there are several accounts), where, and whether the
+        credentials file has that account."""
         caller = answers.caller_of(request)
         account = inputs.convert(answers.members_of(request), inputs.AccountInput).account or caller.home
         if caller.key is not None and account != caller.key.account:
             raise Refused(403, "not_granted", "the key is another account's")
-        region = None if account is None else home_region(service.keyring, account)
-        return answers.answer({"account": account, "region": region})
+        if account is None:
+            return answers.answer({"account": None, "region": None, "known": None})
+        region, known = home_region(service.keyring, account), knows(service.keyring, account)
+        return answers.answer({"account": account, "region": region, "known": known})
 
     app = Starlette(
         routes=_one_a_path(

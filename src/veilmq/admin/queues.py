@@ -14,10 +14,10 @@ from veilmq.admin.answers import answer, body_of, caller_of, members_of
 from veilmq.admin.errors import Refused
 from veilmq.admin.operations import OPERATIONS, Asked, Operation
 from veilmq.admin.reading import message_page
-from veilmq.admin.service import Service, home_region
+from veilmq.admin.service import Service, home_region, knows
 from veilmq.model.access import Action
-from veilmq.model.commands import AnyCommand, ListQueues, Peek, Receive
-from veilmq.model.errors import VeilError
+from veilmq.model.commands import AnyCommand, CreateQueue, ListQueues, Peek, Receive
+from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.outcomes import Outcome, QueuesListed, Received
 from veilmq.model.queue import QueueKey
 from veilmq.server.port import may_lead
@@ -93,6 +93,8 @@ class Queues:
             caller = caller_of(request)
             asked = Asked(key, caller.origin, self._service.shell.arrived())
             commands = list(operation.plan(asked, wanted))
+            if isinstance(commands[0], CreateQueue):
+                self._check_known(key.account)
             if caller.key is not None and not may_lead(caller.key, operation.action, commands[0]):
                 raise Refused(403, "not_granted", f"the key was not granted {Action.SEND} where messages would go")
             shown = operation.show(await self._run(request, commands))
@@ -106,6 +108,12 @@ class Queues:
         key = inputs.queue_key(parts["account"], parts["region"], parts["name"])
         caller_of(request).check(action, key.account, key.name)
         return key
+
+    def _check_known(self, account: str) -> None:
+        """Raises ParameterInvalid if no key could ever reach what is made there."""
+        if not knows(self._service.keyring, account):
+            reason = f"the credentials file has no account {account}, so no key could reach the queue"
+            raise ParameterInvalid(parameter="account", reason=reason)
 
     async def _run(self, request: Request, commands: list[AnyCommand]) -> list[Outcome]:
         """The commands' outcomes. A receive ends, and gives back what it got, when its client hangs up."""

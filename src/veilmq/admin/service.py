@@ -51,6 +51,11 @@ def home_region(keys: Keys, account: str) -> str:
     return next((each.home_region for each in keys.accounts if each.id == account), HOME_REGION_DEFAULT)
 
 
+def knows(keys: Keys, account: str) -> bool:
+    """Whether somebody can be of that account: without a credentials file, of any."""
+    return not keys.checks or any(each.id == account for each in keys.accounts)
+
+
 class Service(Protocol):
     """A running server."""
 

@@ -47,6 +47,10 @@ class Unknown(Failure):
     """The server has no such operation, or nothing of that name."""
 
 
+class Missing(Failure):
+    """There is no such queue."""
+
+
 def end_without(error: ModuleNotFoundError) -> NoReturn:
     """End a command that needs more than the plain installation; what is of no extra is raised again."""
     package = str(error.name).partition(".")[0]

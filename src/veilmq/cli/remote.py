@@ -65,6 +65,11 @@ class Asked:
         """Where they are. Raises Failure."""
         return self._home.region
 
+    def why_nothing(self) -> str:
+        """If the account is the reason that there is nothing to list: that. Raises Failure."""
+        is_known = self.door.home(self.account).is_known
+        return "" if is_known else f"the server's credentials file has no account {self.account}"
+
     def queue(self, name: str) -> "QueueKey":
         """The queue of that name."""
         from veilmq.model.queue import QueueKey

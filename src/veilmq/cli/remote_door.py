@@ -39,6 +39,8 @@ class Home(NamedTuple):
 
     account: str
     region: str
+    is_known: bool = True
+    """False if the server's credentials file has no such account."""
 
 
 class Door(Protocol):

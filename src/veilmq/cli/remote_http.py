@@ -18,7 +18,7 @@ import veilmq
 from veilmq.admin import inputs
 from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS
-from veilmq.cli.exits import Exit, Failure, Unknown, Unreachable
+from veilmq.cli.exits import Exit, Failure, Missing, Unknown, Unreachable
 from veilmq.cli.remote_door import ACCOUNT_ADVICE, Home, Piece
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.errors import ParameterInvalid
@@ -85,14 +85,23 @@ class HttpDoor:
 
     def run(self, operation: str, queue: QueueKey, members: Mapping[str, Any]) -> dict[str, Any]:
         """See `Door.run`."""
-        row = OPERATIONS[operation]
         try:
             inputs.queue_key(queue.account, queue.region, queue.name)
         except ParameterInvalid as error:
             said = described(error)
             raise failure_of(said["error"], f"{said['field']}: {said['message']}", said) from None
         key = "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
-        path = f"/api/v1/queues/{key}{row.suffix}"
+        path = f"/api/v1/queues/{key}{OPERATIONS[operation].suffix}"
+        try:
+            return self._run(operation, path, members)
+        except Missing as failure:
+            if self.home(queue.account).is_known:
+                raise
+            advice = f"The server's credentials file has no account {queue.account}: is that the one you mean?"
+            raise Missing(failure.code, str(failure), advice) from None
+
+    def _run(self, operation: str, path: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        row = OPERATIONS[operation]
         answer_s = _WORK_S if operation in _MUCH_WORK else _ANSWER_S + (members.get("wait_us") or 0) / 1e6
         if row.method == "GET":
             return self._json("GET", path, members)
@@ -107,7 +116,8 @@ class HttpDoor:
         found: str | None = account or own["account"]
         if found is None:
             raise Failure(Exit.USAGE, "the server has several accounts", ACCOUNT_ADVICE)
-        return Home(found, own.get("region") or HOME_REGION_DEFAULT)  # earlier releases know no other
+        # Earlier releases know no other region, and do not say whether they know the account.
+        return Home(found, own.get("region") or HOME_REGION_DEFAULT, own.get("known") is not False)
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `Door.queues`."""
@@ -323,6 +333,8 @@ def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
         return Unknown(Exit.WRONG, message, f"Is a name or id empty, or has it a slash? If not, {_RELEASE}")
     if error in _OF_STORE:
         return Failure(Exit.STORE, message, "The server's log says more, and perhaps its disk is full.")
+    if error == "QueueMissing":
+        return Missing(Exit.WRONG, message, _NEXT[error])
     return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _NEXT.get(error, ""))
 
 

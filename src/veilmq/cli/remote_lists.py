@@ -4,7 +4,7 @@ Strategy: as remote.py has its commands: functions of what was asked, to which i
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,13 +22,13 @@ Source = Annotated[str, typer.Argument(metavar="QUEUE", help="The dead-letter qu
 def list_topics(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
     """List topics with their subscriptions, and how the endpoints of pushes do."""
     account, region = ("*", None) if everything else (asked.account, asked.region)
-    _show(asked, asked.door.topics(account, region, prefix), _topic_table, "topics")
+    show_list(asked, asked.door.topics(account, region, prefix), _topic_table, "topics", everything)
 
 
 def list_moves(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
     """List message move tasks, newest first."""
     account, region = ("*", None) if everything else (asked.account, asked.region)
-    _show(asked, asked.door.moves(account, region, prefix), _move_table, "move tasks")
+    show_list(asked, asked.door.moves(account, region, prefix), _move_table, "move tasks", everything)
 
 
 def start_move(
@@ -68,16 +68,26 @@ def _goal(task: Mapping[str, Any]) -> str:
     return "where they came from" if task["destination"] is None else str(task["destination"]["name"])
 
 
-def _show(asked: "Asked", found: Iterable[Mapping[str, Any]], table: Any, noun: str) -> None:
+def show_list(
+    asked: "Asked",
+    found: Iterable[Mapping[str, Any]],
+    table: Callable[[list[Mapping[str, Any]]], None],
+    noun: str,
+    everything: bool,
+) -> None:
+    """What was found, or that nothing was, and whether that is for want of the account. Raises Failure."""
+    is_empty = True
     if asked.as_json:
         for each in found:
+            is_empty = False
             _print_json(each)
-        return
-    rows = list(found)
-    if rows:
+    elif rows := list(found):
+        is_empty = False
         table(rows)
-    else:
-        print(f"no {noun}", file=sys.stderr)
+    if is_empty:
+        why = "" if everything else asked.why_nothing()
+        if why or not asked.as_json:
+            print(f"no {noun}" + (f": {why}" if why else ""), file=sys.stderr)
 
 
 def _topic_table(topics: list[Mapping[str, Any]]) -> None:

@@ -4,14 +4,14 @@ Strategy: as remote.py has its commands: functions of what was asked, to which i
 setting of two parts, of which one was named, keeps the other: what the queue has now is read first.
 """
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.output import in_json
+from veilmq.cli.remote_lists import show_list
 from veilmq.cli.remote_options import Delay, Everything, Prefix, Queue, Wait, Yes, confirm, duration_us, pairs
 
 if TYPE_CHECKING:
@@ -61,18 +61,17 @@ class _Redrive(NamedTuple):
 def list_queues(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
     """List queues."""
     account, region = ("*", None) if everything else (asked.account, asked.region)
-    queues = asked.door.queues(account, region, prefix)
-    if asked.as_json:
-        for queue in queues:
-            print(in_json(queue))
-        return
-    from veilmq.cli.remote_tables import queue_table
+    noun = "queues" if everything else f"queues in account {account}, region {region}"
+    show_list(asked, asked.door.queues(account, region, prefix), _table_of(everything), noun, everything)
 
-    found = list(queues)
-    if not found:
-        print("no queues" if everything else f"no queues in account {account}, region {region}", file=sys.stderr)
-        return
-    queue_table(found, whose=everything)
+
+def _table_of(everything: bool) -> Callable[[list[Mapping[str, Any]]], None]:
+    def table(found: list[Mapping[str, Any]]) -> None:
+        from veilmq.cli.remote_tables import queue_table
+
+        queue_table(found, whose=everything)
+
+    return table
 
 
 def create(
