@@ -55,19 +55,19 @@ def test_of_several_it_must_be_said(serve: Serve, veilmq: Command, tmp_path: Pat
     data = ("--data", str(tmp_path / "data"))
     for command in (("queues", "create", "orders"), ("queues", "list"), ("send", "orders", "x")):
         refused = veilmq(*command, *data)
-        assert (refused.returncode, "--account ID" in refused.stderr) == (Exit.USAGE, True)
+        assert (refused.returncode, f"--account ID, of {ONE}, {OTHER}." in refused.stderr) == (Exit.USAGE, True)
     assert veilmq("events", *data).returncode == 0
     for account in (ONE, OTHER):
         assert veilmq("queues", "create", "orders", "--account", account, *data).returncode == 0
     answer = httpx.get(f"{server.admin}/api/v1/account", auth=(f"AKID{OTHER}", f"secret-of-{OTHER}"))
     assert answer.json() == {"account": OTHER, "region": "us-east-1", "known": True}
     answer = httpx.get(f"{server.admin}/api/v1/account", headers=bearer(tmp_path))
-    assert answer.json() == {"account": None, "region": None, "known": None}
+    assert answer.json() == {"account": None, "region": None, "known": None, "accounts": [ONE, OTHER]}
     for path in ("queues", "topics", "moves"):
         answer = httpx.get(f"{server.admin}/api/v1/{path}", headers=bearer(tmp_path))
         assert (answer.status_code, answer.json()["field"]) == (400, "account")
     server.stop()
-    assert "--account ID" in veilmq("queues", "list", *data).stderr
+    assert f"--account ID, of {ONE}, {OTHER}." in veilmq("queues", "list", *data).stderr
 
 
 def test_of_none_that_the_file_has(serve: Serve, veilmq: Command, tmp_path: Path) -> None:

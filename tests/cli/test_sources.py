@@ -188,3 +188,19 @@ def test_a_variable_that_is_set_up_for_the_commands_is_told() -> None:
     with pytest.raises(Failure) as failed:
         resolve({}, {"VEILMQ_SQS": "https://mq.example.com"})
     assert failed.value.advice == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "`veilmq keys new` makes a key"),
+        ({"credentials": "keys.toml"}, "--insecure"),
+    ],
+)
+def test_what_an_address_beyond_loopback_needs_is_told(given: dict[str, str], told: str) -> None:
+    with pytest.raises(Failure, match=r"--sqs: .* can be reached from other machines") as refused:
+        resolve({"sqs": "0.0.0.0:9324", **given}, {})
+    assert told in refused.value.advice
+    with pytest.raises(Failure, match=r"--azure: .* is taken") as refused:
+        resolve({"sqs": "0.0.0.0:1", "azure": "0.0.0.0:1", "credentials": "keys.toml", "insecure": "true"}, {})
+    assert refused.value.advice == ""

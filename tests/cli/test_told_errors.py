@@ -16,6 +16,7 @@ from tests.cli.conftest import WAIT_S
 from tests.users import other_user
 
 import veilmq
+from veilmq.cli.directory import check
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.remote_direct import open_direct
 from veilmq.cli.remote_door import Target, http_door
@@ -251,6 +252,40 @@ def test_a_damaged_database_is_told(data: Path, veilmq: Run, table: str, command
     done = veilmq(*command, "--data", str(data))
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
     assert "`veilmq check`" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", [["check"], ["backup", "DEST"], ["queues", "list"]], ids=lambda each: each[0])
+def test_a_database_of_another_program_is_told_with_its_directory(
+    tmp_path: Path, veilmq: Run, command: list[str]
+) -> None:
+    tmp_path.chmod(0o700)
+    connection = apsw.Connection(str(tmp_path / DATABASE))
+    connection.execute("CREATE TABLE a (b)")
+    connection.close()
+    command = [each.replace("DEST", str(tmp_path / "copy")) for each in command]
+    done = veilmq(*command, "--data", str(tmp_path))
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        f"veilmq: {tmp_path}: {DATABASE} is not a VeilMQ database",
+        "  It is another program's: name the data directory with --data DIR.",
+    ]
+
+
+def test_a_database_of_another_user_is_told(data: Path) -> None:
+    (data / DATABASE).chmod(0)
+    with other_user(), pytest.raises(Failure, match="Permission denied") as refused:
+        check(data, as_json=False)
+    assert refused.value.code is Exit.DIRECTORY
+    assert "as the server's user" in refused.value.advice
+
+
+def test_what_to_do_next_names_the_queue(data: Path, veilmq: Run) -> None:
+    taken = veilmq("queues", "create", "q", "--delay", "5s", "--data", str(data))
+    assert (taken.returncode, "`veilmq queues set q`" in taken.stderr) == (1, True)
+    missing = veilmq("peek", "nothing-such", "--data", str(data))
+    assert (missing.returncode, "`veilmq queues create nothing-such`" in missing.stderr) == (1, True)
+    for said in ({}, {"data": None}, {"data": {"queue": 7}}):  # of another release
+        assert failure_of("QueueExists", "exists", said).advice == "Change it with `veilmq queues set NAME`."
 
 
 @pytest.mark.parametrize("error", ["StoreFailed", "StoreUnknown"])

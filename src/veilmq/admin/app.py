@@ -63,7 +63,8 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
         if caller.key is not None and account != caller.key.account:
             raise Refused(403, "not_granted", "the key is another account's")
         if account is None:
-            return answers.answer({"account": None, "region": None, "known": None})
+            accounts = [each.id for each in service.keyring.accounts]
+            return answers.answer({"account": None, "region": None, "known": None, "accounts": accounts})
         region, known = home_region(service.keyring, account), knows(service.keyring, account)
         return answers.answer({"account": account, "region": region, "known": known})
 

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.exits import Exit, Failure, foreign
 from veilmq.cli.progress import bar
+from veilmq.cli.remote_door import AS_SERVER
 from veilmq.cli.remote_http import HttpDoor
 from veilmq.store.sqlite.backup import DestinationTaken, SqliteFailed, backup_directory, receive_directory
 from veilmq.store.sqlite.connections import SqliteTooOld
@@ -42,7 +43,9 @@ def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | Non
                 size_bytes = backup_directory(_database(data), destination, step)
     except DestinationTaken as error:
         raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
-    except (NotOurs, SchemaNewer, SqliteTooOld) as error:
+    except NotOurs as error:
+        raise foreign(data, error) from None
+    except (SchemaNewer, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
         advice = _closed(data) if door is None else ""
@@ -87,7 +90,9 @@ def check(data: Path, *, as_json: bool, door: HttpDoor | None = None) -> Exit:
     try:
         with bar() as advance:
             report = check_database(database, advance)
-    except (NotOurs, SchemaNewer, SchemaOlder, SqliteTooOld) as error:
+    except NotOurs as error:
+        raise foreign(data, error) from None
+    except (SchemaNewer, SchemaOlder, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
         raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", _closed(data) or _FREE) from None
@@ -129,6 +134,8 @@ def _database(data: Path) -> Path:
     try:
         with database.open("rb") as file:
             head = file.read(len(_HEAD))
+    except PermissionError as error:
+        raise Failure(Exit.DIRECTORY, f"{database}: {error.strerror}", AS_SERVER) from None
     except OSError as error:
         raise Failure(
             Exit.DIRECTORY, f"{database}: {error.strerror}", "Name the data directory with --data DIR."

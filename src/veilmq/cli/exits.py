@@ -2,6 +2,7 @@
 
 import sys
 from enum import IntEnum
+from pathlib import Path
 from typing import Final, NoReturn
 
 _EXTRAS: Final = {
@@ -49,6 +50,14 @@ class Unknown(Failure):
 
 class Missing(Failure):
     """There is no such queue."""
+
+
+def foreign(directory: Path, error: Exception) -> Failure:
+    """What is in the directory is another program's, or damaged."""
+    if str(directory) in str(error):
+        return Failure(Exit.DIRECTORY, str(error))  # it says itself what to do
+    advice = "It is another program's: name the data directory with --data DIR."
+    return Failure(Exit.DIRECTORY, f"{directory}: {error}", advice)
 
 
 def end_without(error: ModuleNotFoundError) -> NoReturn:

@@ -16,8 +16,8 @@ from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS, Asked
 from veilmq.admin.reading import Scope, event_lines, find_start, trace
 from veilmq.admin.topics import all_moves, covers, shown_topic, topics_of
-from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.remote_door import ACCOUNT_ADVICE, Home, Piece
+from veilmq.cli.exits import Exit, Failure, foreign
+from veilmq.cli.remote_door import Home, Piece, several_accounts
 from veilmq.cli.remote_http import failure_of
 from veilmq.engine import Engine, open_directory
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
@@ -51,7 +51,9 @@ def open_direct(directory: Path) -> Iterator["DirectDoor"]:
         raise Failure(Exit.DIRECTORY, str(error), "Go through its owner's admin port: --admin HOST:PORT.") from None
     except SchemaOlder as error:
         raise Failure(Exit.DIRECTORY, str(error), "From that start on an older release refuses it.") from None
-    except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, NotOurs, SqliteTooOld) as error:
+    except NotOurs as error:
+        raise foreign(directory, error) from None
+    except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except OSError as error:
         advice = "Say the command as the server's user; it must be able to write there."
@@ -98,7 +100,7 @@ class DirectDoor:
         if not found or DEVELOPMENT_ACCOUNT in found:
             return DEVELOPMENT_ACCOUNT
         if len(found) > 1:
-            raise Failure(Exit.USAGE, "here are queues of several accounts", ACCOUNT_ADVICE)
+            raise several_accounts("here are queues of several accounts", found)
         return found.pop()
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:

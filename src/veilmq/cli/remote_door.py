@@ -6,7 +6,7 @@ picks: a flag goes before a variable, and a directory that a server holds is rea
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -20,8 +20,18 @@ if TYPE_CHECKING:
 ADMIN_DEFAULT: Final = "127.0.0.1:9325"
 DATA_DEFAULT: Final = Path("veilmq-data")
 TOKEN_FILE: Final = "admin-token"
-ACCOUNT_ADVICE: Final = "Say whose queues are meant: --account ID."
+AS_SERVER: Final = "Say the command as the server's user, or name the server with --admin and --token-file."
+_ACCOUNTS_NAMED: Final = 10
 _TOKEN: Final = re.compile(rb"[!-~]+")
+
+
+def several_accounts(where: str, accounts: Collection[str]) -> Failure:
+    """It is not certain whose queues are meant; `accounts` is empty if nobody tells which there are."""
+    advice = "Say whose queues are meant: --account ID."
+    if accounts:
+        more = "" if len(accounts) <= _ACCOUNTS_NAMED else f" and {len(accounts) - _ACCOUNTS_NAMED} more"
+        advice = f"{advice[:-1]}, of {', '.join(sorted(accounts)[:_ACCOUNTS_NAMED])}{more}."
+    return Failure(Exit.USAGE, where, f"{advice} `veilmq queues list --all` shows those of all.")
 
 
 class Piece(NamedTuple):
@@ -151,8 +161,7 @@ def _admin_of_holder(directory: Path) -> str | None:
     try:
         found = holds_database(directory)
     except PermissionError as error:
-        advice = "Say the command as the server's user, or name the server with --admin and --token-file."
-        raise Failure(Exit.DIRECTORY, f"{directory}: {error.strerror}", advice) from None
+        raise Failure(Exit.DIRECTORY, f"{directory}: {error.strerror}", AS_SERVER) from None
     if not found:
         raise Failure(
             Exit.DIRECTORY,

@@ -19,7 +19,7 @@ from veilmq.admin import inputs
 from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS
 from veilmq.cli.exits import Exit, Failure, Missing, Unknown, Unreachable
-from veilmq.cli.remote_door import ACCOUNT_ADVICE, Home, Piece
+from veilmq.cli.remote_door import Home, Piece, several_accounts
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.queue import QueueKey
@@ -115,7 +115,7 @@ class HttpDoor:
             return Home(account or DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT)
         found: str | None = account or own["account"]
         if found is None:
-            raise Failure(Exit.USAGE, "the server has several accounts", ACCOUNT_ADVICE)
+            raise several_accounts("the server has several accounts", own.get("accounts") or ())
         # Earlier releases know no other region, and do not say whether they know the account.
         return Home(found, own.get("region") or HOME_REGION_DEFAULT, own.get("known") is not False)
 
@@ -334,8 +334,16 @@ def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
     if error in _OF_STORE:
         return Failure(Exit.STORE, message, "The server's log says more, and perhaps its disk is full.")
     if error == "QueueMissing":
-        return Missing(Exit.WRONG, message, _NEXT[error])
-    return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _NEXT.get(error, ""))
+        return Missing(Exit.WRONG, message, _next(error, said))
+    return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _next(error, said))
+
+
+def _next(error: str, said: Mapping[str, Any]) -> str:
+    """What to do next, with the queue's own name."""
+    data = said.get("data")
+    queue = data.get("queue") if isinstance(data, dict) else None
+    name = queue.rpartition("/")[2] if isinstance(queue, str) else ""
+    return _NEXT.get(error, "").replace("NAME", name or "NAME")
 
 
 _RELEASE: Final = "the server is of another release than this command, and has no such operation."

@@ -25,6 +25,9 @@ _ADMIN_ADVICE: Final = (
     "To serve it is the address where its own admin port listens; to other commands, where they find a server. "
     "Unset it here, or give --admin."
 )
+_REACHABLE: Final = "can be reached from other machines"
+_KEYS_ADVICE: Final = "Say --credentials FILE; `veilmq keys new` makes a key for it."
+_TLS_ADVICE: Final = "Say --tls-cert FILE and --tls-key FILE; behind a proxy that ends TLS, --insecure."
 _ALIKE: Final = 0.85
 """Of `difflib`: one or two letters of a name."""
 
@@ -66,7 +69,10 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Resolve
         return Resolved(Settings(**values), frozenset(given), _misspelt(environment))
     except SettingInvalid as error:
         source = given[error.name].source if error.name in given else flag(error.name)
-        raise Failure(Exit.USAGE, f"{source}: {error.allowed}") from None
+        advice = ""
+        if _REACHABLE in error.allowed:
+            advice = _TLS_ADVICE if values.get("credentials") else _KEYS_ADVICE
+        raise Failure(Exit.USAGE, f"{source}: {error.allowed}", advice) from None
 
 
 def _misspelt(environment: Mapping[str, str]) -> dict[str, str]:
