@@ -18,6 +18,8 @@ from tests.users import other_user
 import veilmq
 from veilmq.cli.directory import check
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.remote import Asked
+from veilmq.cli.remote import _send as send
 from veilmq.cli.remote_direct import open_direct
 from veilmq.cli.remote_door import Target, http_door
 from veilmq.cli.remote_http import HttpDoor, failure_of
@@ -316,6 +318,39 @@ def test_events_that_are_given_up_are_no_success(tmp_path: Path) -> None:
             asking.send_signal(signal.SIGINT)
             said, told = asking.communicate(timeout=WAIT_S)
     assert (asking.returncode, said, "Traceback" in told) == (130, "", False)
+
+
+def _lines_until_ctrl_c(count: int) -> Iterator[str]:
+    yield from (f"line {each}\n" for each in range(count))
+    raise KeyboardInterrupt
+
+
+def test_lines_that_were_sent_before_ctrl_c_are_told(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", _lines_until_ctrl_c(150))
+    with open_direct(data) as door, pytest.raises(KeyboardInterrupt):
+        send(Asked(door, (None, None), False, lambda: None), "q", lines=True)
+    assert capsys.readouterr().err == "sent 100 messages before the interrupt\n"
+
+
+def test_lines_that_are_under_way_at_ctrl_c_are_told(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", iter(["line\n"] * 130))
+    with open_direct(data) as door:
+        asked = Asked(door, (None, None), False, lambda: None)
+        whole = door.run
+
+        def interrupted(operation: str, queue: QueueKey, members: Any) -> Any:
+            if len(members["messages"]) < 100:
+                raise KeyboardInterrupt
+            return whole(operation, queue, members)
+
+        monkeypatch.setattr(door, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            send(asked, "q", lines=True)
+    assert capsys.readouterr().err == "sent 100 messages before the interrupt, and perhaps the next 30\n"
 
 
 def test_a_number_of_events_is_above_0(data: Path, veilmq: Run) -> None:

@@ -222,11 +222,18 @@ def _send(
         bodies: Iterable[str] = (line.removesuffix("\n") for line in _from_stdin(lines=True))
     else:
         bodies = _from_stdin(lines=False) if body is None or body == "-" else [body]
-    count = refused = 0
-    for batch in _batches(_watched(bodies, lines), _BATCH):
-        shown = asked.run("send", queue, messages=[shared | {"body": each} for each in batch])["messages"]
-        refused += _report(asked, shown, None if lines else "sent {id}")
-        count += len(batch)
+    count = refused = under_way = 0
+    try:
+        for batch in _batches(_watched(bodies, lines), _BATCH):
+            under_way = len(batch)
+            shown = asked.run("send", queue, messages=[shared | {"body": each} for each in batch])["messages"]
+            count, under_way = count + len(batch), 0
+            refused += _report(asked, shown, None if lines else "sent {id}")
+    except KeyboardInterrupt:
+        if lines:
+            unsure = f", and perhaps the next {under_way}" if under_way else ""
+            print(f"sent {count - refused} messages before the interrupt{unsure}", file=sys.stderr)
+        raise
     if lines and not asked.as_json:
         print(f"sent {count - refused} messages")
     if refused:
