@@ -16,7 +16,7 @@ _HEADER: Final = re.compile(r"\s*\[\[?([A-Za-z0-9_.\s-]+)\]\]?\s*(?:#.*)?$")
 _DEPTH_MAX: Final = 4
 """Of a table's header: nothing that is asked for stands deeper."""
 _KEY: Final = re.compile(r"\s*\"?([A-Za-z0-9_-]+)\"?\s*=")
-_AT: Final = re.compile(r"\(at (line \d+, column \d+|end of document)\)")
+_AT: Final = re.compile(r"\(at (?:line (\d+), column (\d+)|end of document)\)")
 
 
 class FileInvalid(Exception):
@@ -58,7 +58,11 @@ def read_toml(path: Path, *, private: bool = False) -> tuple[dict[str, Any], "Li
     except (ValueError, RecursionError) as error:  # ValueError: an integer beyond Python's own bound of digits, too
         # The rest of tomllib's message may quote the file.
         found = _AT.search(str(error))
-        raise FileInvalid(path, "is not TOML" + (f" at {found[1]}" if found else "")) from None
+        if found is None:
+            raise FileInvalid(path, "is not TOML") from None
+        line = int(found[1]) if found[1] else text.rstrip("\n").count("\n") + 1
+        reason = f"is not TOML at column {found[2]}" if found[1] else "is not TOML: it ends too early"
+        raise FileInvalid(path, reason, line) from None
 
 
 class Lines:
