@@ -275,3 +275,18 @@ def test_a_certificate_that_lasts_is_told_too(tmp_path: Path, caplog: pytest.Log
     caplog.clear()
     tell_end(path, b"no certificate", wall())
     assert caplog.text == ""
+
+
+def test_a_key_that_others_may_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At the start, and at a reload."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    for path, text in zip((certificate, key), make_pair("mine", datetime.timedelta(days=30)), strict=True):
+        path.write_bytes(text)
+    key.chmod(0o600)
+    pair = Certificate(certificate, key, wall())
+    assert caplog.text == ""
+    key.chmod(0o640)
+    asyncio.run(pair.renew_aside(wall()))
+    Certificate(certificate, key, wall())
+    told = f"{key} is open to other users, and holds the key of TLS: chmod 600 {key}"
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [("WARNING", told)] * 2

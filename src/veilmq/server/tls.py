@@ -75,7 +75,7 @@ class Certificate:
         session.context = self._pair
 
     def _load(self) -> tuple[ssl.SSLContext, bytes]:
-        """A context with the pair, and the text of the certificate."""
+        """A context with the pair, and the text of the certificate. Logs a warning if others may read the key."""
         files = self._certificate, self._key
         texts = [path.read_bytes() for path in files]  # what loads them does not say which of the two is missing
         pair = _for_http(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
@@ -88,6 +88,9 @@ class Certificate:
             raise ssl.SSLError(error.errno, f"{self._certificate} with {self._key}: {why}") from error
         if [path.read_bytes() for path in files] != texts:
             raise ssl.SSLError(0, f"{self._certificate} with {self._key}: they were written meanwhile")
+        # Not refused, as credentials are: a mount or a group of the system's may leave no other mode.
+        if self._key.stat().st_mode & 0o077:
+            logger.warning("%s is open to other users, and holds the key of TLS: chmod 600 %s", self._key, self._key)
         return pair, texts[0]
 
     def _take(self, found: tuple[ssl.SSLContext, bytes], now: Instant) -> None:
