@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import veilmq
 from veilmq.cli.admin_entry import AdminEntry
-from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.exits import Exit, Failure, foreign
 from veilmq.cli.notify import READY, STOPPING, notify
 from veilmq.cli.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
@@ -41,6 +41,7 @@ from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
 
 log = logging.getLogger("veilmq.serve")
 
+_QUEUES_ADVICE: Final = 'What a file of --queues may hold is in docs/deploy.md, "Declared queues".'
 _SWITCH_S: Final = 0.001
 """How long a thread that reads in bulk (a snapshot, a scrape, a reload) may keep the interpreter from the loop. A batch
 lets it go at many of its statements, and with Python's default of 5 ms waited 60 to 170 ms in all."""
@@ -193,10 +194,12 @@ async def _start(service: Service, settings: Settings, entry: AdminEntry) -> Non
     except DirectoryHeld as error:
         advice = "One process owns a data directory: use that server, or give this one its own with --data DIR."
         raise Failure(Exit.DIRECTORY, str(error), advice) from None
-    except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, NotOurs, SqliteTooOld) as error:
+    except NotOurs as error:
+        raise foreign(settings.data, error) from None
+    except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except FileInvalid as error:
-        raise Failure(Exit.USAGE, str(error)) from None
+        raise Failure(Exit.USAGE, str(error), _QUEUES_ADVICE if error.path == settings.queues else "") from None
     except OSError as error:
         raise _in_the_way(error, settings) from None
 
