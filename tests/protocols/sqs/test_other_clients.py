@@ -94,18 +94,18 @@ def test_a_target_of_sqs_is_the_json_form_whatever_the_content_type(kind: str) -
     ],
 )
 def test_a_wrong_clock_is_told_as_sqs_tells_it(later_s: int, text: str) -> None:
-    """npm's aws-sdk 2 corrects its clock at this `__type`, and at few others. The words: aws/aws-sdk-php #642."""
+    """Code and words: aws/aws-sdk-php #642. npm's aws-sdk 2 and @aws-sdk correct their clock at this `__type`."""
     query = decode(posted("Action=ListQueues", content_type=FORM), later_s)
     assert isinstance(query, Response)
-    assert (query.status, code_of(query)) == (400, "RequestExpired")
+    assert (query.status, code_of(query)) == (403, "SignatureDoesNotMatch")
     assert f"<Message>{text}</Message>" in query.body.decode()
     answer = decode(
         posted("{}", content_type="application/x-amz-json-1.0", x_amz_target="AmazonSQS.ListQueues"), later_s
     )
     assert isinstance(answer, Response)
-    assert (b"x-amzn-query-error", b"RequestExpired;Sender") in answer.headers
+    assert (b"x-amzn-query-error", b"SignatureDoesNotMatch;Sender") in answer.headers
     said = json.loads(answer.body)
-    assert (said["__type"].partition("#")[2], said["message"]) == ("RequestExpired", text)
+    assert (said["__type"].partition("#")[2], said["message"]) == ("InvalidSignatureException", text)
 
 
 def test_boto3s_ordinary_retries_know_who_is_throttled() -> None:
@@ -120,7 +120,7 @@ def test_boto3s_ordinary_retries_know_who_is_throttled() -> None:
     assert all(b"RequestThrottled" in each.body for each in refused if isinstance(each, Response))
 
 
-@pytest.mark.parametrize(("later_s", "code"), [(-900, "ok"), (900, "ok"), (901, "RequestExpired")])
+@pytest.mark.parametrize(("later_s", "code"), [(-900, "ok"), (900, "ok"), (901, "SignatureDoesNotMatch")])
 def test_a_presigned_url_without_a_term_is_good_for_15_minutes(later_s: int, code: str) -> None:
     """npm's aws4 and aws4fetch write X-Amz-Expires for S3 only; aws4's own trial against AWS has this very URL."""
     query = "&".join(

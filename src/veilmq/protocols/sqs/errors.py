@@ -126,10 +126,11 @@ MISSING_ACTION: Final = _common("UnknownOperationException", "MissingAction", 40
 MISSING_AUTHENTICATION_TOKEN: Final = _common("MissingAuthenticationTokenException", "MissingAuthenticationToken", 403)
 NO_SUCH_VERSION: Final = _common("UnknownOperationException", "NoSuchVersion", 400)
 REQUEST_EXPIRED: Final = _common("RequestExpired", "RequestExpired", 400)
-"""Under this name, and not one that ends in Exception, npm's aws-sdk 2 knows it and corrects its clock."""
+"""Of a signed URL past its X-Amz-Expires."""
 UNKNOWN_OPERATION: Final = _common("UnknownOperationException", "UnknownOperationException", 404)
 """Of a request that asks for nothing at all: the one error that the Query form answers without the usual frame."""
 SIGNATURE_DOES_NOT_MATCH: Final = _common("InvalidSignatureException", "SignatureDoesNotMatch", 403)
+"""Of a wrong clock as well: by either name the SDKs of JavaScript know that it may be theirs, and correct it."""
 
 INTERNAL_FAILURE: Final = _common("InternalFailure", "InternalFailure", 500, sender=False)
 SERVICE_UNAVAILABLE: Final = _common("ServiceUnavailableException", "ServiceUnavailable", 503, sender=False)

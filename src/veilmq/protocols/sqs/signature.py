@@ -39,7 +39,7 @@ from veilmq.protocols.sqs.authorization import (
 )
 from veilmq.protocols.sqs.canonical import canonical_path, canonical_query, normal_values, query_pairs
 from veilmq.protocols.sqs.errors import Refusal
-from veilmq.protocols.sqs.stamps import SKEW_US, check_stamp, lifetime_of, seconds_of, stamp_of
+from veilmq.protocols.sqs.stamps import SKEW_US, check_stamp, seconds_of, stamp_of, term_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -171,10 +171,10 @@ class Verifier:
         named = parse_parameters(pairs)
         stamp = named[b"X-Amz-Date"]
         seconds = seconds_of(stamp)
-        lasts_s = lifetime_of(named.get(b"X-Amz-Expires"))
+        term_s = term_of(named.get(b"X-Amz-Expires"))
         names = tuple(named[b"X-Amz-SignedHeaders"].lower().split(b";"))
         scheme = self._scheme(named[b"X-Amz-Credential"], names, stamp)
-        check_stamp(stamp, seconds, scheme.day, wall, lasts_s)
+        check_stamp(stamp, seconds, scheme.day, wall, term_s)
         query = canonical_query([pair for pair in pairs if pair[0] != b"X-Amz-Signature"])
         self._check(request, scheme, stamp, named[b"X-Amz-Signature"], query)
         header = request.headers.get(b"x-amz-security-token")

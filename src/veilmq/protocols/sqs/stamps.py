@@ -1,7 +1,9 @@
 """When a request was signed, as its signature says, and whether that is still, or already, to be taken.
 
 Strategy: pure functions of the stamp's bytes and of the wall clock's reading. A header is taken for 15 minutes either
-way, a signed URL for as long as it says. Source: AWS IAM User Guide, "Elements of an AWS API request signature".
+way, a signed URL for as long as it says. Source: AWS IAM User Guide, "Elements of an AWS API request signature". A
+wrong clock is told as a wrong signature is (aws/aws-sdk-php #642); RequestExpired is for a URL past the term that it
+names ("Common Errors" in the SQS API Reference).
 """
 
 import calendar
@@ -58,28 +60,32 @@ def _format(seconds: int) -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", moment)
 
 
-def check_stamp(stamp: bytes, seconds: int, day: bytes, wall: Instant, lasts_s: int = limits.SKEW_SECONDS_MAX) -> None:
-    """Raises RequestExpired if it is too old or too early; SignatureDoesNotMatch for another day's scope."""
+def check_stamp(stamp: bytes, seconds: int, day: bytes, wall: Instant, term_s: int | None = None) -> None:
+    """`term_s`: the X-Amz-Expires of a signed URL. Raises SignatureDoesNotMatch if the stamp is too old, too early or
+    of another day than the scope, RequestExpired if the URL's term is over."""
     if day != stamp[:8]:
         text = f"Date in Credential scope does not match the request's: '{show(day)}' != '{show(stamp[:8])}'."
         raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH, text)
+    lasts_s, fault = limits.SKEW_SECONDS_MAX, errors.SIGNATURE_DOES_NOT_MATCH
+    if term_s is not None:
+        lasts_s, fault = term_s, errors.REQUEST_EXPIRED
     if wall > (seconds + lasts_s) * SECOND_US:
         text = f"Signature expired: {show(stamp)} is now earlier than {_format(wall // SECOND_US - lasts_s)}"
         span = f"{lasts_s} s." if lasts_s % 60 else f"{lasts_s // 60} min."
-        raise Refusal(errors.REQUEST_EXPIRED, f"{text} ({_format(wall // SECOND_US)} - {span})")
+        raise Refusal(fault, f"{text} ({_format(wall // SECOND_US)} - {span})")
     if wall < seconds * SECOND_US - SKEW_US:
         text = f"Signature not yet current: {show(stamp)} is still later than"
         later = _format(wall // SECOND_US + limits.SKEW_SECONDS_MAX)
-        raise Refusal(errors.REQUEST_EXPIRED, f"{text} {later} ({_format(wall // SECOND_US)} + 15 min.)")
+        raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH, f"{text} {later} ({_format(wall // SECOND_US)} + 15 min.)")
 
 
-def lifetime_of(value: bytes | None) -> int:
+def term_of(value: bytes | None) -> int | None:
     """Seconds that a signed URL is taken, from X-Amz-Expires.
 
     SQS does not ask for it: npm's aws4 and aws4fetch leave it out, and are taken for as long as a header is.
     """
     if value is None:
-        return limits.SKEW_SECONDS_MAX
+        return None
     if not value.isdigit() or len(value) > 9 or not 1 <= int(value) <= limits.PRESIGNED_SECONDS_MAX:
         text = f"X-Amz-Expires must be a number of seconds from 1 to {limits.PRESIGNED_SECONDS_MAX}."
         raise Refusal(errors.INCOMPLETE_SIGNATURE, text)
