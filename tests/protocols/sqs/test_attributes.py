@@ -97,7 +97,9 @@ def test_the_receive_count_may_be_a_number_or_a_text(count: int | str) -> None:
     assert change == {"redrive": RedrivePolicy(DEAD, 3)}
 
 
-@pytest.mark.parametrize(("count", "right"), [(0, False), (1, True), (1000, True), (1001, False)])
+@pytest.mark.parametrize(
+    ("count", "right"), [(0, False), (1, True), (2, True), (999, True), (1000, True), (1001, False)]
+)
 def test_receive_counts_have_a_range(count: int, right: bool) -> None:
     text = json.dumps({"deadLetterTargetArn": arn(DEAD), "maxReceiveCount": count})
     if right:

@@ -9,6 +9,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.outcomes import QueueCreated, QueueDescribed
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
 from veilmq.protocols.http import Request, Response
+from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 
 
@@ -210,3 +211,17 @@ def test_the_member_that_does_not_fit_is_named() -> None:
     answer = decode(request(body=b"Action=ReceiveMessage&WaitTimeSeconds=1.5"))
     assert isinstance(answer, Response)
     assert b"Value 1.5 for parameter WaitTimeSeconds is invalid. Reason: Must be an integer." in answer.body
+
+
+@pytest.mark.parametrize("count", [limits.FORM_PAIRS_MAX + step for step in (-1, 0, 1)])
+def test_a_form_has_so_many_parameters(count: int) -> None:
+    form = b"Action=ListQueues" + b"".join(b"&x%d=y" % number for number in range(count - 1))
+    for asked in (
+        request(body=form, content_type="application/x-www-form-urlencoded"),
+        request("GET", b"/?" + form),
+    ):
+        answer = decode(asked)
+        if count <= limits.FORM_PAIRS_MAX:
+            assert isinstance(answer, Call)
+        else:
+            assert code_of(answer) == (400, "MalformedQueryString")

@@ -120,7 +120,17 @@ def test_boto3s_ordinary_retries_know_who_is_throttled() -> None:
     assert all(b"RequestThrottled" in each.body for each in refused if isinstance(each, Response))
 
 
-@pytest.mark.parametrize(("later_s", "code"), [(-900, "ok"), (900, "ok"), (901, "SignatureDoesNotMatch")])
+@pytest.mark.parametrize(
+    ("later_s", "code"),
+    [
+        (-901, "SignatureDoesNotMatch"),
+        (-900, "ok"),
+        (-899, "ok"),
+        (899, "ok"),
+        (900, "ok"),
+        (901, "SignatureDoesNotMatch"),
+    ],
+)
 def test_a_presigned_url_without_a_term_is_good_for_15_minutes(later_s: int, code: str) -> None:
     """npm's aws4 and aws4fetch write X-Amz-Expires for S3 only; aws4's own trial against AWS has this very URL."""
     query = "&".join(

@@ -12,7 +12,9 @@ def bodies(client: Any, url: str, **given: Any) -> list[str]:
     return [message["Body"] for message in received.get("Messages", [])]
 
 
-@pytest.mark.parametrize(("seconds", "code"), [(59, "AWS.SimpleQueueService.QueueDeletedRecently"), (60, None)])
+@pytest.mark.parametrize(
+    ("seconds", "code"), [(59, "AWS.SimpleQueueService.QueueDeletedRecently"), (60, None), (61, None)]
+)
 def test_a_deleted_queues_name_is_free_after_a_minute(
     served: Any, client: Any, url: str, seconds: int, code: str | None
 ) -> None:
@@ -24,7 +26,9 @@ def test_a_deleted_queues_name_is_free_after_a_minute(
         assert served.refused(client.create_queue, QueueName="jobs")[0] == code
 
 
-@pytest.mark.parametrize(("seconds", "code"), [(59, "AWS.SimpleQueueService.PurgeQueueInProgress"), (60, None)])
+@pytest.mark.parametrize(
+    ("seconds", "code"), [(59, "AWS.SimpleQueueService.PurgeQueueInProgress"), (60, None), (61, None)]
+)
 def test_a_queue_is_purged_once_a_minute(served: Any, client: Any, url: str, seconds: int, code: str | None) -> None:
     client.purge_queue(QueueUrl=url)
     served.later(seconds)

@@ -143,15 +143,12 @@ class TestPermissions:
         [
             ({"Label": "there"}, "InvalidParameterValue"),
             ({"Label": "no spaces"}, "InvalidParameterValue"),
-            ({"Label": "l" * 81}, "InvalidParameterValue"),
             ({"Label": ""}, "MissingParameter"),
             ({"AWSAccountIds": []}, "MissingParameter"),
             ({"AWSAccountIds": ["12345"]}, "InvalidParameterValue"),
-            ({"AWSAccountIds": [f"{number:012}" for number in range(51)]}, "OverLimit"),
             ({"Actions": []}, "MissingParameter"),
             ({"Actions": ["CreateQueue"]}, "InvalidParameterValue"),
             ({"Actions": ["Nonsense"]}, "InvalidParameterValue"),
-            ({"Actions": ["SendMessage"] * 8}, "OverLimit"),
         ],
     )
     def test_what_is_no_permission_is_refused_and_changes_nothing(
@@ -162,6 +159,38 @@ class TestPermissions:
         before = policy_of(owner, url)
         assert served.refused(owner.add_permission, **right | {"Label": "new"} | given)[0] == code
         assert policy_of(owner, url) == before
+
+    @pytest.mark.parametrize("step", [-1, 0, 1])
+    @pytest.mark.parametrize(
+        ("most", "make", "code"),
+        [
+            (80, lambda count: {"Label": "l" * count}, "InvalidParameterValue"),
+            (limits.POLICY_ACTIONS_MAX, lambda count: {"Actions": ["SendMessage"] * count}, "OverLimit"),
+            (
+                limits.POLICY_PRINCIPALS_MAX,
+                lambda count: {"AWSAccountIds": [f"{number:012}" for number in range(count)]},
+                "OverLimit",
+            ),
+        ],
+        ids=["label", "actions", "accounts"],
+    )
+    def test_the_limits_of_a_permission(
+        self, served: Any, owner: Any, url: str, step: int, most: int, make: Any, code: str
+    ) -> None:
+        given = {"QueueUrl": url, "Label": "new", "AWSAccountIds": [FRIEND], "Actions": ["SendMessage"]}
+        given |= make(most + step)
+        if step <= 0:
+            owner.add_permission(**given)
+        else:
+            assert served.refused(owner.add_permission, **given)[0] == code
+        assert (policy_of(owner, url) is None) is (step > 0)
+
+    @pytest.mark.parametrize(
+        ("digits", "code"), [(11, "InvalidParameterValue"), (12, MISSING), (13, "InvalidParameterValue")]
+    )
+    def test_an_account_has_twelve_digits(self, served: Any, owner: Any, digits: int, code: str) -> None:
+        asked = {"QueueName": "nowhere", "QueueOwnerAWSAccountId": "4" * digits}
+        assert served.refused(owner.get_queue_url, **asked)[0] == code
 
     def test_the_limits_of_a_policy(self, served: Any, owner: Any, url: str) -> None:
         actions = sorted(set(ACROSS_ACCOUNTS.values()))[:7]

@@ -25,6 +25,7 @@ from veilmq.model.commands import DescribeQueue, Send
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.protocols.http import Request, Response
+from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.canonical import canonical_path
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 
@@ -249,7 +250,9 @@ def test_a_presigned_url_with_a_body_is_not_the_one_that_was_signed(codec: Codec
     [
         (-900.5, "SignatureDoesNotMatch"),
         (-900, "ok"),
+        (-899, "ok"),
         (0, "ok"),
+        (899, "ok"),
         (900, "ok"),
         (900.5, "SignatureDoesNotMatch"),
         (1e6, "SignatureDoesNotMatch"),
@@ -264,16 +267,54 @@ def test_a_signature_is_good_for_15_minutes_either_way(codec: Codec, later_s: fl
 
 
 @pytest.mark.parametrize(
-    ("later_s", "code"), [(-900, "ok"), (-901, "SignatureDoesNotMatch"), (300, "ok"), (300.5, "RequestExpired")]
+    ("later_s", "code"),
+    [
+        (-901, "SignatureDoesNotMatch"),
+        (-900, "ok"),
+        (-899, "ok"),
+        (299, "ok"),
+        (300, "ok"),
+        (300.5, "RequestExpired"),
+    ],
 )
 def test_a_presigned_url_is_good_as_long_as_it_says(codec: Codec, later_s: float, code: str) -> None:
     assert code_of(decode(codec, presigned(expires=300), later_s)) == code
 
 
-@pytest.mark.parametrize("expires", [0, 604_801, -1])
-def test_a_presigned_url_cannot_be_good_for_ever(codec: Codec, expires: int) -> None:
-    assert code_of(decode(codec, presigned(expires=expires))) == "IncompleteSignature"
-    assert code_of(decode(codec, presigned(expires=604_800))) == "ok"
+@pytest.mark.parametrize(
+    ("expires", "code"),
+    [
+        (-1, "IncompleteSignature"),
+        (0, "IncompleteSignature"),
+        (1, "ok"),
+        (2, "ok"),
+        (604_799, "ok"),
+        (604_800, "ok"),
+        (604_801, "IncompleteSignature"),
+    ],
+)
+def test_a_presigned_url_cannot_be_good_for_ever(codec: Codec, expires: int, code: str) -> None:
+    assert code_of(decode(codec, presigned(expires=expires))) == code
+
+
+@pytest.mark.parametrize("step", [-1, 0, 1])
+def test_a_presigned_url_has_so_many_parameters(codec: Codec, step: int) -> None:
+    lacking = limits.FORM_PAIRS_MAX + step - (presigned().query.count(b"&") + 1)
+    more = "".join(f"&x{number}=y" for number in range(lacking))
+    request = presigned(query=f"Action=SendMessage&MessageBody=a%20b%2B%2F~{more}")
+    assert request.query.count(b"&") + 1 == limits.FORM_PAIRS_MAX + step
+    assert code_of(decode(codec, request)) == ("ok" if step <= 0 else "MalformedQueryString")
+
+
+@pytest.mark.parametrize(
+    ("characters", "code"),
+    [(0, "SignatureDoesNotMatch"), (1, "ok"), (2, "ok"), (63, "ok"), (64, "ok"), (65, "SignatureDoesNotMatch")],
+)
+@pytest.mark.parametrize("make", [sign, presigned])
+def test_a_regions_name_has_so_many_characters(
+    codec: Codec, make: Callable[..., Request], characters: int, code: str
+) -> None:
+    assert code_of(decode(codec, make(region="r" * characters))) == code
 
 
 UNKNOWN = AccessKey("AKIDNOBODY", SECRET, "111122223333")

@@ -68,6 +68,9 @@ def test_one_tag_too_many_changes_nothing(served: Any, client: Any, url: str) ->
 @pytest.mark.parametrize(
     ("key", "value", "taken"),
     [
+        ("", "v", False),
+        ("k", "v", True),
+        ("kk", "v", True),
         ("k" * 127, "v", True),
         ("k" * 128, "v", True),
         ("k" * 129, "v", False),
@@ -94,6 +97,16 @@ def test_the_limits_of_a_tag(served: Any, client: Any, url: str, key: str, value
         code, _ = served.refused(client.tag_queue, QueueUrl=url, Tags={key: value})
         assert code in {"InvalidParameterValue", "InvalidMessageContents"}
         assert tags(client, url) == {"team": "shop"}
+
+
+@pytest.mark.parametrize("count", [limits.TAGS_MAX - 1, limits.TAGS_MAX, limits.TAGS_MAX + 1])
+def test_as_many_keys_are_taken_away_as_a_queue_may_have(served: Any, client: Any, url: str, count: int) -> None:
+    given = {"QueueUrl": url, "TagKeys": ["team", *(str(number) for number in range(count - 1))]}
+    if count <= limits.TAGS_MAX:
+        client.untag_queue(**given)
+    else:
+        assert served.refused(client.untag_queue, **given)[0] == "InvalidParameterValue"
+    assert tags(client, url) == ({} if count <= limits.TAGS_MAX else {"team": "shop"})
 
 
 def test_what_is_missing_is_named(served: Any, client: Any, url: str) -> None:
