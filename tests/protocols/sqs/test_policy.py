@@ -122,6 +122,19 @@ class TestPermissions:
         code, _ = served.refused(friend.get_queue_url, QueueName="jobs", QueueOwnerAWSAccountId="12")
         assert code == "InvalidParameterValue"
 
+    @pytest.mark.parametrize("form", ["json", "query"])
+    @pytest.mark.parametrize("name", ["jobs", "nowhere", "no name!"])
+    def test_whether_there_is_another_accounts_queue_is_not_told(
+        self, served: Any, url: str, form: str, name: str
+    ) -> None:
+        friend = served.connect(form, served.other)
+        words = "The specified queue does not exist or you do not have access to it."
+        assert served.refused(friend.get_queue_url, QueueName=name, QueueOwnerAWSAccountId=OWNER) == (MISSING, words)
+        # Of one's own account it is: with its id or without.
+        own = "The specified queue does not exist" + (" for this wsdl version." if form == "query" else ".")
+        for given in ({}, {"QueueOwnerAWSAccountId": FRIEND}):
+            assert served.refused(friend.get_queue_url, QueueName=name, **given) == (MISSING, own)
+
     def test_messages_are_worked_through_across_accounts(self, owner: Any, friend: Any, url: str) -> None:
         actions = ["ReceiveMessage", "DeleteMessage", "ChangeMessageVisibility"]
         owner.add_permission(QueueUrl=url, Label="worker", AWSAccountIds=[FRIEND], Actions=actions)

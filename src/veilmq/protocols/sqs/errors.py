@@ -167,6 +167,8 @@ TOO_LARGE: Final = {
 which is the operator's: SQS's own is counted without JSON's escapes."""
 
 NO_QUEUE: Final = "The specified queue does not exist."
+NO_QUEUE_TO_SEE: Final = "The specified queue does not exist or you do not have access to it."
+"""Of a GetQueueUrl that names another account: whether there is such a queue is not told."""
 QUERY_WORDS: Final = {NO_QUEUE: "The specified queue does not exist for this wsdl version."}
 """What the Query form has always said, where the JSON form says something else."""
 FORBIDDEN_CHARACTERS: Final = (

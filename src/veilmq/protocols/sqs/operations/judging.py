@@ -222,7 +222,7 @@ def not_granted(call: Call, queue: QueueKey | None, action: Action) -> Refusal:
 
 def _denied(call: Call, queue: QueueKey) -> Refusal:
     if call.operation == "GetQueueUrl":
-        return Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
+        return Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE_TO_SEE)
     return Refusal(errors.ACCESS_DENIED, f"Access to the resource {arn(queue)} is denied.")
 
 

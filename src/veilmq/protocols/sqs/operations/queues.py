@@ -7,7 +7,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues, PurgeQueue
-from veilmq.model.errors import RedriveRefused, VeilError
+from veilmq.model.errors import QueueMissing, RedriveRefused, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.queue import QueueKey
@@ -87,16 +87,19 @@ def plan_get_url(asked: Asked, given: GetQueueUrlInput) -> Plan:
         raise invalid_value("QueueOwnerAWSAccountId", owner, "An account id has 12 digits.")
     caller = asked.caller
     account = owner or caller.key.account
+    absent = errors.NO_QUEUE if account == caller.key.account else errors.NO_QUEUE_TO_SEE
     if not is_queue_name(name):
-        raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
+        raise Refusal(errors.QUEUE_DOES_NOT_EXIST, absent)
     queue = QueueKey(account, caller.region, name)
     if caller.verified and account != caller.key.account:
         asked.foreign = queue
-    return (DescribeQueue(queue=queue, origin=caller.origin),), None
+    return (DescribeQueue(queue=queue, origin=caller.origin),), absent
 
 
 def answer_get_url(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult:
-    """GetQueueUrlResult."""
+    """GetQueueUrlResult; the memo is what a queue that is not there is told with."""
+    if isinstance(outcomes[0], QueueMissing):
+        raise Refusal(errors.QUEUE_DOES_NOT_EXIST, call.memo)
     described: QueueDescribed = sole(call, outcomes)
     return results.QueueUrlResult(queue_url(url_start(call.endpoint, call.request), described.info.key))
 
