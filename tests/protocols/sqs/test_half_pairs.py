@@ -132,7 +132,7 @@ def test_bytes_that_are_no_utf_8_are_told_without_names_of_python(wrong: bytes) 
 
 def test_a_member_that_does_not_fit_is_named_beside_a_half() -> None:
     with pytest.raises(Refusal, match=r"at `\$\.DelaySeconds`"):
-        ask("SendMessage", {"MessageBody": HALF, "DelaySeconds": "5"})
+        ask("SendMessage", {"MessageBody": HALF, "DelaySeconds": 1.5})
 
 
 def test_nobody_waits_for_a_body_of_very_many_values() -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from veilmq.protocols.sqs.errors import QUERY_WORDS
+from veilmq.protocols.sqs import json_form
+from veilmq.protocols.sqs.errors import MALFORMED_INPUT, QUERY_WORDS, Refusal
 
 URL = "http://127.0.0.1:9324/111122223333/jobs"
 FIFO_URL = URL + ".fifo"
@@ -170,3 +171,27 @@ def test_what_is_wrong_is_named(
 @pytest.fixture(params=["json", "query"])
 def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+NO_INTEGER = "STRING_VALUE can not be converted to an Integer"
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "words"),
+    [
+        (b"AmazonSQS.ReceiveMessage", b'{"VisibilityTimeout":"30"}', NO_INTEGER),
+        (b"AmazonSQS.SendMessage", b'{"DelaySeconds":""}', NO_INTEGER),
+        (b"AmazonSQS.SendMessageBatch", b'{"Entries":[{"DelaySeconds":"x"}]}', NO_INTEGER),
+        # Another pair of types keeps the words of the house, and so does its own dialect.
+        (b"AmazonSQS.ReceiveMessage", b'{"VisibilityTimeout":true}', "does not fit ReceiveMessage: Expected"),
+        (b"AmazonSQS.SendMessage", b'{"MessageBody":5}', "does not fit SendMessage: Expected"),
+        (b"VeilMQ.Send", b'{"Messages":[{"Priority":"1"}]}', "does not fit Send: Expected"),
+    ],
+)
+def test_a_text_in_place_of_an_integer(target: bytes, body: bytes, words: str) -> None:
+    """async-aws/aws #1667."""
+    with pytest.raises(Refusal) as refused:
+        json_form.read(target, body)
+    assert refused.value.fault is MALFORMED_INPUT
+    assert refused.value.fault.shape.endswith("#SerializationException")
+    assert words in refused.value.message

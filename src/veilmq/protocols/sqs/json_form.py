@@ -29,6 +29,8 @@ _TARGETS: Final[dict[bytes, tuple[Operation, "msgspec.json.Decoder[Any]"]]] = {
     for row in rows.values()
 }
 _ENCODE: Final = msgspec.json.Encoder().encode
+_TEXT_FOR_INTEGER: Final = "Expected `int | null`, got `str`"
+"""How msgspec begins about a text where an operation takes an integer."""
 
 
 def read(target: bytes, body: bytes) -> tuple[Operation, Any]:
@@ -41,6 +43,9 @@ def read(target: bytes, body: bytes) -> tuple[Operation, Any]:
     try:
         return row, _decoded(row, decoder, body or b"{}")
     except msgspec.ValidationError as wrong:
+        if str(wrong).startswith(_TEXT_FOR_INTEGER) and target.startswith(TARGETS[0]):
+            # AWS's words, without the place: async-aws/aws #1667.
+            raise Refusal(MALFORMED_INPUT, "STRING_VALUE can not be converted to an Integer") from None
         raise Refusal(MALFORMED_INPUT, f"The request does not fit {row.name}: {wrong}") from None
 
 
