@@ -75,7 +75,13 @@ class TestQueues:
         client = served.connect(form, region=region)
         url = client.create_queue(QueueName="jobs")["QueueUrl"]
         served.codec = Codec(Ring({KEY.id: msgspec.structs.replace(KEY, grants=())}), Endpoint())
-        code, text = served.refused(client.send_message, QueueUrl=url, MessageBody="x")
-        assert code == "AccessDenied"
-        assert text.startswith(f"User: arn:{name}:iam::{MINE}:user/{KEY.id} is not authorized")
-        assert f"on resource: arn:{name}:sqs:{region}:{MINE}:jobs because" in text
+        for call, given in (
+            (client.send_message, {"MessageBody": "x"}),
+            (client.send_message_batch, {"Entries": [{"Id": "1", "MessageBody": "x"}]}),
+        ):
+            assert served.refused(call, QueueUrl=url, **given) == (
+                "AccessDenied",
+                f"User: arn:{name}:iam::{MINE}:user/{KEY.id} is not authorized to perform: sqs:sendmessage on "
+                f"resource: arn:{name}:sqs:{region}:{MINE}:jobs because no identity-based policy allows the "
+                "sqs:sendmessage action (grant send)",
+            )

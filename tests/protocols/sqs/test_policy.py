@@ -558,6 +558,24 @@ class TestAcrossAccounts:
         assert there[0] == nowhere[0]
         assert there[1].replace("jobs", "nope") == nowhere[1]
 
+    @pytest.mark.parametrize("form", ["json", "query"])
+    def test_the_message_says_what_refused(self, served: Any, owner: Any, url: str, form: str) -> None:
+        """microsoft/aspire #3333; aws/serverless-application-model #3633 for a batch."""
+        friend = served.connect(form, served.other)
+        user = f"User: arn:aws:iam::{FRIEND}:user/{served.other.id} is not authorized to perform: "
+        entries = [{"Id": "1", "MessageBody": "x"}]
+        for call, given, action in (
+            (friend.send_message, {"MessageBody": "x"}, "sqs:sendmessage"),
+            (friend.send_message_batch, {"Entries": entries}, "sqs:sendmessage"),
+            (friend.delete_queue, {}, "sqs:deletequeue"),
+        ):
+            words = f"{user}{action} on resource: {ARN} because no resource-based policy allows the {action} action"
+            assert served.refused(call, QueueUrl=url, **given)[1] == words
+        text = json.dumps({"Statement": [_statement(), _statement(Effect="Deny", Principal={"AWS": FRIEND})]})
+        owner.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
+        words = f"{user}sqs:sendmessage on resource: {ARN} with an explicit deny in a resource-based policy"
+        assert served.refused(friend.send_message_batch, QueueUrl=url, Entries=entries)[1] == words
+
     def test_own_operations_are_never_open_to_others(self) -> None:
         assert ACROSS_ACCOUNTS.keys() < OPERATIONS.keys()
         # The same operation under the same name, in the other dialect too.

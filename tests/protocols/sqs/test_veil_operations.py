@@ -354,7 +354,12 @@ REFUSED = [
     ("Send", {"Queue": "jobs", "Messages": [{"Body": "x" * 600_000}] * 2}, "BatchRequestTooLong", "1200000 bytes"),
     ("Send", {"Queue": "jobs", "Messages": [{"Body": 5}]}, "SerializationException", "Messages[0].Body"),
     ("Send", {"Queue": "a b", "Messages": [{"Body": "x"}]}, "QueueDoesNotExist", "does not exist"),
-    ("Send", {"Queue": "222222222222/jobs", "Messages": [{"Body": "x"}]}, "AccessDeniedException", "denied"),
+    (
+        "Send",
+        {"Queue": "222222222222/jobs", "Messages": [{"Body": "x"}]},
+        "AccessDeniedException",
+        "no resource-based policy",
+    ),
     ("Peek", {"Queue": "1/jobs"}, "InvalidAddress", "/1/jobs"),
     ("Extend", {"Queue": "jobs"}, "MissingRequiredParameterException", "Entries"),
     ("Extend", {"Queue": "jobs", "Entries": [{}] * 257}, "InvalidParameterValueException", "at most 256"),

@@ -79,9 +79,9 @@ def judged_first(asked: Asked, call: Call) -> Call:
     """The call, or the question that must be answered before it. Raises Refusal: AccessDenied."""
     foreign = asked.foreign
     if foreign is not None:
-        if call.operation not in ACROSS_ACCOUNTS:
-            raise _denied(call, foreign)
         questions: tuple[_Question, ...] = (_Question(foreign, _action(call.operation)),)
+        if call.operation not in ACROSS_ACCOUNTS:
+            raise _denied(call, questions[0])
     elif asked.refused_batch is not None:
         questions = (_Question(asked.refused_batch, _action(call.operation)),)
     else:
@@ -145,7 +145,7 @@ def _check_questions(call: Call, held: _Held, outcomes: Sequence[Outcome]) -> No
         elif held.asked.foreign is not None:
             # Whether a queue of somebody else exists is for its policy to tell. One's own was deleted: the call's own
             # answer says so, or creates it.
-            raise _denied(held.call, question.queue)
+            raise _denied(held.call, question)
 
 
 def _check_refused_batch(held: _Held, outcome: Outcome) -> None:
@@ -161,11 +161,8 @@ def _check_refused_batch(held: _Held, outcome: Outcome) -> None:
 def _check(held: _Held, question: _Question, info: QueueInfo) -> None:
     """Raises Refusal if the queue's policy does not let the call be, or its KMS key fails."""
     judgement = _judged(held, question, info)
-    if held.asked.foreign is not None:
-        if judgement is not Judgement.ALLOWED:
-            raise _denied(held.call, question.queue)
-    elif judgement is Judgement.DENIED:
-        raise _denied_own(held.call, question)
+    if judgement is Judgement.DENIED or (held.asked.foreign is not None and judgement is Judgement.SILENT):
+        raise _denied(held.call, question, judgement)
     _check_key(held, info)
 
 
@@ -207,32 +204,33 @@ def _action(operation: str) -> str:
     return _ACTIONS.get(operation) or ACROSS_ACCOUNTS.get(operation) or operation.removesuffix("Batch")
 
 
-def not_granted(call: Call, queue: QueueKey | None, action: Action) -> Refusal:
+def not_granted(call: Call, queue: QueueKey | None, grant: Action) -> Refusal:
     """What a key is told that was not granted the action on the queue (None: on no queue in particular)."""
-    region, resource = "*", f"arn:aws:sqs:*:{call.key.account}:*"
+    action = f"sqs:{_action(call.operation).lower()}"
+    why = f"because no identity-based policy allows the {action} action (grant {grant.value})"
+    return _not_authorized(call, queue, action, why)
+
+
+def _not_authorized(call: Call, queue: QueueKey | None, action: str, why: str) -> Refusal:
+    """AWS's words, the action of a batch that of its entries: microsoft/aspire #3333, aws/serverless-application-model
+    #3633."""
+    key, region, resource = call.key, "*", f"arn:aws:sqs:*:{call.key.account}:*"
     if queue is not None:
         region, resource = queue.region, arn(queue)
-    text = (
-        f"User: {user_arn(region, call.key.account, call.key.id)} is not authorized to perform: "
-        f"sqs:{call.operation.lower()} on resource: {resource} because no identity-based policy allows the "
-        f"sqs:{call.operation.lower()} action (grant {action.value})"
-    )
+    user = user_arn(region, key.account, key.id)
+    text = f"User: {user} is not authorized to perform: {action} on resource: {resource} {why}"
     return Refusal(errors.ACCESS_DENIED, text)
 
 
-def _denied(call: Call, queue: QueueKey) -> Refusal:
-    if call.operation == "GetQueueUrl":
+def _denied(call: Call, question: _Question, judgement: Judgement = Judgement.SILENT) -> Refusal:
+    """By the queue's policy: it does not allow another account the action, or it denies it to whom it may be."""
+    if call.operation == "GetQueueUrl" and question.queue.account != call.key.account:
         return Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE_TO_SEE)
-    return Refusal(errors.ACCESS_DENIED, f"Access to the resource {arn(queue)} is denied.")
-
-
-def _denied_own(call: Call, question: _Question) -> Refusal:
-    key, queue = call.key, question.queue
-    text = (
-        f"User: {user_arn(queue.region, key.account, key.id)} is not authorized to perform: "
-        f"sqs:{question.action.lower()} on resource: {arn(queue)} with an explicit deny in a resource-based policy"
-    )
-    return Refusal(errors.ACCESS_DENIED, text)
+    action = f"sqs:{question.action.lower()}"
+    why = f"because no resource-based policy allows the {action} action"
+    if judgement is Judgement.DENIED:
+        why = "with an explicit deny in a resource-based policy"
+    return _not_authorized(call, question.queue, action, why)
 
 
 def _check_key(held: _Held, info: QueueInfo) -> None:
