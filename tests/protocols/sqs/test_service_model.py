@@ -6,8 +6,10 @@ real store.
 """
 
 import json
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import botocore.session
@@ -370,6 +372,18 @@ def test_every_documented_error_is_reached(world: World, operation: str, error: 
 
 def test_what_is_never_reached_is_in_the_model() -> None:
     assert NEVER.keys() <= set(DOCUMENTED)
+
+
+def test_what_is_never_reached_is_in_the_documents() -> None:
+    page = (Path(__file__).parents[3] / "docs/sqs.md").read_text()
+    rows = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1] for row in page.splitlines() if " | " in row}
+    assert {error for _, error in NEVER} == rows.keys() & {error for _, error in DOCUMENTED}
+    for error, where in rows.items():
+        told = {name for name in GIVEN if name in re.findall("[A-Za-z]+", where)}
+        if where.startswith("everywhere but in"):
+            told = GIVEN.keys() - told
+        if error in {error for _, error in NEVER}:
+            assert told == {name for name, never in NEVER if never == error}
 
 
 def test_nothing_else_fails_with_a_kms_key_that_works(world: World) -> None:
