@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from veilmq.client.errors import TransportError
+from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.service_errors import Said, error_of
 from veilmq.client.veil.connections import Answer, Connection, Pool
 from veilmq.client.veil.signing import Signer
@@ -20,6 +20,8 @@ from veilmq.model.errors import ParameterInvalid, VeilError
 Result = TypeVar("Result")
 LATE_SECONDS: Final = 2.0
 """How long a closed line waits for the answers that bring leases, and for the one that gives them back."""
+_OF_CLOCKS: Final = ("Signature expired", "Signature not yet current")
+"""How the server tells that the two clocks differ too much, whatever the code."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -209,7 +211,7 @@ class Line:
 
     def _corrected(self, answer: Answer, refusal: VeilError) -> bool:
         """Refused because our wall clock is wrong: from now on requests are stamped by the server's."""
-        if getattr(refusal, "code", "") != "RequestExpired":
+        if not isinstance(refusal, ServiceError) or not refusal.message.startswith(_OF_CLOCKS):
             return False
         try:
             theirs = parsedate_to_datetime(answer.header(b"date").decode("latin-1")).timestamp()
