@@ -179,9 +179,9 @@ NO_INTEGER = "STRING_VALUE can not be converted to an Integer"
 @pytest.mark.parametrize(
     ("target", "body", "words"),
     [
-        (b"AmazonSQS.ReceiveMessage", b'{"VisibilityTimeout":"30"}', NO_INTEGER),
-        (b"AmazonSQS.SendMessage", b'{"DelaySeconds":""}', NO_INTEGER),
-        (b"AmazonSQS.SendMessageBatch", b'{"Entries":[{"DelaySeconds":"x"}]}', NO_INTEGER),
+        (b"AmazonSQS.ReceiveMessage", b'{"VisibilityTimeout":"30"}', NO_INTEGER + " - at `$.VisibilityTimeout`"),
+        (b"AmazonSQS.SendMessage", b'{"DelaySeconds":""}', NO_INTEGER + " - at `$.DelaySeconds`"),
+        (b"AmazonSQS.SendMessageBatch", b'{"Entries":[{"DelaySeconds":"x"}]}', NO_INTEGER + " - at `$.Entries[0]"),
         # Another pair of types keeps the words of the house, and so does its own dialect.
         (b"AmazonSQS.ReceiveMessage", b'{"VisibilityTimeout":true}', "does not fit ReceiveMessage: Expected"),
         (b"AmazonSQS.SendMessage", b'{"MessageBody":5}', "does not fit SendMessage: Expected"),

@@ -44,8 +44,9 @@ def read(target: bytes, body: bytes) -> tuple[Operation, Any]:
         return row, _decoded(row, decoder, body or b"{}")
     except msgspec.ValidationError as wrong:
         if str(wrong).startswith(_TEXT_FOR_INTEGER) and target.startswith(TARGETS[0]):
-            # AWS's words, without the place: async-aws/aws #1667.
-            raise Refusal(MALFORMED_INPUT, "STRING_VALUE can not be converted to an Integer") from None
+            # AWS's words (async-aws/aws #1667), and the place.
+            place = str(wrong).removeprefix(_TEXT_FOR_INTEGER)
+            raise Refusal(MALFORMED_INPUT, f"STRING_VALUE can not be converted to an Integer{place}") from None
         raise Refusal(MALFORMED_INPUT, f"The request does not fit {row.name}: {wrong}") from None
 
 
