@@ -100,7 +100,7 @@ class TestMessages:
         )  # fmt: skip
         url = sqs.get_queue_url(QueueName=queue.name)["QueueUrl"]
         (raw,) = sqs.receive_message(QueueUrl=url, MessageAttributeNames=["All"])["Messages"]
-        assert set(raw["MessageAttributes"]) == {*given, LEASE_HINT_ATTRIBUTE}
+        assert set(raw["MessageAttributes"]) == {*given, TYPE_ATTRIBUTE, LEASE_HINT_ATTRIBUTE}
 
     @pytest.mark.parametrize(
         ("message", "error"),
