@@ -19,6 +19,7 @@ _BITS_MAX: Final = 63
 """Of a duration, so that it has a float and a place in every protocol."""
 _CHARACTERS_MAX: Final = 80
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
+"""SQS's rule for MessageGroupId and MessageDeduplicationId (API reference, SendMessage)."""
 _TEXTS: Final = ("group", "deduplication_id", "type", "tag")
 _DURATIONS: Final = ("delay", "ttl", "lease_hint")
 

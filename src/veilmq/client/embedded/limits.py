@@ -28,10 +28,9 @@ PRIORITY_MIN: Final = 1
 PRIORITY_MAX: Final = 16
 RECEIVE_COUNT_MAX: Final = 1_000
 """As SQS's maxReceiveCount."""
-"""A group or a deduplication id: letters, digits and punctuation of ASCII, as SQS has it."""
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,120}(?:\.fifo)?\Z")
 TEXT_CHARACTERS_MAX: Final = 256
-"""Of a type, tag or attribute name."""
+"""Of a type or tag."""
 TAGS_MAX: Final = 50
 
 CAPABILITIES: Final = Capabilities(

@@ -182,10 +182,10 @@ class OrderedSender(Side):
             self._checked = asked
 
     def _send(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
-        checked = [attempt(self._acceptable, each) for each in messages]
+        acceptable = [attempt(self._acceptable, each) for each in messages]
         with self._using():
             self._check()
-            return through(checked, self._outcomes)
+            return through(acceptable, self._outcomes)
 
     def _outcomes(self, messages: Sequence[Message]) -> list[Sent | VeilError]:
         """First what is open: the first messages, if they are that once more. Then the rest, a request at a time."""

@@ -26,7 +26,6 @@ CHECK_EVERY: Final = 5.0
 CLOCKS_APART: Final = 60.0
 """How far the clocks of queue and producer may differ where a half message's end is judged."""
 log = logging.getLogger("veilmq.transaction")
-"""SQS's rule for MessageGroupId and MessageDeduplicationId (API reference, SendMessage)."""
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
