@@ -2,8 +2,10 @@
 
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -73,6 +75,39 @@ def test_the_history_is_printed_to_where_it_ended_when_it_was_asked_for(
     remote_events.print_events(asked)
     assert pieces >= 1
     door.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # some interrupts meet a close, as the process ends
+def test_an_interrupt_at_any_moment_of_a_question_ends_it(serve: Serve, tmp_path: Path) -> None:
+    """Python drops what is raised within a finalizer, as it runs for an answer that nobody closed."""
+    server = serve().ready()
+    token = (tmp_path / "data" / "admin-token").read_text().strip()
+    calls = 0
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+        if calls > last:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    last, is_interrupted = 0, True
+    while is_interrupted:
+        door, calls, is_interrupted = HttpDoor(server.admin, token), 0, False
+        door.events("first", 1, 0.0)
+        sys.setprofile(interrupt)
+        try:
+            door.events("first", 1, 0.0)
+            door.events("first", 1, 0.0)
+            is_over = sys.getprofile() is not None
+        except KeyboardInterrupt:
+            is_interrupted = is_over = True
+        finally:
+            sys.setprofile(None)
+        door.close()
+        assert is_over, f"the interrupt at call {last} was lost"
+        last += 1
+    assert last > 100
 
 
 def _silent(ask: Callable[[HttpDoor], object], admin: str, token: str | None = None) -> Failure:

@@ -240,8 +240,8 @@ class HttpDoor:
         query = urlencode({name: value for name, value in members.items() if value not in (None, "")})
         with self._failures(answer_s):
             self._request(method, f"{path}?{query}" if query else path, body, self._headers, answer_s)
-            answer = self._connection.getresponse()
-            content = answer.read()
+            with self._connection.getresponse() as answer:
+                content = answer.read()
         if answer.status >= 300:
             raise self._failure(answer.status, content)
         return answer, content
