@@ -15,6 +15,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Received
 from veilmq.store.sqlite import redo
 from veilmq.store.sqlite.backup import backup
+from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.schema import NotOurs
 from veilmq.store.sqlite.store import SqliteStore
@@ -221,6 +222,61 @@ def test_a_log_without_its_database_is_no_new_start(stage: Stage, lost: str) -> 
     (directory / "redo").rename(directory / "redo.old")
     stage.open()
     assert stage.events() == []
+
+
+def test_a_killed_database_without_its_log_is_no_start(stage: Stage, tmp_path: Path) -> None:
+    queue = started(stage)
+    stage.send(queue, "acknowledged")
+    database = killed(stage)
+    log = database.with_name("redo")
+    log.rename(tmp_path / "redo")
+    before = database.read_bytes()
+    for _ in range(2):
+        with pytest.raises(NotOurs, match=r"redo is missing, and with it what was acknowledged last.*touch .*redo"):
+            SqliteStore(database.parent, SMALL)
+    assert (database.read_bytes(), log.exists()) == (before, False)
+    assert "redo is missing" in str(check(database).problems)
+    with pytest.raises(NotOurs, match="redo is missing"):
+        backup(database, tmp_path / "copy.db")
+    assert not (tmp_path / "copy.db").exists()
+    (tmp_path / "redo").rename(log)
+    stage.open()
+    assert bodies(stage.receive(queue)) == ["acknowledged"]
+    killed(stage)
+    log.write_bytes(b"")
+    stage.open()  # as whoever goes on without is told to do
+    assert check(database).problems == []
+
+
+def test_a_database_that_was_closed_needs_no_log(stage: Stage) -> None:
+    queue = started(stage)
+    stage.send(queue, "acknowledged")
+    stage.store.close()
+    store_of(stage).directory.redo.unlink()
+    assert check(store_of(stage).directory.database).problems == []
+    stage.open()
+    assert bodies(stage.receive(queue)) == ["acknowledged"]
+
+
+def test_a_start_that_ends_after_it_moved_a_damaged_log_is_made_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = started(stage)
+    for text in ("damaged", "second"):
+        stage.send(queue, text)
+    log = killed(stage).with_name("redo")
+    log.write_bytes(log.read_bytes().replace(b"damaged", b"???????", 1))
+
+    def end(*_: object) -> None:
+        raise apsw.IOError("as a kill would")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(redo.Redo, "open", end)
+        with pytest.raises(DatabaseUnusable):
+            stage.open()
+    assert not log.exists()
+    stage.open()
+    assert log.exists()
 
 
 def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:

@@ -64,13 +64,18 @@ def recorded(request: pytest.FixtureRequest) -> Any:
     return msgspec.json.decode(text, type=MAKE["Seen"])
 
 
+def bring(released: Path, data: Path) -> None:
+    """Copy the file, and the redo log that goes with it, into the directory."""
+    shutil.copyfile(released, data / "veilmq.db")
+    if released.with_suffix(".redo").exists():
+        shutil.copyfile(released.with_suffix(".redo"), data / "redo")
+
+
 @pytest.fixture
 def stage(recorded: Any, request: pytest.FixtureRequest, data: Path) -> Iterator[Stage]:
     """A copy of the released file, opened by today's code at the instant at which it was made."""
     path: Path = request.node.callspec.params["recorded"]
-    shutil.copyfile(path, data / "veilmq.db")
-    if path.with_suffix(".redo").exists():
-        shutil.copyfile(path.with_suffix(".redo"), data / "redo")
+    bring(path, data)
     playing = Stage(SqliteFactory(data))
     playing.clock = ManualClock(recorded.now)
     yield playing
@@ -134,7 +139,7 @@ class TestReleasedFile:
 
     def test_its_history_tells_its_state(self, recorded: Any, request: pytest.FixtureRequest, data: Path) -> None:
         """Settings that came later are not in it, but in a snapshot of today."""
-        shutil.copyfile(request.node.callspec.params["recorded"], data / "veilmq.db")
+        bring(request.node.callspec.params["recorded"], data)
         # Half of the bound has passed, so that a snapshot follows, but nothing is trimmed.
         options = msgspec.structs.replace(SMALL, history_bytes_max=sum(map(len, history_of(data))) * 3 // 2)
         stage = Stage(SqliteFactory(data, options))

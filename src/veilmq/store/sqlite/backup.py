@@ -22,7 +22,7 @@ from veilmq.store.sqlite.connections import check_version, open_reader
 from veilmq.store.sqlite.directory import DATABASE, REDO
 from veilmq.store.sqlite.large_files import SyncedInPieces, Writing
 from veilmq.store.sqlite.options import Options
-from veilmq.store.sqlite.schema import check_ours
+from veilmq.store.sqlite.schema import NotOurs, check_ours
 
 _PAGES_STEP: Final = 1_024
 
@@ -121,15 +121,19 @@ def _copy(database: Path, part: Path, progress: Progress) -> None:
     descriptor = os.open(part, os.O_RDWR)  # closed last: with it go the locks that SQLite has on that file
     try:
         check_ours(source)
-        missing, _ = redo.lacking(database.with_name(REDO), source)  # from here on the snapshot is fixed
+        log = database.with_name(REDO)
+        if redo.is_missing(log, source):
+            raise NotOurs(redo.missing(log))
+        missing, _ = redo.lacking(log, source)  # from here on the snapshot is fixed
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)
                 os.fdatasync(descriptor)  # piece by piece, see large_files.py
                 progress(copying.page_count - copying.remaining, copying.page_count)
-        if missing:
-            with target:
+        with target:
+            if missing:
                 redo.settle(target.execute, missing)
+            redo.note_use(target, is_used=False)
     finally:
         target.close()
         source.close()

@@ -81,6 +81,9 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
                 f"{path} is empty or missing, but {path.with_name(REDO)} holds what was acknowledged: bring back all"
                 " files of one moment, or a backup; to begin anew, move that file away"
             )
+        if redo.is_missing(path.with_name(REDO), connection):
+            close_unchecked(connection)
+            raise schema.NotOurs(redo.missing(path.with_name(REDO)))
         _configure(connection, options)
         os.chmod(path, 0o600)
         schema.migrate(connection)

@@ -82,6 +82,8 @@ def check(database: Path, progress: Progress = _unseen) -> Report:
             _check_bodies(connection, young, report, progress)
             _check_rows(connection, young, report, progress)
             _check_history(connection, missing, young, report, progress)
+        if redo.is_missing(database.with_name(REDO), connection):
+            report.add("file", redo.missing(database.with_name(REDO)))
         if is_damaged:
             report.add("file", f"{database.with_name(REDO)}: {redo.DAMAGED}")
     except (apsw.CorruptError, apsw.IOError, apsw.NotADBError) as error:

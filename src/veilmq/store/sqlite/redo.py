@@ -37,6 +37,12 @@ INSERT_NURSERY: Final = "INSERT INTO nursery VALUES (?, ?)"
 UPDATE_MARK: Final = "UPDATE mark SET clock = ?, sequence = ?, generation = ?, offset = ?"
 _HEAD: Final = struct.Struct("<II")
 _END: Final = bytes(_HEAD.size)
+_IN_USE: Final = (
+    "INSERT INTO redo_log VALUES (1, ?) ON CONFLICT DO UPDATE SET in_use = excluded.in_use"
+    " WHERE in_use <> excluded.in_use"
+)
+_IN_USE_SINCE: Final = 11
+"""The schema whose database tells whether there must be a file."""
 DAMAGED: Final = "a batch is damaged or missing, and what came after it is lost"
 _SKIPPED_MAX: Final = 64
 """Records that are not whole, before others are sought no more."""
@@ -113,14 +119,23 @@ class Redo:
         self._at = self._run = 0
         self._file: RedoFile | None = None
 
-    def open(self, room_bytes: int) -> None:
-        """Open the file, if it is not open; make it, if that leaves something of the room. Else do without."""
-        if self._file is not None or not self._size:
+    def open(self, room_bytes: int, connection: apsw.Connection) -> None:
+        """Open the file, if it is not open; make it, if that leaves something of the room. Else do without.
+
+        The database knows it before the first record is written. Call when no transaction is open; raises apsw.Error.
+        """
+        if self._file is not None:
             return
+        if self._size:
+            try:
+                self._file = open_file(self._path, self._options, room_bytes)
+            except (OSError, apsw.Error) as error:
+                _without(error)
         try:
-            self._file = open_file(self._path, self._options, room_bytes)
-        except (OSError, apsw.Error) as error:
-            logger.warning("no redo log, so every batch is a transaction: %s", error)
+            note_use(connection, is_used=self._file is not None)
+        except apsw.FullError as error:
+            self.close()
+            _without(error)
 
     def prepare(self, row: Row, sequence: int, generation: int, born: list[Contents]) -> tuple[Entry, bytes] | None:
         """The batch that has this row of history, ready to be appended; None: there is no log, or no room."""
@@ -155,6 +170,31 @@ class Redo:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _without(error: Exception) -> None:
+    logger.warning("no redo log, so every batch is a transaction: %s", error)
+
+
+def note_use(connection: apsw.Connection, *, is_used: bool) -> None:
+    """Let the database know whether the file may hold what it lacks."""
+    if connection.pragma("user_version") >= _IN_USE_SINCE:
+        connection.execute(_IN_USE, (is_used,))
+
+
+def is_missing(path: Path, connection: apsw.Connection) -> bool:
+    """Whether there is no file, though the database says that it may lack what that held."""
+    if path.exists() or connection.pragma("user_version") < _IN_USE_SINCE:
+        return False
+    return bool(connection.execute("SELECT 1 FROM redo_log WHERE in_use").fetchall())
+
+
+def missing(path: Path) -> str:
+    """What to say of it."""
+    return (
+        f"{path} is missing, and with it what was acknowledged last before a kill: bring back all files of one moment,"
+        f" or a backup; to go on without, make an empty one: touch {path}"
+    )
 
 
 def settle(execute: Execute, entries: Sequence[Entry], dead: Container[int] = ()) -> None:
@@ -204,6 +244,7 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
         # A kill may have left a settlement in the WAL that no sync followed. This writes a page, whatever it held.
         connection.pragma("user_version", connection.pragma("user_version"))
     if run.is_damaged(following):
+        note_use(connection, is_used=False)  # until there is another
         kept = path.with_suffix(".damaged")
         os.replace(path, kept)
         logger.error("%s: %s; see %s", path, DAMAGED, kept)

@@ -217,6 +217,13 @@ _REDO_LOG: Final = """
 -- Committed batches may stand in the file `redo` beside the database: an earlier release would not see them.
 """
 
+_REDO_IN_USE: Final = """
+CREATE TABLE redo_log (
+    id     INTEGER PRIMARY KEY CHECK (id = 1),
+    in_use INTEGER NOT NULL          -- 1: the file may hold what the tables lack, and must not be missing
+) STRICT;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     _BIRTH,
     _TOPICS,
@@ -228,6 +235,7 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     _RETIMING,
     _NURSERY,
     _REDO_LOG,
+    _REDO_IN_USE,
 )
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"

@@ -152,6 +152,7 @@ class SqliteStore:
             if freed or freed_now:
                 self._relieve(freed=True)
             self._settle()
+            self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes(), connection)
         except (*_DAMAGE, OSError) as error:
             close_unchecked(connection)
             raise unusable(database, error) from error
@@ -166,7 +167,6 @@ class SqliteStore:
         self._reads_old = False
         """Whether readers do not see what was committed last."""
         self._handlers = self._serial_order()
-        self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes())
 
     def _with_reserve(self, step: Callable[[], T], error: type[Exception]) -> tuple[T, bool]:
         """What a step of the opening gives, with the reserve's space if it fails: the disk may be full. And whether
@@ -385,6 +385,7 @@ class SqliteStore:
                 if self._writer.open:
                     self._writer.rollback()
                 self._settle()
+                self._writer.release_redo()
             except _DAMAGE as error:
                 self._broken = str(error)
                 logger.error("closed as after a kill: %s: %s", type(error).__name__, error)
@@ -452,7 +453,7 @@ class SqliteStore:
         self._disk_looked = now
         try:
             self._judge_disk()
-        except OSError as error:
+        except (OSError, apsw.Error) as error:
             self._broken = f"the data directory cannot be looked at: {error}"
             raise StoreUnknown(reason=self._broken) from error
 
@@ -467,7 +468,7 @@ class SqliteStore:
         if self._writer.disk_low is not None:
             self._checkpoint(self.checkpointer.give_back)
         elif was_low:
-            self._writer.redo.open(free - floor)
+            self._writer.redo.open(free - floor, self._writer.connection)
 
 
 def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Final, TypeVar
 
 import apsw
@@ -28,7 +28,7 @@ from veilmq.store.sqlite.connections import verdict
 from veilmq.store.sqlite.inserts import Row, insert_rows
 from veilmq.store.sqlite.nursery import Nursery
 from veilmq.store.sqlite.queues import LiveQueue, Queues
-from veilmq.store.sqlite.redo import INSERT_HISTORY, INSERT_NURSERY, UPDATE_MARK, Entry, Redo, settle
+from veilmq.store.sqlite.redo import INSERT_HISTORY, INSERT_NURSERY, UPDATE_MARK, Entry, Redo, note_use, settle
 from veilmq.store.sqlite.topics import Topics
 from veilmq.store.sqlite.young import Contents
 
@@ -248,6 +248,13 @@ class Writer:
             self._execute("ROLLBACK")
         self._execute(self._synced)
         self._relaxed = False
+
+    def release_redo(self) -> None:
+        """At the end: if the database has all, the log is not needed any more. Raises apsw.Error."""
+        with self._gate:
+            if not self.redo.unsettled:
+                with suppress(apsw.FullError):
+                    note_use(self.connection, is_used=False)
 
     def close(self, how: Callable[[apsw.Connection], None], *, waits: bool) -> None:
         """Close the connection and the log; who still waits to read finds nothing to settle.
