@@ -5,16 +5,13 @@ transaction's operation, the first copies of a publish. The adapters judge again
 knows (rights, a queue's own smaller limits) is left to it.
 """
 
-from typing import Final
-
 from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.messages import Message
 from veilmq.client.prepared import text_bytes
 from veilmq.client.typed_attributes import ATTRIBUTES_MAX, named, size_bytes
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
-
-PRIORITY_MAX: Final = 16
+from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
 
 
 def check_sendable(message: Message, can: Capabilities) -> None:
@@ -28,7 +25,7 @@ def check_sendable(message: Message, can: Capabilities) -> None:
     if message.ttl is not None and not message.ttl > 0:
         raise ParameterInvalid(parameter="ttl", reason=f"must be above 0 s, not {message.ttl}")
     if message.priority is not None:
-        checked.whole(message.priority, "priority", 1, PRIORITY_MAX)
+        checked.whole(message.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
     if message.lease_hint is not None and not 0 < message.lease_hint <= can.lease_max:
         reason = f"must be above 0 and at most {can.lease_max:g} s, not {message.lease_hint}"
         raise ParameterInvalid(parameter="lease_hint", reason=reason)

@@ -5,6 +5,7 @@ the body by JSON pointer. What is no JSON, or has nothing there that can be a na
 same.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,16 +19,16 @@ TYPE_ATTRIBUTE: Final = "veilmq.type"
 BODY_CHARACTERS_MAX: Final = 65_536
 """Longer bodies are not looked into: a batch waits while one is read."""
 _NAME_CHARACTERS_MAX: Final = 256
+POINTER: Final = re.compile(r"(?:/(?:[^~/\0]|~[01])*)+")
+"""A JSON pointer (RFC 6901) that names a member: "/type", say."""
 
 _decode: Final[Callable[[str], Any]] = msgspec.json.Decoder().decode
 
 
 def parse_pointer(text: str) -> tuple[str, ...]:
-    """The steps of a JSON pointer (RFC 6901) that names a member, "/type" say. Raises ValueError for what is none."""
-    if not text.startswith("/"):
-        raise ValueError("a JSON pointer begins with /")
-    if "~" in text.replace("~0", "").replace("~1", ""):
-        raise ValueError("after ~ a JSON pointer has 0 or 1")
+    """The steps of a pointer. Raises ValueError for what is none."""
+    if not POINTER.fullmatch(text):
+        raise ValueError("a JSON pointer begins with /, and after ~ it has 0 or 1")
     return tuple(step.replace("~1", "/").replace("~0", "~") for step in text[1:].split("/"))
 
 

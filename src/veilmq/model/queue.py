@@ -16,8 +16,12 @@ from veilmq.model.plan import NO_PLAN, Adaptive, PlanState
 
 FIFO_SUFFIX: Final = ".fifo"
 """Ends the names of FIFO queues, and of no others (SQS CreateQueue)."""
+PRIORITY_MIN: Final = 1
+"""Most urgent."""
+PRIORITY_MAX: Final = 16
+"""Least urgent (MNS SendMessage)."""
 PRIORITY_DEFAULT: Final = 8
-"""SQS and Azure send with this priority (MNS's default; 1 is most urgent, 16 least)."""
+"""SQS and Azure send with this priority (MNS's default)."""
 
 
 class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from veilmq.engine.limits import Limits as EngineLimits
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message_type import TYPE_ATTRIBUTE
+from veilmq.model.message_type import POINTER, TYPE_ATTRIBUTE
 from veilmq.protocols.sqs.errors import KMS_FAULTS
 from veilmq.server.limits import Limits as ListenerLimits
 from veilmq.store.sqlite.options import MIB, Options
@@ -29,7 +29,6 @@ _ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(
 
 _KMS_FAULT: Final = re.compile(rf"[A-Za-z0-9:/_.-]{{1,256}}=(?:{'|'.join(KMS_FAULTS)})")
 _ATTRIBUTE: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
-_POINTER: Final = re.compile(r"(?:/(?:[^~/\0]|~[01])*)+")
 _TOKEN_NAME: Final = re.compile(r"[!-~]{1,512}")
 
 
@@ -325,7 +324,7 @@ _TEXTS: Final = {
     "external_url": (_URL, "http://HOST[:PORT][/PATH] or https://..., without user, query or fragment"),
     "base_domain": (_DOMAIN, "a domain name such as queues.example"),
     "type_attribute": (_ATTRIBUTE, "a name of 1 to 256 of A-Z a-z 0-9 _ - and periods"),
-    "type_pointer": (_POINTER, "a JSON pointer (RFC 6901) such as /type or /detail/kind"),
+    "type_pointer": (POINTER, "a JSON pointer (RFC 6901) such as /type or /detail/kind"),
     "azure_issuer": (_TOKEN_NAME, "what the claim says, such as https://login.example/tenant/v2.0"),
     "azure_audience": (_TOKEN_NAME, "what the claim says, such as api://queues"),
 }

@@ -24,8 +24,6 @@ MESSAGES_MAX: Final = 1_000
 REQUEST_BYTES_MAX: Final = 16 << 20
 """Bodies of one request, but for a single larger one."""
 BODY_BYTES_MAX: Final = 64 << 20
-PRIORITY_MIN: Final = 1
-PRIORITY_MAX: Final = 16
 RECEIVE_COUNT_MAX: Final = 1_000
 """As SQS's maxReceiveCount."""
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,120}(?:\.fifo)?\Z")

@@ -21,7 +21,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.message import NO_EXTRAS, Attribute, Delivery, Extras, first_forbidden_character, id_text
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.plan import PlanState
-from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange
+from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN, QueueKey, RedrivePolicy, SettingsChange
 
 _PLAIN: Final = Message("")
 
@@ -66,7 +66,7 @@ def send_command(queue: QueueKey, origin: Origin, given: Any, fifo: bool) -> Sen
     if message.priority is not None:
         if fifo:
             raise CapabilityMissing(capability="priorities")
-        send.priority = checked.whole(message.priority, "priority", limits.PRIORITY_MIN, limits.PRIORITY_MAX)
+        send.priority = checked.whole(message.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
     send.extras, attributes_bytes = _extras(message)
     send.size_bytes += attributes_bytes
     return send

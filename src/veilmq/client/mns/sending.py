@@ -22,11 +22,11 @@ from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, named, size_bytes
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
 from veilmq.model.message_type import TYPE_ATTRIBUTE
+from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
 
 MESSAGE_BYTES_MAX: Final = 65_536
 LEASE_MAX: Final = 43_200
 DELAY_MAX: Final = 604_800
-PRIORITY_MAX: Final = 16
 TRACING: Final = frozenset({"traceparent", "tracestate", "baggage"})
 """System properties that are attributes of the same names."""
 
@@ -70,7 +70,7 @@ def entry_of(given: str | Message, base64: bool) -> Entry:
         raise ParameterInvalid(parameter="body", reason="must not be empty")
     priority = message.priority
     if priority is not None:
-        checked.whole(priority, "priority", 1, PRIORITY_MAX)
+        checked.whole(priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
     hint = message.lease_hint
     if hint is not None and not 0 < hint <= LEASE_MAX:
         raise ParameterInvalid(parameter="lease_hint", reason=f"must be above 0 and at most {LEASE_MAX} s, not {hint}")

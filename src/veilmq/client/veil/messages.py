@@ -13,6 +13,7 @@ from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Se
 from veilmq.client.service_errors import port_name
 from veilmq.client.typed_attributes import size_bytes, typed, untyped
 from veilmq.model.errors import ParameterInvalid, VeilError, from_fields
+from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
 from veilmq.protocols.sqs.inputs import AttributeValue as WireValue
 from veilmq.protocols.sqs.operations import veil_shapes as shapes
 from veilmq.protocols.sqs.operations.veil_shapes import Failure, MessageIn, MessageOut, SentLine
@@ -35,7 +36,7 @@ def wire_of(message: str | Message) -> MessageIn:
         if seconds is not None:
             checked.seconds(seconds, field, 0, seconds_max)
     if message.priority is not None:
-        checked.whole(message.priority, "priority", 1, shapes.PRIORITY_MAX)
+        checked.whole(message.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
     return MessageIn(
         body=message.body,
         attributes=_wire_values(message.attributes) if message.attributes else None,

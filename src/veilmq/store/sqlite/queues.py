@@ -15,7 +15,7 @@ import msgspec
 
 from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.plan import NO_PLAN
-from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
+from veilmq.model.queue import PRIORITY_MAX, QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
 from veilmq.store.sqlite.names import OrderedNames
 from veilmq.store.sqlite.young import Young
 
@@ -23,7 +23,7 @@ SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
 SETTINGS_ENCODER: Final = msgspec.msgpack.Encoder()
 STALE_MAX: Final = 4_096
 """Entries in a heap of bounds, beyond two a queue, before it is built anew."""
-LINES_MAX: Final = 16
+LINES_MAX: Final = PRIORITY_MAX
 """Lines up to here are priorities; the others are groups (groups.py)."""
 _NEXT_WITH_GROUPS: Final = (
     "SELECT min(generation) FROM message_group INDEXED BY message_group_name WHERE generation > ?"

@@ -13,7 +13,7 @@ from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import NO_EXTRAS, Extras, first_forbidden_character
 from veilmq.model.outcomes import Outcome, Sent
-from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey
+from veilmq.model.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey
 from veilmq.protocols.http import Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.call import Asked, Call, Plan, sole
@@ -73,7 +73,7 @@ def read_message(asked: Asked, queue: QueueKey, element: Element) -> Send:
         if "DelaySeconds" in fields:
             delay_us = number(fields["DelaySeconds"], 0, limits.DELAY_SECONDS_MAX, "seconds") * SECOND_US
         if "Priority" in fields:
-            priority = number(fields["Priority"], 1, limits.PRIORITY_MAX)
+            priority = number(fields["Priority"], PRIORITY_MIN, PRIORITY_MAX)
         extras, more_bytes = read_extras(fields)
     return Send(
         queue=queue,

@@ -11,7 +11,7 @@ from veilmq.model.commands import Origin, Send
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError, as_fields
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import NO_EXTRAS, Attribute, Extras, first_forbidden_character, is_plain
-from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey
+from veilmq.model.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.addresses import is_fifo
 from veilmq.protocols.sqs.checksums import body_md5
@@ -52,8 +52,8 @@ def message_of(given: shapes.MessageIn, queue: QueueKey, origin: Origin, wants_h
     priority = given.priority
     if priority is None:
         priority = PRIORITY_DEFAULT
-    elif not 1 <= priority <= shapes.PRIORITY_MAX:
-        reason = f"must be from 1 to {shapes.PRIORITY_MAX}, not {priority}"
+    elif not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+        reason = f"must be from {PRIORITY_MIN} to {PRIORITY_MAX}, not {priority}"
         raise ParameterInvalid(parameter="Priority", reason=reason)
     return Send(
         queue=queue,
