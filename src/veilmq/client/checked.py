@@ -35,10 +35,36 @@ def whole(value: Any, parameter: str, least: int, most: int) -> int:
 
 def seconds(value: Any, parameter: str, least: float, most: float) -> float:
     """A duration in a range. Raises ParameterInvalid."""
+    return number(value, parameter, least, most, "a number of seconds")
+
+
+def number(value: Any, parameter: str, least: float, most: float, kind: str = "a number") -> float:
+    """The same of what is no duration. Raises ParameterInvalid."""
     if _is_number(value) and least <= value <= most:
         return value  # type: ignore[no-any-return]
-    reason = f"must be a number of seconds from {_shown(least)} to {_shown(most)}, not {_said(value)}"
+    reason = f"must be {kind} from {_shown(least)} to {_shown(most)}, not {_said(value)}"
     raise ParameterInvalid(parameter=parameter, reason=reason)
+
+
+def positive(value: Any, parameter: str) -> float:
+    """A duration above 0 that ends. Raises ParameterInvalid."""
+    if _is_number(value) and 0 < value < math.inf:
+        return value  # type: ignore[no-any-return]
+    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a number of seconds above 0")
+
+
+def not_negative(value: Any, parameter: str) -> float:
+    """A duration that ends, perhaps at once. Raises ParameterInvalid."""
+    if _is_number(value) and 0 <= value < math.inf:
+        return value  # type: ignore[no-any-return]
+    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a number of seconds from 0 on")
+
+
+def at_least(value: Any, parameter: str, least: int) -> int:
+    """A whole number without an upper bound. Raises ParameterInvalid."""
+    if isinstance(value, int) and type(value) is not bool and value >= least:
+        return value
+    raise ParameterInvalid(parameter=parameter, reason=f"must be a whole number from {least} on, not {_said(value)}")
 
 
 def token(value: str | None, parameter: str) -> None:

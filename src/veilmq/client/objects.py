@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.errors import ObjectStoreFailed
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.files import sync_directory
@@ -81,8 +82,7 @@ class ObjectStore:
         split = _URL.match(str(url))
         if split is None or "::" in url or not split[2].strip("/") or _DOTS.search(split[2]):
             raise ParameterInvalid(parameter="url", reason="must be scheme://bucket/prefix, as in s3://bucket/large")
-        if attempts < 1:
-            raise ParameterInvalid(parameter="attempts", reason=f"must be 1 at least, not {attempts}")
+        checked.at_least(attempts, "attempts", 1)
         self.url = url.rstrip("/")
         self.scheme = split[1]
         try:

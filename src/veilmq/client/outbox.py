@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from msgspec.structs import replace
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.dbapi import Connect, clock_of, end, paramstyle_of, run, table_name, transactional
@@ -125,11 +126,9 @@ class Relay(Closing, Anew):
         transaction. hold: seconds that a relay's rows are its own; longer than it takes to send them. check_every:
         seconds between looks of the thread. Raises ParameterInvalid.
         """
-        if batch < 1:
-            raise ParameterInvalid(parameter="batch", reason=f"must be at least 1, not {batch}")
+        checked.at_least(batch, "batch", 1)
         for name, seconds in (("hold", hold), ("check_every", check_every)):
-            if not seconds > 0:
-                raise ParameterInvalid(parameter=name, reason=f"must be above 0, not {seconds!r}")
+            checked.positive(seconds, name)
         self._outbox = outbox
         self._connect = connect
         self._queue = queue

@@ -403,7 +403,11 @@ def weakest(all_of: Sequence[Capabilities]) -> Capabilities:
 
 
 def _route(given: Queue | Route) -> Route:
-    return given if isinstance(given, Route) else Route(given)
+    if not isinstance(given, Route):
+        return Route(given)
+    if given.lease is not None:
+        checked.positive(given.lease, "lease")
+    return given
 
 
 def _group(place: int, entry: Any) -> tuple[list[str], float]:

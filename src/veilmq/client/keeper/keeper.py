@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Self
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.closing import Closing
 from veilmq.client.forked import OfProcess
@@ -28,7 +29,6 @@ from veilmq.client.keeper.parameters import (
     Parameters,
     batch_size,
     check_lease,
-    positive,
 )
 from veilmq.client.keeper.plan import CrashLearner, Learner, Plan
 from veilmq.client.keeper.sending import SenderPool
@@ -149,7 +149,7 @@ class LeaseKeeper(Closing, OfProcess):
         if lease is not None:
             check_lease("lease", lease, self._capabilities)
         if max_hold is not None:
-            positive("max_hold", max_hold)
+            checked.positive(max_hold, "max_hold")
         wanted = self.plan.first_lease(received) if lease is None and self.plan is not None else lease
         now = self.clock.monotonic()
         table = self._table

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.keeper.plan import Plan
 from veilmq.model.errors import ParameterInvalid
@@ -43,9 +44,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, capabilities: Capabilities, plan: Plan | None) -> None:
         """Raises ParameterInvalid for values with which leases would be lost."""
         for name in ("minimal_life", "interval", "visibility_timeout", "max_hold"):
-            positive(name, getattr(self, name))
-        if self.senders is not None and not 1 <= self.senders <= SENDERS_MAX:
-            raise ParameterInvalid(parameter="senders", reason=f"{self.senders} is not between 1 and {SENDERS_MAX}")
+            checked.positive(getattr(self, name), name)
+        if self.senders is not None:
+            checked.whole(self.senders, "senders", 1, SENDERS_MAX)
         check_lease("visibility_timeout", self.visibility_timeout, capabilities)
         if plan is not None:
             if not 0 <= plan.margin < math.inf:
@@ -71,15 +72,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         return SENDERS_BATCH if capabilities.batch_extend else SENDERS_ALONE
 
 
-def positive(name: str, seconds: float) -> None:
-    """Raises ParameterInvalid unless `seconds` is a finite number above 0."""
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ParameterInvalid(parameter=name, reason=f"{seconds!r} is not a number of seconds above 0")
-
-
 def check_lease(name: str, seconds: float, capabilities: Capabilities) -> None:
     """Raises ParameterInvalid for a lease that the queue cannot give."""
-    positive(name, seconds)
+    checked.positive(seconds, name)
     if not capabilities.lease_min <= seconds <= capabilities.lease_max:
         raise ParameterInvalid(
             parameter=name,

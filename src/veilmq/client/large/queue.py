@@ -62,9 +62,8 @@ class LargeMessageQueue(Wrapping):
         Raises ParameterInvalid, ModuleNotFoundError (without the extra `large`).
         """
         super().__init__(inner)
-        if threshold_bytes < 0:
-            raise ParameterInvalid(parameter="threshold_bytes", reason=f"must be 0 or more, not {threshold_bytes}")
-        if body_bytes_max < inner.capabilities.body_bytes_max:
+        checked.at_least(threshold_bytes, "threshold_bytes", 0)
+        if checked.at_least(body_bytes_max, "body_bytes_max", 0) < inner.capabilities.body_bytes_max:
             reason = f"must be {inner.capabilities.body_bytes_max} at least, which the queue takes without a store"
             raise ParameterInvalid(parameter="body_bytes_max", reason=reason)
         if pointers not in set(PointerFormat):

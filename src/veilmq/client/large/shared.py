@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.large import pointer, sweeping
 from veilmq.client.large.naming import new_stamp
@@ -34,8 +35,7 @@ class SharedBodies:
         self, store: str | ObjectStore, topic: str, *, threshold_bytes: int = 65_536, clock: Clock = SYSTEM
     ) -> None:
         """threshold_bytes: UTF-8 bytes above which a body goes to the store. Raises ParameterInvalid."""
-        if threshold_bytes < 0:
-            raise ParameterInvalid(parameter="threshold_bytes", reason=f"must be 0 or more, not {threshold_bytes}")
+        checked.at_least(threshold_bytes, "threshold_bytes", 0)
         self._store = store if isinstance(store, ObjectStore) else ObjectStore(store)
         # No queue has an equals sign in its name, so no queue's sweep takes these.
         self._directory = f"topic={topic}"

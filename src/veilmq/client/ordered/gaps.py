@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from enum import StrEnum
 
+from veilmq.client import checked
 from veilmq.client.errors import GapFound
 from veilmq.client.ordered.reorder import Gap
 from veilmq.model.errors import ParameterInvalid
@@ -42,8 +43,8 @@ class GapWatch:
     def __init__(self, policy: GapPolicy, timeout: float | None, tell: Callable[[GapFound], object] | None) -> None:
         if timeout is None and policy is not GapPolicy.WAIT:
             raise ParameterInvalid(parameter="gap_timeout", reason=f"is needed to {policy}")
-        if timeout is not None and not timeout >= 0:
-            raise ParameterInvalid(parameter="gap_timeout", reason=f"must be a number of seconds, not {timeout!r}")
+        if timeout is not None:
+            checked.not_negative(timeout, "gap_timeout")
         self.policy = policy
         self.timeout = timeout
         self._tell = tell
@@ -53,6 +54,7 @@ class GapWatch:
 
     def check(self, lease: float, retention: float | None) -> None:
         """Raises ParameterInvalid for a timeout that would take what is merely leased, or already expired, for lost."""
+        checked.positive(lease, "lease")
         if self.timeout is None:
             return
         if self.policy is not GapPolicy.WAIT and self.timeout <= lease:

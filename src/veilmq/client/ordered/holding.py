@@ -16,6 +16,7 @@ from typing import Final, cast
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
 from veilmq.client.forked import OfProcess
@@ -83,8 +84,7 @@ class Watch(OfProcess):
     """One holder's name, and the thread that renews its hold: from `start` to `stop` it is of this process."""
 
     def __init__(self, storage: str, clock: Clock, seconds: float) -> None:
-        if not seconds > 0:
-            raise ParameterInvalid(parameter="hold_seconds", reason=f"must be above 0, not {seconds!r}")
+        checked.positive(seconds, "hold_seconds")
         self._storage = storage
         self._clock = clock
         self._seconds = seconds

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.errors import GapFound
 from veilmq.client.keeper import LeaseKeeper
@@ -82,8 +83,9 @@ class OrderedReceiver(Side):
         Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, what `stats` and the storage raise.
         """
         capabilities = queue.capabilities
-        if not 1 <= in_hand_max <= buffer_max:
-            reason = f"must be between 1 and buffer_max = {buffer_max}, not {in_hand_max}"
+        checked.at_least(buffer_max, "buffer_max", 1)
+        if checked.at_least(in_hand_max, "in_hand_max", 1) > buffer_max:
+            reason = f"must be at most buffer_max = {buffer_max}, not {in_hand_max}"
             raise ParameterInvalid(parameter="in_hand_max", reason=reason)
         self.queue = queue
         read = marking_of(marking, capabilities)
@@ -135,8 +137,7 @@ class OrderedReceiver(Side):
         lease: seconds until each is handed out again unless it was acknowledged or extended; None: not while this
         process lives. Raises GapFound, QueueRecreated, StorageLost, and as `Queue.receive`.
         """
-        if count_max < 1:
-            raise ParameterInvalid(parameter="count_max", reason=f"must be at least 1, not {count_max}")
+        checked.at_least(count_max, "count_max", 1)
         self._enter()
         self._check_open()
         deadline = self._clock.monotonic() + wait

@@ -64,6 +64,7 @@ class OrderedSender(Side):
 
         Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, what `stats` and the storage raise.
         """
+        checked.not_negative(check_every, "check_every")
         self.queue = queue
         self._marking = marking_of(marking, queue.capabilities)
         self._clock = clock

@@ -5,14 +5,17 @@ Strategy: both are thin doors to the same `Polling`; they differ in how a caller
 """
 
 import asyncio
+import math
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
+from veilmq.client.keeper.parameters import check_lease
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.client.receiver.exchange import Limits, Wish
@@ -46,16 +49,14 @@ class _Door:
         capabilities = queue.capabilities
         wait = min(WAIT, capabilities.wait_max) if wait is None else wait
         for name, value in (("polls", polls), ("fetches", fetches)):
-            if not 1 <= value <= _THREADS_MAX:
-                raise ParameterInvalid(parameter=name, reason=f"{value!r} is not between 1 and {_THREADS_MAX}")
-        if not 0 < wait <= capabilities.wait_max:
+            checked.whole(value, name, 1, _THREADS_MAX)
+        if not checked.positive(wait, "wait") <= capabilities.wait_max:
             limit = f"{capabilities.wait_max:g} s of {capabilities.protocol}"
             raise ParameterInvalid(parameter="wait", reason=f"{wait!r} is not above 0 and within the {limit}")
-        if lease is not None and not capabilities.lease_min <= lease <= capabilities.lease_max:
-            limit = f"{capabilities.lease_min:g} and {capabilities.lease_max:g} s of {capabilities.protocol}"
-            raise ParameterInvalid(parameter="lease", reason=f"{lease!r} is not between the {limit}")
+        if lease is not None:
+            check_lease("lease", lease, capabilities)
         for name, seconds in (("grace", grace), ("backoff_max", backoff_max)):
-            if not 0 < seconds <= WAIT:
+            if not checked.positive(seconds, name) <= WAIT:
                 raise ParameterInvalid(parameter=name, reason=f"{seconds!r} is not above 0 and at most {WAIT:g} s")
         limits = Limits(
             polls=polls,
@@ -77,8 +78,7 @@ class _Door:
     def _until(self, timeout: float | None, now: float) -> float | None:
         if timeout is None:
             return float("inf")
-        if not timeout >= 0:
-            raise ParameterInvalid(parameter="timeout", reason=f"{timeout!r} is not a number of seconds from 0")
+        checked.seconds(timeout, "timeout", 0, math.inf)
         return now + timeout if timeout else None
 
 
@@ -186,9 +186,7 @@ class _LoopWish(Wish):
 
 
 def _count(count_max: int) -> int:
-    if count_max < 1:
-        raise ParameterInvalid(parameter="count_max", reason=f"{count_max!r} is not at least 1")
-    return count_max
+    return checked.at_least(count_max, "count_max", 1)
 
 
 def _outcome(outcome: Sequence[Received] | VeilError) -> Sequence[Received]:

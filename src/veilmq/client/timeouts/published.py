@@ -7,6 +7,7 @@ of each extension: the pipeline chose it with renewals in mind.
 
 import threading
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Received, Recommended
 from veilmq.client.queue import Queue
@@ -23,10 +24,9 @@ class PublishedPlan:
         extended. every: seconds between two questions. Raises ParameterInvalid; what that raises is raised by the
         first question, here, and passed over later.
         """
-        if not 0 < margin < default:
+        if not checked.positive(margin, "margin") < checked.positive(default, "default"):
             raise ParameterInvalid(parameter="margin", reason=f"must be above 0 and below default = {default:g} s")
-        if every <= 0:
-            raise ParameterInvalid(parameter="every", reason="must be above 0")
+        checked.positive(every, "every")
         self._queue = queue
         self._default = default
         self._margin = margin

@@ -6,11 +6,11 @@ documents' SDK. Source: document 002, "preparations" and "failure analysis".
 """
 
 import logging
-import math
 from typing import Final
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.messages import Stats
 from veilmq.client.transaction.entry import Form
@@ -91,9 +91,7 @@ def times_for(given: Times | None, capabilities: Capabilities) -> Times:
         timeout = FIFO_TIMEOUT if capabilities.native_fifo else TIMEOUT
         times = msgspec.structs.replace(times, timeout=timeout)
     for name in times.__struct_fields__:
-        seconds = getattr(times, name)
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise ParameterInvalid(parameter=name, reason=f"{seconds!r} is not a number of seconds above 0")
+        checked.positive(getattr(times, name), name)
     again = times.asked_after + times.check_every + times.check_lease
     if capabilities.native_fifo and again >= DEDUPLICATION:
         log.warning(

@@ -9,6 +9,7 @@ import threading
 import weakref
 from typing import Final
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.messages import Template
@@ -65,8 +66,8 @@ class VeilAccount(Closing):
             )
         if (key is None) is not (secret is None):
             raise ParameterInvalid(parameter="secret", reason="key and secret need each other")
-        if timeout <= 0 or connect_timeout <= 0:
-            raise ParameterInvalid(parameter="timeout", reason="must be above 0 s")
+        checked.positive(timeout, "timeout")
+        checked.positive(connect_timeout, "connect_timeout")
         port = PORT_DEFAULT if port is None else port
         shown = f"[{host}]" if ":" in host else host
         try:

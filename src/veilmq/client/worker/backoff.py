@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.client.keeper.parameters import positive
+from veilmq.client import checked
 from veilmq.model.errors import ParameterInvalid
 
 _STEPS: Final = 1 << 30
@@ -34,12 +34,10 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the delay that chance decides: 0 is none, 1 is from 0 to all of it."""
 
     def __post_init__(self) -> None:
-        positive("first", self.first)
-        positive("longest", self.longest)
-        if not 1 <= self.factor <= 1_000:
-            raise ParameterInvalid(parameter="factor", reason=f"{self.factor!r} is not between 1 and 1000")
-        if not 0 <= self.jitter <= 1:
-            raise ParameterInvalid(parameter="jitter", reason=f"{self.jitter!r} is not between 0 and 1")
+        checked.positive(self.first, "first")
+        checked.positive(self.longest, "longest")
+        checked.number(self.factor, "factor", 1, 1_000)
+        checked.number(self.jitter, "jitter", 0, 1)
         if self.longest < self.first:
             raise ParameterInvalid(parameter="longest", reason=f"{self.longest:g} s is below first = {self.first:g} s")
 

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.keeper import LeaseKeeper
-from veilmq.client.keeper.parameters import check_lease, positive
+from veilmq.client.keeper.parameters import check_lease
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.client.worker.backoff import Backoff
@@ -65,11 +66,11 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     tracer: Any = None
 
     def __post_init__(self) -> None:
-        _between("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
-        _between("prefetch", self.prefetch, 0, IN_HAND_MAX)
-        _between("pollers", self.pollers, 1, 100)
+        checked.whole(self.concurrency, "concurrency", 1, CONCURRENCY_MAX)
+        checked.whole(self.prefetch, "prefetch", 0, IN_HAND_MAX)
+        checked.whole(self.pollers, "pollers", 1, 100)
         if self.batch is not None:
-            _between("batch", self.batch, 1, IN_HAND_MAX)
+            checked.whole(self.batch, "batch", 1, IN_HAND_MAX)
         if self.capacity > IN_HAND_MAX:
             raise ParameterInvalid(
                 parameter="concurrency",
@@ -77,15 +78,14 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             )
         for name in ("stop_before_expiry", "give_up_after", "kill_after"):
             if getattr(self, name) is not None:
-                positive(name, getattr(self, name))
+                checked.positive(getattr(self, name), name)
         for name in ("drain", "wait"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise ParameterInvalid(parameter=name, reason=f"{value!r} is not a number of seconds from 0 on")
+            if getattr(self, name) is not None:
+                checked.not_negative(getattr(self, name), name)
         if not callable(self.lease):
-            positive("lease", self.lease)
+            checked.positive(self.lease, "lease")
         if self.poison_after is not None:
-            _between("poison_after", self.poison_after, 1, 1_000_000)
+            checked.whole(self.poison_after, "poison_after", 1, 1_000_000)
             if self.dead_letter_queue is None:
                 raise ParameterInvalid(parameter="dead_letter_queue", reason="poison_after needs one to send to")
         if self.guard_key is not None and self.guard is None:
@@ -145,8 +145,3 @@ def _changing_bodies(queue: Queue) -> str | None:
             return type(queue).__name__
         queue = queue.inner
     return None
-
-
-def _between(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ParameterInvalid(parameter=name, reason=f"{value!r} is not between {least} and {most}")

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypedDict, Unpack
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
@@ -144,8 +145,8 @@ class Worker:
         """
         if signals and threading.current_thread() is not threading.main_thread():
             raise ParameterInvalid(parameter="signals", reason="only the main thread hears them")
-        if messages_max is not None and messages_max < 1:
-            raise ParameterInvalid(parameter="messages_max", reason=f"{messages_max} is below 1")
+        if messages_max is not None:
+            checked.at_least(messages_max, "messages_max", 1)
         connected = isinstance(self.queue, str)
         queue = _connect(self.queue) if isinstance(self.queue, str) else self.queue
         try:

@@ -1,0 +1,108 @@
+"""What somebody writes at first: numbers out of an environment variable, still texts. Each is told by its name."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.client.worker_stage import Stage
+
+from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.large import LargeMessageQueue, SharedBodies
+from veilmq.client.objects import ObjectStore
+from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender
+from veilmq.client.outbox import Outbox, Relay
+from veilmq.client.receiver import Receiver
+from veilmq.client.routed import Route, RoutedQueue
+from veilmq.client.timeouts import PublishedPlan
+from veilmq.client.transaction import Times, TransactionQueue
+from veilmq.client.unreadable import keep
+from veilmq.client.veil import VeilAccount
+from veilmq.client.worker import Backoff, Worker
+from veilmq.model.errors import ParameterInvalid
+
+Make = Callable[[Stage, Path, dict[str, Any]], object]
+
+
+def _worker(stage: Stage, _: Path, given: dict[str, Any]) -> object:
+    return Worker(stage.queue, stage.note, **given)
+
+
+def _keeper(stage: Stage, _: Path, given: dict[str, Any]) -> object:
+    return LeaseKeeper(stage.queue, **given)
+
+
+def _receiver(stage: Stage, _: Path, given: dict[str, Any]) -> object:
+    return Receiver(stage.queue, **given)
+
+
+def _ordered(stage: Stage, home: Path, given: dict[str, Any]) -> object:
+    return OrderedReceiver(stage.queue, LocalFile(home / "state"), **given)
+
+
+def _sender(stage: Stage, home: Path, given: dict[str, Any]) -> object:
+    return OrderedSender(stage.queue, LocalFile(home / "state"), **given)
+
+
+def _relay(stage: Stage, home: Path, given: dict[str, Any]) -> object:
+    return Relay(Outbox(), lambda: sqlite3.connect(home / "rows.db"), stage.queue, **given)
+
+
+def _large(stage: Stage, home: Path, given: dict[str, Any]) -> object:
+    return LargeMessageQueue(stage.queue, f"file://{home}/large", unreadable=keep, **given)
+
+
+def _transaction(stage: Stage, _: Path, given: dict[str, Any]) -> object:
+    return TransactionQueue(stage.queue, stage.make("log"), lambda _: None, times=Times(**given))  # type: ignore[arg-type,return-value]
+
+
+NAMES: dict[Make, tuple[str, ...]] = {
+    _worker: (
+        "concurrency", "prefetch", "batch", "lease", "stop_before_expiry", "poison_after", "wait", "pollers", "drain",
+        "kill_after", "give_up_after",
+    ),
+    _keeper: ("minimal_life", "interval", "visibility_timeout", "max_hold", "senders"),
+    _receiver: ("polls", "fetches", "wait", "lease", "grace", "backoff_max"),
+    _ordered: ("lease", "gap_timeout", "in_hand_max", "buffer_max"),
+    _sender: ("check_every",),
+    _relay: ("batch", "hold", "check_every"),
+    _large: ("threshold_bytes", "body_bytes_max"),
+    _transaction: ("timeout", "check_every", "ask_every", "half_life"),
+    lambda stage, _, given: PublishedPlan(stage.queue, **given): ("default", "margin", "every"),
+    lambda _, home, given: SharedBodies(f"file://{home}/large", "news", **given): ("threshold_bytes",),
+    lambda _, home, given: ObjectStore(f"file://{home}/large", **given): ("attempts",),
+    lambda stage, _, given: RoutedQueue({}, Route(stage.queue, **given)): ("lease",),
+    lambda _, __, given: Backoff(**given): ("first", "factor", "longest", "jitter"),
+    lambda _, __, given: VeilAccount("127.0.0.1", **given): ("timeout", "connect_timeout"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ["5", True, float("nan"), [1], b"5"], ids=repr)
+@pytest.mark.parametrize(("make", "name"), [(make, name) for make, names in NAMES.items() for name in names])
+def test_a_parameter_of_another_type_is_told_by_its_name(
+    stage: Stage, tmp_path: Path, make: Make, name: str, wrong: Any
+) -> None:
+    with pytest.raises(ParameterInvalid) as refused:
+        make(stage, tmp_path, {name: wrong})
+    assert refused.value.parameter == name
+
+
+@pytest.mark.parametrize("wrong", ["5", float("nan")])
+def test_so_is_one_of_a_call(stage: Stage, wrong: Any) -> None:
+    stage.send("a")
+    told: list[ParameterInvalid] = []
+
+    def handler(job: Any) -> None:
+        for call in (job.extend, lambda seconds: job.checkpoint({}, lease=seconds)):
+            try:
+                call(wrong)
+            except ParameterInvalid as error:
+                told.append(error)
+
+    assert stage.work(handler).outcomes == {"done": 1}
+    assert len(told) == 2
+    with Receiver(stage.queue) as receiver, pytest.raises(ParameterInvalid):
+        receiver.receive(wrong)
+    with pytest.raises(ParameterInvalid):
+        stage.worker(stage.note).run(messages_max=wrong)
