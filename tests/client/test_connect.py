@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
@@ -55,6 +56,20 @@ def client(server: ServerProcess, service: str = "sqs", secret: str = SECRET) ->
         service, endpoint_url=server.sqs, region_name="us-east-1", aws_access_key_id="AKIDCONNECT000000001",
         aws_secret_access_key=secret,
     )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["veil", "sqs", "azure", "mns"])
+def test_a_port_without_tls_is_told_with_what_to_do(server: ServerProcess, scheme: str) -> None:
+    """The clouds' adapters expect TLS; a server on one's own machine rarely has it."""
+    port = {"azure": server.azure, "mns": server.mns}.get(scheme, server.sqs)
+    host = urlsplit(port).netloc
+    url = f"azure://:a2V5@{host}/orders/work?tls=1" if scheme == "azure" else f"{scheme}://key:secret@{host}/work?tls=1"
+    with (
+        pytest.raises(TransportError, match="the port speaks no TLS; in a URL say tls=0"),
+        connect(url) as queue,
+    ):
+        queue.stats()
 
 
 class TestUrls:

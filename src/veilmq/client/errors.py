@@ -4,6 +4,7 @@ Strategy: the model's errors are what a queue says; these two are about the way 
 caller needs to know before it tries again.
 """
 
+import re
 from typing import Final
 
 from veilmq.model.errors import StoreUnknown, UsageError, VeilError
@@ -27,6 +28,15 @@ class ForkRefused(TransportError):
 
 STRANGE: Final = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 """What an SDK raises over an answer that is none of its service's, of a proxy for example."""
+
+
+_NO_TLS: Final = re.compile("wrong.version.number|record layer failure", re.IGNORECASE)
+"""OpenSSL's words for an answer in plain HTTP."""
+
+
+def advised(reason: str) -> str:
+    """Why a call did not come through, with what to do if that is known."""
+    return f"{reason}: the port speaks no TLS; in a URL say tls=0" if _NO_TLS.search(reason) else reason
 
 
 def strange_answer(error: Exception) -> TransportError:

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import ParseError
 from azure.core.exceptions import AzureError, DecodeError, HttpResponseError, ServiceRequestError
 
 from veilmq.client.azure.errors import Said, error_of
-from veilmq.client.errors import STRANGE, TransportError, strange_answer
+from veilmq.client.errors import STRANGE, TransportError, advised, strange_answer
 from veilmq.model.errors import LeaseError
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def call(
             raise TransportError(reason=reason, may_have_happened=True) from error
         raise found from error
     except ServiceRequestError as error:
-        raise TransportError(reason=_short(error), may_have_happened=reached) from error
+        raise TransportError(reason=advised(_short(error)), may_have_happened=reached) from error
     except AzureError as error:
         raise TransportError(reason=_short(error), may_have_happened=True) from error
 

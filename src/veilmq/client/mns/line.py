@@ -22,7 +22,7 @@ from mns.mns_exception import (  # type: ignore[import-untyped]
 )
 from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[import-untyped]
 
-from veilmq.client.errors import TransportError
+from veilmq.client.errors import TransportError, advised
 from veilmq.client.forked import OfProcess
 from veilmq.client.mns.errors import Said, error_of
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -132,7 +132,7 @@ class Lines:
         except (MNSClientException, KeyError, ValueError, TypeError) as error:
             # Broken on the way, or an answer that the SDK cannot read.
             reason = f"{self.host}: {getattr(error, 'message', None) or error or type(error).__name__}"
-            raise TransportError(reason=reason, may_have_happened=line.connection.went_out) from error
+            raise TransportError(reason=advised(reason), may_have_happened=line.connection.went_out) from error
         finally:
             if whole:
                 self._mine.line = line

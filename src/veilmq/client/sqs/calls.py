@@ -22,7 +22,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
-from veilmq.client.errors import STRANGE, ServiceError, TransportError, strange_answer
+from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
 from veilmq.client.forked import OfProcess
 from veilmq.client.service_errors import Said, error_of
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -74,7 +74,7 @@ class Calls(OfProcess):
             raise self._said(error, queue, size_bytes) from error
         except _BROKEN as error:
             unsent = isinstance(error, _UNSENT) and not self._attempts.reached
-            raise TransportError(reason=str(error), may_have_happened=not unsent) from error
+            raise TransportError(reason=advised(str(error)), may_have_happened=not unsent) from error
         except ParamValidationError as error:
             raise ParameterInvalid(parameter="request", reason=str(error)) from error
         except BotoCoreError as error:  # no credentials, no region ...: nothing was sent

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from veilmq.client.clock import Clock
-from veilmq.client.errors import TransportError
+from veilmq.client.errors import TransportError, advised
 from veilmq.client.forked import forget_in_child
 
 _READ_BYTES: Final = 65_536
@@ -281,8 +281,8 @@ class Pool:
                 connected.close()
                 raise
         except (OSError, UnicodeError) as error:
-            place = f"{self._address[0]}:{self._address[1]}"
-            raise TransportError(reason=f"{place} cannot be reached: {error}", may_have_happened=False) from error
+            reason = advised(f"{self._address[0]}:{self._address[1]} cannot be reached: {error}")
+            raise TransportError(reason=reason, may_have_happened=False) from error
         return Connection(connected, self._clock)
 
     def give(self, connection: Connection) -> None:
