@@ -142,7 +142,7 @@ def test_void_answers() -> None:
     call, answer = json("DeleteMessage", f'{{"QueueUrl":"{URL}","ReceiptHandle":"h"}}', Deleted())
     assert call is not None
     assert isinstance(call.commands[0], Delete)
-    assert (answer.status, answer.body) == (200, b"{}")
+    assert (answer.status, answer.content_type, answer.body) == (200, b"application/x-amz-json-1.0", b"")
     _, answer = query(b"Action=DeleteMessage&ReceiptHandle=h", Deleted(), target=b"/000000000000/q")
     assert answer.body == XML + b"<DeleteMessageResponse " + SPACE + b">" + METADATA + b"</DeleteMessageResponse>"
 

@@ -6,21 +6,25 @@ from typing import Any
 import pytest
 
 from veilmq.protocols.sqs import half_pairs, json_form
-from veilmq.protocols.sqs.errors import FORBIDDEN_CHARACTERS, INVALID_MESSAGE_CONTENTS, MALFORMED_INPUT, Refusal
+from veilmq.protocols.sqs.errors import INVALID_MESSAGE_CONTENTS, MALFORMED_INPUT, Refusal
 
 HALF = "\ud800"
+FORBIDDEN = "was found in the message body, the set of allowed characters is"
 URL = "http://127.0.0.1:9324/111122223333/jobs"
 TEXT = {"DataType": "String", "StringValue": "v"}
 TOKENS = "can only include alphanumeric and punctuation characters. 1 to 128 in length."
 ENTRIES: list[tuple[dict[str, Any], str]] = [
-    ({"MessageBody": HALF}, FORBIDDEN_CHARACTERS),
-    ({"MessageBody": "a\udfffb"}, FORBIDDEN_CHARACTERS),
+    ({"MessageBody": HALF}, FORBIDDEN),
+    ({"MessageBody": "a\udfffb"}, FORBIDDEN),
     ({"MessageGroupId": HALF}, "MessageGroupId " + TOKENS),
     ({"MessageDeduplicationId": HALF}, "MessageDeduplicationId"),
-    ({"MessageAttributes": {"a": {**TEXT, "StringValue": "v" + HALF}}}, "attribute 'a' has a character outside"),
-    ({"MessageAttributes": {"a": {**TEXT, "DataType": "String." + HALF}}}, "The type of the message attribute 'a'"),
-    ({"MessageAttributes": {HALF: TEXT}}, "Invalid attribute name"),
-    ({"MessageSystemAttributes": {"AWSTraceHeader": {**TEXT, "StringValue": HALF}}}, "'AWSTraceHeader' has a char"),
+    ({"MessageAttributes": {"a": {**TEXT, "StringValue": "v" + HALF}}}, "message attribute 'a' value, the set"),
+    ({"MessageAttributes": {"a": {**TEXT, "DataType": "String." + HALF}}}, "message attribute 'a' type"),
+    ({"MessageAttributes": {HALF: TEXT}}, "in the message attribute name"),
+    (
+        {"MessageSystemAttributes": {"AWSTraceHeader": {**TEXT, "StringValue": HALF}}},
+        "message system attribute 'AWSTraceHeader' value",
+    ),
     ({"MessageSystemAttributes": {"AWSTraceHeader": TEXT, HALF: TEXT}}, "Message system attribute name"),
 ]
 

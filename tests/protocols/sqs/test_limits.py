@@ -147,7 +147,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     *around("send_message", 256, BAD, lambda count: attribute(kind="String.".ljust(count, "t"))),
     *[("send_message", attribute(kind=kind), BAD) for kind in ("string", "Text", "StringList", "")],
     ("send_message", attribute(value=""), BAD),
-    ("send_message", attribute(value="\x00"), "InvalidMessageContents"),
+    ("send_message", attribute(value="\x00"), BAD),
     *around("send_message", 38, BAD, lambda count: attribute(kind="Number", value="9" * count)),
     *around("send_message", 126, BAD, lambda exponent: attribute(kind="Number", value=f"1e{exponent}")),
     *around("send_message", 128, BAD, lambda exponent: attribute(kind="Number", value=f"1E-{exponent}")),

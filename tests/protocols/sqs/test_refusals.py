@@ -13,9 +13,15 @@ HANDLE = {"QueueUrl": URL, "ReceiptHandle": "a handle"}
 SEND = {"QueueUrl": URL, "MessageBody": "x"}
 ENTRY = {"Id": "1", "MessageBody": "x"}
 FORBIDDEN = (
-    "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | "
-    "#x10000 to #x10FFFF"
+    "Invalid binary character '{}' was found in the {}, the set of allowed characters is #x9 | #xA | #xD | "
+    "[#x20-#xD7FF] | [#xE000-#xFFFD] | [#x10000-#x10FFFF]."
 )
+
+
+def attribute(name: str = "a", **value: Any) -> dict[str, Any]:
+    return {**SEND, "MessageAttributes": {name: {"DataType": "String", **value}}}
+
+
 REFUSED = [
     ("send_message", {"MessageBody": "x"}, "MissingParameter", "The request must contain the parameter QueueUrl."),
     ("send_message", {"QueueUrl": URL}, "MissingParameter", "The request must contain the parameter MessageBody."),
@@ -35,13 +41,70 @@ REFUSED = [
         "send_message",
         {**SEND, "MessageBody": "a\x0bb"},
         "InvalidMessageContents",
-        FORBIDDEN,
+        FORBIDDEN.format("#xB", "message body"),
     ),
     (
         "send_message",
         {**SEND, "MessageBody": "\uffff"},
         "InvalidMessageContents",
-        FORBIDDEN,
+        FORBIDDEN.format("#xFFFF", "message body"),
+    ),
+    (
+        "send_message",
+        attribute(StringValue="v\x1f"),
+        "InvalidParameterValue",
+        FORBIDDEN.format("#x1F", "message attribute 'a' value"),
+    ),
+    (
+        "send_message",
+        attribute(DataType="String.\x01", StringValue="v"),
+        "InvalidParameterValue",
+        FORBIDDEN.format("#x1", "message attribute 'a' type"),
+    ),
+    (
+        "send_message",
+        attribute("a b", StringValue="v"),
+        "InvalidParameterValue",
+        (
+            "Invalid non-alphanumeric character '#x20' was found in the message attribute name. Can only include "
+            "alphanumeric characters, hyphens, underscores, or dots."
+        ),
+    ),
+    (
+        "send_message",
+        attribute(".a", StringValue="v"),
+        "InvalidParameterValue",
+        "Invalid message attribute name starting with character '.' was found.",
+    ),
+    (
+        "send_message",
+        attribute("a.", StringValue="v"),
+        "InvalidParameterValue",
+        "Invalid message attribute name ending with character '.' was found.",
+    ),
+    (
+        "send_message",
+        attribute("a..b", StringValue="v"),
+        "InvalidParameterValue",
+        "Message attribute name can not have successive '.' character.",
+    ),
+    (
+        "send_message",
+        attribute(DataType="Binary.gif", StringValue="v"),
+        "InvalidParameterValue",
+        "The message attribute 'a' with type 'Binary.gif' must use field 'Binary'.",
+    ),
+    (
+        "send_message",
+        attribute(BinaryValue=b"v"),
+        "InvalidParameterValue",
+        "The message attribute 'a' with type 'String' must use field 'String'.",
+    ),
+    (
+        "send_message",
+        attribute(StringValue="v", BinaryValue=b"v"),
+        "InvalidParameterValue",
+        "Message attribute 'a' has multiple values.",
     ),
     (
         "send_message",
@@ -173,6 +236,7 @@ def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+NO_STRING = "NUMBER_VALUE can not be converted to a String"
 NO_INTEGER = "STRING_VALUE can not be converted to an Integer"
 
 
@@ -182,13 +246,24 @@ NO_INTEGER = "STRING_VALUE can not be converted to an Integer"
         (b"AmazonSQS.ReceiveMessage", b'{"VisibilityTimeout":"30"}', NO_INTEGER + " - at `$.VisibilityTimeout`"),
         (b"AmazonSQS.SendMessage", b'{"DelaySeconds":""}', NO_INTEGER + " - at `$.DelaySeconds`"),
         (b"AmazonSQS.SendMessageBatch", b'{"Entries":[{"DelaySeconds":"x"}]}', NO_INTEGER + " - at `$.Entries[0]"),
+        (b"AmazonSQS.SendMessage", b'{"MessageBody":5}', NO_STRING + " - at `$.MessageBody`"),
+        (b"AmazonSQS.CreateQueue", b'{"Attributes":{"DelaySeconds":1.5}}', NO_STRING + " - at `$.Attributes[...]`"),
+        (
+            b"AmazonSQS.SendMessage",
+            b'{"MessageBody":[]}',
+            "Start of list found where not expected - at `$.MessageBody`",
+        ),
+        (
+            b"AmazonSQS.ReceiveMessage",
+            b'{"MaxNumberOfMessages":{}}',
+            "Start of structure or map found where not expected - at `$.MaxNumberOfMessages`",
+        ),
         # Another pair of types keeps the words of the house, and so does its own dialect.
         (b"AmazonSQS.ReceiveMessage", b'{"VisibilityTimeout":true}', "does not fit ReceiveMessage: Expected"),
-        (b"AmazonSQS.SendMessage", b'{"MessageBody":5}', "does not fit SendMessage: Expected"),
         (b"VeilMQ.Send", b'{"Messages":[{"Priority":"1"}]}', "does not fit Send: Expected"),
     ],
 )
-def test_a_text_in_place_of_an_integer(target: bytes, body: bytes, words: str) -> None:
+def test_a_value_of_another_type(target: bytes, body: bytes, words: str) -> None:
     """async-aws/aws #1667."""
     with pytest.raises(Refusal) as refused:
         json_form.read(target, body)

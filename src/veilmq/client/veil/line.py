@@ -86,7 +86,7 @@ class Line:
 
     def _decoded(self, kind: Operation, answer: Answer) -> Any:
         try:
-            return kind.decoder.decode(answer.body)
+            return kind.decoder.decode(answer.body or b"{}")
         except (ValueError, RecursionError) as error:
             reason = f"the answer does not fit {kind.target.decode()}: {error}"
             raise TransportError(reason=reason, may_have_happened=True) from error

@@ -174,7 +174,7 @@ def _label(name: str, text: str, creating: bool) -> str:
     if len(text.encode()) > limits.LABEL_BYTES_MAX:
         raise _bad_value(name)
     if text:
-        check_text(text, f"The attribute {name}")
+        check_text(text, f"queue attribute '{name}' value", INVALID_ATTRIBUTE_VALUE)
     if name == "Policy" and text:
         _check_policy(text)
     elif name == "KmsDataKeyReusePeriodSeconds":

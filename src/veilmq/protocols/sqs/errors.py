@@ -171,12 +171,16 @@ NO_QUEUE_TO_SEE: Final = "The specified queue does not exist or you do not have 
 """Of a GetQueueUrl that names another account: whether there is such a queue is not told."""
 QUERY_WORDS: Final = {NO_QUEUE: "The specified queue does not exist for this wsdl version."}
 """What the Query form has always said, where the JSON form says something else."""
-FORBIDDEN_CHARACTERS: Final = (
-    "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | "
-    "#x10000 to #x10FFFF"
-)
 NO_ATTRIBUTE_NAME: Final = "The request must contain non-empty message attribute name."
 _BAD_HANDLE: Final = "The input receipt handle is invalid."
+
+
+def binary_character(character: str, place: str) -> str:
+    """AWS's words for a character that XML could not carry (asim/nitro-plugins #437, NServiceBus.AmazonSQS #2630)."""
+    return (
+        f"Invalid binary character '#x{ord(character):X}' was found in the {place}, the set of allowed characters is "
+        "#x9 | #xA | #xD | [#x20-#xD7FF] | [#xE000-#xFFFD] | [#x10000-#x10FFFF]."
+    )
 
 
 class Refusal(Exception):

@@ -10,10 +10,10 @@ import re
 from typing import Any, Final, NoReturn
 
 from veilmq.protocols.sqs.errors import (
-    FORBIDDEN_CHARACTERS,
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,
     Refusal,
+    binary_character,
 )
 
 _ESCAPED: Final = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -101,7 +101,7 @@ class _Replacing:
         """The value with its halves replaced. Raises Refusal."""
         self._nodes_left -= 1
         if self._nodes_left < 0:
-            raise Refusal(INVALID_MESSAGE_CONTENTS, FORBIDDEN_CHARACTERS)
+            raise Refusal(INVALID_MESSAGE_CONTENTS, binary_character(_FORBIDDEN, "request"))
         if isinstance(node, str):
             return self._text(node, way)
         if isinstance(node, list):

@@ -4,6 +4,7 @@ Strategy: msgspec reads a body straight into the operation's input and writes th
 AWS JSON 1.0 protocol, with `x-amzn-query-error` for clients that match on the codes of the Query form.
 """
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +15,7 @@ from veilmq.protocols.sqs.call import Operation
 from veilmq.protocols.sqs.errors import INVALID_ACTION, MALFORMED_INPUT, Refusal
 from veilmq.protocols.sqs.operations.table import OPERATIONS
 from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
-from veilmq.protocols.sqs.results import Result
+from veilmq.protocols.sqs.results import EMPTY, Result
 
 CONTENT_TYPE: Final = b"application/x-amz-json-1.0"
 TARGET_PREFIX: Final = "AmazonSQS."
@@ -29,8 +30,18 @@ _TARGETS: Final[dict[bytes, tuple[Operation, "msgspec.json.Decoder[Any]"]]] = {
     for row in rows.values()
 }
 _ENCODE: Final = msgspec.json.Encoder().encode
-_TEXT_FOR_INTEGER: Final = "Expected `int | null`, got `str`"
-"""How msgspec begins about a text where an operation takes an integer."""
+_MISFIT: Final = re.compile(r"Expected `(?P<wanted>\w+)[^`]*`, got `(?P<got>\w+)`(?P<place>.*)")
+"""What msgspec says of a value of another type than its member's."""
+_MISFITS: Final = {
+    ("int", "str"): "STRING_VALUE can not be converted to an Integer",
+    ("str", "int"): "NUMBER_VALUE can not be converted to a String",
+    ("str", "float"): "NUMBER_VALUE can not be converted to a String",
+}
+_STARTS: Final = {
+    "array": "Start of list found where not expected",
+    "object": "Start of structure or map found where not expected",
+}
+"""AWS's words (async-aws/aws #1667, and its other services that speak JSON)."""
 
 
 def read(target: bytes, body: bytes) -> tuple[Operation, Any]:
@@ -43,11 +54,17 @@ def read(target: bytes, body: bytes) -> tuple[Operation, Any]:
     try:
         return row, _decoded(row, decoder, body or b"{}")
     except msgspec.ValidationError as wrong:
-        if str(wrong).startswith(_TEXT_FOR_INTEGER) and target.startswith(TARGETS[0]):
-            # AWS's words (async-aws/aws #1667), and the place.
-            place = str(wrong).removeprefix(_TEXT_FOR_INTEGER)
-            raise Refusal(MALFORMED_INPUT, f"STRING_VALUE can not be converted to an Integer{place}") from None
-        raise Refusal(MALFORMED_INPUT, f"The request does not fit {row.name}: {wrong}") from None
+        words = _misfit(str(wrong)) if target.startswith(TARGETS[0]) else None
+        raise Refusal(MALFORMED_INPUT, words or f"The request does not fit {row.name}: {wrong}") from None
+
+
+def _misfit(wrong: str) -> str | None:
+    """The same in AWS's words, with the place; None: there are none."""
+    found = _MISFIT.fullmatch(wrong)
+    if found is None:
+        return None
+    words = _MISFITS.get((found["wanted"], found["got"])) or _STARTS.get(found["got"])
+    return words and words + found["place"]
 
 
 def _decoded(row: Operation, decoder: "msgspec.json.Decoder[Any]", body: bytes) -> Any:
@@ -66,8 +83,8 @@ def _decoded(row: Operation, decoder: "msgspec.json.Decoder[Any]", body: bytes) 
 
 
 def write(result: Result, headers: Headers) -> Response:
-    """The answer of an operation that succeeded."""
-    return Response(200, CONTENT_TYPE, _ENCODE(result), headers)
+    """The answer of an operation that succeeded; without a body if it has no output (API reference, DeleteMessage)."""
+    return Response(200, CONTENT_TYPE, b"" if result is EMPTY else _ENCODE(result), headers)
 
 
 def write_refusal(refusal: Refusal, headers: Headers) -> Response:

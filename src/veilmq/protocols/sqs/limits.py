@@ -43,6 +43,7 @@ ATTRIBUTES_MAX: Final = 10
 ATTRIBUTE_NAME_CHARACTERS_MAX: Final = 256
 ATTRIBUTE_TYPE_CHARACTERS_MAX: Final = 256
 ATTRIBUTE_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
+ATTRIBUTE_NAME_CHARACTER: Final = re.compile(r"[A-Za-z0-9_.-]")
 ATTRIBUTE_RESERVED: Final = ("aws.", "amazon.")
 NUMBER_DIGITS_MAX: Final = 38
 NUMBER_EXPONENT_MIN: Final = -128

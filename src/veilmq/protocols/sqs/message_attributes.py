@@ -11,11 +11,12 @@ from typing import Final
 from veilmq.model.message import Attribute, first_forbidden_character
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.errors import (
-    FORBIDDEN_CHARACTERS,
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,
     NO_ATTRIBUTE_NAME,
+    Fault,
     Refusal,
+    binary_character,
 )
 from veilmq.protocols.sqs.inputs import AttributeValue
 from veilmq.protocols.sqs.results import AttributeValueOut
@@ -34,18 +35,16 @@ def _shown(name: str) -> str:
     return name if len(name) <= limits.ATTRIBUTE_NAME_CHARACTERS_MAX else name[:256] + "..."
 
 
-def check_text(text: str, what: str) -> None:
-    """Raises InvalidMessageContents if XML could not carry the text."""
+def check_text(text: str, place: str, fault: Fault = INVALID_PARAMETER_VALUE) -> None:
+    """Raises the fault if XML could not carry the text. AWS has another one for a body than for all else."""
     index = first_forbidden_character(text)
     if index is not None:
-        reason = f"{what} has a character outside the allowed set at index {index}: U+{ord(text[index]):04X}."
-        raise Refusal(INVALID_MESSAGE_CONTENTS, reason)
+        raise Refusal(fault, binary_character(text[index], place))
 
 
 def check_body(text: str) -> None:
-    """Raises InvalidMessageContents in AWS's wording if XML could not carry the body."""
-    if first_forbidden_character(text) is not None:
-        raise Refusal(INVALID_MESSAGE_CONTENTS, FORBIDDEN_CHARACTERS)
+    """Raises InvalidMessageContents if XML could not carry the body."""
+    check_text(text, "message body", INVALID_MESSAGE_CONTENTS)
 
 
 def message_attributes(given: dict[str, AttributeValue]) -> tuple[tuple[Attribute, ...], int]:
@@ -71,12 +70,24 @@ def _check_name(name: str) -> None:
         characters_max = limits.ATTRIBUTE_NAME_CHARACTERS_MAX
         raise _refused(f"The message attribute name '{_shown(name)}' is longer than {characters_max} characters.")
     if not limits.ATTRIBUTE_NAME.match(name):
-        raise _refused(
-            f"Invalid attribute name '{name}': it can contain A-Z, a-z, 0-9, underscore, hyphen and period, and must "
-            "not start or end with a period or have successive periods."
-        )
+        raise _refused(_wrong_name(name))
     if name.lower().startswith(limits.ATTRIBUTE_RESERVED):
         raise _refused(f"The message attribute name '{name}' must not start with a reserved prefix (AWS., Amazon.).")
+
+
+def _wrong_name(name: str) -> str:
+    """AWS's words for a name that has a character or a period too many; SNS says the same."""
+    for character in name:
+        if not limits.ATTRIBUTE_NAME_CHARACTER.match(character):
+            return (
+                f"Invalid non-alphanumeric character '#x{ord(character):X}' was found in the message attribute name. "
+                "Can only include alphanumeric characters, hyphens, underscores, or dots."
+            )
+    if name.startswith("."):
+        return "Invalid message attribute name starting with character '.' was found."
+    if name.endswith("."):
+        return "Invalid message attribute name ending with character '.' was found."
+    return "Message attribute name can not have successive '.' character."
 
 
 def _attribute(name: str, value: AttributeValue) -> Attribute:
@@ -92,17 +103,20 @@ def _attribute(name: str, value: AttributeValue) -> Attribute:
             f"The type of message (user) attribute '{name}' is invalid. You must use only the following supported type "
             "prefixes: Binary, Number, String."
         )
-    check_text(kind, f"The type of the message attribute '{name}'")
+    check_text(kind, f"message attribute '{name}' type")
     if value.string_list_values or value.binary_list_values:
         raise _refused(f"Message attribute list values in SendMessage operation are not supported: '{name}'.")
     content = value.binary_value if logical == "Binary" else value.string_value
     other = value.string_value if logical == "Binary" else value.binary_value
-    if other:  # an empty one some clients send along
-        raise _refused(f"The message attribute '{name}' has a value that does not fit its type '{kind}'.")
+    if other and content:  # an empty one some clients send along
+        raise _refused(f"Message attribute '{name}' has multiple values.")
+    if other:
+        field = "Binary" if logical == "Binary" else "String"
+        raise _refused(f"The message attribute '{name}' with type '{kind}' must use field '{field}'.")
     if not content:
         raise _refused(f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'.")
     if isinstance(content, str):
-        check_text(content, f"The value of the message attribute '{name}'")
+        check_text(content, f"message attribute '{name}' value")
         if logical == "Number":
             _check_number(name, content)
     return Attribute(name, kind, content)
@@ -134,7 +148,7 @@ def trace_header(given: dict[str, AttributeValue]) -> str | None:
             raise _refused(f"The message system attribute '{name}' must contain a non-empty string value.")
         if len(value.string_value) > limits.TRACE_BYTES_MAX:
             raise _refused(f"The message system attribute '{name}' is longer than {limits.TRACE_BYTES_MAX} characters.")
-        check_text(value.string_value, f"The message system attribute '{name}'")
+        check_text(value.string_value, f"message system attribute '{name}' value")
         header = value.string_value
     return header
 

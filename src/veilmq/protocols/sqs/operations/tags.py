@@ -46,7 +46,7 @@ def _check_characters(parameter: str, what: str, text: str) -> None:
         raise invalid_value(parameter, text, f"Must not begin with {limits.TAG_RESERVED}")
     if not all(each.isalnum() or each.isspace() or each in limits.TAG_SYMBOLS for each in text):
         raise Refusal(INVALID_PARAMETER_VALUE, f"Tag {what} {_CHARACTERS}")
-    check_text(text, f"The tag of these {what}")
+    check_text(text, f"queue tag {what}")
 
 
 def _too_many(queue: str) -> Refusal:
