@@ -17,7 +17,7 @@ from tests.users import other_user
 
 import veilmq
 from veilmq.cli.directory import check
-from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.exits import Exit, Failure, Unreachable
 from veilmq.cli.remote import Asked
 from veilmq.cli.remote import _send as send
 from veilmq.cli.remote_direct import open_direct
@@ -191,7 +191,8 @@ def test_text_is_utf_8(data: Path, arguments: list[str | bytes]) -> None:
 def test_a_body_of_stdin_is_utf_8(data: Path, lines: list[str], encoding: str) -> None:
     done = _run(["send", "q", *lines, "--data", str(data)], stdin=b"a\n\xff\n", PYTHONIOENCODING=encoding)
     assert done.returncode == 2
-    assert done.stderr.startswith(b"veilmq: stdin: expected UTF-8\n")
+    told = b"sent 0 messages before the failure\n" if lines else b""
+    assert done.stderr.startswith(told + b"veilmq: stdin: expected UTF-8\n")
 
 
 @pytest.mark.parametrize(
@@ -334,23 +335,31 @@ def test_lines_that_were_sent_before_ctrl_c_are_told(
     assert capsys.readouterr().err == "sent 100 messages before the interrupt\n"
 
 
-def test_lines_that_are_under_way_at_ctrl_c_are_told(
-    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (KeyboardInterrupt(), "interrupt, and perhaps the next 30"),
+        (Unreachable(Exit.ADDRESS, "it was killed"), "failure, and perhaps the next 30"),
+        (Failure(Exit.WRONG, "the disk is nearly full"), "failure"),
+    ],
+)
+def test_lines_that_are_under_way_at_the_end_are_told(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: BaseException, told: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", iter(["line\n"] * 130))
     with open_direct(data) as door:
         asked = Asked(door, (None, None), False, lambda: None)
         whole = door.run
 
-        def interrupted(operation: str, queue: QueueKey, members: Any) -> Any:
+        def ended(operation: str, queue: QueueKey, members: Any) -> Any:
             if len(members["messages"]) < 100:
-                raise KeyboardInterrupt
+                raise end
             return whole(operation, queue, members)
 
-        monkeypatch.setattr(door, "run", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        monkeypatch.setattr(door, "run", ended)
+        with pytest.raises(type(end)):
             send(asked, "q", lines=True)
-    assert capsys.readouterr().err == "sent 100 messages before the interrupt, and perhaps the next 30\n"
+    assert capsys.readouterr().err == f"sent 100 messages before the {told}\n"
 
 
 def test_a_number_of_events_is_above_0(data: Path, veilmq: Run) -> None:

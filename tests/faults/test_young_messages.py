@@ -93,7 +93,7 @@ def test_a_start_on_a_full_disk_leaves_them_in_the_journal(
     queue = stage.create()
     stage.send(queue, "kept")
     stage.factory.kill(stage.store)
-    for skip in range(20):
+    for skip in range(100):
         copied = shutil.copytree(tmp_path / "data", tmp_path / str(skip))
         disk.fail("xWrite", full, skip=skip, for_good=False)
         try:

@@ -113,20 +113,20 @@ def test_a_commit_does_not_wait_for_a_checkpoint_that_has_not_let_the_wal_grow(
     monkeypatch.setattr(Checkpointer, "_run", held)
     monkeypatch.setattr(connections, "_WAIT_S", 0.001)
     checkpointer = store_of(stage).checkpointer
-    queue = stage.create()
+    queue = stage.create()  # delayed messages: what is young comes into the tables many pages at once
     while checkpointer._bulk is None:
         assert not store_of(stage).commit_takes_long
-        stage.send(queue, TEXT)
+        stage.send(queue, TEXT, delay_us=SECOND_US)
     began = checkpointer._began
     while checkpointer.wal_pages < began + 2 * checkpointer._pages_max - 20:
-        stage.send(queue, TEXT)
+        stage.send(queue, TEXT, delay_us=SECOND_US)
     assert checkpointer._bulk.is_alive()
     assert store_of(stage).commit_takes_long, "it may have to wait for the bulk"
     go_on.set()
     checkpointer._bulk.join()
     assert store_of(stage).commit_takes_long, "it copies the remainder"
     for _ in range(40):
-        stage.send(queue, TEXT)
+        stage.send(queue, TEXT, delay_us=SECOND_US)
     assert checkpointer.wal_pages < 3 * checkpointer._pages_max
     assert not store_of(stage).commit_takes_long
 

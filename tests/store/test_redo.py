@@ -1,5 +1,6 @@
 """The redo log: a batch of young messages is one record and no transaction, and nobody sees the difference."""
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -199,8 +200,28 @@ def test_a_database_without_its_wal_is_told(stage: Stage) -> None:
     database = killed(stage)
     database.with_name("veilmq.db-wal").unlink()
     assert "a batch is damaged or missing" in str(check(database).problems)
+    with pytest.raises(NotOurs, match=r"what was committed before the first record of .*redo is missing.*-wal\?"):
+        stage.open()
+    database.with_name("redo").write_text("lost\n")
     stage.open()
     assert check(database).problems == []
+
+
+def test_a_wal_without_its_database_is_no_new_start(stage: Stage) -> None:
+    """SQLite would delete it. The log may be empty: all was transactions."""
+    started(stage)
+    database = killed(stage)
+    database.unlink()
+    database.with_name("redo").write_bytes(b"")
+    wal = database.with_name("veilmq.db-wal").read_bytes()
+    assert wal
+    with pytest.raises(
+        NotOurs, match=r"veilmq.db is empty or missing, but .*veilmq.db-wal holds what was acknowledged"
+    ):
+        SqliteStore(database.parent, SMALL)
+    assert database.with_name("veilmq.db-wal").read_bytes() == wal
+    database.with_name("veilmq.db-wal").unlink()
+    stage.open()
 
 
 @pytest.mark.parametrize("lost", ["the database", "its WAL", "what is in it"])
@@ -216,36 +237,94 @@ def test_a_log_without_its_database_is_no_new_start(stage: Stage, lost: str) -> 
     for each in directory.glob("veilmq.db-*"):
         each.unlink()
     log = (directory / "redo").read_bytes()
-    with pytest.raises(NotOurs, match="holds what was acknowledged"):
+    said = "what was committed before the first record" if lost == "its WAL" else "holds what was acknowledged"
+    with pytest.raises(NotOurs, match=said):
         SqliteStore(directory, SMALL)
     assert (directory / "redo").read_bytes() == log
-    (directory / "redo").rename(directory / "redo.old")
+    if lost == "its WAL":
+        (directory / "redo").write_text("lost")
+    else:
+        (directory / "redo").rename(directory / "redo.old")
     stage.open()
     assert stage.events() == []
 
 
-def test_a_killed_database_without_its_log_is_no_start(stage: Stage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [None, 0, 100, 20_000])
+def test_a_killed_database_without_its_whole_log_is_no_start(stage: Stage, tmp_path: Path, left: int | None) -> None:
+    """As after a deletion, or a copy onto a full disk."""
     queue = started(stage)
     stage.send(queue, "acknowledged")
     database = killed(stage)
     log = database.with_name("redo")
-    log.rename(tmp_path / "redo")
+    whole = log.read_bytes()
+    if left is None:
+        log.unlink()
+    else:
+        os.truncate(log, left)
     before = database.read_bytes()
+    what = "missing" if left is None else f"cut, to {left} of {SMALL.redo_bytes} bytes"
     for _ in range(2):
-        with pytest.raises(NotOurs, match=r"redo is missing, and with it what was acknowledged last.*touch .*redo"):
+        with pytest.raises(
+            NotOurs, match=rf"redo is {what}, and with it what was acknowledged last.*echo lost > .*redo"
+        ):
             SqliteStore(database.parent, SMALL)
-    assert (database.read_bytes(), log.exists()) == (before, False)
-    assert "redo is missing" in str(check(database).problems)
-    with pytest.raises(NotOurs, match="redo is missing"):
+    assert database.read_bytes() == before
+    assert what in str(check(database).problems)
+    with pytest.raises(NotOurs, match=what):
         backup(database, tmp_path / "copy.db")
     assert not (tmp_path / "copy.db").exists()
-    (tmp_path / "redo").rename(log)
+    log.write_bytes(whole)
     stage.open()
     assert bodies(stage.receive(queue)) == ["acknowledged"]
-    killed(stage)
-    log.write_bytes(b"")
-    stage.open()  # as whoever goes on without is told to do
+
+
+def test_who_goes_on_without_the_log_says_so_in_it(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    queue = started(stage)
+    stage.send(queue, "acknowledged")
+    database = killed(stage)
+    database.with_name("redo").write_text("lost\n")
     assert check(database).problems == []
+    stage.open()
+    assert "redo was given up: what was acknowledged last before the kill may be missing" in caplog.text
+    assert stage.receive(queue) == []
+    stage.reopen()
+    assert caplog.text.count("given up") == 1
+
+
+def test_a_copy_of_the_database_alone_is_no_start(stage: Stage, tmp_path: Path) -> None:
+    """Without its WAL, in which the latest start wrote."""
+    queue = started(stage)
+    stage.reopen()
+    stage.send(queue, "acknowledged")
+    copy = tmp_path / "copy"
+    copy.mkdir(mode=0o700)
+    shutil.copyfile(killed(stage), copy / "veilmq.db")
+    assert "redo is missing" in str(check(copy / "veilmq.db").problems)
+    with pytest.raises(NotOurs, match="redo is missing"):
+        SqliteStore(copy, SMALL)
+    stage.open()
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_log_that_goes_under_its_owner_is_made_anew(
+    stage: Stage, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = started(stage)
+    stage.send(queue, "before")
+    store = store_of(stage)
+    store.directory.redo.unlink()
+    if how == "replaced":
+        store.directory.redo.touch()
+    stage.send(queue, "between")
+    store.settle()
+    assert check(store.directory.database, is_owner=True).problems == []
+    backup(store.directory.database, tmp_path / "copy.db", is_owner=True)
+    stage.later(SECOND_US)
+    stage.send(queue, "after")
+    assert "the redo log was deleted or replaced: it was made anew, and nothing is lost" in caplog.text
+    assert unsettled(stage) == 1
+    stage.reopen(kill=True)
+    assert bodies(stage.receive(queue, 10)) == ["before", "between", "after"]
 
 
 def test_a_database_that_was_closed_needs_no_log(stage: Stage) -> None:
@@ -290,7 +369,7 @@ def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:
     connection.close()
     contents = msgspec.structs.replace(entry.born[0], body=b"changed")
     changed = msgspec.structs.replace(entry, born=[contents])
-    (database.parent / "redo").write_bytes(record_of(database, changed))
+    (database.parent / "redo").write_bytes(record_of(database, changed).ljust(SMALL.redo_bytes, b"\0"))
     assert "its body does not match" in str(check(database).problems)
     stage.open()
     assert stage.receive(queue) == []

@@ -5,6 +5,7 @@ JSON beside it says what the store then showed.
 """
 
 import json
+import os
 import re
 import runpy
 import shutil
@@ -69,6 +70,7 @@ def bring(released: Path, data: Path) -> None:
     shutil.copyfile(released, data / "veilmq.db")
     if released.with_suffix(".redo").exists():
         shutil.copyfile(released.with_suffix(".redo"), data / "redo")
+        os.truncate(data / "redo", SMALL.redo_bytes)
 
 
 @pytest.fixture

@@ -83,6 +83,16 @@ def test_an_owner_is_seen_and_keeps_others_out(tmp_path: Path) -> None:
     os.close(lock)
 
 
+def test_whoever_deletes_the_lock_gets_no_second_owner(tmp_path: Path) -> None:
+    owner = DataDirectory(tmp_path / "data", 0, 0)
+    (tmp_path / "data" / "lock").unlink()
+    for _ in range(2):
+        with pytest.raises(DirectoryHeld, match="is held by another process"):
+            DataDirectory(tmp_path / "data", 0, 0)
+    owner.close()
+    DataDirectory(tmp_path / "data", 0, 0).close()
+
+
 SOMEBODY_ELSE = 65534
 AS_ANOTHER_USER = """
 import os, sys

@@ -201,5 +201,6 @@ class Feed:
         store = self._service.store
         with tempfile.TemporaryDirectory(prefix="backup-", dir=store.directory.path) as directory:
             copy = Path(directory, "veilmq.db")
-            backup(store.directory.database, copy)
+            store.settle()
+            backup(store.directory.database, copy, is_owner=True)
             return copy.open("r+b")

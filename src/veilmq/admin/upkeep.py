@@ -22,7 +22,7 @@ from veilmq.admin.errors import Refused
 from veilmq.admin.service import Service
 from veilmq.model.access import Action
 from veilmq.store.sqlite.backup import SqliteFailed
-from veilmq.store.sqlite.integrity import check
+from veilmq.store.sqlite.integrity import Progress, check
 
 _STEPS_KEPT_MAX: Final = 64
 """Steps that a slow reader has not taken yet; those in between are left out."""
@@ -51,9 +51,14 @@ class Upkeep:
         """Look at everything, as `veilmq check` does."""
         answers.caller_of(request).check(Action.BACKUP)
         inputs.decode(await answers.body_of(request) or b"{}", inputs.Nothing)
-        database = self._service.store.directory.database
-        steps = _steps(lambda step: msgspec.to_builtins(check(database, step)), self._copies)
-        return answers.stream(steps, answers.JSON_LINES)
+        store = self._service.store
+
+        def look(step: Progress) -> dict[str, Any]:
+            store.settle()
+            report: dict[str, Any] = msgspec.to_builtins(check(store.directory.database, step, is_owner=True))
+            return report
+
+        return answers.stream(_steps(look, self._copies), answers.JSON_LINES)
 
     async def clock(self, request: Request) -> Response:
         """The instant that everything is judged by."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.exits import Exit, Failure, Unreachable
 from veilmq.cli.output import in_json
 from veilmq.cli.pipeline import export_events
 from veilmq.cli.remote_events import print_events
@@ -229,10 +229,12 @@ def _send(
             shown = asked.run("send", queue, messages=[shared | {"body": each} for each in batch])["messages"]
             count, under_way = count + len(batch), 0
             refused += _report(asked, shown, None if lines else "sent {id}")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Failure) as end:
         if lines:
-            unsure = f", and perhaps the next {under_way}" if under_way else ""
-            print(f"sent {count - refused} messages before the interrupt{unsure}", file=sys.stderr)
+            what = "failure" if isinstance(end, Failure) else "interrupt"
+            is_unsure = under_way and isinstance(end, KeyboardInterrupt | Unreachable)
+            unsure = f", and perhaps the next {under_way}" if is_unsure else ""
+            print(f"sent {count - refused} messages before the {what}{unsure}", file=sys.stderr)
         raise
     if lines and not asked.as_json:
         print(f"sent {count - refused} messages")

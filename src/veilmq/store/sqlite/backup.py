@@ -17,7 +17,7 @@ import apsw
 
 from veilmq.model.receipt import KEY_BYTES
 from veilmq.store.files import sync_directory
-from veilmq.store.sqlite import redo
+from veilmq.store.sqlite import redo, redo_presence
 from veilmq.store.sqlite.connections import check_version, open_reader
 from veilmq.store.sqlite.directory import DATABASE, REDO
 from veilmq.store.sqlite.large_files import SyncedInPieces, Writing
@@ -42,8 +42,10 @@ def _unseen(_done: int, _total: int) -> None:
     """Nobody watches."""
 
 
-def backup(database: Path, copy: Path, progress: Progress = _unseen) -> None:
+def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner: bool = False) -> None:
     """Copy the database to the file `copy`, mode 0600, synced. Blocks; any thread, and any process beside the owner's.
+
+    is_owner: for the owner, who has settled: the redo log may have been deleted, and nothing is lost by that.
 
     Raises DestinationTaken (it exists), NotOurs, SchemaNewer, SqliteFailed, OSError; then there is no `copy`.
     """
@@ -54,7 +56,7 @@ def backup(database: Path, copy: Path, progress: Progress = _unseen) -> None:
     part.unlink(missing_ok=True)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        _copy(database, part, progress)
+        _copy(database, part, progress, is_owner)
         _renew(part)
         os.rename(part, copy)
     except BaseException as error:
@@ -115,15 +117,15 @@ def _made(destination: Path) -> Iterator[None]:
         raise
 
 
-def _copy(database: Path, part: Path, progress: Progress) -> None:
+def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> None:
     source = open_reader(database, Options())
     target = apsw.Connection(str(part))
     descriptor = os.open(part, os.O_RDWR)  # closed last: with it go the locks that SQLite has on that file
     try:
         check_ours(source)
         log = database.with_name(REDO)
-        if redo.is_missing(log, source):
-            raise NotOurs(redo.missing(log))
+        if not is_owner and (reason := redo_presence.loss(log, source)):
+            raise NotOurs(reason)
         missing, _ = redo.lacking(log, source)  # from here on the snapshot is fixed
         with target.backup("main", source, "main") as copying:
             while not copying.done:
@@ -133,7 +135,7 @@ def _copy(database: Path, part: Path, progress: Progress) -> None:
         with target:
             if missing:
                 redo.settle(target.execute, missing)
-            redo.note_use(target, is_used=False)
+            redo_presence.note_size(target, 0)
     finally:
         target.close()
         source.close()

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import apsw
 
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
-from veilmq.store.sqlite import redo, schema
+from veilmq.store.sqlite import redo, redo_presence, schema
 from veilmq.store.sqlite.directory import REDO
 from veilmq.store.sqlite.options import Options
 
@@ -69,6 +69,9 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
 
     Raises SchemaNewer, SchemaOlder (`Options.migrates`) or NotOurs, having changed nothing; DatabaseUnusable.
     """
+    wal = Path(f"{path}-wal")
+    if _is_empty(path) and not _is_empty(wal):
+        raise _orphaned(path, wal)  # SQLite would delete it
     try:
         connection = apsw.Connection(str(path), vfs=options.vfs, statementcachesize=_STATEMENTS)
         connection.set_busy_timeout(5_000)
@@ -77,13 +80,10 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
             raise schema.SchemaOlder(found)
         if not found and not redo.is_blank(path.with_name(REDO)):
             connection.close()
-            raise schema.NotOurs(
-                f"{path} is empty or missing, but {path.with_name(REDO)} holds what was acknowledged: bring back all"
-                " files of one moment, or a backup; to begin anew, move that file away"
-            )
-        if redo.is_missing(path.with_name(REDO), connection):
+            raise _orphaned(path, path.with_name(REDO))
+        if reason := redo_presence.loss(path.with_name(REDO), connection):
             close_unchecked(connection)
-            raise schema.NotOurs(redo.missing(path.with_name(REDO)))
+            raise schema.NotOurs(reason)
         _configure(connection, options)
         os.chmod(path, 0o600)
         schema.migrate(connection)
@@ -94,6 +94,17 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
     if 0 < found < schema.VERSION:
         logger.info("%s: brought from schema %d to %d; older releases refuse it now", path, found, schema.VERSION)
     return connection
+
+
+def _is_empty(path: Path) -> bool:
+    return not path.exists() or not path.stat().st_size
+
+
+def _orphaned(path: Path, left: Path) -> schema.NotOurs:
+    return schema.NotOurs(
+        f"{path} is empty or missing, but {left} holds what was acknowledged: bring back all files of one moment, or a"
+        " backup; to begin anew, move that file away"
+    )
 
 
 def unusable(path: Path, error: Exception) -> DatabaseUnusable:

@@ -60,6 +60,11 @@ class DataDirectory:
         if path.stat().st_mode & 0o077:
             raise DirectoryUnsafe(f"{path} is open to other users: chmod 700 {path}")
         self._lock = _take_lock(path)
+        try:
+            self._own = _take_directory(path)
+        except BaseException:
+            os.close(self._lock)
+            raise
         self.announce({})
 
     @property
@@ -131,6 +136,25 @@ class DataDirectory:
     def close(self) -> None:
         """Let the directory go."""
         os.close(self._lock)
+        if self._own is not None:
+            os.close(self._own)
+
+
+def _take_directory(path: Path) -> int | None:
+    """A lock on the directory itself, which nobody deletes to make a start go on; None where there is none (NFS).
+
+    Raises DirectoryHeld.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DirectoryHeld(path, None) from None
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _take_lock(path: Path) -> int:

@@ -17,7 +17,7 @@ import apsw
 import msgspec
 
 from veilmq.model.events import Event, HeldMessage, Kind, Part
-from veilmq.store.sqlite import redo
+from veilmq.store.sqlite import redo, redo_presence
 from veilmq.store.sqlite.backup import SqliteFailed
 from veilmq.store.sqlite.connections import check_version, open_reader
 from veilmq.store.sqlite.directory import REDO
@@ -71,8 +71,10 @@ def _unseen(_stage: str, _done: int, _total: int) -> None:
     """Nobody watches."""
 
 
-def check(database: Path, progress: Progress = _unseen) -> Report:
-    """Look at everything. Blocks; any process. Raises NotOurs, SchemaNewer, SchemaOlder, SqliteFailed (cannot open)."""
+def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = False) -> Report:
+    """Look at everything. Blocks; any process; is_owner as in `backup`.
+
+    Raises NotOurs, SchemaNewer, SchemaOlder, SqliteFailed (cannot open)."""
     check_version()
     report = Report(problems=[])
     connection, missing, is_damaged = _open(database)
@@ -82,8 +84,8 @@ def check(database: Path, progress: Progress = _unseen) -> Report:
             _check_bodies(connection, young, report, progress)
             _check_rows(connection, young, report, progress)
             _check_history(connection, missing, young, report, progress)
-        if redo.is_missing(database.with_name(REDO), connection):
-            report.add("file", redo.missing(database.with_name(REDO)))
+        if not is_owner and (reason := redo_presence.loss(database.with_name(REDO), connection)):
+            report.add("file", reason)
         if is_damaged:
             report.add("file", f"{database.with_name(REDO)}: {redo.DAMAGED}")
     except (apsw.CorruptError, apsw.IOError, apsw.NotADBError) as error:

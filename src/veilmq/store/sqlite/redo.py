@@ -30,6 +30,8 @@ from veilmq.model.instant import Instant
 from veilmq.store.sqlite.inserts import Execute, Row, insert_rows
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.redo_file import RedoFile, open_file
+from veilmq.store.sqlite.redo_presence import ahead, is_given_up, note_size
+from veilmq.store.sqlite.schema import NotOurs
 from veilmq.store.sqlite.young import Contents
 
 INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
@@ -37,12 +39,6 @@ INSERT_NURSERY: Final = "INSERT INTO nursery VALUES (?, ?)"
 UPDATE_MARK: Final = "UPDATE mark SET clock = ?, sequence = ?, generation = ?, offset = ?"
 _HEAD: Final = struct.Struct("<II")
 _END: Final = bytes(_HEAD.size)
-_IN_USE: Final = (
-    "INSERT INTO redo_log VALUES (1, ?) ON CONFLICT DO UPDATE SET in_use = excluded.in_use"
-    " WHERE in_use <> excluded.in_use"
-)
-_IN_USE_SINCE: Final = 11
-"""The schema whose database tells whether there must be a file."""
 DAMAGED: Final = "a batch is damaged or missing, and what came after it is lost"
 _SKIPPED_MAX: Final = 64
 """Records that are not whole, before others are sought no more."""
@@ -118,6 +114,7 @@ class Redo:
         self._size = options.redo_bytes
         self._at = self._run = 0
         self._file: RedoFile | None = None
+        self._inode: int | None = None
 
     def open(self, room_bytes: int, connection: apsw.Connection) -> None:
         """Open the file, if it is not open; make it, if that leaves something of the room. Else do without.
@@ -132,10 +129,20 @@ class Redo:
             except (OSError, apsw.Error) as error:
                 _without(error)
         try:
-            note_use(connection, is_used=self._file is not None)
-        except apsw.FullError as error:
+            note_size(connection, 0 if self._file is None else self._size)
+            self._inode = None if self._file is None else self._path.stat().st_ino
+        except (apsw.FullError, OSError) as error:
             self.close()
             _without(error)
+
+    def is_gone(self) -> bool:
+        """Whether another file is in the place of the one that is written to, or none. Raises OSError."""
+        if self._file is None:
+            return False
+        try:
+            return self._path.stat().st_ino != self._inode
+        except FileNotFoundError:
+            return True
 
     def prepare(self, row: Row, sequence: int, generation: int, born: list[Contents]) -> tuple[Entry, bytes] | None:
         """The batch that has this row of history, ready to be appended; None: there is no log, or no room."""
@@ -176,27 +183,6 @@ def _without(error: Exception) -> None:
     logger.warning("no redo log, so every batch is a transaction: %s", error)
 
 
-def note_use(connection: apsw.Connection, *, is_used: bool) -> None:
-    """Let the database know whether the file may hold what it lacks."""
-    if connection.pragma("user_version") >= _IN_USE_SINCE:
-        connection.execute(_IN_USE, (is_used,))
-
-
-def is_missing(path: Path, connection: apsw.Connection) -> bool:
-    """Whether there is no file, though the database says that it may lack what that held."""
-    if path.exists() or connection.pragma("user_version") < _IN_USE_SINCE:
-        return False
-    return bool(connection.execute("SELECT 1 FROM redo_log WHERE in_use").fetchall())
-
-
-def missing(path: Path) -> str:
-    """What to say of it."""
-    return (
-        f"{path} is missing, and with it what was acknowledged last before a kill: bring back all files of one moment,"
-        f" or a backup; to go on without, make an empty one: touch {path}"
-    )
-
-
 def settle(execute: Execute, entries: Sequence[Entry], dead: Container[int] = ()) -> None:
     """Write entries into the tables, in the open transaction; messages that are dead by now are left out."""
     insert_rows(execute, INSERT_HISTORY, [(*msgspec.structs.astuple(each)[1:6], each.events) for each in entries])
@@ -231,10 +217,14 @@ def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]
 def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
     """At a start, bring into the database what only the log has, and see to it that it has all for good.
 
-    A damaged file is moved away. Raises OSError.
+    A damaged file is moved away. Raises NotOurs if the database is older than the log; OSError.
     """
+    if is_given_up(path):
+        logger.warning("%s was given up: what was acknowledged last before the kill may be missing", path)
     run = read(path, key)
     following: Any = connection.execute("SELECT offset FROM mark").get
+    if run.entries and run.entries[0].offset > following:
+        raise NotOurs(ahead(path))
     missing = run.beyond(following)
     if missing:
         with connection:
@@ -244,7 +234,7 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
         # A kill may have left a settlement in the WAL that no sync followed. This writes a page, whatever it held.
         connection.pragma("user_version", connection.pragma("user_version"))
     if run.is_damaged(following):
-        note_use(connection, is_used=False)  # until there is another
+        note_size(connection, 0)  # until there is another
         kept = path.with_suffix(".damaged")
         os.replace(path, kept)
         logger.error("%s: %s; see %s", path, DAMAGED, kept)

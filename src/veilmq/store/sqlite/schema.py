@@ -217,10 +217,10 @@ _REDO_LOG: Final = """
 -- Committed batches may stand in the file `redo` beside the database: an earlier release would not see them.
 """
 
-_REDO_IN_USE: Final = """
+_REDO_PRESENCE: Final = """
 CREATE TABLE redo_log (
-    id     INTEGER PRIMARY KEY CHECK (id = 1),
-    in_use INTEGER NOT NULL          -- 1: the file may hold what the tables lack, and must not be missing
+    id         INTEGER PRIMARY KEY CHECK (id = 1),
+    file_bytes INTEGER NOT NULL      -- size of the file, as long as it may hold what the tables lack; else 0
 ) STRICT;
 """
 
@@ -235,7 +235,7 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     _RETIMING,
     _NURSERY,
     _REDO_LOG,
-    _REDO_IN_USE,
+    _REDO_PRESENCE,
 )
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"

@@ -9,6 +9,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -53,7 +54,6 @@ from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message_type import MessageTypes
 from veilmq.model.outcomes import Applied, Outcome
-from veilmq.model.receipt import KEY_BYTES, ReceiptKey
 from veilmq.store.sqlite import (
     groups,
     leases,
@@ -64,9 +64,7 @@ from veilmq.store.sqlite import (
     queue_commands,
     queues,
     receives,
-    redo,
     sends,
-    snapshots,
     sweeps,
     topic_commands,
     topics,
@@ -82,10 +80,11 @@ from veilmq.store.sqlite.connections import (
     verdict,
 )
 from veilmq.store.sqlite.directory import DataDirectory
+from veilmq.store.sqlite.loading import load
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.promotion import promote
-from veilmq.store.sqlite.snapshots import Snapshots
-from veilmq.store.sqlite.writer import Mark, Writer
+from veilmq.store.sqlite.schema import NotOurs
+from veilmq.store.sqlite.writer import Writer
 
 CRASH_POINTS: Final = (
     "batch opened",
@@ -95,7 +94,6 @@ CRASH_POINTS: Final = (
     "after checkpoint",
 )
 """Where a test may end the process (veilmq.testing)."""
-_EPOCH_BYTES: Final = 16
 _DISK_LOOK_US: Final = SECOND_US
 _DAMAGE: Final = (apsw.Error, msgspec.MsgspecError, ValueError, TypeError, LookupError)
 """What reading raises where a table does not hold what was written: SQLite sees a torn page, not a changed value."""
@@ -147,12 +145,17 @@ class SqliteStore:
         connection, freed = self._with_reserve(lambda: open_writer(database, self.options), DatabaseUnusable)
         try:
             (self._writer, self._snapshots), freed_now = self._with_reserve(
-                lambda: _load(connection, self.directory, self.options), apsw.FullError
+                lambda: load(connection, self.directory, self.options), apsw.FullError
             )
             if freed or freed_now:
                 self._relieve(freed=True)
             self._settle()
             self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes(), connection)
+            with suppress(apsw.FullError):  # a copy of the one file knows what belongs to it
+                connection.wal_checkpoint()
+        except NotOurs:
+            close_unchecked(connection)
+            raise
         except (*_DAMAGE, OSError) as error:
             close_unchecked(connection)
             raise unusable(database, error) from error
@@ -469,31 +472,5 @@ class SqliteStore:
             self._checkpoint(self.checkpointer.give_back)
         elif was_low:
             self._writer.redo.open(free - floor, self._writer.connection)
-
-
-def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
-    (row,) = connection.execute(query).fetchall()
-    return row
-
-
-def _load(connection: apsw.Connection, directory: DataDirectory, options: Options) -> tuple[Writer, Snapshots]:
-    """All that is kept in memory. Raises one of `_DAMAGE` if the file does not hold what was written."""
-    _give_birth(connection)
-    (key,) = _row(connection, "SELECT receipts FROM secret")
-    redo.recover(directory.redo, connection, key)
-    mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
-    loaded = queues.load(connection)
-    plans.load(connection, loaded)
-    log = redo.Redo(directory.redo, options, key)
-    writer = Writer(connection, loaded, topics.load(connection), mark, ReceiptKey(key), log)
-    writer.nursery.count(loaded)
-    return writer, snapshots.load(connection)
-
-
-def _give_birth(connection: apsw.Connection) -> None:
-    """The rows that exist once, in a new file."""
-    with connection:
-        connection.execute("INSERT OR IGNORE INTO mark VALUES (1, 0, 0, 0, 0)")
-        connection.execute(
-            "INSERT OR IGNORE INTO secret VALUES (1, ?, ?)", (os.urandom(KEY_BYTES), os.urandom(_EPOCH_BYTES))
-        )
+        elif self._writer.redo.is_gone():
+            self._writer.renew_redo(free - floor)

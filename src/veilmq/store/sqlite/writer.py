@@ -7,6 +7,7 @@ its first statement; one that changed no table goes into the redo log instead (r
 when the database has that too.
 """
 
+import logging
 import os
 import struct
 import threading
@@ -28,7 +29,8 @@ from veilmq.store.sqlite.connections import verdict
 from veilmq.store.sqlite.inserts import Row, insert_rows
 from veilmq.store.sqlite.nursery import Nursery
 from veilmq.store.sqlite.queues import LiveQueue, Queues
-from veilmq.store.sqlite.redo import INSERT_HISTORY, INSERT_NURSERY, UPDATE_MARK, Entry, Redo, note_use, settle
+from veilmq.store.sqlite.redo import INSERT_HISTORY, INSERT_NURSERY, UPDATE_MARK, Entry, Redo, settle
+from veilmq.store.sqlite.redo_presence import note_size
 from veilmq.store.sqlite.topics import Topics
 from veilmq.store.sqlite.young import Contents
 
@@ -44,6 +46,8 @@ INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 
 _SYNCHRONOUS_NORMAL: Final = 1
 """Commits to a WAL are not synced, checkpoints are."""
+
+logger = logging.getLogger("veilmq.store")
 
 T = TypeVar("T")
 
@@ -250,11 +254,26 @@ class Writer:
         self._relaxed = False
 
     def release_redo(self) -> None:
-        """At the end: if the database has all, the log is not needed any more. Raises apsw.Error."""
+        """If the database has all, let it be known that the log is not needed; synced. Raises apsw.Error."""
         with self._gate:
             if not self.redo.unsettled:
                 with suppress(apsw.FullError):
-                    note_use(self.connection, is_used=False)
+                    note_size(self.connection, 0)
+
+    def renew_redo(self, room_bytes: int) -> None:
+        """Somebody deleted or replaced the log's file: the database gets all for good, then there is another file.
+
+        Call when no batch is open. On a full disk it stays as it is. Raises apsw.Error.
+        """
+        try:
+            self.settle()
+            note_size(self.connection, 0)  # a page is written, and synced with what was settled
+        except apsw.FullError:
+            return
+        self.redo.close()
+        self.redo.restart()
+        self.redo.open(room_bytes, self.connection)
+        logger.warning("the redo log was deleted or replaced: it was made anew, and nothing is lost")
 
     def close(self, how: Callable[[apsw.Connection], None], *, waits: bool) -> None:
         """Close the connection and the log; who still waits to read finds nothing to settle.

@@ -1,0 +1,44 @@
+"""What an opened database holds, brought into memory."""
+
+import os
+from typing import Any, Final
+
+import apsw
+
+from veilmq.model.receipt import KEY_BYTES, ReceiptKey
+from veilmq.store.sqlite import plans, queues, redo, snapshots, topics
+from veilmq.store.sqlite.directory import DataDirectory
+from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.snapshots import Snapshots
+from veilmq.store.sqlite.writer import Mark, Writer
+
+_EPOCH_BYTES: Final = 16
+
+
+def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
+    (row,) = connection.execute(query).fetchall()
+    return row
+
+
+def load(connection: apsw.Connection, directory: DataDirectory, options: Options) -> tuple[Writer, Snapshots]:
+    """All that is kept in memory. Raises apsw.Error, ValueError, TypeError or LookupError if the file does not hold
+    what was written; NotOurs, OSError."""
+    _give_birth(connection)
+    (key,) = _row(connection, "SELECT receipts FROM secret")
+    redo.recover(directory.redo, connection, key)
+    mark = Mark(*_row(connection, "SELECT clock, sequence, generation, offset FROM mark"))
+    loaded = queues.load(connection)
+    plans.load(connection, loaded)
+    log = redo.Redo(directory.redo, options, key)
+    writer = Writer(connection, loaded, topics.load(connection), mark, ReceiptKey(key), log)
+    writer.nursery.count(loaded)
+    return writer, snapshots.load(connection)
+
+
+def _give_birth(connection: apsw.Connection) -> None:
+    """The rows that exist once, in a new file."""
+    with connection:
+        connection.execute("INSERT OR IGNORE INTO mark VALUES (1, 0, 0, 0, 0)")
+        connection.execute(
+            "INSERT OR IGNORE INTO secret VALUES (1, ?, ?)", (os.urandom(KEY_BYTES), os.urandom(_EPOCH_BYTES))
+        )
