@@ -34,6 +34,19 @@ def test_a_directory_of_another_user_is_told(closed: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("left", "advice"), [(None, "make one with"), ("veilmq.db-wal", "Bring back all"), ("redo", "Bring back all")]
+)
+def test_a_directory_that_lost_its_database_is_not_to_be_made_anew(
+    tmp_path: Path, left: str | None, advice: str
+) -> None:
+    if left is not None:
+        (tmp_path / left).write_bytes(b"acknowledged")
+    with pytest.raises(Failure) as refused, holder_door(Target(None, None, tmp_path), {}):
+        pass
+    assert advice in refused.value.advice
+
+
+@pytest.mark.parametrize(
     ("text", "told"), [(None, "No such file"), (b"", "holds no token"), (b"\x80\xff", "holds no token")]
 )
 def test_a_token_file_that_somebody_names_must_hold_one(tmp_path: Path, text: bytes | None, told: str) -> None:

@@ -156,12 +156,15 @@ def _path(text: str | None) -> Path | None:
 
 def _admin_of_holder(directory: Path) -> str | None:
     """The admin URL that the directory's owner announced, if it has one. Raises Failure if it is no data directory."""
-    from veilmq.store.sqlite.directory import holds_database, is_held, read_holder
+    from veilmq.store.sqlite.directory import DATABASE, REDO, holds_database, is_held, read_holder
 
     try:
         found = holds_database(directory)
     except PermissionError as error:
         raise Failure(Exit.DIRECTORY, f"{directory}: {error.strerror}", AS_SERVER) from None
+    if not found and any((directory / name).exists() for name in (f"{DATABASE}-wal", REDO)):
+        message = f"{directory / DATABASE} is missing, and other files of it are there"
+        raise Failure(Exit.DIRECTORY, message, "Bring back all files of one moment, or a backup.")
     if not found:
         raise Failure(
             Exit.DIRECTORY,
