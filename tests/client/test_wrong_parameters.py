@@ -88,8 +88,15 @@ def test_a_parameter_of_another_type_is_told_by_its_name(
     assert refused.value.parameter == name
 
 
+def test_what_is_looked_for_may_be_looked_for_once(stage: Stage, tmp_path: Path) -> None:
+    endless = float("inf")
+    PublishedPlan(stage.queue, every=endless)
+    OrderedSender(stage.queue, LocalFile(tmp_path / "state"), check_every=endless).close()
+    _relay(stage, tmp_path, {"check_every": endless})
+
+
 @pytest.mark.parametrize("wrong", ["5", float("nan")])
-def test_so_is_one_of_a_call(stage: Stage, wrong: Any) -> None:
+def test_so_is_one_of_a_call(stage: Stage, tmp_path: Path, wrong: Any) -> None:
     stage.send("a")
     told: list[ParameterInvalid] = []
 
@@ -104,5 +111,9 @@ def test_so_is_one_of_a_call(stage: Stage, wrong: Any) -> None:
     assert len(told) == 2
     with Receiver(stage.queue) as receiver, pytest.raises(ParameterInvalid):
         receiver.receive(wrong)
+    with OrderedReceiver(stage.queue, LocalFile(tmp_path / "state")) as ordered:
+        for given in ({"count_max": wrong}, {"wait": wrong}, {"lease": wrong}):
+            with pytest.raises(ParameterInvalid):
+                ordered.receive(**given)
     with pytest.raises(ParameterInvalid):
         stage.worker(stage.note).run(messages_max=wrong)

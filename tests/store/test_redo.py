@@ -321,7 +321,7 @@ def test_a_log_that_goes_under_its_owner_is_made_anew(
     backup(store.directory.database, tmp_path / "copy.db", is_owner=True)
     stage.later(SECOND_US)
     stage.send(queue, "after")
-    assert "the redo log was deleted or replaced: it was made anew, and nothing is lost" in caplog.text
+    assert "the redo log was deleted or replaced under the server: nothing is lost" in caplog.text
     assert unsettled(stage) == 1
     stage.reopen(kill=True)
     assert bodies(stage.receive(queue, 10)) == ["before", "between", "after"]

@@ -164,9 +164,7 @@ class HttpDoor:
         self._look_for_life()
         with self._failures(_WORK_S):
             self._request("POST", path, b"{}", self._headers, _WORK_S)
-            answer = self._connection.getresponse()
-            if answer.status >= 300:
-                raise self._failure(answer.status, answer.read())
+            answer = self._answered()
         with answer:
             total, done = self._number(answer, "content-length"), 0
             while done < total:
@@ -184,18 +182,24 @@ class HttpDoor:
         self._look_for_life()
         with self._failures(_WORK_S):
             self._request("POST", path, json.dumps(dict(members)).encode(), headers, _WORK_S)
-            answer = self._connection.getresponse()
-            if answer.status >= 300:
-                raise self._failure(answer.status, answer.read())
-            with answer:
+            with self._answered() as answer:
                 while line := answer.readline():
                     yield self._said(answer.status, line)
+
+    def _answered(self) -> http.client.HTTPResponse:
+        """The answer, not read yet: whoever leaves it to its finalizer may lose an interrupt. Raises Failure."""
+        answer = self._connection.getresponse()
+        if answer.status >= 300:
+            with answer:
+                raise self._failure(answer.status, answer.read())
+        return answer
 
     def _look_for_life(self) -> None:
         """Before what may take long: ask for what a server that lives answers at once. Raises Failure."""
         with self._failures(_ANSWER_S):
             self._request("GET", "/health/live", None, self._headers, _ANSWER_S)
-            self._connection.getresponse().read()
+            with self._connection.getresponse() as answer:
+                answer.read()
 
     def _json(
         self,

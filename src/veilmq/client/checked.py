@@ -46,18 +46,18 @@ def number(value: Any, parameter: str, least: float, most: float, kind: str = "a
     raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
-def positive(value: Any, parameter: str) -> float:
-    """A duration above 0 that ends. Raises ParameterInvalid."""
-    if _is_number(value) and 0 < value < math.inf:
+def positive(value: Any, parameter: str, *, may_be_endless: bool = False) -> float:
+    """A duration above 0. Raises ParameterInvalid."""
+    if _is_number(value) and (0 < value < math.inf or (may_be_endless and value == math.inf)):
         return value  # type: ignore[no-any-return]
-    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a number of seconds above 0")
+    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a finite number of seconds above 0")
 
 
 def not_negative(value: Any, parameter: str) -> float:
     """A duration that ends, perhaps at once. Raises ParameterInvalid."""
     if _is_number(value) and 0 <= value < math.inf:
         return value  # type: ignore[no-any-return]
-    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a number of seconds from 0 on")
+    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a finite number of seconds from 0 on")
 
 
 def at_least(value: Any, parameter: str, least: int) -> int:

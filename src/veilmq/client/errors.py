@@ -36,7 +36,9 @@ _NO_TLS: Final = re.compile("wrong.version.number|record layer failure", re.IGNO
 
 def advised(reason: str) -> str:
     """Why a call did not come through, with what to do if that is known."""
-    return f"{reason}: the port speaks no TLS; in a URL say tls=0" if _NO_TLS.search(reason) else reason
+    if _NO_TLS.search(reason) is None or "proxy" in reason.lower():  # a proxy without TLS says nothing of the service
+        return reason
+    return f"{reason}: the port speaks no TLS; in a URL say tls=0"
 
 
 def strange_answer(error: Exception) -> TransportError:

@@ -127,8 +127,8 @@ class Relay(Closing, Anew):
         seconds between looks of the thread. Raises ParameterInvalid.
         """
         checked.at_least(batch, "batch", 1)
-        for name, seconds in (("hold", hold), ("check_every", check_every)):
-            checked.positive(seconds, name)
+        checked.positive(hold, "hold")
+        checked.positive(check_every, "check_every", may_be_endless=True)
         self._outbox = outbox
         self._connect = connect
         self._queue = queue

@@ -4,7 +4,6 @@ Strategy: one frozen value, checked once against what the queue can do, before a
 in brackets are those of the documents (000 and 002, "processing time, self-adapting").
 """
 
-import math
 from typing import Final
 
 import msgspec
@@ -49,8 +48,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             checked.whole(self.senders, "senders", 1, SENDERS_MAX)
         check_lease("visibility_timeout", self.visibility_timeout, capabilities)
         if plan is not None:
-            if not 0 <= plan.margin < math.inf:
-                raise ParameterInvalid(parameter="plan", reason=f"its margin, {plan.margin!r}, is not 0 s or more")
+            checked.not_negative(plan.margin, "plan.margin")
         elif self.visibility_timeout <= self.interval + self.minimal_life:
             needed = self.interval + self.minimal_life
             raise ParameterInvalid(

@@ -154,7 +154,7 @@ def _wanted(template: Template) -> dict[str, int]:
         value = getattr(template, field)
         if value is None:
             continue
-        if not isinstance(value, int | float) or not 0 <= value < 2**31 or value != int(value):
+        if not isinstance(value, int | float) or type(value) is bool or not 0 <= value < 2**31 or value != int(value):
             raise ParameterInvalid(parameter=field, reason=f"must be a whole number, and not negative: {value!r}")
         wanted[argument] = int(value)
     return wanted

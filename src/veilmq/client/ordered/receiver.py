@@ -8,6 +8,7 @@ messages.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -138,6 +139,9 @@ class OrderedReceiver(Side):
         process lives. Raises GapFound, QueueRecreated, StorageLost, and as `Queue.receive`.
         """
         checked.at_least(count_max, "count_max", 1)
+        checked.seconds(wait, "wait", 0, math.inf)
+        if lease is not None:
+            checked.positive(lease, "lease")
         self._enter()
         self._check_open()
         deadline = self._clock.monotonic() + wait

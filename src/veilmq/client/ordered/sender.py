@@ -8,6 +8,7 @@ OrderedQueueWrapper.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ class OrderedSender(Side):
 
         Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, what `stats` and the storage raise.
         """
-        checked.not_negative(check_every, "check_every")
+        checked.seconds(check_every, "check_every", 0, math.inf)
         self.queue = queue
         self._marking = marking_of(marking, queue.capabilities)
         self._clock = clock

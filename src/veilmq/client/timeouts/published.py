@@ -26,7 +26,7 @@ class PublishedPlan:
         """
         if not checked.positive(margin, "margin") < checked.positive(default, "default"):
             raise ParameterInvalid(parameter="margin", reason=f"must be above 0 and below default = {default:g} s")
-        checked.positive(every, "every")
+        checked.positive(every, "every", may_be_endless=True)
         self._queue = queue
         self._default = default
         self._margin = margin

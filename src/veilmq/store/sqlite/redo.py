@@ -129,9 +129,9 @@ class Redo:
             except (OSError, apsw.Error) as error:
                 _without(error)
         try:
-            note_size(connection, 0 if self._file is None else self._size)
             self._inode = None if self._file is None else self._path.stat().st_ino
-        except (apsw.FullError, OSError) as error:
+            note_size(connection, 0 if self._file is None else self._size)
+        except (apsw.FullError, apsw.BusyError, OSError) as error:
             self.close()
             _without(error)
 

@@ -257,23 +257,26 @@ class Writer:
         """If the database has all, let it be known that the log is not needed; synced. Raises apsw.Error."""
         with self._gate:
             if not self.redo.unsettled:
-                with suppress(apsw.FullError):
+                with suppress(apsw.FullError, apsw.BusyError):
                     note_size(self.connection, 0)
 
     def renew_redo(self, room_bytes: int) -> None:
         """Somebody deleted or replaced the log's file: the database gets all for good, then there is another file.
 
-        Call when no batch is open. On a full disk it stays as it is. Raises apsw.Error.
+        Call when no batch is open. On a full disk, or while another program writes, it stays as it is for now. Raises
+        apsw.Error.
         """
         try:
             self.settle()
             note_size(self.connection, 0)  # a page is written, and synced with what was settled
-        except apsw.FullError:
+        except (apsw.FullError, apsw.BusyError):
             return
         self.redo.close()
         self.redo.restart()
         self.redo.open(room_bytes, self.connection)
-        logger.warning("the redo log was deleted or replaced: it was made anew, and nothing is lost")
+        logger.warning(
+            "the redo log was deleted or replaced under the server: nothing is lost, for the database has all"
+        )
 
     def close(self, how: Callable[[apsw.Connection], None], *, waits: bool) -> None:
         """Close the connection and the log; who still waits to read finds nothing to settle.

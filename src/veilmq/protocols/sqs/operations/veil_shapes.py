@@ -20,7 +20,6 @@ LEASE_SECONDS_MAX = 7 * 86_400
 DELAY_SECONDS_MAX = 7 * 86_400
 TIME_TO_LIVE_SECONDS_MAX = 14 * 86_400
 WAIT_SECONDS_MAX = 60
-"""The least urgent; 1 is the most urgent."""
 LABEL_CHARACTERS_MAX = 256
 """Of a message type and of a tag."""
 
