@@ -19,7 +19,7 @@ TYPE_ATTRIBUTE: Final = "veilmq.type"
 BODY_CHARACTERS_MAX: Final = 65_536
 """Longer bodies are not looked into: a batch waits while one is read."""
 _NAME_CHARACTERS_MAX: Final = 256
-POINTER: Final = re.compile(r"(?:/(?:[^~/\0]|~[01])*)+")
+POINTER: Final = re.compile(r"(?:/(?:[^~/]|~[01])*)+")
 """A JSON pointer (RFC 6901) that names a member: "/type", say."""
 
 _decode: Final[Callable[[str], Any]] = msgspec.json.Decoder().decode
