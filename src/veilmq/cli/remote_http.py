@@ -244,11 +244,8 @@ class HttpDoor:
         query = urlencode({name: value for name, value in members.items() if value not in (None, "")})
         with self._failures(answer_s):
             self._request(method, f"{path}?{query}" if query else path, body, self._headers, answer_s)
-            with self._connection.getresponse() as answer:
-                content = answer.read()
-        if answer.status >= 300:
-            raise self._failure(answer.status, content)
-        return answer, content
+            with self._answered() as answer:
+                return answer, answer.read()
 
     def _request(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str], answer_s: float

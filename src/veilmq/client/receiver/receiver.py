@@ -77,7 +77,7 @@ class _Door:
 
     def _until(self, timeout: float | None, now: float) -> float | None:
         if timeout is None:
-            return float("inf")
+            return math.inf
         checked.seconds(timeout, "timeout", 0, math.inf)
         return now + timeout if timeout else None
 
@@ -104,7 +104,7 @@ class Receiver(_Door, Closing):
     def receive_batch(self, count_max: int, timeout: float | None = None) -> Sequence[Received]:
         """Up to `count_max` messages as they come together; as `receive`, with an empty list for None."""
         now = self._clock.monotonic()
-        wish = _ThreadWish(_count(count_max), now, self._until(timeout, now))
+        wish = _ThreadWish(checked.at_least(count_max, "count_max", 1), now, self._until(timeout, now))
         try:
             self._polling.ask(wish)
             wish.woken.wait(min(timeout, threading.TIMEOUT_MAX) if timeout else None)
@@ -132,7 +132,7 @@ class AsyncReceiver(_Door):
     async def receive_batch(self, count_max: int, timeout: float | None = None) -> Sequence[Received]:  # noqa: ASYNC109
         """See `Receiver.receive_batch`."""
         now = self._clock.monotonic()
-        wish = _LoopWish(_count(count_max), now, self._until(timeout, now))
+        wish = _LoopWish(checked.at_least(count_max, "count_max", 1), now, self._until(timeout, now))
         self._polling.ask(wish)
         try:
             await asyncio.wait([wish.woken], timeout=timeout or None)
@@ -183,10 +183,6 @@ class _LoopWish(Wish):
     def _wake(self) -> None:
         if not self.woken.done():
             self.woken.set_result(None)
-
-
-def _count(count_max: int) -> int:
-    return checked.at_least(count_max, "count_max", 1)
 
 
 def _outcome(outcome: Sequence[Received] | VeilError) -> Sequence[Received]:

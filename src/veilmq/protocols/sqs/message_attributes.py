@@ -77,12 +77,12 @@ def _check_name(name: str) -> None:
 
 def _wrong_name(name: str) -> str:
     """AWS's words for a name that has a character or a period too many; SNS says the same."""
-    for character in name:
-        if not limits.ATTRIBUTE_NAME_CHARACTER.match(character):
-            return (
-                f"Invalid non-alphanumeric character '#x{ord(character):X}' was found in the message attribute name. "
-                "Can only include alphanumeric characters, hyphens, underscores, or dots."
-            )
+    forbidden = limits.ATTRIBUTE_NAME_FORBIDDEN.search(name)
+    if forbidden is not None:
+        return (
+            f"Invalid non-alphanumeric character '#x{ord(forbidden[0]):X}' was found in the message attribute name. "
+            "Can only include alphanumeric characters, hyphens, underscores, or dots."
+        )
     if name.startswith("."):
         return "Invalid message attribute name starting with character '.' was found."
     if name.endswith("."):

@@ -92,9 +92,11 @@ class Run(NamedTuple):
 
         Each was synced before the next was begun, and the first one when the database had all before it.
         """
-        if self.entries and self.entries[0].offset > following:
-            return True
-        return self.later is not None and self.later.offset >= following
+        return self.is_ahead(following) or (self.later is not None and self.later.offset >= following)
+
+    def is_ahead(self, following: int) -> bool:
+        """Whether what is missing comes before them all: the database is older than the file."""
+        return bool(self.entries) and self.entries[0].offset > following
 
 
 _NO_RUN: Final = Run([])
@@ -223,7 +225,7 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
         logger.warning("%s was given up: what was acknowledged last before the kill may be missing", path)
     run = read(path, key)
     following: Any = connection.execute("SELECT offset FROM mark").get
-    if run.entries and run.entries[0].offset > following:
+    if run.is_ahead(following):
         raise NotOurs(ahead(path))
     missing = run.beyond(following)
     if missing:
