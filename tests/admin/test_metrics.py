@@ -43,6 +43,17 @@ def test_depths_and_ages_are_the_queues(http: httpx.Client) -> None:
     assert found["veilmq_queues",] == 1
 
 
+def test_a_failure_inside_is_counted(http: httpx.Client, monkeypatch: Any) -> None:
+    def broken(self: metrics.Outcomes) -> None:
+        raise RuntimeError("broken")
+
+    assert samples(http)["veilmq_failures_total", "admin"] == 0
+    with monkeypatch.context() as breaking:
+        breaking.setattr(metrics.Outcomes, "catch_up", broken)
+        assert http.get("/metrics").status_code == 500
+    assert samples(http)["veilmq_failures_total", "admin"] == 1
+
+
 def test_queues_beyond_the_bound_are_one_sum(http: httpx.Client, monkeypatch: Any) -> None:
     monkeypatch.setattr(metrics, "LABELLED_QUEUES_MAX", 2)
     for number in range(5):

@@ -220,7 +220,7 @@ class TestAdaptive:
 
     @pytest.mark.parametrize("bounds", [(0, 10), (10, 10), (-1, 5)])
     def test_bounds_that_cannot_be_are_refused(self, bounds: tuple[float, float]) -> None:
-        with pytest.raises(ValueError, match="shortest"):
+        with pytest.raises(ParameterInvalid, match="shortest"):
             AdaptiveTimeout(shortest=bounds[0], longest=bounds[1])
 
 
@@ -258,11 +258,13 @@ class TestThreshold:
         assert rule.margin == 0
 
     @pytest.mark.parametrize(
-        "wrong", [{"timeout": 0}, {"timeout": 99, "longest": 9}, {"failures": 0}, {"window": 0}, {"factor": 1}]
+        "wrong",
+        [{"timeout": 0}, {"timeout": 99, "longest": 9}, {"failures": 0}, {"window": 0}, {"factor": 1}, {"margin": -1}],
     )
     def test_values_that_cannot_be_are_refused(self, wrong: dict[str, float]) -> None:
-        with pytest.raises(ValueError, match="must be"):
+        with pytest.raises(ParameterInvalid) as refused:
             ThresholdTimeout(**{"timeout": 30} | wrong)  # type: ignore[arg-type]
+        assert refused.value.parameter in wrong
 
 
 class TestPublished:

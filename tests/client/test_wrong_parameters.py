@@ -15,7 +15,7 @@ from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender
 from veilmq.client.outbox import Outbox, Relay
 from veilmq.client.receiver import Receiver
 from veilmq.client.routed import Route, RoutedQueue
-from veilmq.client.timeouts import PublishedPlan
+from veilmq.client.timeouts import AdaptiveTimeout, Costs, PublishedPlan, ThresholdTimeout
 from veilmq.client.transaction import Times, TransactionQueue
 from veilmq.client.unreadable import keep
 from veilmq.client.veil import VeilAccount
@@ -73,6 +73,11 @@ NAMES: dict[Make, tuple[str, ...]] = {
     lambda _, home, given: SharedBodies(f"file://{home}/large", "news", **given): ("threshold_bytes",),
     lambda _, home, given: ObjectStore(f"file://{home}/large", **given): ("attempts",),
     lambda stage, _, given: RoutedQueue({}, Route(stage.queue, **given)): ("lease",),
+    lambda _, __, given: ThresholdTimeout(**given): ("timeout", "failures", "window", "factor", "longest", "margin"),
+    lambda _, __, given: AdaptiveTimeout(**given): ("shortest", "longest", "half_life"),
+    lambda _, __, given: Costs(**given): (
+        "recovery", "duplicate", "extend", "crashes_per_second", "late_share", "late_mean",
+    ),
     lambda _, __, given: Backoff(**given): ("first", "factor", "longest", "jitter"),
     lambda _, __, given: VeilAccount("127.0.0.1", **given): ("timeout", "connect_timeout"),
 }  # fmt: skip
@@ -109,8 +114,12 @@ def test_so_is_one_of_a_call(stage: Stage, tmp_path: Path, wrong: Any) -> None:
 
     assert stage.work(handler).outcomes == {"done": 1}
     assert len(told) == 2
-    with Receiver(stage.queue) as receiver, pytest.raises(ParameterInvalid):
-        receiver.receive(wrong)
+    with Receiver(stage.queue) as receiver:
+        for ask in (receiver.receive, receiver.close):
+            with pytest.raises(ParameterInvalid):
+                ask(wrong)
+    with LeaseKeeper(stage.queue) as keeper, pytest.raises(ParameterInvalid):
+        keeper.close(deadline=wrong)
     with OrderedReceiver(stage.queue, LocalFile(tmp_path / "state")) as ordered:
         for given in ({"count_max": wrong}, {"wait": wrong}, {"lease": wrong}):
             with pytest.raises(ParameterInvalid):

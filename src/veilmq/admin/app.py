@@ -68,6 +68,11 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
         region, known = home_region(service.keyring, account), knows(service.keyring, account)
         return answers.answer({"account": account, "region": region, "known": known})
 
+    async def failed(request: Request, error: Exception) -> Response:
+        """500, counted."""
+        metrics.admin_failures += 1
+        return await answers.failed(request, error)
+
     app = Starlette(
         routes=_one_a_path(
             Route("/health/live", live, methods=["GET"]),
@@ -94,7 +99,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             Refused: answers.refused,
             HistoryTrimmed: answers.trimmed,
             HTTPException: answers.http_error,
-            Exception: answers.failed,
+            Exception: failed,
         },
     )
     # A redirect would lose the body of a request, and says nothing to whoever does not follow it.

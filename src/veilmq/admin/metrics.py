@@ -122,12 +122,16 @@ class _Families:
 
 
 class Metrics:
-    """Route /metrics. `admin_commands` are those that came through /api/v1, by type."""
+    """Route /metrics. `admin_commands` are those that came through /api/v1, by type.
+
+    admin_failures: requests to the admin port that failed inside, as its listener's `failures` are.
+    """
 
     def __init__(self, service: Service, admin_commands: Counter[type]) -> None:
         self._service = service
         self._admin_commands = admin_commands
         self._outcomes = Outcomes(service.store)
+        self.admin_failures = 0
 
     async def endpoint(self, request: Request) -> Response:
         """All metrics in Prometheus' text format. They name the queues of every account."""
@@ -215,6 +219,8 @@ class Metrics:
         yield held
         for attribute, text in _LISTENER_COUNTERS.items():
             counts = {name: getattr(listener, attribute) for name, listener in listeners.items()}
+            if attribute == "failures":
+                counts["admin"] = self.admin_failures
             yield _counters(f"veilmq_{attribute}", text, ("listener",), counts.items())
         ends = self._service.certificate_ends
         if ends is not None:

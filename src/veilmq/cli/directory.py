@@ -104,7 +104,7 @@ def _closed(data: Path) -> str:
     write-ahead log."""
     for each in (data / DATABASE, data / REDO):
         if each.exists() and not os.access(each, os.R_OK):
-            return f"{each} may not be read by this user: chown it, or be its owner."
+            return f"{each} may not be read by this user: chown it (or chmod u+rw), or be its owner."
     if os.access(data, os.W_OK):
         return ""
     return f"{data} cannot be written by this user, or is read-only: copy all of it elsewhere, and look there."

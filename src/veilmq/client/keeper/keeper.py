@@ -232,8 +232,10 @@ class LeaseKeeper(Closing, OfProcess):
         """Take no more, wait up to `deadline` seconds for the held ones, let the rest go.
 
         They are extended while they are waited for. Then the handlers of the rest are told (Reason.CLOSED) and, with
-        `release`, the messages given back at once. Twice is once, and nothing happens in a forked child.
+        `release`, the messages given back at once. Twice is once, and nothing happens in a forked child. Raises
+        ParameterInvalid.
         """
+        checked.seconds(deadline, "deadline", 0, math.inf)
         if self.inherited:
             return
         with self._lock:

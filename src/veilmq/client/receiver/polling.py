@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
+from veilmq.client import checked
 from veilmq.client.clock import Clock, sleeping_by
 from veilmq.client.forked import Anew
 from veilmq.client.messages import Received
@@ -87,7 +88,8 @@ class Polling(Anew):
 
     def close(self, deadline: float) -> None:
         """Wake everyone, and end the parked requests; wait up to `deadline` seconds for all that are under way, which
-        release what they bring."""
+        release what they bring. Raises ParameterInvalid."""
+        checked.seconds(deadline, "deadline", 0, math.inf)
         self._here()
         self._closed = True
         with self._changed:
@@ -102,7 +104,7 @@ class Polling(Anew):
         end = self.clock.monotonic() + deadline
         with self._changed:
             while (self._exchange.calls or self._releasing) and (left := end - self.clock.monotonic()) > 0:
-                self._changed.wait(left)
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
 
     def _end_calls(self) -> None:
         for turn in range(_AGAIN_MAX):

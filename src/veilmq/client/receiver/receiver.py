@@ -117,7 +117,7 @@ class Receiver(_Door, Closing):
     def close(self, deadline: float = 0) -> None:
         """Callers that wait get None at once, and so do later ones. Parked requests are interrupted, and with them
         whoever else waits at this queue object; what they still bring is released. `deadline`: seconds to wait here
-        for requests under way."""
+        for requests under way. Raises ParameterInvalid."""
         self._polling.close(deadline)
 
 

@@ -10,9 +10,11 @@ from typing import Final
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.messages import Received
 from veilmq.client.timeouts.schedule import MARGINS, Costs, Schedule, plan_of
 from veilmq.client.timeouts.survival import Survival
+from veilmq.model.errors import ParameterInvalid
 
 TYPES_MAX: Final = 256
 """Types that are told apart; what comes after them is learnt together."""
@@ -60,10 +62,10 @@ class AdaptiveTimeout:
     ) -> None:
         """costs: what things are worth; its rates are where learning starts. shortest, longest: of a lease, seconds.
 
-        half_life: attempts after which one counts half. Raises ValueError for values that cannot be.
+        half_life: attempts after which one counts half. Raises ParameterInvalid for values that cannot be.
         """
-        if not 0 < shortest < longest:
-            raise ValueError("shortest must be above 0 and below longest")
+        if checked.positive(shortest, "shortest") >= checked.positive(longest, "longest"):
+            raise ParameterInvalid(parameter="shortest", reason=f"{shortest!r} is not below longest, {longest!r}")
         self._costs = costs or Costs()
         self._shortest = shortest
         self._longest = longest

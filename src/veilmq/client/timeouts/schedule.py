@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.timeouts.survival import BUCKETS, bound_of
 
 MARGINS: Final = (2.0, 3.0, 5.0, 8.0, 11.0, 15.0, 20.0, 25.0, 30.0, 40.0, 60.0)
@@ -25,10 +26,15 @@ DUPLICATES_MAX: Final = 0.004
 STEP_MIN: Final = 1.0
 """Seconds between two looks, at the least."""
 _ALIVE_MIN: Final = 1e-200
+_COST_MAX: Final = 1e12
+"""Sums of products of them have a float."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a second, a duplicate and a call are worth, and how the world behaves. All in one unit of cost."""
+    """What a second, a duplicate and a call are worth, and how the world behaves. All in one unit of cost.
+
+    Raises ParameterInvalid for values that cannot be.
+    """
 
     recovery: float = 1.0
     """A second in which a crashed worker's message waits for its lease to end."""
@@ -41,6 +47,12 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Of the extensions, how many come late ..."""
     late_mean: float = 8.0
     """... and by how many seconds, exponentially."""
+
+    def __post_init__(self) -> None:
+        for name in ("recovery", "duplicate", "extend", "crashes_per_second"):
+            checked.number(getattr(self, name), name, 0, _COST_MAX)
+        checked.number(self.late_share, "late_share", 0, 1)
+        checked.positive(self.late_mean, "late_mean")
 
 
 class Schedule(msgspec.Struct, frozen=True):

@@ -10,6 +10,8 @@ speaks where nothing was seen yet. Source: docs/patterns/adaptive-timeout.md; Ka
 from math import log
 from typing import Final
 
+from veilmq.client import checked
+
 SHORTEST: Final = 0.05
 """Seconds: everything shorter is one bucket."""
 LONGEST: Final = 2 * 86_400.0
@@ -41,10 +43,10 @@ class Survival:
     def __init__(self, half_life: float | None = 400, prior_weight: float = PRIOR_WEIGHT) -> None:
         """half_life: after so many attempts more, one counts half; None: never less.
 
-        prior_weight: how many attempts the prior is worth; 0: no prior.
+        prior_weight: how many attempts the prior is worth; 0: no prior. Raises ParameterInvalid.
         """
-        if half_life is not None and half_life <= 0:
-            raise ValueError("half_life must be above 0")
+        if half_life is not None:
+            checked.positive(half_life, "half_life")
         self._growth = 1.0 if half_life is None else 2 ** (1 / half_life)
         self._scale = 1.0
         self._finished = [0.0] * (BUCKETS + 1)

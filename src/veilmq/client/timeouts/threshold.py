@@ -8,8 +8,10 @@ threshold, raise the visibility timeout".
 import threading
 from collections import deque
 
+from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Received
+from veilmq.model.errors import ParameterInvalid
 
 
 class ThresholdTimeout:
@@ -29,12 +31,15 @@ class ThresholdTimeout:
         """After `failures` failed deletes within `window` seconds the timeout is `factor` times as long.
 
         timeout, longest, margin: seconds. With a margin of 0 a keeper never extends, as in the document. Raises
-        ValueError for values that cannot be.
+        ParameterInvalid for values that cannot be.
         """
-        if not 0 < timeout <= longest:
-            raise ValueError("timeout must be above 0, and at most longest")
-        if failures < 1 or window <= 0 or factor <= 1:
-            raise ValueError("failures must be 1 or more, window above 0, factor above 1")
+        if checked.positive(timeout, "timeout") > checked.positive(longest, "longest"):
+            raise ParameterInvalid(parameter="timeout", reason=f"{timeout!r} is above longest, {longest!r}")
+        checked.at_least(failures, "failures", 1)
+        checked.positive(window, "window")
+        if checked.positive(factor, "factor") <= 1:
+            raise ParameterInvalid(parameter="factor", reason=f"{factor!r} is not above 1")
+        checked.not_negative(margin, "margin")
         self.timeout = timeout
         self._failures_max = failures
         self._window = window

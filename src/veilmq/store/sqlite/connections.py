@@ -111,7 +111,9 @@ def unusable(path: Path, error: Exception) -> DatabaseUnusable:
     """Why the database cannot be opened; SQLite says little of files that belong to somebody else."""
     for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), path.with_name(REDO)):
         if each.exists() and not os.access(each, os.R_OK | os.W_OK):
-            return DatabaseUnusable(f"{each} may not be read and written by this user (uid {os.geteuid()}): chown it")
+            return DatabaseUnusable(
+                f"{each} may not be read and written by this user (uid {os.geteuid()}): chown it, or chmod u+rw"
+            )
     return DatabaseUnusable(
         f"{path} cannot be opened ({type(error).__name__}: {error}):"
         " free space if the disk is full; else look at it with `veilmq check`, and restore a backup if it is damaged"
