@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 import urllib.request
 from hashlib import md5
 from pathlib import Path
@@ -204,12 +205,14 @@ def test_an_image_or_link_of_a_web_page_asks_nothing_of_a_development_server(
 
 def _await_parked(server: ServerProcess, count: int = 1) -> None:
     """Until so many receives wait, by the server's own metrics."""
-    for _ in range(400):
-        with urllib.request.urlopen(f"{server.admin}/metrics", timeout=5) as answer:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with urllib.request.urlopen(f"{server.admin}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         (value,) = [line.split()[-1] for line in lines if line.startswith("veilmq_waiters ")]
         if float(value) == count:
             return
+        time.sleep(0.01)
     raise AssertionError(f"{count} parked receives were never seen")
 
 
@@ -262,6 +265,30 @@ def test_what_the_server_does_not_even_read_is_refused_by_its_name(start: Any, c
     assert too_long.value.response["Error"]["Code"] == "InvalidParameterValue"
     with pytest.raises(ClientError, match="Message must be shorter than 1048576 bytes"):
         client.send_message(QueueUrl=url, MessageBody="x" * 1_048_577)
+
+
+@pytest.mark.parametrize("line", ["Host: other", "X-Amz-Date: 20260101T000000Z", "Authorization: other"])
+def test_a_header_that_is_there_twice_is_refused_in_the_form_of_the_request(start: Any, line: str) -> None:
+    server = start()
+    once = "Host: h\r\nX-Amz-Date: 20260101T000000Z\r\nAuthorization: a\r\n"
+    name = line.partition(":")[0].lower()
+    words = f"more than one {name} header"
+    json_type = "Content-Type: application/x-amz-json-1.0\r\n"
+    for url, target, form, expected in (
+        (server.sqs, "/", f"X-Amz-Target: AmazonSQS.ListQueues\r\n{json_type}", '{"__type":"com.amazon'),
+        (server.sqs, "/", "Content-Type: application/x-www-form-urlencoded\r\n", '<?xml version="1.0"?><ErrorResponse'),
+        (server.azure, "/devstoreaccount1?comp=list", "", '<?xml version="1.0" encoding="utf-8"?><Error>'),
+        (server.mns, "/queues", "", '<?xml version="1.0"'),
+    ):
+        address = urlsplit(url)
+        with socket.create_connection((str(address.hostname), address.port), timeout=10) as raw:
+            raw.sendall(f"POST {target} HTTP/1.1\r\n{once}{form}{line}\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+            answer = http.client.HTTPResponse(raw)
+            answer.begin()
+            body = answer.read().decode("utf-8-sig")
+        assert answer.status == 400
+        assert body.startswith(expected)
+        assert words in body
 
 
 def test_the_largest_message_is_read_however_its_json_is_escaped(start: Any, connect: Any) -> None:

@@ -201,10 +201,10 @@ async def test_chunked_bodies_and_their_trailers(serve):
     chunked = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: Chunked\r\n\r\n"
     answer = await client.ask(chunked + b"3;sig=1\r\nabc\r\nA\r\n0123456789\r\n0\r\nX-Trail: t\r\nHost: evil\r\n\r\n")
     assert answer.body == b"abc0123456789"
-    assert (await client.ask(chunked + b"0\r\n\r\n")).body == b"/"
-    assert (await client.ask(GET)).body == b"/q"
+    assert (await client.ask(chunked + b"0\r\nHost: evil\r\nHost: worse\r\n\r\n")).body == b"/"
+    assert (await client.ask(GET[:-2] + b"X: a\r\nX: b\r\n\r\n")).body == b"/q"
     assert recorder.requests[0].headers == {b"host": b"h", b"transfer-encoding": b"Chunked"}
-    assert recorder.requests[2].headers == {b"host": b"h"}
+    assert recorder.requests[2].headers == {b"host": b"h", b"x": b"a, b"}
 
 
 async def test_a_long_body_arrives_whole(serve):
@@ -357,8 +357,8 @@ async def test_a_refusal_has_the_form_of_the_protocol(serve, caplog):
 
     caplog.set_level(logging.INFO, "veilmq.listener")
     client = await (await serve(echo, refuse=refuse)).client()
-    answer = await client.ask(b"GET / HTTP/1.1\r\n\r\n")
-    assert refused == [(400, "HTTP/1.1 requires a host header", answer.headers["x-request-id"])]
+    answer = await client.ask(b"GET / HTTP/2.0\r\nHost: h\r\n\r\n")
+    assert refused == [(505, "HTTP/2.0 is not spoken here", answer.headers["x-request-id"])]
     assert answer.body == b"<no/>"
     assert refused[0][2] in [record.request for record in caplog.records]
 
@@ -378,6 +378,34 @@ async def test_who_sends_too_long_a_body_is_answered_by_its_headers(serve, frami
     assert request is not None
     assert (request.method, request.target, request.headers[b"x-form"]) == ("POST", b"/q?a", b"json")
     assert (request.body, request.request_id) == (b"", request_id)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (b"Host: h\r\nHost: g\r\nX-Form: json\r\n", 400),
+        (b"Host: h\r\nAuthorization: a\r\nAuthorization: a\r\nHost: h\r\nX-Form: json\r\n", 400),
+        (b"X-Form: json\r\n", 400),
+        (b"Host: h\r\nExpect: 200-ok\r\nX-Form: json\r\n", 417),
+        (b"Host: h\r\n" + b"X: a\r\n" * 100 + b"X-Form: json\r\n", 431),
+    ],
+)
+async def test_whose_headers_are_refused_is_answered_by_the_others(serve, headers, status):
+    refused: list[Request | None] = []
+
+    def refuse(status: int, reason: str, request_id: str, request: Request | None) -> Response:
+        refused.append(request)
+        return Response(status, b"text/plain", b"no")
+
+    recorder = Recorder()
+    port = await serve(recorder, refuse=refuse)
+    client = await port.client()
+    answer = await client.ask(b"POST http://f/q?a HTTP/1.1\r\n%bContent-Length: 1\r\n\r\na" % headers)
+    assert (answer.status, await client.rest()) == (status, b"")
+    (request,) = refused
+    assert request is not None
+    assert (request.method, request.target, request.headers[b"x-form"]) == ("POST", b"/q?a", b"json")
+    assert (request.body, recorder.requests, port.listener.refusals) == (b"", [], 1)
 
 
 async def test_a_refusal_comes_after_the_answers_before_it(serve):

@@ -54,6 +54,7 @@ class Intake:
         "_authority",
         "_body",
         "_chunked",
+        "_doubled",
         "_duplicates",
         "_form",
         "_headers",
@@ -97,6 +98,7 @@ class Intake:
         self._authority: bytes | None = None
         self._duplicates = _NO_DUPLICATES
         self._repeats = 0
+        self._doubled: bytes | None = None
         self._headers: dict[bytes, bytes] = {}
         self._headers_taken: dict[bytes, bytes] = {}
         self._body: bytes | bytearray = b""
@@ -177,13 +179,14 @@ class Intake:
             headers[name] = value.strip()
 
     def _repeat(self, name: bytes, value: bytes) -> None:
+        self._repeats += 1
         if name in _SINGLE:
-            raise Refusal(400, f"more than one {name.decode()} header")
+            self._doubled = name  # refused when all headers are there: they say which form the answer has
+            return
         if len(self._headers[name]) > self._limits.header_bytes_max:
             raise Refusal(431, f"request line and headers exceed {self._limits.header_bytes_max} bytes")
         self._headers[name] += b", " + value.strip()
         self._duplicates |= {name}
-        self._repeats += 1
 
     def on_headers_complete(self) -> None:
         headers = self._headers
@@ -200,15 +203,13 @@ class Intake:
         self._form = 0 if plain else self._uncommon_form(headers)
         if method == "HEAD":
             self._form |= HEAD
-        if len(headers) + self._repeats > self._limits.header_count_max:
-            raise Refusal(431, f"more than {self._limits.header_count_max} headers")
-        if b"host" not in headers and parser.get_http_version() == "1.1":
-            raise Refusal(400, "HTTP/1.1 requires a host header")
-        if self.fed_bytes > self._unmeasured_bytes_max:
-            self._measure_headers(headers)
         if self._target[0] != 0x2F:
             self._split_absolute_form()
         self._headers_taken = headers
+        if self._repeats or len(headers) > self._limits.header_count_max or b"host" not in headers:
+            self._check_names(headers)
+        if self.fed_bytes > self._unmeasured_bytes_max:
+            self._measure_headers(headers)
         self.in_body = True
         if b"content-length" in headers:
             try:
@@ -234,11 +235,19 @@ class Intake:
             return CLOSE
         return KEEP_ALIVE_TOLD if version == "1.0" else 0
 
+    def _check_names(self, headers: dict[bytes, bytes]) -> None:
+        if self._doubled is not None:
+            raise self._refusal(400, f"more than one {self._doubled.decode()} header")
+        if len(headers) + self._repeats > self._limits.header_count_max:
+            raise self._refusal(431, f"more than {self._limits.header_count_max} headers")
+        if b"host" not in headers and self._parser.get_http_version() == "1.1":
+            raise self._refusal(400, "HTTP/1.1 requires a host header")
+
     def _measure_headers(self, headers: dict[bytes, bytes]) -> None:
         # A repeated header counts 2 bytes for its comma instead of its name: the bytes fed bound that in any case.
         size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in headers.items())
         if size > self._limits.header_bytes_max:
-            raise Refusal(431, f"request line and headers exceed {self._limits.header_bytes_max} bytes")
+            raise self._refusal(431, f"request line and headers exceed {self._limits.header_bytes_max} bytes")
 
     def _split_absolute_form(self) -> None:
         target = self._target
@@ -261,7 +270,7 @@ class Intake:
 
     def _expect(self, headers: dict[bytes, bytes]) -> None:
         if headers[b"expect"].lower() != b"100-continue":
-            raise Refusal(417, "the only expectation met here is 100-continue")
+            raise self._refusal(417, "the only expectation met here is 100-continue")
         self.expects = self._parser.get_http_version() == "1.1"  # RFC 9110, 10.1.1: ignored in HTTP/1.0
 
     def on_body(self, part: bytes) -> None:
@@ -276,7 +285,11 @@ class Intake:
             raise self._body_too_long()
 
     def _body_too_long(self) -> Refusal:
-        return Refusal(413, f"body exceeds {self._limits.body_bytes_max} bytes", self._request(b""))
+        return self._refusal(413, f"body exceeds {self._limits.body_bytes_max} bytes")
+
+    def _refusal(self, status: int, reason: str) -> Refusal:
+        """Of a request whose headers are there."""
+        return Refusal(status, reason, self._request(b""))
 
     def _request(self, body: bytes) -> Request:
         return Request(
@@ -306,4 +319,5 @@ class Intake:
             self._authority = None
         if self._repeats:
             self._repeats = 0
+            self._doubled = None  # of a trailer
             self._duplicates = _NO_DUPLICATES
