@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 from admin_under_test import OPTIONS, TOKEN
+from starlette.requests import Request
+from starlette.responses import Response
 
 from veilmq.admin import columns, feed
+from veilmq.admin.access import Caller
+from veilmq.admin.copies import Copies
 from veilmq.admin.reading import Scope
 from veilmq.store.sqlite import history
 from veilmq.store.sqlite.store import SqliteStore
@@ -230,6 +235,72 @@ def test_a_trimmed_offset_is_gone(running: Any, tmp_path: Path) -> None:
         assert first > 0
         assert http.get("/api/v1/events?from=0", headers=ARROW).status_code == 410
         assert lines(http.get("/api/v1/events?from=first"))[0]["offset"] >= first
+
+
+@pytest.mark.parametrize("form", [{}, ARROW], ids=["lines", "arrow"])
+def test_what_an_answer_still_has_to_tell_is_not_trimmed(
+    running: Any, tmp_path: Path, form: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "ROWS_A_PIECE", 10)
+    options = msgspec.structs.replace(OPTIONS, history_bytes_max=6_000)
+    with running(tmp_path / "data", options=options) as server, _client(server) as http:
+        first = _fill(http, server)
+        headers = [(name.lower().encode(), value.encode()) for name, value in form.items()]
+        asked = {"type": "http", "method": "GET", "query_string": b"limit=1000", "headers": headers}
+        told = server.on_loop(_events(server, Request(asked | {"veilmq.caller": Caller()})))
+        start, stop = (int(told.headers[name]) for name in (feed.START_HEADER, feed.NEXT_HEADER))
+        parts = [server.on_loop(_next(told.body_iterator))]
+        for _ in range(5):
+            _send_and_sweep(http, server)
+        assert int(http.get("/api/v1/events?limit=1").headers[feed.FIRST_HEADER]) <= start + 10 < stop
+        while part := server.on_loop(_next(told.body_iterator)):
+            parts.append(part)
+        assert start >= first
+        if form:
+            offsets = pa.ipc.open_stream(b"".join(parts)).read_all().column("offset").to_pylist()
+        else:
+            offsets = [json.loads(line)["offset"] for line in b"".join(parts).splitlines()]
+        assert offsets == list(range(start, stop))
+        for _ in range(5):
+            _send_and_sweep(http, server)
+        assert int(http.get("/api/v1/events?limit=1").headers[feed.FIRST_HEADER]) > start + 10
+
+
+def test_who_will_come_for_it_may_have_it_held(running: Any, tmp_path: Path) -> None:
+    options = msgspec.structs.replace(OPTIONS, history_bytes_max=6_000)
+    with running(tmp_path / "data", options=options) as server, _client(server) as http:
+        _fill(http, server)
+        start = http.get("/api/v1/events?from=first&limit=1&hold=600").headers[feed.START_HEADER]
+        for _ in range(5):
+            _send_and_sweep(http, server)
+        answer = http.get(f"/api/v1/events?from={start}")
+        assert (answer.status_code, lines(answer)[0]["offset"]) == (200, int(start))
+        for wrong in ("-1", "601", "x"):
+            refused = http.get(f"/api/v1/events?hold={wrong}")
+            assert (refused.status_code, refused.json()["field"]) == (400, "hold")
+
+
+async def _events(server: Any, request: Request) -> Response:
+    return await feed.Feed(server, Copies(server)).events(request)
+
+
+async def _next(parts: AsyncIterator[bytes]) -> bytes:
+    return await anext(parts, b"")
+
+
+def _fill(http: httpx.Client, server: Any) -> int:
+    """Until the oldest events were trimmed: the first offset."""
+    http.put(ORDERS)
+    while not (first := int(http.get("/api/v1/events?limit=1").headers[feed.FIRST_HEADER])):
+        _send_and_sweep(http, server)
+    return first
+
+
+def _send_and_sweep(http: httpx.Client, server: Any) -> None:
+    http.post(ORDERS + "/messages", json={"messages": [{"body": "a"}, {"body": "b"}]})
+    messages = http.post(ORDERS + "/receive", json={"count": 10}).json()["messages"]
+    http.post(ORDERS + "/delete", json={"handles": [message["handle"] for message in messages]})
+    server.on_loop(_sweep(server))
 
 
 async def _sweep(server: Any) -> None:

@@ -442,6 +442,33 @@ class TestBadInput:
         finally:
             started.stop()
 
+    def test_a_full_history_of_a_busy_server_is_read_from_its_beginning(self, spark: Any, tmp_path: Path) -> None:
+        """Though its oldest events are trimmed all the time: not those that a reader has planned to read."""
+        started = Server(tmp_path, "--history-bytes-max", "600000")
+        started.start()
+        over = threading.Event()
+
+        def go_on() -> None:
+            while not over.wait(0.1):
+                started.happen(1)
+
+        busy = threading.Thread(target=go_on)
+        try:
+            while not started.history.bounds().first:
+                started.happen(500)
+            busy.start()
+            events = load(spark, **started.options_to_read, partitionRows=1_000)
+            for _ in range(3):
+                before = started.history.bounds().first
+                offsets = sorted(row.offset for row in events.select("offset").collect())
+                assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
+                assert offsets[0] >= before
+        finally:
+            over.set()
+            if busy.ident is not None:
+                busy.join()
+            started.stop()
+
     def test_unreachable_in_mid_stream(self, spark: Any, server: Server) -> None:
         with Cutting(server.admin) as url:
             token = server.options_to_read["token"]

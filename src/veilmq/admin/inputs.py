@@ -232,11 +232,15 @@ class PageInput(_Input):
 
 
 class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
-    """Events of `limit` offsets from `from` on (an offset, `first`, `snapshot` or `next`); wait up to `follow` s."""
+    """Events of `limit` offsets from `from` on (an offset, `first`, `snapshot` or `next`); wait up to `follow` s.
+
+    hold: for so many seconds what comes from there on is not trimmed (veilmq.store.sqlite.holds).
+    """
 
     start: Annotated[str, Meta(pattern=_START)] = "first"
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     follow: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    hold: Annotated[float, Meta(ge=0, le=600)] = 0.0
 
 
 class TraceInput(_Input):

@@ -39,7 +39,7 @@ def loop(
     pause_s = None if every is None else seconds("--every", every)
     with _told():
         work = Loop(asked.out.resolve(), kind=asked.format, retention_days=retention_days)
-    with _session(asked, environment) as (spark, _):
+    with _session(asked, environment, hold=False) as (spark, _, _):
         told = _once(asked, environment, spark, work, publish=publish, told=False)
         while pause_s is not None:
             try:

@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
@@ -58,8 +58,8 @@ def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
     """See `veilmq.pipeline.jobs.attempts`. Raises Failure."""
     from veilmq.pipeline.jobs import attempts as job
 
-    with _session(asked, environment) as (_, events):
-        leases = job.attempts(events(job.KINDS), _until(asked, environment))
+    with _session(asked, environment) as (_, events, seen):
+        leases = job.attempts(events(job.KINDS), seen.last_instant())
         if asked.out is not None:
             _write(asked, leases, "attempts")
         groups = (*_PLACE, "queue", "type", "outcome")
@@ -77,8 +77,8 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
     from veilmq.pipeline.jobs.analysis import Analysis
     from veilmq.pipeline.publish import plans_of
 
-    with _session(asked, environment) as (spark, events):
-        found = Analysis(events(None), of=events, until=_until(asked, environment))
+    with _session(asked, environment) as (spark, events, seen):
+        found = Analysis(events(None), of=events, until=seen.last_instant())
         _write_analysis(asked, spark, found, (name,))
         rows = {"survival": "quantiles"}.get(name, name)
         _show(asked, _records(getattr(found, rows)), _SHOWN[name])
@@ -91,7 +91,6 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
 
 def report(asked: Asked, environment: Mapping[str, str]) -> None:
     """All of them, and a page. Raises Failure."""
-    from veilmq.pipeline.events.reading import first_instant
     from veilmq.pipeline.jobs.analysis import Analysis
     from veilmq.pipeline.report.page import page
 
@@ -99,15 +98,12 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
         raise Failure(Exit.USAGE, "a report needs a place", "Name one with --out DIR.")
     with _told():
         _check_replaced(asked.out, ("survival", "quantiles", "timeouts", "redelivery", "split", "health"))
-    with _session(asked, environment) as (spark, events):
-        first, following = _bounds(asked, environment)
-        since = first_instant(_history(asked, environment), first, following)
-        until = _until(asked, environment)
-        found = Analysis(events(None), of=events, since=since, until=until)
+    with _session(asked, environment) as (spark, events, seen):
+        found = Analysis(events(None), of=events, since=seen.first_instant(), until=seen.last_instant())
         _write_analysis(asked, spark, found, ("survival", "timeouts", "split", "health"))
         source = str(asked.path or _server(asked, environment))
         deleted = [queue[-1] for queue in found.left_out]
-        text = page(found, source=source, offsets=(first, following), now=wall() / 1e6, left_out=deleted)
+        text = page(found, source=source, offsets=(seen.start, seen.stop), now=wall() / 1e6, left_out=deleted)
         (asked.out / "report.html").write_text(text)
         _show(asked, _records(found.timeouts), _SHOWN["timeouts"])
         _tell_left_out(found)
@@ -131,7 +127,7 @@ def health(asked: Asked, environment: Mapping[str, str], window: str, failures: 
             check_place(asked.out, asked.format)
         elif asked.out is not None:
             _check_replaced(asked.out, ("health",))
-    with _session(asked, environment) as (spark, events):
+    with _session(asked, environment, hold=not follow) as (spark, events, _):
         if follow:
             follow_health(asked, environment, spark, f"{window_ms} milliseconds", failures)
             return
@@ -146,7 +142,7 @@ def audit(asked: Asked, environment: Mapping[str, str]) -> Exit:
     """See `veilmq.pipeline.jobs.audit`. Raises Failure."""
     from veilmq.pipeline.jobs import audit as job
 
-    with _session(asked, environment) as (_, events):
+    with _session(asked, environment) as (_, events, _):
         found = job.audit(events(None))
         if asked.out is not None:
             _write(asked, found, "audit")
@@ -203,19 +199,23 @@ def export(
 
 
 @contextmanager
-def _session(asked: Asked, environment: Mapping[str, str]) -> Iterator[tuple["SparkSession", "_Events"]]:
-    """Spark, and what gives the events: of some kinds, or with None of all. Raises Failure."""
+def _session(
+    asked: Asked, environment: Mapping[str, str], *, hold: bool = True
+) -> Iterator[tuple["SparkSession", "_Events", "_Seen"]]:
+    """Spark, what gives the events (of some kinds, or with None of all), and which they are: the same for every look,
+    though a server goes on meanwhile. hold: the first one is needed. Raises Failure."""
     with _told():
         from veilmq.pipeline.events import load
         from veilmq.pipeline.jobs.tables import check_format
 
         check_format(asked.format)
         options = _options(asked, environment)
-        _bounds(asked, environment)
+        seen = _seen(asked, environment, hold=hold)
+        options |= {"from": str(seen.start), "until": str(seen.stop)}
         if asked.out is not None:
             make_place(asked.out)
         with started(asked.master, asked.remote) as spark:
-            yield spark, partial(load, spark, options)
+            yield spark, partial(load, spark, options), seen
 
 
 def make_place(out: Path, named: str = "--out") -> None:
@@ -293,8 +293,28 @@ def _history(asked: Asked, environment: Mapping[str, str]) -> "History":
     return ServerHistory(options["server"], options.get("token"), options.get("certificate"))
 
 
-def _bounds(asked: Asked, environment: Mapping[str, str]) -> tuple[int, int]:
-    """The offsets that are meant: from the first to before the second. Raises OptionInvalid, HistoryGap."""
+class _Seen(NamedTuple):
+    """The events of one history that are looked at: from offset `start` to before `stop`."""
+
+    history: "History"
+    start: int
+    stop: int
+
+    def first_instant(self) -> int | None:
+        """When they begin: a look at the first one is cheaper than one at all."""
+        from veilmq.pipeline.events.reading import first_instant
+
+        return first_instant(*self)
+
+    def last_instant(self) -> int | None:
+        """When they end."""
+        from veilmq.pipeline.events.reading import last_instant
+
+        return last_instant(*self)
+
+
+def _seen(asked: Asked, environment: Mapping[str, str], *, hold: bool) -> _Seen:
+    """Those that are meant. Raises OptionInvalid, HistoryGap."""
     from veilmq.pipeline.events.reading import OFFSET
 
     named, until = asked.start, asked.until
@@ -302,10 +322,12 @@ def _bounds(asked: Asked, environment: Mapping[str, str]) -> tuple[int, int]:
         raise OptionInvalid(f"--from {named}: it is an offset, first or next.", "")
     if until is not None and not OFFSET.match(str(until)):
         raise OptionInvalid(f"--until {until}: it is an offset.", "")
-    first, following = _history(asked, environment).bounds()
+    history = _history(asked, environment)
+    held = history.hold(None) if hold and named in {None, "first"} else None
+    first, following = history.bounds()
     match named:
         case None | "first":
-            start = first
+            start = first if held is None else held
         case "next":
             start = following
         case _:
@@ -314,14 +336,7 @@ def _bounds(asked: Asked, environment: Mapping[str, str]) -> tuple[int, int]:
         raise HistoryGap(f"There is no offset {start}.", f"The history holds {first} to {following}.")
     if until is not None and until < start:
         raise OptionInvalid(f"--until {until} is before offset {start}, where it is to begin.", "")
-    return start, following if until is None else min(following, until)
-
-
-def _until(asked: Asked, environment: Mapping[str, str]) -> int | None:
-    """When the events end: a look at the last one is cheaper than one at all."""
-    from veilmq.pipeline.events.reading import last_instant
-
-    return last_instant(_history(asked, environment), *_bounds(asked, environment))
+    return _Seen(history, start, following if until is None else min(following, until))
 
 
 def _server(asked: Asked, environment: Mapping[str, str]) -> str:

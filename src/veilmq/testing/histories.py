@@ -335,6 +335,10 @@ class MadeUp:
         self.epoch = same_history(self.epoch, self._own, "the table")
         return Bounds(self._first, self._first + self._table.num_rows)
 
+    def hold(self, start: int | None) -> int:
+        """See `History.hold`."""
+        return self._first if start is None else start
+
     def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:
         """See `History.splits`."""
         return [(at, min(at + rows, stop)) for at in range(start, stop, rows)]

@@ -52,8 +52,11 @@ def export(
         for left in directory.glob("day=*/.*.part"):
             left.unlink()
         found = _next_of(directory, history)
+        if found is not None:
+            first = found
+        else:
+            first = history.hold(None) if start is None else start
         bounds = history.bounds()
-        first = found if found is not None else bounds.first if start is None else start
         stop = bounds.following if until is None else min(until, bounds.following)
         if first < bounds.first:
             mend = "Export into another directory: events were trimmed before they were exported."

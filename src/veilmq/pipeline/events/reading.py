@@ -47,6 +47,8 @@ _REFUSAL_BYTES_MAX: Final = 65_536
 _REACH: Final = 1_000
 """By how many times further back the last event is looked for, where a key does not see each."""
 _TIMEOUT_S: Final = 60.0
+HOLD_S: Final = 300
+"""For so long a server spares what was planned to be read, and for so long after each piece of it was begun."""
 _DAMAGED: Final = (pa.ArrowException, OSError, UnicodeDecodeError)
 """What reading a Parquet file raises that is none any more."""
 _FILE: Final = re.compile(r"offset-(\d{20})-(\d{20})\.parquet\Z")
@@ -68,6 +70,11 @@ class History(Protocol):
 
     def bounds(self) -> Bounds:
         """Which offsets there are now. Raises PipelineError."""
+        ...
+
+    def hold(self, start: int | None) -> int:
+        """The offset `start`, or with None the first that there is: what comes from there on is not trimmed for
+        `HOLD_S`, unless the server's disk is low or its history has grown by half. Raises HistoryGap, PipelineError."""
         ...
 
     def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:
@@ -174,13 +181,21 @@ class ServerHistory:
 
     def bounds(self) -> Bounds:
         """See `History.bounds`."""
-        connection, answer = self._get("next", 1)
+        answer = self._look("next")
+        return Bounds(_header(answer, "veilmq-first-offset"), _header(answer, "veilmq-next-offset"))
+
+    def hold(self, start: int | None) -> int:
+        """See `History.hold`."""
+        return _header(self._look("first" if start is None else str(start), HOLD_S), "veilmq-start-offset")
+
+    def _look(self, start: str, hold_s: int = 0) -> http.client.HTTPResponse:
+        connection, answer = self._get(start, 1, hold_s)
         with connection:
             try:
                 answer.read()
             except (OSError, http.client.HTTPException) as error:
                 raise SourceUnreachable(f"{self.url} broke off: {error}.", "Run it again.") from None
-            return Bounds(_header(answer, "veilmq-first-offset"), _header(answer, "veilmq-next-offset"))
+        return answer
 
     def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:
         """See `History.splits`."""
@@ -205,12 +220,12 @@ class ServerHistory:
                     ) from None
                 at = following
 
-    def _get(self, start: str, limit: int) -> "tuple[_Closing, http.client.HTTPResponse]":
+    def _get(self, start: str, limit: int, hold_s: int = 0) -> "tuple[_Closing, http.client.HTTPResponse]":
         connection = connection_to(self.url, self._certificate, _TIMEOUT_S)
         headers = {"Accept": ARROW, "User-Agent": "veilmq-pipeline"}
         if self._authorization:
             headers["Authorization"] = self._authorization
-        query = urlencode({"from": start, "limit": limit})
+        query = urlencode({"from": start, "limit": limit} | ({"hold": hold_s} if hold_s else {}))
         said = b""
         try:
             connection.request("GET", f"{self._path}/api/v1/events?{query}", headers=headers)
@@ -325,6 +340,10 @@ class ParquetHistory:
         files = self.files()
         self.epoch = same_history(self.epoch, _epoch_of(files[-1][2]), self.directory)
         return Bounds(files[0][0], files[-1][1])
+
+    def hold(self, start: int | None) -> int:
+        """See `History.hold`: files are there until they are tidied away."""
+        return self.bounds().first if start is None else start
 
     def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:
         """See `History.splits`: whole files, the large ones cut."""

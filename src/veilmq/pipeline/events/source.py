@@ -15,6 +15,7 @@ and a union of two kinds of events was one kind, twice.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -33,10 +34,11 @@ _OPTIONS: Final = frozenset(
 
 
 class Piece(InputPartition):
-    """The offsets of one task."""
+    """The offsets of one task, of a range that begins at `first`."""
 
-    def __init__(self, start: int, stop: int, epoch: str) -> None:
+    def __init__(self, first: int, start: int, stop: int, epoch: str) -> None:
         super().__init__(None)
+        self.first = first
         self.start = start
         self.stop = stop
         self.epoch = epoch
@@ -74,9 +76,11 @@ class Wanted:
 
     def first(self) -> int:
         """The offset to begin with. Raises HistoryGap if it was trimmed."""
+        if self.start == "first":
+            return self.history.hold(None)
         first, following = self.history.bounds()
-        if self.start in {"first", "next"}:
-            return first if self.start == "first" else following
+        if self.start == "next":
+            return following
         start = int(self.start)
         if not first <= start <= following:
             mend = f"The history holds {first} to {following}: begin with from=first."
@@ -92,12 +96,18 @@ class Wanted:
         return following if self.until is None else min(following, self.until)
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """The tasks for a range."""
-        return [Piece(*each, self.history.epoch) for each in self.history.splits(start, stop, self.partition_rows)]
+        """The tasks for a range, which is held for them."""
+        if start < stop:
+            self.history.hold(start)
+        epoch = self.history.epoch
+        return [Piece(start, *each, epoch) for each in self.history.splits(start, stop, self.partition_rows)]
 
     def read(self, piece: Piece) -> Iterator[Any]:
         """Its record batches, of the history that it was cut from, without the kinds that nobody wants."""
         self.history.epoch = piece.epoch
+        if piece.start > piece.first:  # others may still be to read, or all of it again
+            with suppress(HistoryGap):
+                self.history.hold(piece.first)
         for batch in self.history.read(piece.start, piece.stop):
             if self.kinds is None:
                 yield batch

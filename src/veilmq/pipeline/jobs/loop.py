@@ -116,8 +116,8 @@ class Loop:
         with locked(self.directory / "lock", LoopTaken, "Another run"):
             state = self._state(options)
             history.epoch = state.epoch
+            start = history.hold(None) if state.next is None else state.next
             bounds = history.bounds()
-            start = bounds.first if state.next is None else state.next
             if not bounds.first <= start <= bounds.following:
                 mend = f"Remove {self.directory} to begin anew, and run more often than the history is trimmed."
                 raise HistoryGap(f"The history holds {bounds.first} to {bounds.following}, and {start} is next.", mend)

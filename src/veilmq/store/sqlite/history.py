@@ -15,6 +15,7 @@ import msgspec
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind, shown_detail
 from veilmq.model.instant import Instant
+from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.rows import origin_names, queue_names
 from veilmq.store.sqlite.writer import Writer
 
@@ -31,23 +32,25 @@ _FORGOTTEN: Final = (
 """The first row of the history is the oldest: the clock never goes back."""
 
 
-def trim(writer: Writer, history_us_max: int, history_bytes_max: int, floor: int | None, rows_max: int) -> int:
+def trim(writer: Writer, options: Options, floor: int | None, held: int | None, rows_max: int) -> int:
     """Drop the oldest rows beyond the bounds, at most `rows_max` and never the last; returns how many.
 
-    floor: the offset from which on nothing goes, whatever the bounds say (snapshots.py).
+    floor: the offset from which on nothing goes, whatever the bounds say (snapshots.py). held: the same, but only up to
+    half as many bytes again (holds.py).
     """
     if floor == 0:
         return 0
     rows = writer.read(
         "SELECT offset, count, at, bytes_before, length(events) FROM history ORDER BY offset LIMIT ?", (rows_max,)
     )
-    keep_after = writer.now - history_us_max
-    cut = [
-        offset
-        for offset, count, at, bytes_before, length in rows
-        if (at < keep_after or writer.history_bytes - (bytes_before + length) >= history_bytes_max)
-        and (floor is None or offset + count <= floor)
-    ]
+    keep_after, bytes_max = writer.now - options.history_us_max, options.history_bytes_max
+    cut = []
+    for offset, count, at, bytes_before, length in rows:
+        end, left = offset + count, writer.history_bytes - (bytes_before + length)
+        is_beyond = at < keep_after or left >= bytes_max
+        is_held = held is not None and end > held and left < bytes_max + bytes_max // 2
+        if is_beyond and not is_held and (floor is None or end <= floor):
+            cut.append(offset)
     if cut and cut[-1] == _last_row(writer):
         cut.pop()
     if cut:

@@ -80,6 +80,7 @@ from veilmq.store.sqlite.connections import (
     verdict,
 )
 from veilmq.store.sqlite.directory import DataDirectory
+from veilmq.store.sqlite.holds import Holds
 from veilmq.store.sqlite.loading import load
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.promotion import promote
@@ -130,6 +131,8 @@ class SqliteStore:
         check_version()
         self.options = options or Options()
         self._at_point = at_point
+        self.holds = Holds()
+        """What readers of the history need: trimming spares it."""
         self.directory = DataDirectory(path, self.options.reserve_bytes, self.options.floor_bytes)
         try:
             self._open()
@@ -203,7 +206,7 @@ class SqliteStore:
             Delete: leases.delete_all,
             Extend: leases.extend_all,
             Undeliver: _each(leases.undeliver),
-            Sweep: _promoted(lambda writer, command: sweeps.sweep(writer, command, self.options, self._snapshots)),
+            Sweep: _promoted(self._sweep),
             Receive: _each(receives.receive),
             PurgeQueue: _promoted(queue_commands.purge),
             DeleteQueue: _promoted(queue_commands.delete),
@@ -440,6 +443,9 @@ class SqliteStore:
             raise StoreUnknown(reason=self._broken) from second
         if isinstance(error, apsw.FullError):
             self._relieve()
+
+    def _sweep(self, writer: Writer, command: Sweep) -> Outcome:
+        return sweeps.sweep(writer, command, self.options, self._snapshots, self.holds)
 
     def _relieve(self, *, freed: bool = False) -> None:
         """The disk is full: free the reserve, unless it is `freed`, and refuse what would fill it again until it is

@@ -17,6 +17,7 @@ from veilmq.model.outcomes import Outcome, Recorded, Swept
 from veilmq.store.sqlite import fifo_delays, history, moves
 from veilmq.store.sqlite.endings import expire, remove_rows, return_due
 from veilmq.store.sqlite.groups import FIRST_OF_GROUPS
+from veilmq.store.sqlite.holds import Holds
 from veilmq.store.sqlite.options import MIB, Options
 from veilmq.store.sqlite.places import Place, find_places, numbers
 from veilmq.store.sqlite.queues import LiveQueue
@@ -59,7 +60,7 @@ _ENDS: Final = "SELECT json_group_array(json_array(sequence, ends)) FROM ({rows}
 _ENDS_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int]])
 
 
-def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots) -> Outcome:
+def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots, holds: Holds) -> Outcome:
     """One bounded step."""
     left = command.steps_max
     left -= _return_all(writer, left)
@@ -76,7 +77,8 @@ def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots
     if left > 0:
         rows_max = min(left, _HISTORY_ROWS_MAX)
         floor = snapshots.floor(writer)
-        trimmed = history.trim(writer, options.history_us_max, options.history_bytes_max, floor, rows_max)
+        held = holds.first(writer.now) if writer.disk_low is None else None
+        trimmed = history.trim(writer, options, floor, held, rows_max)
         if trimmed and floor is None:
             snapshots.trimmed(writer)
         left -= trimmed
