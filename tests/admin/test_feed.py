@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from veilmq.admin.access import Caller
 from veilmq.admin.copies import Copies
 from veilmq.admin.reading import Scope
 from veilmq.store.sqlite import history
+from veilmq.store.sqlite.holds import Holds
 from veilmq.store.sqlite.store import SqliteStore
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
@@ -249,21 +250,42 @@ def test_what_an_answer_still_has_to_tell_is_not_trimmed(
         asked = {"type": "http", "method": "GET", "query_string": b"limit=1000", "headers": headers}
         told = server.on_loop(_events(server, Request(asked | {"veilmq.caller": Caller()})))
         start, stop = (int(told.headers[name]) for name in (feed.START_HEADER, feed.NEXT_HEADER))
-        parts = [server.on_loop(_next(told.body_iterator))]
-        for _ in range(5):
+        assert first <= start < stop - 30
+        parts = []
+        for _ in range(2):  # before the first piece, and between two
+            for _ in range(3):
+                _send_and_sweep(http, server)
+            server.store.holds = Holds()  # as if the time of those before were over
+            parts.append(server.on_loop(_next(told.body_iterator)))
+        for _ in range(3):
             _send_and_sweep(http, server)
-        assert int(http.get("/api/v1/events?limit=1").headers[feed.FIRST_HEADER]) <= start + 10 < stop
+        assert start < _first(http) <= start + 20
         while part := server.on_loop(_next(told.body_iterator)):
             parts.append(part)
-        assert start >= first
         if form:
             offsets = pa.ipc.open_stream(b"".join(parts)).read_all().column("offset").to_pylist()
         else:
             offsets = [json.loads(line)["offset"] for line in b"".join(parts).splitlines()]
         assert offsets == list(range(start, stop))
-        for _ in range(5):
-            _send_and_sweep(http, server)
-        assert int(http.get("/api/v1/events?limit=1").headers[feed.FIRST_HEADER]) > start + 10
+
+
+def test_a_reader_whom_trimming_outruns_is_cut_off_and_no_failure(
+    running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "ROWS_A_PIECE", 10)
+    pieces = feed.Feed._pieces
+
+    def outrun(self: feed.Feed, written: Any, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
+        yield from pieces(self, written, start, start + 10, scope)
+        yield from pieces(self, written, 0, stop, scope)  # long gone
+
+    options = msgspec.structs.replace(OPTIONS, history_bytes_max=6_000)
+    with running(tmp_path / "data", options=options) as server, _client(server) as http:
+        _fill(http, server)
+        monkeypatch.setattr(feed.Feed, "_pieces", outrun)
+        with pytest.raises(httpx.RemoteProtocolError):
+            http.get("/api/v1/events")
+        assert 'veilmq_failures_total{listener="admin"} 0.0' in http.get("/metrics").text
 
 
 def test_who_will_come_for_it_may_have_it_held(running: Any, tmp_path: Path) -> None:
@@ -291,9 +313,13 @@ async def _next(parts: AsyncIterator[bytes]) -> bytes:
 def _fill(http: httpx.Client, server: Any) -> int:
     """Until the oldest events were trimmed: the first offset."""
     http.put(ORDERS)
-    while not (first := int(http.get("/api/v1/events?limit=1").headers[feed.FIRST_HEADER])):
+    while not (first := _first(http)):
         _send_and_sweep(http, server)
     return first
+
+
+def _first(http: httpx.Client) -> int:
+    return int(http.get("/api/v1/events?from=next").headers[feed.FIRST_HEADER])
 
 
 def _send_and_sweep(http: httpx.Client, server: Any) -> None:

@@ -100,6 +100,15 @@ def test_what_is_looked_for_may_be_looked_for_once(stage: Stage, tmp_path: Path)
     _relay(stage, tmp_path, {"check_every": endless})
 
 
+def test_what_may_last_may_last_for_ever(stage: Stage) -> None:
+    endless = float("inf")
+    ThresholdTimeout(30, longest=endless, window=endless, factor=endless)
+    AdaptiveTimeout(longest=endless, half_life=endless)
+    with Receiver(stage.queue) as receiver, LeaseKeeper(stage.queue) as keeper:
+        for close in (receiver.close, keeper.close):
+            close(deadline=-0.001)  # a deadline that is over
+
+
 @pytest.mark.parametrize("wrong", ["5", float("nan")])
 def test_so_is_one_of_a_call(stage: Stage, tmp_path: Path, wrong: Any) -> None:
     stage.send("a")

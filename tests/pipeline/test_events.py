@@ -6,6 +6,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from veilmq.client.connect import connect
+from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import (
     HistoryGap,
     HistoryNewer,
@@ -450,7 +452,8 @@ class TestBadInput:
 
         def go_on() -> None:
             while not over.wait(0.1):
-                started.happen(1)
+                with suppress(VeilError):  # on a slow machine
+                    started.happen(1)
 
         busy = threading.Thread(target=go_on)
         try:

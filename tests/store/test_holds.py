@@ -8,10 +8,8 @@ import pytest
 
 from veilmq.model.commands import Sweep
 from veilmq.model.events import HistoryTrimmed
-from veilmq.model.instant import SECOND_US
+from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite import holds
-from veilmq.store.sqlite.holds import Holds
 from veilmq.testing.contract.stage import Stage
 from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
@@ -50,37 +48,38 @@ def first_of(stage: Stage) -> int:
 
 
 def test_what_is_held_stays_until_its_time_is_over(stage: Stage) -> None:
-    first, reader = first_of(stage), object()
+    first = first_of(stage)
     grow(stage, 1_000)
     assert first_of(stage) > first, "it is trimmed all the time"
     first = first_of(stage)
-    store_of(stage).holds.keep(reader, first, stage.now + 10 * SECOND_US)
+    assert store_of(stage).holds.keep(first, 30) == first
     grow(stage, 5_000)
     assert first_of(stage) == first
-    stage.later(10 * SECOND_US - 1)
+    stage.later(30 * SECOND_US)
     grow(stage, 100)
     assert first_of(stage) == first
-    stage.later(1)
+    stage.later(20 * SECOND_US)
     grow(stage, 100)
     assert first_of(stage) > first
 
 
-def test_a_reader_that_goes_on_holds_what_is_left_to_it(stage: Stage) -> None:
-    reader, keep = object(), store_of(stage).holds.keep
-    first = first_of(stage)
-    keep(reader, first, stage.now + SECOND_US)
-    keep(reader, first + 50, stage.now + SECOND_US)
+def test_of_many_holds_the_least_offset_counts(stage: Stage) -> None:
+    first, keep = first_of(stage), store_of(stage).holds.keep
+    for offset, seconds in ((first + 50, 10), (first + 40, 600), (first + 60, 30), (first + 45, 600)):
+        keep(offset, seconds)
+    for number in range(2_000):
+        keep(first + 100 + number, 1 + number % 600)
     grow(stage, 5_000)
-    assert first < first_of(stage) <= first + 50
-    assert stage.events(first + 50)[0].offset == first + 50
-    store_of(stage).holds.release(reader)
+    assert first < first_of(stage) <= first + 40
+    assert stage.events(first + 40)[0].offset == first + 40
+    stage.later(650 * SECOND_US)
     grow(stage, 1_000)
-    assert first_of(stage) > first + 50
+    assert first_of(stage) > first + 40
 
 
 def test_the_history_grows_by_no_more_than_half(stage: Stage) -> None:
     first = first_of(stage)
-    store_of(stage).holds.keep(object(), 0, stage.now + 600 * SECOND_US)
+    store_of(stage).holds.keep(0, 600)
     for _ in range(8):
         grow(stage, 1_000)
     assert first_of(stage) == first
@@ -91,9 +90,20 @@ def test_the_history_grows_by_no_more_than_half(stage: Stage) -> None:
     assert BYTES_MAX < kept <= BYTES_MAX * 3 // 2 + 1_000
 
 
+def test_nothing_gets_older_than_ten_minutes_more(tmp_path: Path) -> None:
+    stage = Stage(SqliteFactory(tmp_path / "data", msgspec.structs.replace(SMALL, history_us_max=HOUR_US)))
+    stage.create()
+    for minutes in range(0, 120, 5):
+        store_of(stage).holds.keep(0, 600)
+        grow(stage, 1_000)
+        assert (first_of(stage) == 0) is (minutes <= 70), minutes
+        stage.later(5 * MINUTE_US)
+    stage.store.close()
+
+
 def test_nothing_is_held_on_a_low_disk(stage: Stage) -> None:
     first, store = first_of(stage), store_of(stage)
-    store.holds.keep(object(), 0, stage.now + 600 * SECOND_US)
+    store.holds.keep(0, 600)
     grow(stage, 1_000)
     assert first_of(stage) == first
     store.directory.free_bytes = lambda: -1  # type: ignore[method-assign] # a disk that is full of something else
@@ -104,11 +114,24 @@ def test_nothing_is_held_on_a_low_disk(stage: Stage) -> None:
     assert first_of(stage) > first
 
 
-def test_there_is_a_most_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holds, "HOLDS_MAX", 2)
-    held = Holds()
-    for offset, until in ((5, 10), (7, 30), (9, 20)):
-        held.keep(object(), offset, until)
-    assert held.first(0) == 7
-    assert held.first(20) == 7
-    assert held.first(30) is None
+def test_who_comes_between_a_trim_and_its_commit_is_told_what_is_left(stage: Stage) -> None:
+    store, seen = store_of(stage), first_of(stage)
+    queue = QueueKey("000000000000", "us-east-1", "jobs")
+    for _ in range(20):
+        stage.send(queue, "x")
+    store.apply([Sweep()], stage.now)
+    left = store.holds.keep(0, 600)
+    assert left > seen
+    store.commit()
+    assert first_of(stage) == left
+
+
+def test_what_a_batch_that_is_rolled_back_trimmed_is_there(stage: Stage) -> None:
+    store, seen = store_of(stage), first_of(stage)
+    queue = QueueKey("000000000000", "us-east-1", "jobs")
+    for _ in range(20):
+        stage.send(queue, "x")
+    store.apply([Sweep()], stage.now)
+    store._roll_back(RuntimeError())
+    assert store.holds.keep(0, 0) <= seen
+    assert first_of(stage) == seen

@@ -69,7 +69,9 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
         return answers.answer({"account": account, "region": region, "known": known})
 
     async def failed(request: Request, error: Exception) -> Response:
-        """500, counted."""
+        """500, counted; but a reader whom trimming outran amid its answer knows by the answer's end."""
+        if isinstance(error.__cause__, HistoryTrimmed):
+            return await answers.trimmed(request, error.__cause__)
         metrics.admin_failures += 1
         return await answers.failed(request, error)
 

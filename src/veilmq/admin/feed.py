@@ -29,7 +29,7 @@ from veilmq.admin.reading import Range, Scope, event_lines, find_start, piece_en
 from veilmq.admin.service import Service
 from veilmq.model.access import Action
 from veilmq.model.errors import DiskLow
-from veilmq.model.instant import SECOND_US
+from veilmq.model.events import HistoryTrimmed
 from veilmq.store.sqlite.backup import backup
 from veilmq.store.sqlite.large_files import SyncedInPieces
 from veilmq.store.sqlite.rows import Connection, head
@@ -84,8 +84,7 @@ class Feed:
         arrow = columns.is_wanted(",".join(request.headers.getlist("accept")))
         if arrow and not columns.available():
             raise Refused(406, "not_acceptable", "Arrow needs the extra `arrow`: pip install 'veilmq[arrow]'")
-        reader = object()
-        start, first, following = await run_in_threadpool(self._find_held, wanted.start, reader, wanted.hold)
+        start, first, following = await run_in_threadpool(self._find_held, wanted.start, max(wanted.hold, _READ_S))
         if start >= following and wanted.follow:
             first, following = await self._wait(start, wanted.follow)
             caller = caller_of(request).after_waiting(self._service.keyring)
@@ -103,27 +102,21 @@ class Feed:
             EPOCH_HEADER: self._epoch,
         }
         if arrow:
-            return stream(in_thread(self._arrow(start, stop, scope, reader)), columns.MEDIA_TYPE, headers)
-        return stream(in_thread(self._lines(start, stop, scope, reader)), JSON_LINES, headers)
+            return stream(in_thread(self._arrow(start, stop, scope)), columns.MEDIA_TYPE, headers)
+        return stream(in_thread(self._lines(start, stop, scope)), JSON_LINES, headers)
 
-    def _find_held(self, wanted: str, reader: object, hold_s: float) -> Range:
-        """What is found is there until the answer comes to it, and for `hold_s` seconds."""
+    def _find_held(self, wanted: str, seconds: float) -> Range:
+        """What is found is there for so long, within the bounds of `Holds`. Raises as `find_start`."""
         if wanted == "next":
             return self._find(wanted)
-        self._keep(reader, int(wanted) if wanted.isdecimal() else 0, _READ_S)  # before it is looked for
-        try:
-            found = self._find(wanted)
-        except BaseException:
-            self._service.store.holds.release(reader)
-            raise
-        self._keep(reader, found.start, _READ_S)
-        if hold_s:
-            self._keep(object(), found.start, hold_s)
-        return found
-
-    def _keep(self, reader: object, offset: int, seconds: float) -> None:
-        until = self._service.shell.now() + round(seconds * SECOND_US)
-        self._service.store.holds.keep(reader, offset, until)
+        # Held before it is looked for; and what a batch trims that is not committed yet is still seen.
+        left = self._service.store.holds.keep(int(wanted) if wanted.isdecimal() else 0, seconds)
+        found = self._find(wanted)
+        if found.start >= left:
+            return found
+        if wanted == "first":
+            return found._replace(start=left, first=left)
+        raise HistoryTrimmed(left)
 
     def _find(self, wanted: str) -> Range:
         with self._service.store.readers.lend() as connection:
@@ -156,27 +149,24 @@ class Feed:
             followers.discard(committed)
         return found.first, found.following
 
-    def _lines(self, start: int, stop: int, scope: Scope, reader: object) -> Iterator[bytes]:
-        return self._pieces(event_lines, start, stop, scope, reader)
+    def _lines(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
+        return self._pieces(event_lines, start, stop, scope)
 
-    def _arrow(self, start: int, stop: int, scope: Scope, reader: object) -> Iterator[bytes]:
+    def _arrow(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
         written = columns.ArrowStream()
-        yield from self._pieces(written.batch, start, stop, scope, reader)
+        yield from self._pieces(written.batch, start, stop, scope)
         yield written.end()
 
-    def _pieces(self, written: _Written, start: int, stop: int, scope: Scope, reader: object) -> Iterator[bytes]:
+    def _pieces(self, written: _Written, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
         """[start, stop) a piece at a time; between two of them no connection is held, and trimming spares the next.
         Raises HistoryTrimmed if it did not, as on a low disk."""
-        try:
-            while start < stop:
-                with self._service.store.readers.lend() as connection:
-                    end = piece_end(connection, start, min(stop, start + ROWS_A_PIECE))
-                    piece = written(connection, start, end, scope)
-                start = end
-                self._keep(reader, start, _READ_S)
-                yield piece
-        finally:
-            self._service.store.holds.release(reader)
+        while start < stop:
+            with self._service.store.readers.lend() as connection:
+                end = piece_end(connection, start, min(stop, start + ROWS_A_PIECE))
+                piece = written(connection, start, end, scope)
+            start = end
+            self._service.store.holds.keep(start, _READ_S)
+            yield piece
 
     async def trace(self, request: Request) -> Response:
         """All events of one message."""

@@ -17,6 +17,7 @@ from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.moves import MOVES_PER_SECOND_MAX
 from veilmq.model.plan import Adaptive
 from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
+from veilmq.store.sqlite.holds import HOLD_S_MAX
 
 ENTRIES_MAX: Final = 100
 WAIT_US_MAX: Final = 30 * SECOND_US
@@ -240,7 +241,7 @@ class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rena
     start: Annotated[str, Meta(pattern=_START)] = "first"
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     follow: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    hold: Annotated[float, Meta(ge=0, le=600)] = 0.0
+    hold: Annotated[float, Meta(ge=0, le=HOLD_S_MAX)] = 0.0
 
 
 class TraceInput(_Input):

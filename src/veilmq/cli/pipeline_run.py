@@ -334,6 +334,8 @@ def _seen(asked: Asked, environment: Mapping[str, str], *, hold: bool) -> _Seen:
             start = int(named)
     if not first <= start <= following:
         raise HistoryGap(f"There is no offset {start}.", f"The history holds {first} to {following}.")
+    if hold and held is None:
+        history.hold(start)
     if until is not None and until < start:
         raise OptionInvalid(f"--until {until} is before offset {start}, where it is to begin.", "")
     return _Seen(history, start, following if until is None else min(following, until))

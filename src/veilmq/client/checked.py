@@ -60,6 +60,13 @@ def not_negative(value: Any, parameter: str) -> float:
     raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a finite number of seconds from 0 on")
 
 
+def remaining(value: Any, parameter: str) -> float:
+    """A duration that may be over: what is left until a moment. Raises ParameterInvalid."""
+    if _is_number(value) and not math.isnan(value):
+        return value  # type: ignore[no-any-return]
+    raise ParameterInvalid(parameter=parameter, reason=f"must be a number of seconds, not {_said(value)}")
+
+
 def at_least(value: Any, parameter: str, least: int) -> int:
     """A whole number without an upper bound. Raises ParameterInvalid."""
     if isinstance(value, int) and type(value) is not bool and value >= least:

@@ -31,7 +31,7 @@ _NO_DUPLICATES: Final[frozenset[bytes]] = frozenset()
 class Refusal(Exception):
     """A request that goes no further: the status to answer, and why, for the client to read.
 
-    request: without its body, if that is all that is wrong with it: the answer has its form.
+    request: without its body, if its headers were read: the answer has their form.
     """
 
     def __init__(self, status: int, reason: str, request: Request | None = None) -> None:
@@ -245,7 +245,8 @@ class Intake:
 
     def _measure_headers(self, headers: dict[bytes, bytes]) -> None:
         # A repeated header counts 2 bytes for its comma instead of its name: the bytes fed bound that in any case.
-        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in headers.items())
+        size = len(self._authority or b"") + len(self._target)
+        size += sum(len(name) + len(value) + 4 for name, value in headers.items())
         if size > self._limits.header_bytes_max:
             raise self._refusal(431, f"request line and headers exceed {self._limits.header_bytes_max} bytes")
 

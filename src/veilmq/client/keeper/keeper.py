@@ -235,7 +235,7 @@ class LeaseKeeper(Closing, OfProcess):
         `release`, the messages given back at once. Twice is once, and nothing happens in a forked child. Raises
         ParameterInvalid.
         """
-        checked.seconds(deadline, "deadline", 0, math.inf)
+        checked.remaining(deadline, "deadline")
         if self.inherited:
             return
         with self._lock:

@@ -89,7 +89,7 @@ class Polling(Anew):
     def close(self, deadline: float) -> None:
         """Wake everyone, and end the parked requests; wait up to `deadline` seconds for all that are under way, which
         release what they bring. Raises ParameterInvalid."""
-        checked.seconds(deadline, "deadline", 0, math.inf)
+        checked.remaining(deadline, "deadline")
         self._here()
         self._closed = True
         with self._changed:

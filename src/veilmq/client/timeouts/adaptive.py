@@ -64,7 +64,7 @@ class AdaptiveTimeout:
 
         half_life: attempts after which one counts half. Raises ParameterInvalid for values that cannot be.
         """
-        if checked.positive(shortest, "shortest") >= checked.positive(longest, "longest"):
+        if checked.positive(shortest, "shortest") >= checked.positive(longest, "longest", may_be_endless=True):
             raise ParameterInvalid(parameter="shortest", reason=f"{shortest!r} is not below longest, {longest!r}")
         self._costs = costs or Costs()
         self._shortest = shortest

@@ -7,7 +7,7 @@ life: it took longer than that, nobody knows how much. The curve is Kaplan and M
 speaks where nothing was seen yet. Source: docs/patterns/adaptive-timeout.md; Kaplan and Meier 1958.
 """
 
-from math import log
+from math import inf, log
 from typing import Final
 
 from veilmq.client import checked
@@ -23,6 +23,7 @@ _PRIOR_FADES: Final = 20.0
 _PRIOR_SHORTEST: Final = 1.0
 _PRIOR_LONGEST: Final = 4 * 3_600.0
 _SCALE_MAX: Final = 1e100
+_WEIGHT_MAX: Final = 1e9
 
 
 def bucket_of(seconds: float) -> int:
@@ -41,12 +42,13 @@ class Survival:
     """Processing times of one kind of message. Not thread-safe."""
 
     def __init__(self, half_life: float | None = 400, prior_weight: float = PRIOR_WEIGHT) -> None:
-        """half_life: after so many attempts more, one counts half; None: never less.
+        """half_life: after so many attempts more, 1 at the least, one counts half; None: never less.
 
         prior_weight: how many attempts the prior is worth; 0: no prior. Raises ParameterInvalid.
         """
         if half_life is not None:
-            checked.positive(half_life, "half_life")
+            checked.number(half_life, "half_life", 1, inf)
+        checked.number(prior_weight, "prior_weight", 0, _WEIGHT_MAX)
         self._growth = 1.0 if half_life is None else 2 ** (1 / half_life)
         self._scale = 1.0
         self._finished = [0.0] * (BUCKETS + 1)

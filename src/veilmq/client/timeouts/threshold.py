@@ -5,6 +5,7 @@ timeout. Nothing lowers it again. Source: document 003, "count how many deletes 
 threshold, raise the visibility timeout".
 """
 
+import math
 import threading
 from collections import deque
 
@@ -33,11 +34,11 @@ class ThresholdTimeout:
         timeout, longest, margin: seconds. With a margin of 0 a keeper never extends, as in the document. Raises
         ParameterInvalid for values that cannot be.
         """
-        if checked.positive(timeout, "timeout") > checked.positive(longest, "longest"):
+        if checked.positive(timeout, "timeout") > checked.positive(longest, "longest", may_be_endless=True):
             raise ParameterInvalid(parameter="timeout", reason=f"{timeout!r} is above longest, {longest!r}")
         checked.at_least(failures, "failures", 1)
-        checked.positive(window, "window")
-        if checked.positive(factor, "factor") <= 1:
+        checked.positive(window, "window", may_be_endless=True)
+        if checked.number(factor, "factor", 1, math.inf) == 1:
             raise ParameterInvalid(parameter="factor", reason=f"{factor!r} is not above 1")
         checked.not_negative(margin, "margin")
         self.timeout = timeout

@@ -67,6 +67,7 @@ def export(
         # Where nothing may be seen, the next file's name tells those offsets too.
         at = seen = first
         while seen < stop:
+            history.hold(seen)
             end = min(seen + file_rows, stop)
             if _write(history, directory, at, seen, end):
                 at = end

@@ -15,7 +15,6 @@ and a union of two kinds of events was one kind, twice.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -106,8 +105,10 @@ class Wanted:
         """Its record batches, of the history that it was cut from, without the kinds that nobody wants."""
         self.history.epoch = piece.epoch
         if piece.start > piece.first:  # others may still be to read, or all of it again
-            with suppress(HistoryGap):
+            try:
                 self.history.hold(piece.first)
+            except HistoryGap:
+                self.history.hold(piece.start)
         for batch in self.history.read(piece.start, piece.stop):
             if self.kinds is None:
                 yield batch

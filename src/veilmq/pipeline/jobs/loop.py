@@ -121,6 +121,7 @@ class Loop:
             if not bounds.first <= start <= bounds.following:
                 mend = f"Remove {self.directory} to begin anew, and run more often than the history is trimmed."
                 raise HistoryGap(f"The history holds {bounds.first} to {bounds.following}, and {start} is next.", mend)
+            history.hold(start)
             self._tidy(state)
             left = self._left(state)
             settled, waiting = 0, 0 if left is None else tables.load(left).num_rows

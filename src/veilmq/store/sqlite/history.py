@@ -14,7 +14,8 @@ import msgspec
 
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind, shown_detail
-from veilmq.model.instant import Instant
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.store.sqlite.holds import HOLD_S_MAX, Holds
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.rows import origin_names, queue_names
 from veilmq.store.sqlite.writer import Writer
@@ -32,14 +33,27 @@ _FORGOTTEN: Final = (
 """The first row of the history is the oldest: the clock never goes back."""
 
 
-def trim(writer: Writer, options: Options, floor: int | None, held: int | None, rows_max: int) -> int:
+def trim(writer: Writer, options: Options, floor: int | None, holds: Holds, rows_max: int) -> int:
     """Drop the oldest rows beyond the bounds, at most `rows_max` and never the last; returns how many.
 
-    floor: the offset from which on nothing goes, whatever the bounds say (snapshots.py). held: the same, but only up to
-    half as many bytes again (holds.py).
+    floor: the offset from which on nothing goes, whatever the bounds say (snapshots.py). holds: the same of what is
+    being read, but only up to half as many bytes again and for ten minutes, and not on a low disk.
     """
     if floor == 0:
         return 0
+    with holds.trimming(writer.now) as step:
+        held = step.held if writer.disk_low is None else None
+        cut = _beyond(writer, options, floor, held, rows_max)
+        if cut:
+            offset, step.first = cut[-1]
+            writer.write("DELETE FROM history WHERE offset <= ?", (offset,))
+    return len(cut)
+
+
+def _beyond(
+    writer: Writer, options: Options, floor: int | None, held: int | None, rows_max: int
+) -> list[tuple[int, int]]:
+    """Offset and end of each row that goes."""
     rows = writer.read(
         "SELECT offset, count, at, bytes_before, length(events) FROM history ORDER BY offset LIMIT ?", (rows_max,)
     )
@@ -48,14 +62,13 @@ def trim(writer: Writer, options: Options, floor: int | None, held: int | None, 
     for offset, count, at, bytes_before, length in rows:
         end, left = offset + count, writer.history_bytes - (bytes_before + length)
         is_beyond = at < keep_after or left >= bytes_max
-        is_held = held is not None and end > held and left < bytes_max + bytes_max // 2
+        is_spared = at >= keep_after - HOLD_S_MAX * SECOND_US and left < bytes_max + bytes_max // 2
+        is_held = held is not None and end > held and is_spared
         if is_beyond and not is_held and (floor is None or end <= floor):
-            cut.append(offset)
-    if cut and cut[-1] == _last_row(writer):
+            cut.append((offset, end))
+    if cut and cut[-1][0] == _last_row(writer):
         cut.pop()
-    if cut:
-        writer.write("DELETE FROM history WHERE offset <= ?", (cut[-1],))
-    return len(cut)
+    return cut
 
 
 def forget_queues(writer: Writer, history_us_max: int) -> int:

@@ -438,6 +438,7 @@ class SqliteStore:
             self._judged(error)
         try:
             self._writer.rollback()
+            self.holds.forget()
         except _DAMAGE as second:
             self._broken = f"rollback failed: {second}"
             raise StoreUnknown(reason=self._broken) from second

@@ -77,8 +77,7 @@ def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots
     if left > 0:
         rows_max = min(left, _HISTORY_ROWS_MAX)
         floor = snapshots.floor(writer)
-        held = holds.first(writer.now) if writer.disk_low is None else None
-        trimmed = history.trim(writer, options, floor, held, rows_max)
+        trimmed = history.trim(writer, options, floor, holds, rows_max)
         if trimmed and floor is None:
             snapshots.trimmed(writer)
         left -= trimmed
