@@ -10,10 +10,12 @@ from veilmq.model.commands import Sweep
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.queue import QueueKey
+from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.contract.stage import Stage
 from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 BYTES_MAX = 20_000
+JOBS = QueueKey("000000000000", "us-east-1", "jobs")
 
 
 @pytest.fixture
@@ -30,11 +32,11 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def grow(stage: Stage, size: int) -> None:
     """Let the history take so many bytes more, and the sweeper do what it may."""
-    queue, store = QueueKey("000000000000", "us-east-1", "jobs"), store_of(stage)
+    store = store_of(stage)
     end = store._writer.history_bytes + size
     while store._writer.history_bytes < end:
-        stage.send(queue, "x")
-        stage.delete(queue, stage.take(queue).handle)
+        stage.send(JOBS, "x")
+        stage.delete(JOBS, stage.take(JOBS).handle)
     for _ in range(20):
         stage.do(Sweep())
 
@@ -114,12 +116,17 @@ def test_nothing_is_held_on_a_low_disk(stage: Stage) -> None:
     assert first_of(stage) > first
 
 
-def test_who_comes_between_a_trim_and_its_commit_is_told_what_is_left(stage: Stage) -> None:
+def trim_uncommitted(stage: Stage) -> tuple[SqliteStore, int]:
+    """A batch that trims is applied: the store, and the first offset that is still seen."""
     store, seen = store_of(stage), first_of(stage)
-    queue = QueueKey("000000000000", "us-east-1", "jobs")
     for _ in range(20):
-        stage.send(queue, "x")
+        stage.send(JOBS, "x")
     store.apply([Sweep()], stage.now)
+    return store, seen
+
+
+def test_who_comes_between_a_trim_and_its_commit_is_told_what_is_left(stage: Stage) -> None:
+    store, seen = trim_uncommitted(stage)
     left = store.holds.keep(0, 600)
     assert left > seen
     store.commit()
@@ -127,11 +134,7 @@ def test_who_comes_between_a_trim_and_its_commit_is_told_what_is_left(stage: Sta
 
 
 def test_what_a_batch_that_is_rolled_back_trimmed_is_there(stage: Stage) -> None:
-    store, seen = store_of(stage), first_of(stage)
-    queue = QueueKey("000000000000", "us-east-1", "jobs")
-    for _ in range(20):
-        stage.send(queue, "x")
-    store.apply([Sweep()], stage.now)
+    store, seen = trim_uncommitted(stage)
     store._roll_back(RuntimeError())
     assert store.holds.keep(0, 0) <= seen
     assert first_of(stage) == seen

@@ -52,10 +52,9 @@ def export(
         for left in directory.glob("day=*/.*.part"):
             left.unlink()
         found = _next_of(directory, history)
-        if found is not None:
-            first = found
-        else:
-            first = history.hold(None) if start is None else start
+        first = start if found is None else found
+        if first is None:
+            first = history.hold(None)
         bounds = history.bounds()
         stop = bounds.following if until is None else min(until, bounds.following)
         if first < bounds.first:

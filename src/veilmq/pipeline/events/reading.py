@@ -74,7 +74,7 @@ class History(Protocol):
 
     def hold(self, start: int | None) -> int:
         """The offset `start`, or with None the first that there is: what comes from there on is not trimmed for
-        `HOLD_S`, unless the server's disk is low or its history has grown by half. Raises HistoryGap, PipelineError."""
+        `HOLD_S`, within the bounds that docs/admin-api.md has for `hold`. Raises HistoryGap, PipelineError."""
         ...
 
     def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:
