@@ -4,7 +4,8 @@ Strategy: a history that is full loses its oldest events all the time, and a rea
 come to read them. So a reader names the offset that it needs and for how long; trimming spares what comes from there
 on. It is a courtesy with bounds: it ends by itself, it lets the history grow by no more than half its size and ten
 minutes, and it means nothing on a low disk (history.py). What ends in the same ten seconds is one number: however
-many readers there are, it is a few numbers. Their time begins with the next sweep: readers' threads have no clock of the store's.
+many readers there are, it is a few numbers. Their time begins with the next sweep: readers' threads have no clock of
+the store's.
 """
 
 import threading
