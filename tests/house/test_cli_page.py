@@ -40,9 +40,9 @@ def is_shown(words: tuple[str, ...]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_is_there(words: tuple[str, ...]) -> None:
-    assert is_shown(words)
+def test_every_command_is_there() -> None:
+    assert len(COMMANDS) > 20
+    assert [words for words in COMMANDS if not is_shown(words)] == []
 
 
 def test_what_is_not_there_is_not_found() -> None:

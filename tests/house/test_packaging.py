@@ -26,11 +26,8 @@ BUILD = PROJECT["build-system"]["requires"]
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 WANTED = [
-    *(pytest.param("run.txt", one, id=f"run-{one}") for one in [*BASE, *EXTRAS["server"], *BUILD]),
-    *(
-        pytest.param("dev.txt", one, id=f"dev-{one}")
-        for one in [*BASE, *BUILD, *(one for extra in EXTRAS.values() for one in extra)]
-    ),
+    *(("run.txt", one) for one in [*BASE, *EXTRAS["server"], *BUILD]),
+    *(("dev.txt", one) for one in [*BASE, *BUILD, *(one for extra in EXTRAS.values() for one in extra)]),
 ]
 
 
@@ -40,11 +37,14 @@ def locked(name: str) -> dict[str, str]:
     return {canonicalize_name(package): version for package, version in found}
 
 
-@pytest.mark.parametrize(("lock", "requirement"), WANTED)
-def test_the_lock_holds_what_is_asked_for(lock: str, requirement: str) -> None:
-    wanted = Requirement(requirement)
-    version = locked(lock)[canonicalize_name(wanted.name)]
-    assert wanted.specifier.contains(version), f"{version} is not in {wanted.specifier}: run `make lock`"
+def test_the_locks_hold_what_is_asked_for() -> None:
+    wrong = []
+    for lock, text in WANTED:
+        wanted = Requirement(text)
+        version = locked(lock).get(canonicalize_name(wanted.name))
+        if version is None or not wanted.specifier.contains(version):
+            wrong.append(f"{lock}: {text}, but {version} is locked: run `make lock`")
+    assert wrong == []
 
 
 def test_both_locks_agree() -> None:

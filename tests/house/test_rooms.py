@@ -7,7 +7,7 @@ of those may use, and which packages of others a room may import at all.
 import ast
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -136,32 +136,84 @@ def test_uses_finds_what_is_banned(source: str, banned: set[str], found: list[st
     assert uses(source, banned) == found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-class TestModule:
-    def test_is_short(self, path: Path) -> None:
-        lines = len(path.read_text().splitlines())
-        assert lines <= LINES_MAX, f"{lines} lines: split it by noun"
+def offenders(check: Callable[[Path], str]) -> list[str]:
+    """`path: what is wrong` for each module that the check finds fault with."""
+    found = ((path, check(path)) for path in MODULES)
+    return [f"{path.relative_to(SOURCE).as_posix()}: {wrong}" for path, wrong in found if wrong]
 
-    def test_is_named_after_what_it_holds(self, path: Path) -> None:
-        parts = {part.removesuffix(".py").strip("_") for part in path.relative_to(SOURCE).parts}
-        assert not parts & BANNED_NAMES
 
-    def test_opens_with_its_strategy(self, path: Path) -> None:
-        source = path.read_text()
-        assert not source.strip() or ast.get_docstring(ast.parse(source)), "the module has no docstring"
+def too_long(path: Path) -> str:
+    lines = len(path.read_text().splitlines())
+    return f"{lines} lines: split it by noun" if lines > LINES_MAX else ""
 
-    def test_uses_no_clock_environment_or_chance_of_its_own(self, path: Path) -> None:
-        assert uses(path.read_text(), BANNED_ANYWHERE - allowed(path)) == []
 
-    def test_imports_only_what_its_room_may(self, path: Path) -> None:
-        room, packages = room_of(path), imported_packages(path.read_text())
-        others = packages - sys.stdlib_module_names - {"veilmq", ""}
-        if room in IMPORTS_ALLOWED:
-            assert others <= IMPORTS_ALLOWED[room]
-        if room not in SQLITE_ROOMS:
-            assert not packages & SQLITE, "only the store knows SQLite"
-        if room in IO_FREE_ROOMS:
-            assert not packages & IO_MODULES, "this room does no I/O"
+def badly_named(path: Path) -> str:
+    parts = {part.removesuffix(".py").strip("_") for part in path.relative_to(SOURCE).parts}
+    return ", ".join(sorted(parts & BANNED_NAMES))
+
+
+def without_docstring(path: Path) -> str:
+    source = path.read_text()
+    return "" if not source.strip() or ast.get_docstring(ast.parse(source)) else "the module has no docstring"
+
+
+def banned_uses(path: Path) -> str:
+    return ", ".join(uses(path.read_text(), BANNED_ANYWHERE - allowed(path)))
+
+
+def forbidden_imports(path: Path) -> str:
+    room, packages = room_of(path), imported_packages(path.read_text())
+    others = packages - sys.stdlib_module_names - {"veilmq", ""}
+    forbidden: set[str] = set()
+    if room in IMPORTS_ALLOWED:
+        forbidden |= others - IMPORTS_ALLOWED[room]
+    if room not in SQLITE_ROOMS:
+        forbidden |= packages & SQLITE
+    if room in IO_FREE_ROOMS:
+        forbidden |= packages & IO_MODULES
+    return ", ".join(sorted(forbidden))
+
+
+class TestModules:
+    """One test for each rule; it names every module that breaks the rule."""
+
+    def test_are_short(self) -> None:
+        assert offenders(too_long) == []
+
+    def test_are_named_after_what_they_hold(self) -> None:
+        assert offenders(badly_named) == []
+
+    def test_have_a_docstring(self) -> None:
+        assert offenders(without_docstring) == []
+
+    def test_use_no_clock_environment_or_randomness_of_their_own(self) -> None:
+        assert offenders(banned_uses) == []
+
+    def test_import_only_what_their_room_may(self) -> None:
+        assert offenders(forbidden_imports) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "place", "source", "wrong"),
+    [
+        (too_long, "admin/answers.py", "\n" * 501, "501 lines: split it by noun"),
+        (badly_named, "admin/utils.py", "", "utils"),
+        (badly_named, "helpers/answers.py", "", "helpers"),
+        (without_docstring, "admin/answers.py", "import os", "the module has no docstring"),
+        (banned_uses, "admin/answers.py", "import time\ntime.time()", "2: time.time"),
+        (forbidden_imports, "model/answers.py", "import httpx", "httpx"),
+        (forbidden_imports, "admin/answers.py", "import apsw", "apsw"),
+        (forbidden_imports, "engine/answers.py", "import socket", "socket"),
+    ],
+)
+def test_each_rule_finds_its_offender(
+    check: Callable[[Path], str], place: str, source: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
+    path = tmp_path / "veilmq" / place
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    assert check(path) == wrong
 
 
 def test_every_file_that_ruff_lets_off_is_in_our_table() -> None:
