@@ -29,6 +29,7 @@ from veilmq.cli.exits import Exit, Failure, foreign
 from veilmq.cli.notify import READY, STOPPING, notify
 from veilmq.cli.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
+from veilmq.protocols.http import external_path
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.credentials import Credentials, DevelopmentKeyring, Keys
 from veilmq.server.logs import set_up
@@ -42,6 +43,10 @@ from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
 log = logging.getLogger("veilmq.serve")
 
 _QUEUES_ADVICE: Final = 'What a file of --queues may hold is in docs/deploy.md, "Declared queues".'
+_STRIPPED: Final = (
+    "--external-url has the path %s: the proxy must take exactly %s off the path of each request, and hand on the Host "
+    "header as it came; clients sign both"
+)
 _SWITCH_S: Final = 0.001
 """How long a thread that reads in bulk (a snapshot, a scrape, a reload) may keep the interpreter from the loop. A batch
 lets it go at many of its statements, and with Python's default of 5 ms waited 60 to 170 ms in all."""
@@ -58,6 +63,8 @@ def serve(resolved: Resolved, manager: str | None = None) -> Exit:
     log.info("settings that differ from the defaults: %s", json.dumps(settings.shown()))
     for name, meant in resolved.misspelt.items():
         log.warning("%s is no setting: did you mean %s?", name, meant)
+    if path := external_path(settings.external_url).decode():
+        log.warning(_STRIPPED, path, path)
     service = _service(settings, _keys(settings))
     _raise_open_files(settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -4,6 +4,8 @@ Strategy: bytes all the way. Header names arrive in lower case and once, values 
 as the client sent it, so that a signature is computed over what was on the wire. Nothing here reads, writes or waits.
 """
 
+from urllib.parse import urlsplit
+
 import msgspec
 
 
@@ -47,6 +49,14 @@ def is_secure(request: Request, trusted_proxy: bool) -> bool:
     """Whether the client came over TLS, to us or to the proxy before us."""
     forwarded = request.headers.get(b"x-forwarded-proto", b"").partition(b",")[0].strip()
     return request.secure or (trusted_proxy and forwarded == b"https")
+
+
+def external_path(external_url: str | None) -> bytes:
+    """The path of the external URL, without a slash at its end; empty if there is none.
+
+    A proxy strips it from the requests that it hands on, but clients have signed it.
+    """
+    return b"" if external_url is None else urlsplit(external_url).path.rstrip("/").encode()
 
 
 def source_address(request: Request, trusted_proxy: bool) -> str:

@@ -140,9 +140,11 @@ class Service:
 
     def _sqs(self) -> tuple[AnyCodec, Hosts]:
         settings = self.settings
+        strategy = settings.sqs_endpoint_strategy
         endpoint = sqs_codec.Endpoint(
             external_url=settings.external_url,
-            base_domain=settings.base_domain,
+            base_domain=settings.sqs_domain,
+            strategy=None if strategy == "dynamic" else strategy,
             trusted_proxy=settings.trusted_proxy,
             cooldowns=settings.cooldowns,
             cors_origins=settings.cors_origins,

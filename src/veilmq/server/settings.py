@@ -84,8 +84,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, Meta(description="What queue URLs begin with, instead of how the client addressed us.")
     ] = None
     base_domain: Annotated[
-        str | None, Meta(description="sqs.<region>.<this name> in the Host header names the region.")
+        str | None, Meta(description="sqs.<region>.<this name> names the region, in the Host header and in queue URLs.")
     ] = None
+    sqs_endpoint_strategy: Annotated[
+        Literal["dynamic", "standard", "path"],
+        Meta(description="Regions in queue URLs: as addressed; sqs.<region>.<base domain>; or /queue/<region>/..."),
+    ] = "dynamic"
     tls_cert: Annotated[Path | None, Meta(description="PEM certificate chain; TLS on every port.")] = None
     tls_key: Annotated[Path | None, Meta(description="PEM key of the certificate, without a passphrase.")] = None
     insecure: Annotated[bool, Meta(description="Allow addresses beyond loopback without TLS.")] = False
@@ -167,6 +171,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise SettingInvalid("tls_cert", "give the certificate and its key, or neither")
+        if self.sqs_endpoint_strategy == "standard" and self.external_url is not None and self.base_domain is None:
+            raise SettingInvalid("sqs_endpoint_strategy", "standard needs base_domain beside external_url")
         if self.disorder and self.credentials is not None:
             raise SettingInvalid("disorder", "is for development mode: not with a credentials file")
         if (self.azure_issuer is None) != (self.azure_issuer_keys is None):
@@ -189,6 +195,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def addresses(self) -> dict[str, Address]:
         """All ports by name."""
         return {"sqs": self.sqs, "azure": self.azure, "mns": self.mns, "admin": self.admin}
+
+    @property
+    def sqs_domain(self) -> str | None:
+        """What `sqs.<region>.` stands before in hosts and queue URLs of SQS; None: in none."""
+        return self.base_domain or ("localhost" if self.sqs_endpoint_strategy == "standard" else None)
 
     def engine_limits(self) -> EngineLimits:
         """Bounds of the engine."""

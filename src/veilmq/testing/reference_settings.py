@@ -22,7 +22,7 @@ from veilmq.model.errors import (
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
 from veilmq.model.plan import Adaptive, PlanState, effective, same_leases
-from veilmq.model.queue import DeduplicationScope, QueueKey, QueueSettings
+from veilmq.model.queue import DeduplicationScope, QueueSettings
 from veilmq.model.states import State
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def create(reference: "Reference", command: CreateQueue, outcome: Outcome) -> No
     """Judge a CreateQueue."""
     settings = QueueSettings(**command.change)
     present = reference.queues.get(command.queue)
-    refusal = _refusal(reference, command.queue, settings) if present is None else None
+    refusal = _refusal(reference, settings) if present is None else None
     if refusal is not None:
         assert type(outcome) is refusal, outcome
     elif present is None:
@@ -54,7 +54,7 @@ def change(reference: "Reference", command: ChangeQueue, outcome: Outcome) -> No
         return
     before = queue.settings
     settings = msgspec.structs.replace(before, **command.change)
-    refusal = _refusal(reference, queue.key, settings, before)
+    refusal = _refusal(reference, settings, before)
     if refusal is not None:
         assert type(outcome) is refusal, outcome
         return
@@ -67,7 +67,7 @@ def change(reference: "Reference", command: ChangeQueue, outcome: Outcome) -> No
 
 
 def _refusal(
-    reference: "Reference", key: QueueKey, settings: QueueSettings, before: QueueSettings | None = None
+    reference: "Reference", settings: QueueSettings, before: QueueSettings | None = None
 ) -> type[VeilError] | None:
     own = settings.content_deduplication or settings.deduplication_scope is DeduplicationScope.GROUP
     if own and not settings.fifo:
@@ -76,7 +76,7 @@ def _refusal(
     if redrive is None or (before is not None and before.redrive == redrive):
         return None
     target = reference.queues.get(redrive.target)
-    wrong = target is None or target.key == key or target.settings.fifo != settings.fifo
+    wrong = target is None or target.settings.fifo != settings.fifo
     return RedriveRefused if wrong else None
 
 

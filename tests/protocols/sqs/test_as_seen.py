@@ -7,7 +7,10 @@ import base64
 import json
 from typing import Any
 
+import msgspec
 import pytest
+
+from veilmq.model.access import Action, Grant
 
 ARN = "arn:aws:sqs:us-east-1:111122223333:"
 COUNTS = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible", "ApproximateNumberOfMessagesDelayed")
@@ -173,7 +176,10 @@ def test_a_standard_queue_does_not_know_what_only_fifo_queues_have(
         (client.set_queue_attributes, {"QueueUrl": url, "Attributes": {name: text}}),
         (client.create_queue, {"QueueName": "jobs", "Attributes": {name: text}}),
     ):
-        assert served.refused(call, **given) == ("InvalidAttributeName", f"Unknown Attribute {name}.")
+        words = f"Unknown Attribute {name}."
+        if "Attributes" in given and name in {"DeduplicationScope", "FifoThroughputLimit"}:
+            words = f"You can specify the {name} only when FifoQueue is set to true."
+        assert served.refused(call, **given) == ("InvalidAttributeName", words)
     assert name not in client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
     fifo = client.create_queue(QueueName="jobs.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
     assert set(client.get_queue_attributes(QueueUrl=fifo, AttributeNames=[name])["Attributes"]) == {name}
@@ -327,8 +333,8 @@ def test_a_fifo_batch_with_an_entry_that_names_no_group_is_refused_as_a_whole(
     assert ([one["Id"] for one in answer["Successful"]], [one["Id"] for one in answer["Failed"]]) == (["1"], ["2"])
 
 
-def test_a_fifo_batch_without_any_deduplication_id_is_refused_as_a_whole(served: Any, client: Any) -> None:
-    """localstack/localstack #8596; of messages of which some have one, each is answered for itself."""
+def test_a_fifo_batch_with_an_entry_without_a_deduplication_id_is_refused_as_a_whole(served: Any, client: Any) -> None:
+    """localstack/localstack #8596, if the queue makes none."""
     url = client.create_queue(QueueName="jobs.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
     entries = [{"Id": each, "MessageBody": each, "MessageGroupId": "a"} for each in "123"]
     code, text = served.refused(client.send_message_batch, QueueUrl=url, Entries=entries)
@@ -338,9 +344,61 @@ def test_a_fifo_batch_without_any_deduplication_id_is_refused_as_a_whole(served:
     assert (code, text) == ("InvalidParameterValue", words)
     assert counts(client, url) == (0, 0, 0)
     entries[1]["MessageDeduplicationId"] = "b"
+    assert served.refused(client.send_message_batch, QueueUrl=url, Entries=entries) == (code, text)
+    assert counts(client, url) == (0, 0, 0)
+    wrong = [entries[1], {"Id": "4", "MessageBody": "", "MessageGroupId": "a"}]
+    assert served.refused(client.send_message_batch, QueueUrl=url, Entries=wrong) == (code, text)
+    client.set_queue_attributes(QueueUrl=url, Attributes={"ContentBasedDeduplication": "true"})
     answer = client.send_message_batch(QueueUrl=url, Entries=entries)
-    assert [one["Id"] for one in answer["Successful"]] == ["2"]
-    assert [(one["Id"], one["Message"]) for one in answer["Failed"]] == [("1", words), ("3", words)]
+    assert [one["Id"] for one in answer["Successful"]] == ["1", "2", "3"]
+
+
+def test_a_fifo_batch_that_may_not_be_sent_is_told_so_and_nothing_of_the_queue(served: Any, client: Any) -> None:
+    url = client.create_queue(QueueName="jobs.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    entries: list[dict[str, str]] = [{"Id": each, "MessageBody": each, "MessageGroupId": "a"} for each in "12"]
+    entries[0]["MessageDeduplicationId"] = "b"
+    missing = served.refused(client.send_message_batch, QueueUrl=url.replace("jobs", "none"), Entries=entries)
+    assert missing[0] == "AWS.SimpleQueueService.NonExistentQueue"
+    ring = served.codec._verifier._keyring
+    key = ring.keys["AKIDEXAMPLE"]
+    ring.keys[key.id] = msgspec.structs.replace(key, grants=(Grant(frozenset({Action.RECEIVE})),))
+    assert served.refused(client.send_message_batch, QueueUrl=url, Entries=entries)[0] == "AccessDenied"
+    friend = served.connect(key=served.other)
+    assert served.refused(friend.send_message_batch, QueueUrl=url, Entries=entries)[0] == "AccessDenied"
+
+
+def test_a_message_of_a_batch_that_is_too_long_has_words_of_its_own(served: Any, client: Any) -> None:
+    url = client.create_queue(QueueName="small", Attributes={"MaximumMessageSize": "1024"})["QueueUrl"]
+    code, text = served.refused(client.send_message, QueueUrl=url, MessageBody="x" * 1_025)
+    words = "Reason: Message must be shorter than 1024 bytes."
+    assert (code, text) == ("InvalidParameterValue", f"One or more parameters are invalid. {words}")
+    answer = client.send_message_batch(QueueUrl=url, Entries=[{"Id": "1", "MessageBody": "x" * 1_025}])
+    (failed,) = answer["Failed"]
+    words = f"One or more parameters cannot be validated. {words}"
+    assert (failed["Code"], failed["Message"]) == ("InvalidParameterValue", words)
+
+
+def test_names_of_attributes_in_other_alphabets(client: Any, url: str) -> None:
+    given = {"gr\u00f6\u00dfe.\u4e2d\u6587": {"DataType": "String", "StringValue": "v"}}
+    sent = client.send_message(QueueUrl=url, MessageBody="x", MessageAttributes=given)
+    (message,) = client.receive_message(QueueUrl=url, MessageAttributeNames=["gr\u00f6.*", *given])["Messages"]
+    assert message["MessageAttributes"] == given
+    assert message["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
+
+
+def test_a_queue_may_be_its_own_dead_letter_queue(served: Any, client: Any, url: str) -> None:
+    policy = json.dumps({"deadLetterTargetArn": ARN + "jobs", "maxReceiveCount": 1})
+    client.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": policy})
+    assert client.list_dead_letter_source_queues(QueueUrl=url)["queueUrls"] == [url]
+    client.send_message(QueueUrl=url, MessageBody="x")
+    for count in "123":
+        asked = {"MessageSystemAttributeNames": ["All"], "VisibilityTimeout": 1}
+        (message,) = client.receive_message(QueueUrl=url, **asked)["Messages"]
+        assert message["Attributes"]["ApproximateReceiveCount"] == count
+        served.later(1)
+    assert counts(client, url) == (1, 0, 0)
+    client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    assert counts(client, url) == (0, 0, 0)
 
 
 def test_a_batch_has_no_list_of_what_did_not_happen(client: Any, url: str) -> None:

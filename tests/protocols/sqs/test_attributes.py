@@ -226,7 +226,7 @@ def test_wrong_redrive_allow_policies(policy: object, reason: str) -> None:
         ({"KmsMasterKeyId": "x" * 65_537}, "InvalidAttributeValue"),
         ({"KmsMasterKeyId": "\x00"}, "InvalidAttributeValue"),
         ({"SqsManagedSseEnabled": "yes"}, "InvalidAttributeValue"),
-        ({"SqsManagedSseEnabled": "true", "KmsMasterKeyId": "k"}, "InvalidAttributeValue"),
+        ({"SqsManagedSseEnabled": "true", "KmsMasterKeyId": "k"}, "InvalidAttributeName"),
     ],
 )
 def test_what_cannot_be_set_is_named(attributes: dict[str, str], code: str) -> None:
@@ -284,4 +284,4 @@ def test_any_attributes_are_set_or_refused(attributes: dict[str, str]) -> None:
                 QueueSettings(**settings_change(queue, attributes, creating))
             except Refusal as refusal:
                 refusals.append(refusal)
-            assert all(refusal.fault.query_status == 400 for refusal in refusals)
+            assert all(refusal.fault.status == 400 for refusal in refusals)

@@ -98,9 +98,20 @@ def test_any_url_that_ends_in_account_and_name_is_understood(url: str) -> None:
     "url",
     ["q q", "q/", "http://localhost", "http://localhost/q", "http://h/queues/q", "http://h/1234/q", "//queue/", "//"],
 )
-def test_other_urls_are_no_addresses(url: str) -> None:
+def test_other_urls_name_no_queue(url: str) -> None:
+    """Whatever their host: getmoto/moto #1251, #3657."""
     asked = request(x_amz_target="AmazonSQS.PurgeQueue", body=json.dumps({"QueueUrl": url}).encode())
-    assert code_of(decode(asked)) == (400, "InvalidAddress")
+    assert code_of(decode(asked)) == (400, "AWS.SimpleQueueService.NonExistentQueue")
+
+
+@pytest.mark.parametrize("more", [b"", b"&QueueUrl="])
+def test_the_query_form_takes_the_address_for_the_queues(more: bytes) -> None:
+    """jegesh/python-sqs-listener #30, aws/aws-sdk-net #437."""
+    headers = {"host": "localhost:9324", "content_type": "application/x-www-form-urlencoded"}
+    answer = decode(request(body=b"Action=PurgeQueue" + more, **headers))
+    assert code_of(answer) == (404, "InvalidAddress")
+    assert b"<Message>The address http://localhost:9324/ is not valid for this endpoint.</Message>" in answer.body  # type: ignore[union-attr]
+    assert isinstance(decode(request(body=b"Action=ListQueues" + more, **headers)), Call)
 
 
 def test_cooldowns_can_be_ended() -> None:
@@ -208,7 +219,7 @@ def test_the_member_that_does_not_fit_is_named() -> None:
     answer = decode(request(x_amz_target="AmazonSQS.SendMessageBatch", body=body))
     assert isinstance(answer, Response)
     assert "$.Entries[0].DelaySeconds" in json.loads(answer.body)["message"]
-    answer = decode(request(body=b"Action=ReceiveMessage&WaitTimeSeconds=1.5"))
+    answer = decode(request(target=b"/000000000000/q", body=b"Action=ReceiveMessage&WaitTimeSeconds=1.5"))
     assert isinstance(answer, Response)
     assert b"Value 1.5 for parameter WaitTimeSeconds is invalid. Reason: Must be an integer." in answer.body
 

@@ -141,8 +141,16 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("send_message", attribute("a.b-c_d"), "ok"),
     *[
         ("send_message", attribute(name), BAD)
-        for name in (".a", "a.", "a..b", "a b", "\u00e9", "AWS.a", "amazon.a", "Aws.")
+        for name in (".a", "a.", "a..b", "a b", "a:b", "\u00d7", "\u2028", "AWS.a", "amazon.a", "Aws.")
     ],
+    *around("send_message", 256, BAD, lambda count: attribute("\u00e9" * count)),
+    *[("send_message", attribute(name), "ok") for name in ("\u00c9t\u00e9.\u4e2d\u6587", "\U00010400", "a\u0301")],
+    *around(
+        "send_message",
+        MIB,
+        BAD,
+        lambda size: {**attribute("\u00e9"), "MessageBody": "x" * (size - len("\u00e9Stringv".encode()))},
+    ),
     ("send_message", attribute("awsome"), "ok"),
     *around("send_message", 256, BAD, lambda count: attribute(kind="String.".ljust(count, "t"))),
     *[("send_message", attribute(kind=kind), BAD) for kind in ("string", "Text", "StringList", "")],

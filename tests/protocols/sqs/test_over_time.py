@@ -183,4 +183,4 @@ def test_one_kind_of_encryption_ends_the_other(served: Any, client: Any, url: st
     change(SqsManagedSseEnabled="false")
     assert shown()["SqsManagedSseEnabled"] == "false"
     both = {"SqsManagedSseEnabled": "true", "KmsMasterKeyId": "alias/a"}
-    assert served.refused(client.set_queue_attributes, QueueUrl=url, Attributes=both)[0] == "InvalidAttributeValue"
+    assert served.refused(client.set_queue_attributes, QueueUrl=url, Attributes=both)[0] == "InvalidAttributeName"

@@ -7,6 +7,7 @@ from msgspec import inspect
 
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs import query_form
+from veilmq.protocols.sqs.codec import Endpoint
 from veilmq.protocols.sqs.errors import INVALID_PARAMETER_VALUE, Refusal
 from veilmq.protocols.sqs.operations.table import OPERATIONS
 
@@ -14,7 +15,7 @@ URL = "QueueUrl=http%3A%2F%2Flocalhost%3A9324%2F000000000000%2Fjobs"
 
 
 def read(form: str) -> Any:
-    return query_form.read(Request("POST", b"/", {}, form.encode(), "::1", False, "the-id"))[1]
+    return query_form.read(Request("POST", b"/", {}, form.encode(), "::1", False, "the-id"), Endpoint())[1]
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,12 @@ def attribute(name: str = "a", **value: Any) -> dict[str, Any]:
 
 
 REFUSED = [
-    ("send_message", {"MessageBody": "x"}, "MissingParameter", "The request must contain the parameter QueueUrl."),
     ("send_message", {"QueueUrl": URL}, "MissingParameter", "The request must contain the parameter MessageBody."),
     (
         "send_message",
         {"QueueUrl": "jobs/1", "MessageBody": "x"},
-        "InvalidAddress",
-        "The address jobs/1 is not valid for this endpoint.",
+        "AWS.SimpleQueueService.NonExistentQueue",
+        "The specified queue does not exist.",
     ),
     (
         "send_message",
@@ -161,15 +160,23 @@ REFUSED = [
         "MissingParameter",
         "The request must contain the parameter SendMessageBatchRequestEntry.1.Id.",
     ),
-    (
-        "delete_message_batch",
-        {"QueueUrl": URL, "Entries": [{"Id": "a b", "ReceiptHandle": "x"}]},
-        "AWS.SimpleQueueService.InvalidBatchEntryId",
+    *[
         (
-            "A batch entry id can only contain alphanumeric characters, hyphens and underscores. It can be at most "
-            "80 letters long."
-        ),
-    ),
+            method,
+            {"QueueUrl": URL, "Entries": [{"Id": entry_id, **entry}]},
+            "AWS.SimpleQueueService.InvalidBatchEntryId",
+            (
+                "A batch entry id can only contain alphanumeric characters, hyphens and underscores. It can be at most "
+                "80 letters long."
+            ),
+        )
+        for method, entry_id, entry in (
+            ("send_message_batch", "", {"MessageBody": "x"}),
+            ("delete_message_batch", "", {"ReceiptHandle": "x"}),
+            ("delete_message_batch", "a b", {"ReceiptHandle": "x"}),
+            ("change_message_visibility_batch", "", {"ReceiptHandle": "x", "VisibilityTimeout": 1}),
+        )
+    ],
     ("create_queue", {}, "MissingParameter", "The request must contain the parameter QueueName."),
     (
         "create_queue",

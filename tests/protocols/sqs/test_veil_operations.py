@@ -360,7 +360,7 @@ REFUSED = [
         "AccessDeniedException",
         "no resource-based policy",
     ),
-    ("Peek", {"Queue": "1/jobs"}, "InvalidAddress", "/1/jobs"),
+    ("Peek", {"Queue": "1/jobs"}, "QueueDoesNotExist", "does not exist"),
     ("Extend", {"Queue": "jobs"}, "MissingRequiredParameterException", "Entries"),
     ("Extend", {"Queue": "jobs", "Entries": [{}] * 257}, "InvalidParameterValueException", "at most 256"),
     ("Delete", {"Queue": "jobs"}, "MissingRequiredParameterException", "Handles"),

@@ -1,6 +1,7 @@
 """Words of AWS that only a store's answer brings forth: programs match on them. Through clients of both forms."""
 
 import json
+from base64 import b64encode
 from typing import Any
 
 NOWHERE = "arn:aws:sqs:us-east-1:111122223333:nowhere"
@@ -62,3 +63,26 @@ def test_two_kinds_of_encryption(served: Any, client: Any) -> None:
         "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or SQS SSE."
     )
     assert served.refused(client.create_queue, QueueName="jobs", Attributes=both) == ("InvalidAttributeValue", words)
+    url = create(client, "jobs")
+    found = served.refused(client.set_queue_attributes, QueueUrl=url, Attributes=both)
+    assert found == ("InvalidAttributeName", words)
+
+
+def test_move_tasks_that_cannot_be_cancelled(served: Any, client: Any) -> None:
+    words = "Value for parameter TaskHandle is invalid."
+    for wrong in ("jobs", "e30=", task_handle("jobs")):
+        found = served.refused(client.cancel_message_move_task, TaskHandle=wrong)
+        assert found == ("InvalidParameterValue", words)
+    words = "The resource that you specified for the SourceArn parameter doesn't exist."
+    for source in (NOWHERE, NOWHERE.replace("us-east-1", "eu-west-1")):
+        found = served.refused(client.cancel_message_move_task, TaskHandle=task_handle(source))
+        assert found == ("ResourceNotFoundException", words)
+    create(client, "dead")
+    found = served.refused(client.cancel_message_move_task, TaskHandle=task_handle(DEAD))
+    assert found == ("ResourceNotFoundException", "Task does not exist.")
+
+
+def task_handle(source: str) -> str:
+    """Of a task that there never was."""
+    inside = {"taskId": "00010203-0405-4607-8809-0a0b0c0d0e0f", "sourceArn": source}
+    return b64encode(json.dumps(inside).encode()).decode()

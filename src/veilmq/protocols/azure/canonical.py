@@ -41,12 +41,17 @@ def _service_order(name: bytes) -> tuple[list[int], int, bytes]:
     return weights, -hyphens[0] if hyphens else -len(text), name
 
 
-def readings(request: Request, version: str, secondary: bool) -> Iterator[tuple[bytes, bytes]]:
-    """What a client may have signed as CanonicalizedHeaders, and as the path; first as most clients do."""
+def readings(request: Request, version: str, secondary: bool, outside: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    """What a client may have signed as CanonicalizedHeaders, and as the path; first as most clients do.
+
+    `outside`: what a proxy strips from the path that clients sign.
+    """
     headers, path = request.headers, request.path
     by_bytes = sorted(name for name in headers if name.startswith(b"x-ms-"))
     yield _lines(headers, by_bytes), path
     paths = [path, path.replace(SECONDARY.encode(), b"", 1)] if secondary and SECONDARY.encode() in path else [path]
+    if outside:
+        paths += [outside + each for each in paths]
     sets = [headers]
     if any(_BLANKS.search(headers[name]) for name in by_bytes):
         sets.append({name: _folded(headers[name]) for name in by_bytes})

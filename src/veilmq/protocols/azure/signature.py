@@ -24,7 +24,7 @@ from veilmq.protocols.azure.errors import (
 from veilmq.protocols.azure.instants import print_rfc1123, read_rfc1123
 from veilmq.protocols.azure.mac import matches, read_signature
 from veilmq.protocols.azure.sas import SasReader
-from veilmq.protocols.http import Request, is_secure
+from veilmq.protocols.http import Request, external_path, is_secure
 
 _SKEW_US: Final = limits.SKEW_SECONDS_MAX * SECOND_US
 _SHARED_KEY: Final = b"sharedkey"
@@ -39,6 +39,7 @@ class Verifier:
     def __init__(self, accounts: NamedAccounts, endpoint: Endpoint, tokens: Tokens) -> None:
         self._accounts = accounts
         self._endpoint = endpoint
+        self._outside = external_path(endpoint.external_url)
         self._tokens = tokens
         self._sas = SasReader(endpoint)
 
@@ -88,7 +89,7 @@ class Verifier:
         claimed = name.decode("latin-1")
         headers = request.headers
         text = b""
-        for lines, path in readings(request, version, secondary):
+        for lines, path in readings(request, version, secondary, self._outside):
             if lite:
                 read = shared_key_lite_text(request, claimed, parameters, lines, path)
             else:

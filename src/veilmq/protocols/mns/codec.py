@@ -11,7 +11,7 @@ from typing import Final
 from veilmq.model.access import Action, Keyring
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols.http import Request, Response, external_path
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import Endpoint, read_place, url_start
 from veilmq.protocols.mns.call import Asked, Call
@@ -34,7 +34,7 @@ class Codec:
 
     def __init__(self, keyring: Keyring, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._verifier = Verifier(keyring)
+        self._verifier = Verifier(keyring, external_path(endpoint.external_url))
         self.documents: dict[bytes, bytes] = {}
         """What anybody may read, by path: the certificate of pushes."""
 

@@ -9,6 +9,7 @@ import hmac
 import re
 from base64 import b64encode
 from hashlib import sha1
+from itertools import product
 from typing import Final
 
 import msgspec
@@ -71,8 +72,10 @@ class _Scheme(msgspec.Struct, frozen=True, eq=False):
 class Verifier:
     """Checks signatures by one keyring."""
 
-    def __init__(self, keyring: Keyring) -> None:
+    def __init__(self, keyring: Keyring, external_path: bytes = b"") -> None:
+        """`external_path`: what a proxy strips from the path that clients sign."""
         self._keyring = keyring
+        self._outsides = (b"", external_path) if external_path else (b"",)
         self._schemes: Bounded[bytes, _Scheme] = Bounded(_SCHEMES_MAX)
 
     def verify(self, request: Request, wall: Instant) -> Caller:
@@ -93,8 +96,10 @@ class Verifier:
         if found is not None:
             key_id, signature = found.groups()
             scheme = self._scheme(key_id)
-            text = canonical.string_v2(request.method.encode(), headers, date, request.target)
-            good = hmac.compare_digest(b64encode(scheme.v2.digest(text)), signature)
+            good = False
+            for outside in self._outsides:
+                text = canonical.string_v2(request.method.encode(), headers, date, outside + request.target)
+                good |= hmac.compare_digest(b64encode(scheme.v2.digest(text)), signature)
         else:
             scheme, good = self._verify_v4(request, authorization, date)
         if not good:
@@ -120,9 +125,9 @@ class Verifier:
         if key is None:
             key = signing_key_v4(form, scheme.secret, day, region)
             scheme.signing_keys.keep((algorithm, day, region), key)
-        path, method = canonical.path_v4(request.path), request.method.encode()
-        good = False
-        for query in canonical.queries(request.query):
+        method, good = request.method.encode(), False
+        for outside, query in product(self._outsides, canonical.queries(request.query)):
+            path = canonical.path_v4(outside + request.path)
             text = canonical.request_v4(method, path, query, request.headers)
             good |= hmac.compare_digest(signature_v4(form, key, stamp, region, text), signature)
         return scheme, good

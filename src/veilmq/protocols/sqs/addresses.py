@@ -2,22 +2,30 @@
 
 Strategy: a URL's last two path segments are account and queue, whatever host and prefix a client reaches us by; a bare
 name is a queue of the caller's (AWS takes it too, and programs rely on it: aws-sdk-js-v3, "Note on Queue names"), as is
-`/queue/NAME`, which emulators gave out for years; the region is that of the request's signature. An ARN may name any of
-AWS's partitions: the region decides.
+`/queue/NAME`, which emulators gave out for years. The region is the one that the URL names, as `sqs.REGION.` before the
+base domain or as `/queue/REGION/ACCOUNT/NAME`; else that of the request's signature. An ARN may name any of AWS's
+partitions: the region decides.
 """
 
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.http import Request
 from veilmq.protocols.sqs import errors, limits
+from veilmq.protocols.sqs.authorization import region_of_host
 from veilmq.protocols.sqs.errors import Refusal
 from veilmq.protocols.sqs.signature import Caller
 
 _URL_CHARACTERS_CACHED_MAX: Final = 512
-_OWN: Final = "queue"  # in place of an account: the caller's own
+_OWN: Final = "queue"
+"""In place of an account: the caller's own. Before a region: the form that has the region in its path."""
+STANDARD: Final = "standard"
+"""The endpoint strategy by which every queue URL has its region in the host."""
+PATH: Final = "path"
+"""The endpoint strategy by which every queue URL has its region in the path."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -26,7 +34,10 @@ class Endpoint(msgspec.Struct, frozen=True):
     external_url: str | None = None
     """What queue URLs begin with, instead of how the client addressed us."""
     base_domain: str | None = None
-    """`sqs.<region>.<base_domain>` in the Host header names the region."""
+    """`sqs.<region>.<base_domain>` names the region: in the Host header and in queue URLs."""
+    strategy: str | None = None
+    """STANDARD or PATH. None: a queue URL has its region in the host if the client addressed the base domain itself,
+    `sqs.` before it, or a region of it."""
     trusted_proxy: bool = False
     """Believe X-Forwarded-Proto, X-Forwarded-Host and the last X-Forwarded-For."""
     cooldowns: bool = True
@@ -52,23 +63,25 @@ def is_fifo(name: str) -> bool:
     return name.endswith(limits.FIFO_SUFFIX)
 
 
-def resolve(caller: Caller, url: str) -> QueueKey:
-    """The queue of a URL, path or name, of another account too. Raises Refusal: InvalidAddress, QueueDoesNotExist."""
+def resolve(caller: Caller, url: str, base_domain: str | None) -> QueueKey:
+    """The queue of a URL, path or name, of another account too. Raises Refusal: QueueDoesNotExist."""
     path = url.removesuffix("/")  # the API Reference writes queue URLs of the Query form with a slash at the end
+    region = None
     if is_queue_name(url):
         segments = ["", caller.key.account, url]
     elif "://" in url:
         segments = path.partition("://")[2].split("/")
+        if base_domain is not None:
+            region = region_of_host(base_domain, segments[0])
     else:
         segments = ["", *path.lstrip("/").split("/")]
+    if len(segments) > 4 and segments[-4] == _OWN and limits.REGION.match(segments[-3]):
+        region = segments[-3]
     if len(segments) > 2 and segments[-2] == _OWN:
         segments[-2] = caller.key.account
-    if len(segments) < 3 or not limits.ACCOUNT.match(segments[-2]):
-        shown = url if len(url) <= 256 else url[:256] + "..."
-        raise Refusal(errors.INVALID_ADDRESS, f"The address {shown} is not valid for this endpoint.")
-    queue = QueueKey(segments[-2], caller.region, segments[-1])
-    if not is_queue_name(queue.name):
+    if len(segments) < 3 or not limits.ACCOUNT.match(segments[-2]) or not is_queue_name(segments[-1]):
         raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
+    queue = QueueKey(segments[-2], region or caller.region, segments[-1])
     # A queue of another account is not remembered: each request that names one is judged by its policy.
     own = not caller.verified or queue.account == caller.key.account
     if own and len(url) <= _URL_CHARACTERS_CACHED_MAX:
@@ -87,10 +100,26 @@ def queue_of_arn(text: str) -> QueueKey | None:
     return QueueKey(account, region, name)
 
 
-def url_start(endpoint: Endpoint, request: Request) -> str:
-    """What queue URLs begin with for this client: scheme, host and port as it addressed us, no slash at the end."""
-    if endpoint.external_url is not None:
-        return endpoint.external_url.rstrip("/")
+def url_start(endpoint: Endpoint, request: Request, region: str) -> str:
+    """What the URLs of queues in that region begin with for this client, no slash at the end."""
+    external, strategy, domain = endpoint.external_url, endpoint.strategy, endpoint.base_domain
+    start = address(endpoint, request) if external is None else external.rstrip("/")
+    if strategy == PATH:
+        return f"{start}/{_OWN}/{region}"
+    if domain is None or (external is not None and strategy is None):
+        return start
+    url = urlsplit(start)
+    host, colon, port = url.netloc.rpartition(":")
+    if not colon or "]" in port:
+        host, colon, port = url.netloc, "", ""
+    ours = {domain.lower(), f"sqs.{domain.lower()}"}
+    if strategy == STANDARD or host.lower() in ours or region_of_host(domain, host) is not None:
+        return f"{url.scheme}://sqs.{region}.{domain}{colon}{port}{url.path}"
+    return start
+
+
+def address(endpoint: Endpoint, request: Request) -> str:
+    """Scheme, host and port as the client addressed us, no slash at the end."""
     headers = request.headers
     scheme = b"https" if request.secure else b"http"
     host = request.authority or headers.get(b"host") or b"localhost"

@@ -86,6 +86,13 @@ def unknown_name(name: str) -> Refusal:
     return Refusal(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {shown}.")
 
 
+def _fifo_only(name: str) -> Refusal:
+    """A standard queue does not know ContentBasedDeduplication; of the two newer attributes AWS says more."""
+    if name == "ContentBasedDeduplication":
+        return unknown_name(name)
+    return Refusal(INVALID_ATTRIBUTE_NAME, f"You can specify the {name} only when FifoQueue is set to true.")
+
+
 def _bad_value(name: str) -> Refusal:
     return Refusal(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}.")
 
@@ -115,13 +122,13 @@ def settings_change(queue: QueueKey, attributes: dict[str, str], creating: bool)
             labels[LABEL_PREFIX + name] = _label(name, text, creating)
         elif name in _SETTERS:
             if name in _FIFO_ONLY and not is_fifo(queue.name):
-                raise unknown_name(name)
+                raise _fifo_only(name)
             _SETTERS[name](change, text, queue)
         elif name == "FifoQueue":
             _check_fifo(text, queue, creating)
         else:
             raise unknown_name(name)
-    _check_encryption(labels)
+    _check_encryption(labels, creating)
     _check_throughput(change)
     if creating and is_fifo(queue.name):
         change["fifo"] = True
@@ -149,9 +156,9 @@ def _check_fifo(text: str, queue: QueueKey, creating: bool) -> None:
         raise Refusal(INVALID_PARAMETER_VALUE, text)
 
 
-def _check_encryption(labels: dict[str, str]) -> None:
+def _check_encryption(labels: dict[str, str], creating: bool) -> None:
     if labels.get(LABEL_PREFIX + "KmsMasterKeyId") and labels.get(LABEL_PREFIX + "SqsManagedSseEnabled") == "true":
-        raise Refusal(INVALID_ATTRIBUTE_VALUE, _ONE_ENCRYPTION)
+        raise Refusal(INVALID_ATTRIBUTE_VALUE if creating else INVALID_ATTRIBUTE_NAME, _ONE_ENCRYPTION)
     # One kind of encryption ends the other, as at AWS. What a queue has that names neither is no label: a CreateQueue
     # that spells it out meets the same queue.
     if labels.get(_REUSE) == _REUSE_DEFAULT:

@@ -32,9 +32,9 @@ def too_old() -> Refusal:
     return Refusal(errors.INVALID_SECURITY, "The request must be signed with AWS Signature Version 4.")
 
 
-def region_of_host(base_domain: str, host: bytes) -> str | None:
-    """The region that a host of the form `sqs.<region>.<base domain>` names, if it has that form."""
-    name, ending = host.partition(b":")[0].decode("latin-1").lower(), "." + base_domain.lower()
+def region_of_host(base_domain: str, host: str) -> str | None:
+    """The region that a host of the form `sqs.<region>.<base domain>` names, with or without a port."""
+    name, ending = host.partition(":")[0].lower(), "." + base_domain.lower()
     if not name.startswith("sqs.") or not name.endswith(ending):
         return None
     region = name[len("sqs.") : -len(ending)]

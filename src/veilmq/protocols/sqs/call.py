@@ -53,7 +53,7 @@ class Asked(msgspec.Struct, gc=False):
         return self.caller.queues.get(url) or self._resolved(url)
 
     def _resolved(self, url: str) -> QueueKey:
-        queue = resolve(self.caller, url)
+        queue = resolve(self.caller, url, self.endpoint.base_domain)
         if self.caller.verified and queue.account != self.caller.key.account:
             self.foreign = queue
         return queue
@@ -80,6 +80,8 @@ class Operation(msgspec.Struct, frozen=True):
     answer: "Callable[[Call, Sequence[Outcome]], results.Result | Call]"
     """The result; or a further call, if this one only asked for what that depends on. Raises Refusal if the whole call
     failed."""
+    before: "Callable[[Call], Call] | None" = None
+    """The call itself, or one that asks first for what it depends on."""
 
 
 class Call(msgspec.Struct, gc=False):

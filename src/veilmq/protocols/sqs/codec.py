@@ -12,7 +12,7 @@ from typing import Final
 from veilmq.model.access import Action, Keyring
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols.http import Request, Response, external_path
 from veilmq.protocols.sqs import errors, json_form, query_form
 from veilmq.protocols.sqs.addresses import Endpoint
 from veilmq.protocols.sqs.call import Asked, Call, Form
@@ -36,7 +36,9 @@ class Codec:
 
     def __init__(self, keyring: Keyring, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._verifier = Verifier(keyring, endpoint.base_domain, token_urlsafe(30))
+        self._verifier = Verifier(
+            keyring, endpoint.base_domain, token_urlsafe(30), external_path(endpoint.external_url)
+        )
         self._origins = frozenset(endpoint.cors_origins)
         rate = endpoint.requests_per_second_max
         self._throttle = Throttle(rate) if rate else None
@@ -63,9 +65,11 @@ class Codec:
             if form is Form.JSON:
                 row, given = json_form.read(request.headers.get(b"x-amz-target", b""), request.body)
             else:
-                row, given = query_form.read(request)
+                row, given = query_form.read(request, self._endpoint)
             commands, memo = row.plan(asked, given)
             call = Call(row.name, caller.key, commands, row, form, memo, request, self._endpoint)
+            if row.before is not None:
+                call = row.before(call)
             if asked.foreign is not None or not commands or self._endpoint.kms_faults or self._endpoint.guarded:
                 call = judged_first(asked, call)
         except Refusal as refusal:
@@ -90,7 +94,7 @@ class Codec:
         """A refusal of the listener or the server in SQS's own form; of the request, if it was read that far."""
         fault = errors.HTTP_FAULTS.get(status)
         if fault is None:
-            fault = Fault("ServiceUnavailable", errors.SERVICE_UNAVAILABLE.shape, status, status, sender=status < 500)
+            fault = Fault("ServiceUnavailable", errors.SERVICE_UNAVAILABLE.shape, status, sender=status < 500)
         refusal = Refusal(fault, reason)
         if request is None:
             return query_form.write_refusal(refusal, Form.QUERY, request_id, request_id_header(request_id))

@@ -3,8 +3,8 @@
 Strategy: a `Fault` is a row of data: the code of the Query form (what botocore and the old SDKs match on, and what
 `x-amzn-query-error` carries), the shape of the JSON form, and the status of each. `Refusal` carries a fault with its
 message from the place that found it to the edge of the codec; nothing else is raised here. `fault_of` is the one
-total table from `VeilError` to faults. Source: the service model's error shapes with their `awsQueryError` codes; the
-"Common Errors" page of the SQS API Reference.
+total table from `VeilError` to faults. Source: the error shapes of AWS's Smithy model, whose `awsQueryError` and
+`httpError` have one status; the "Common Errors" page of the SQS API Reference.
 """
 
 from collections.abc import Callable
@@ -60,23 +60,23 @@ class Fault(msgspec.Struct, frozen=True):
     """In the Query form, in batch entries, and in `x-amzn-query-error`."""
     shape: str
     """`__type` of the JSON form."""
-    query_status: int = 400
-    json_status: int = 400
+    status: int = 400
+    """The same in both forms."""
     sender: bool = True
     """False: the fault is ours, and an SDK may retry."""
 
 
-def _model(shape: str, code: str | None = None, query_status: int = 400) -> Fault:
-    """An error shape of the service model; the JSON form answers them with 400."""
-    return Fault(code or shape, _SQS + shape, query_status)
+def _model(shape: str, code: str | None = None, status: int = 400) -> Fault:
+    """An error shape of the service model."""
+    return Fault(code or shape, _SQS + shape, status)
 
 
 def _common(shape: str, code: str, status: int, sender: bool = True) -> Fault:
-    return Fault(code, _COMMON + shape, status, status, sender)
+    return Fault(code, _COMMON + shape, status, sender)
 
 
-def _kms(name: str, code: str, query_status: int = 400) -> Fault:
-    return _model(f"Kms{name}", f"KMS.{code}", query_status)
+def _kms(name: str, code: str, status: int = 400) -> Fault:
+    return _model(f"Kms{name}", f"KMS.{code}", status)
 
 
 KMS_FAULTS: Final = {
@@ -93,22 +93,22 @@ KMS_FAULTS: Final = {
 BATCH_ENTRY_IDS_NOT_DISTINCT: Final = _model("BatchEntryIdsNotDistinct", _PREFIX + "BatchEntryIdsNotDistinct")
 BATCH_REQUEST_TOO_LONG: Final = _model("BatchRequestTooLong", _PREFIX + "BatchRequestTooLong")
 EMPTY_BATCH_REQUEST: Final = _model("EmptyBatchRequest", _PREFIX + "EmptyBatchRequest")
-INVALID_ADDRESS: Final = _model("InvalidAddress", query_status=404)
+INVALID_ADDRESS: Final = _model("InvalidAddress", status=404)
 INVALID_ATTRIBUTE_NAME: Final = _model("InvalidAttributeName")
 INVALID_ATTRIBUTE_VALUE: Final = _model("InvalidAttributeValue")
 INVALID_BATCH_ENTRY_ID: Final = _model("InvalidBatchEntryId", _PREFIX + "InvalidBatchEntryId")
 INVALID_MESSAGE_CONTENTS: Final = _model("InvalidMessageContents")
-INVALID_SECURITY: Final = _model("InvalidSecurity", query_status=403)
+INVALID_SECURITY: Final = _model("InvalidSecurity", status=403)
 MESSAGE_NOT_INFLIGHT: Final = _model("MessageNotInflight", _PREFIX + "MessageNotInflight")
-OVER_LIMIT: Final = _model("OverLimit", query_status=403)
+OVER_LIMIT: Final = _model("OverLimit", status=403)
 PURGE_QUEUE_IN_PROGRESS: Final = _model("PurgeQueueInProgress", _PREFIX + "PurgeQueueInProgress", 403)
 QUEUE_DELETED_RECENTLY: Final = _model("QueueDeletedRecently", _PREFIX + "QueueDeletedRecently")
 QUEUE_DOES_NOT_EXIST: Final = _model("QueueDoesNotExist", _PREFIX + "NonExistentQueue")
 QUEUE_NAME_EXISTS: Final = _model("QueueNameExists", "QueueAlreadyExists")
-RECEIPT_HANDLE_IS_INVALID: Final = _model("ReceiptHandleIsInvalid", query_status=404)
-REQUEST_THROTTLED: Final = Fault("RequestThrottled", _SQS + "RequestThrottled", 403, json_status=403)
-"""The one shape of the model with 403 in JSON too: by that, botocore's ordinary retries know it (_retry.json)."""
-RESOURCE_NOT_FOUND: Final = _model("ResourceNotFoundException", query_status=404)
+RECEIPT_HANDLE_IS_INVALID: Final = _model("ReceiptHandleIsInvalid", status=404)
+REQUEST_THROTTLED: Final = _model("RequestThrottled", status=403)
+"""botocore's ordinary retries know it by this code with this status (_retry.json)."""
+RESOURCE_NOT_FOUND: Final = _model("ResourceNotFoundException", status=404)
 TOO_MANY_ENTRIES: Final = _model("TooManyEntriesInBatchRequest", _PREFIX + "TooManyEntriesInBatchRequest")
 UNSUPPORTED_OPERATION: Final = _model("UnsupportedOperation", _PREFIX + "UnsupportedOperation")
 
@@ -155,11 +155,11 @@ HTTP_FAULTS: Final = {
 _NOT_READ: Final = "The request is longer than this server reads:"
 TOO_LARGE: Final = {
     b"AmazonSQS.SendMessage": (
-        Fault("InvalidParameterValue", _SQS + "InvalidParameterValueException", 413, 413),
+        Fault("InvalidParameterValue", _SQS + "InvalidParameterValueException", 413),
         f"One or more parameters are invalid. Reason: {_NOT_READ}",
     ),
     b"AmazonSQS.SendMessageBatch": (
-        Fault(_PREFIX + "BatchRequestTooLong", _SQS + "BatchRequestTooLong", 413, 413),
+        Fault(_PREFIX + "BatchRequestTooLong", _SQS + "BatchRequestTooLong", 413),
         _NOT_READ,
     ),
 }
@@ -208,9 +208,10 @@ def missing(parameter: str) -> Refusal:
     return Refusal(MISSING_PARAMETER, f"The request must contain the parameter {parameter}.")
 
 
-def too_long(limit_bytes: int) -> Refusal:
-    """A message over the queue's limit, or over the protocol's."""
-    reason = f"One or more parameters are invalid. Reason: Message must be shorter than {limit_bytes} bytes."
+def too_long(limit_bytes: int, of_batch: bool = False) -> Refusal:
+    """A message over the queue's limit, or over the protocol's. AWS words it otherwise for an entry of a batch."""
+    judged = "cannot be validated" if of_batch else "are invalid"
+    reason = f"One or more parameters {judged}. Reason: Message must be shorter than {limit_bytes} bytes."
     return Refusal(INVALID_PARAMETER_VALUE, reason)
 
 
@@ -247,7 +248,7 @@ _TOTAL: Final = (
 )
 
 
-_NO_IDENTITY: Final = (
+NO_IDENTITY: Final = (
     "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly"
 )
 THROUGHPUT: Final = (
@@ -260,7 +261,7 @@ def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:
     if error.parameter == "lease_us" and isinstance(command, Extend):
         return invalid_value("VisibilityTimeout", command.lease_us // 1_000_000, _TOTAL)
     if error.parameter == "deduplication_id":
-        return Refusal(INVALID_PARAMETER_VALUE, _NO_IDENTITY)
+        return Refusal(INVALID_PARAMETER_VALUE, NO_IDENTITY)
     if error.parameter == "throughput_per_group":
         return Refusal(INVALID_ATTRIBUTE_VALUE, THROUGHPUT)
     if error.parameter == "source":  # of a move task: the reason is AWS's own sentence

@@ -93,4 +93,4 @@ def write_refusal(refusal: Refusal, headers: Headers) -> Response:
     blame = b"Sender" if fault.sender else b"Receiver"
     body = _ENCODE({"__type": fault.shape, "message": refusal.message})
     headers = (*headers, (b"x-amzn-query-error", fault.code.encode() + b";" + blame))
-    return Response(fault.json_status, CONTENT_TYPE, body, headers)
+    return Response(fault.status, CONTENT_TYPE, body, headers)

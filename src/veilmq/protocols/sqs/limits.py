@@ -42,8 +42,13 @@ COOLDOWN_SECONDS: Final = 60
 ATTRIBUTES_MAX: Final = 10
 ATTRIBUTE_NAME_CHARACTERS_MAX: Final = 256
 ATTRIBUTE_TYPE_CHARACTERS_MAX: Final = 256
-ATTRIBUTE_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
-ATTRIBUTE_NAME_FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_.-]")
+_NAME_CHARACTERS: Final = (
+    r"A-Za-z0-9_\-\u00B7\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u037D\u037F-\u1FFF\u200C\u200D\u203F\u2040\u2070-\u218F"
+    r"\u2C00-\u2FEF\u3001-\uD7FF\uF900-\uFDCF\uFDF0-\uFFFD\U00010000-\U000EFFFF"
+)
+"""Those of XML 1.0's NameChar, but for the colon and the dot."""
+ATTRIBUTE_NAME: Final = re.compile(rf"[{_NAME_CHARACTERS}]+(?:\.[{_NAME_CHARACTERS}]+)*\Z")
+ATTRIBUTE_NAME_FORBIDDEN: Final = re.compile(rf"[^{_NAME_CHARACTERS}.]")
 ATTRIBUTE_RESERVED: Final = ("aws.", "amazon.")
 NUMBER_DIGITS_MAX: Final = 38
 NUMBER_EXPONENT_MIN: Final = -128

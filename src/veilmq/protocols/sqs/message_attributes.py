@@ -58,7 +58,7 @@ def message_attributes(given: dict[str, AttributeValue]) -> tuple[tuple[Attribut
         _check_name(name)
         attribute = _attribute(name, value)
         content = attribute.value.encode() if isinstance(attribute.value, str) else attribute.value
-        size_bytes += len(name) + len(attribute.type.encode()) + len(content)
+        size_bytes += len(name.encode()) + len(attribute.type.encode()) + len(content)
         attributes.append(attribute)
     return tuple(attributes), size_bytes
 

@@ -14,9 +14,11 @@ import msgspec
 from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs import limits, xml
+from veilmq.protocols.sqs.addresses import Endpoint, address
 from veilmq.protocols.sqs.call import Form, Operation
 from veilmq.protocols.sqs.errors import (
     INVALID_ACTION,
+    INVALID_ADDRESS,
     INVALID_PARAMETER_VALUE,
     MALFORMED_QUERY_STRING,
     MISSING_ACTION,
@@ -110,7 +112,7 @@ _names: Bounded[bytes, _Place] = Bounded(_NAMES_MAX)
 _urls: Bounded[bytes, str] = Bounded(_URLS_MAX)
 
 
-def read(request: Request) -> tuple[Operation, Any]:
+def read(request: Request, endpoint: Endpoint) -> tuple[Operation, Any]:
     """The operation and its input. Raises Refusal naming the parameter that does not fit."""
     form = request.body
     if b"?" in request.target:
@@ -120,6 +122,8 @@ def read(request: Request) -> tuple[Operation, Any]:
     tree = _tree(form)
     action = tree.get("Action")
     if action is None:
+        if request.method == "GET":
+            raise nothing_asked()
         raise Refusal(MISSING_ACTION, "The request must contain the parameter Action.")
     row = OPERATIONS.get(action)
     if row is None:
@@ -127,15 +131,27 @@ def read(request: Request) -> tuple[Operation, Any]:
     version = tree.get("Version")
     if version is not None and version not in limits.API_VERSIONS:
         raise Refusal(NO_SUCH_VERSION, f"The requested version ( {version[:256]} ) is not valid.")
-    if request.target != b"/" and "QueueUrl" not in tree and request.path != b"/":
-        if action in _OF_THE_ACCOUNT and limits.ACCOUNT_PATH.match(request.path):
-            raise _invalid_action(action)
-        tree["QueueUrl"] = request.path.decode("latin-1")
+    if not tree.get("QueueUrl"):
+        tree["QueueUrl"] = _url_of(request, row, endpoint)
     try:
         return row, msgspec.convert(tree, row.input_type)
     except msgspec.ValidationError as wrong:
         _check_integers(tree, row)
         raise Refusal(INVALID_PARAMETER_VALUE, f"The request does not fit {row.name}: {wrong}") from None
+
+
+def _url_of(request: Request, row: Operation, endpoint: Endpoint) -> str:
+    """The queue URL that the request was sent to. Raises Refusal if the operation needs one and this is none."""
+    if request.target == b"/" or request.path == b"/":
+        if "QueueUrl" not in row.input_type.__struct_encode_fields__:
+            return ""
+        shown = address(endpoint, request)[:256]
+        raise Refusal(INVALID_ADDRESS, f"The address {shown}/ is not valid for this endpoint.")
+    if row.name in _OF_THE_ACCOUNT and limits.ACCOUNT_PATH.match(request.path):
+        raise _invalid_action(row.name)
+    path = request.path.decode("latin-1")
+    # The whole URL is longer to look up: only where the host can tell the region.
+    return path if endpoint.base_domain is None else address(endpoint, request) + path
 
 
 def _check_integers(tree: Tree, row: Operation) -> None:
@@ -152,8 +168,8 @@ def _check_integers(tree: Tree, row: Operation) -> None:
 
 
 def nothing_asked() -> Refusal:
-    """UnknownOperationException: a request without a single parameter."""
-    return Refusal(UNKNOWN_OPERATION, "The request has no parameters.")
+    """UnknownOperationException: a request without a single parameter, or a GET without an action."""
+    return Refusal(UNKNOWN_OPERATION, "The request names no action.")
 
 
 def _invalid_action(action: str) -> Refusal:
@@ -329,11 +345,11 @@ def write_refusal(refusal: Refusal, form: Form, request_id: str, headers: Header
     """An error."""
     fault = refusal.fault
     if fault is UNKNOWN_OPERATION:
-        return Response(fault.query_status, _XML, b"<UnknownOperationException/>\n", headers)
+        return Response(fault.status, _XML, b"<UnknownOperationException/>\n", headers)
     blame = "Sender" if fault.sender else "Receiver"
     message = QUERY_WORDS.get(refusal.message, refusal.message)
     if form is Form.QUERY_JSON:
         error = {"Code": fault.code, "Message": message, "Type": blame}
-        return Response(fault.query_status, _JSON, _ENCODE({"Error": error, "RequestId": request_id}), headers)
+        return Response(fault.status, _JSON, _ENCODE({"Error": error, "RequestId": request_id}), headers)
     body = xml.error(blame, fault.code, message, request_id)
-    return Response(fault.query_status, _XML, body, headers)
+    return Response(fault.status, _XML, body, headers)

@@ -4,14 +4,16 @@ Strategy: what a client repeats all day (key, scope, names of signed headers) is
 once, and kept under the bytes of the Authorization header before the signature, but only once a signature was right:
 strangers fill no cache. A request then costs one SHA-256 of its payload, one of the canonical request and one HMAC,
 made of two prepared states (veilmq.protocols.keyed). Values are signed as they came; if that does not match, their
-blanks are normalised as the specification has it and checked again. An unknown key goes the same way with a secret of
-our own, and is refused at the end. Source: AWS IAM User Guide, "Signature Version 4 for API requests"; the payload's
-hash is always ours, so UNSIGNED-PAYLOAD cannot match.
+blanks are normalised as the specification has it and checked again, and so is the path as clients of a proxy that
+strips a prefix know it. An unknown key goes the same way with a secret of our own, and is refused at the end. Source:
+AWS IAM User Guide, "Signature Version 4 for API requests"; the payload's hash is always ours, so UNSIGNED-PAYLOAD
+cannot match.
 """
 
 import re
 from hashlib import sha256
 from hmac import compare_digest
+from itertools import product
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
@@ -42,7 +44,7 @@ from veilmq.protocols.sqs.errors import Refusal
 from veilmq.protocols.sqs.stamps import SKEW_US, check_stamp, seconds_of, stamp_of, term_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 _SIGNATURE_HEX: Final = 64
@@ -101,10 +103,12 @@ class _Scheme(msgspec.Struct, gc=False):
 class Verifier:
     """Checks requests of one listener. Holds caches and no other state."""
 
-    def __init__(self, keyring: Keyring, base_domain: str | None, stand_in: str) -> None:
-        """`stand_in`: a secret nobody knows, by which requests of unknown keys are checked in vain."""
+    def __init__(self, keyring: Keyring, base_domain: str | None, stand_in: str, external_path: bytes = b"") -> None:
+        """`stand_in`: a secret nobody knows, by which requests of unknown keys are checked in vain. `external_path`:
+        what a proxy strips from the path that clients sign."""
         self._keyring = keyring
         self._base_domain = base_domain
+        self._external_path = external_path
         self._stand_in = stand_in
         self._schemes: Bounded[bytes, _Scheme] = Bounded(_SCHEMES_MAX)
         self._signing_keys: Bounded[tuple[str, bytes, bytes], Keyed] = Bounded(_SIGNING_KEYS_MAX)
@@ -234,12 +238,13 @@ class Verifier:
         else:
             if query is None:
                 query = canonical_query(query_pairs(request.query))
-            start = b"%b\n%b\n%b\n" % (request.method.encode(), canonical_path(request.path), query)
+            start = _start(request.method, request.path, query)
             canonical = start + scheme.rest % (*values, payload)
         matches = _matches(scheme, stamp, canonical, signature)
         if not matches:
-            normal = start + scheme.rest % (*normal_values(scheme.names, values, request.duplicates), payload)
-            matches = _matches(scheme, stamp, normal, signature)
+            normal = normal_values(scheme.names, values, request.duplicates)
+            for begun, given in product(self._starts(request, start, query or b""), (values, normal)):
+                matches |= _matches(scheme, stamp, begun + scheme.rest % (*given, payload), signature)
         if not scheme.known:
             raise Refusal(errors.INVALID_CLIENT_TOKEN_ID, _BAD_TOKEN)
         if not matches:
@@ -250,10 +255,18 @@ class Verifier:
             if sum(map(len, shape)) <= _SHAPE_BYTES_MAX:
                 scheme.shapes.keep(shape, True)
         if self._base_domain is not None:
-            region = region_of_host(self._base_domain, headers[b"host"])
+            region = region_of_host(self._base_domain, headers[b"host"].decode("latin-1"))
             if region is not None and region != scheme.region:
                 text = f"Credential should be scoped to a valid region, not '{scheme.region}'."
                 raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH, text)
+
+    def _starts(self, request: Request, start: bytes, query: bytes) -> "Iterator[bytes]":
+        """How the canonical request may begin: as the request came, and as a client outside of the proxy signs it."""
+        yield start
+        if self._external_path:
+            yield _start(request.method, self._external_path + request.path, query)
+            if request.path == b"/":
+                yield _start(request.method, self._external_path, query)
 
     def _unchecked(self, request: Request, authorization: bytes | None) -> Caller:
         """Development mode: any credentials, or none. What can be read of them names the key and the region."""
@@ -263,12 +276,17 @@ class Verifier:
                 return _caller(scheme, request.headers)
         key_id, region = claimed(request, authorization)
         if region is None and self._base_domain is not None:
-            region = region_of_host(self._base_domain, request.headers.get(b"host", b""))
+            region = region_of_host(self._base_domain, request.headers.get(b"host", b"").decode("latin-1"))
         key = self._keyring.find(key_id) or AccessKey(key_id, "", DEVELOPMENT_ACCOUNT)
         scheme = _unsigned_scheme(key, region or HOME_REGION_DEFAULT)
         if authorization is not None and region is not None:
             self._keep(authorization, scheme)
         return _caller(scheme, request.headers)
+
+
+def _start(method: str, path: bytes, query: bytes) -> bytes:
+    """A canonical request up to its headers; `query` is canonical already."""
+    return b"%b\n%b\n%b\n" % (method.encode(), canonical_path(path), query)
 
 
 def _matches(scheme: _Scheme, stamp: bytes, canonical: bytes, signature: bytes) -> bool:

@@ -31,7 +31,8 @@ def answer(operation: str, result: results.Result, request_id: str) -> bytes:
     write = _WRITERS.get(type(result))
     inside = ""
     if write is not None:
-        inside = f"<{operation}Result>{write(operation, result)}</{operation}Result>"
+        inside = write(operation, result)
+        inside = f"<{operation}Result>{inside}</{operation}Result>" if inside else f"<{operation}Result/>"
     return (
         f'<?xml version="1.0"?><{operation}Response xmlns="{NAMESPACE}">{inside}'
         f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata></{operation}Response>"

@@ -147,8 +147,8 @@ def _redrive_refusal(writer: Writer, source: QueueKey, settings: QueueSettings) 
     assert settings.redrive is not None
     target = writer.queues.by_key.get(settings.redrive.target)
     name = str(settings.redrive.target)
-    if target is None or target.key == source:
-        return RedriveRefused(target=name, reason=TARGET_MISSING if target is None else "it is the queue itself")
+    if target is None:
+        return RedriveRefused(target=name, reason=TARGET_MISSING)
     if target.settings.fifo != settings.fifo:
         return RedriveRefused(target=name, reason="it is not of the same kind")
     allow = target.settings.redrive_allow

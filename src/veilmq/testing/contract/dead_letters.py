@@ -137,8 +137,22 @@ class TestDeadLetters:
         queue = stage.create()
         policy = RedrivePolicy(QueueKey(ACCOUNT, REGION, "nowhere"), 3)
         refused(stage.change(queue, redrive=policy), RedriveRefused)
-        refused(stage.change(queue, redrive=RedrivePolicy(queue, 3)), RedriveRefused)
         assert stage.describe(queue).settings.redrive is None
+
+    def test_a_queue_may_be_its_own_dead_letter_queue(self, stage: Stage) -> None:
+        """AWS takes it: a message that was received too often begins anew, at the end of its own queue."""
+        queue = stage.create()
+        stage.change(queue, redrive=RedrivePolicy(queue, 1))
+        sent = stage.send(queue)
+        first = stage.take(queue, lease_us=LEASE_US)
+        stage.later(LEASE_US)
+        again = stage.take(queue, lease_us=LEASE_US)
+        assert (again.id, again.receive_count, again.extras.dead_receives) == (sent.id, 1, 1)
+        assert (again.extras.dead_letter_source, again.sequence > first.sequence) == (queue, True)
+        refused(stage.delete(queue, first.handle), MessageGone)
+        stage.delete(queue, again.handle)
+        stage.later(LEASE_US)
+        assert stage.receive(queue) == []
 
     @pytest.mark.parametrize(
         ("permission", "listed", "taken"),

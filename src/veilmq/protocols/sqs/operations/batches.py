@@ -36,7 +36,7 @@ def plan_entries(
         raise Refusal(errors.TOO_MANY_ENTRIES, text)
     seen = set()
     for number, entry in enumerate(given, 1):
-        if not entry.id:
+        if entry.id is None:
             raise missing(f"{name}.{number}.Id")
         if not limits.ENTRY_ID.match(entry.id):
             text = "A batch entry id can only contain alphanumeric characters, hyphens and underscores."

@@ -94,26 +94,22 @@ def plan_cancel(asked: Asked, given: CancelMessageMoveTaskInput) -> Plan:
     if not given.task_handle:
         raise missing("TaskHandle")
     handle = _read_handle(given.task_handle)
-    source = _queue(asked, "TaskHandle", handle.source_arn)
+    source = _queue(asked, "SourceArn", handle.source_arn)
     return (CancelMove(queue=source, origin=asked.caller.origin, task=handle.task_id.bytes),), None
 
 
 def answer_cancel(call: Call, outcomes: Sequence[Outcome]) -> results.CancelMessageMoveTaskResult:
     """CancelMessageMoveTaskResult."""
     if isinstance(outcomes[0], QueueMissing):
-        raise _no_task()
+        raise Refusal(errors.RESOURCE_NOT_FOUND, _MISSING.format(name="SourceArn"))
     cancelled: MoveCancelled = sole(call, outcomes)
     if cancelled.info is None:
-        raise _no_task()
+        raise Refusal(errors.RESOURCE_NOT_FOUND, "Task does not exist.")
     if not cancelled.cancelled:
         status = cancelled.info.status.value.upper()
         text = f"Only a RUNNING message movement task can be cancelled; the status of this one is {status}."
         raise Refusal(errors.UNSUPPORTED_OPERATION, text)
     return results.CancelMessageMoveTaskResult(cancelled.info.moved)
-
-
-def _no_task() -> Refusal:
-    return Refusal(errors.RESOURCE_NOT_FOUND, "Task does not exist.")
 
 
 def plan_list(asked: Asked, given: ListMessageMoveTasksInput) -> Plan:
@@ -154,7 +150,9 @@ def _handle_of(info: MoveInfo) -> str:
 def _read_handle(text: str) -> _Handle:
     if _HANDLE.match(text):
         try:
-            return msgspec.json.decode(b64decode(text), type=_Handle)
+            handle = msgspec.json.decode(b64decode(text), type=_Handle)
         except ValueError:
-            pass
-    raise invalid_value("TaskHandle", text, "The handle is not that of a message movement task.")
+            handle = None
+        if handle is not None and queue_of_arn(handle.source_arn) is not None:
+            return handle
+    raise Refusal(errors.INVALID_PARAMETER_VALUE, "Value for parameter TaskHandle is invalid.")

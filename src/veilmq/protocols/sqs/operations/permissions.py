@@ -43,7 +43,7 @@ def plan_add(asked: Asked, given: AddPermissionInput) -> Plan:
     for action in actions:
         if action != "*" and action not in _ACTIONS:
             raise invalid_value("ActionName", f"SQS:{action}", _OWNERS if action in ACTIONS else NO_ACTION)
-    where = partition(asked.caller.region)
+    where = partition(asked.queue(given.queue_url).region)
     principals = [f"arn:{where}:iam::{account}:root" for account in dict.fromkeys(accounts)]
     named = [f"SQS:{action}" for action in dict.fromkeys(actions)]
 

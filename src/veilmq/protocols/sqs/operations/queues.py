@@ -75,7 +75,20 @@ def answer_create(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlRe
     _check_redrive(call, outcomes)
     created: QueueCreated = sole(call, outcomes)
     note(call.endpoint, created.info)
-    return results.QueueUrlResult(queue_url(url_start(call.endpoint, call.request), created.info.key))
+    return results.QueueUrlResult(_url(call, created.info.key))
+
+
+def _url(call: Call, queue: QueueKey) -> str:
+    return queue_url(url_start(call.endpoint, call.request, queue.region), queue)
+
+
+def _listed(call: Call, listed: QueuesListed) -> tuple[list[str], str | None]:
+    """URLs of queues of one region, and NextToken; the memo is whether the list has pages."""
+    if not listed.queues:
+        return [], None
+    start = url_start(call.endpoint, call.request, listed.queues[0].key.region)
+    token = _token_of_name(listed.queues[-1].key.name) if listed.more and call.memo else None
+    return [queue_url(start, info.key) for info in listed.queues], token
 
 
 def plan_get_url(asked: Asked, given: GetQueueUrlInput) -> Plan:
@@ -101,7 +114,7 @@ def answer_get_url(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlR
     if isinstance(outcomes[0], QueueMissing):
         raise Refusal(errors.QUEUE_DOES_NOT_EXIST, call.memo)
     described: QueueDescribed = sole(call, outcomes)
-    return results.QueueUrlResult(queue_url(url_start(call.endpoint, call.request), described.info.key))
+    return results.QueueUrlResult(_url(call, described.info.key))
 
 
 def plan_list(asked: Asked, given: ListQueuesInput) -> Plan:
@@ -123,9 +136,7 @@ def answer_list(call: Call, outcomes: Sequence[Outcome]) -> results.ListQueuesRe
     listed: QueuesListed = sole(call, outcomes)
     if not listed.queues:
         return results.ListQueuesResult()
-    start = url_start(call.endpoint, call.request)
-    token = _token_of_name(listed.queues[-1].key.name) if listed.more and call.memo else None
-    return results.ListQueuesResult([queue_url(start, info.key) for info in listed.queues], token)
+    return results.ListQueuesResult(*_listed(call, listed))
 
 
 def _page(count: int | None) -> int | None:
@@ -159,9 +170,7 @@ def answer_list_sources(call: Call, outcomes: Sequence[Outcome]) -> results.List
     if isinstance(listed, VeilError):
         raise fault_of(listed, call.commands[1])
     assert isinstance(listed, QueuesListed)
-    start = url_start(call.endpoint, call.request)
-    token = _token_of_name(listed.queues[-1].key.name) if listed.more and call.memo else None
-    return results.ListDeadLetterSourceQueuesResult([queue_url(start, info.key) for info in listed.queues], token)
+    return results.ListDeadLetterSourceQueuesResult(*_listed(call, listed))
 
 
 def _token_of_name(name: str) -> str:

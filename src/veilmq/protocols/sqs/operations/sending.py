@@ -5,19 +5,23 @@ group, no trace header, so no `Extras`.
 """
 
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from veilmq.model.commands import Origin, Send
-from veilmq.model.errors import ParameterInvalid, VeilError
+import msgspec
+
+from veilmq.model.access import EVERYTHING, Action
+from veilmq.model.commands import AnyCommand, DescribeQueue, Origin, Send
+from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import NO_EXTRAS, Attribute, Extras, id_text, is_plain
-from veilmq.model.outcomes import Outcome, Sent
+from veilmq.model.outcomes import Outcome, QueueDescribed, Sent
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits, results
 from veilmq.protocols.sqs.addresses import is_fifo
-from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
+from veilmq.protocols.sqs.call import Asked, Call, Entry, Operation, Plan, sole
 from veilmq.protocols.sqs.checksums import attributes_md5, body_md5
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
-from veilmq.protocols.sqs.inputs import MessageInput, SendEntry, SendMessageBatchInput, SendMessageInput
+from veilmq.protocols.sqs.inputs import AnyInput, MessageInput, SendEntry, SendMessageBatchInput, SendMessageInput
 from veilmq.protocols.sqs.message_attributes import TRACE_HEADER, check_body, message_attributes, trace_header
 from veilmq.protocols.sqs.operations.batches import check_whole, failed, plan_entries
 
@@ -25,6 +29,15 @@ _ENTRY = "SendMessageBatchRequestEntry"
 _TRACE = b"x-amzn-trace-id"
 _OTHER_TYPE = "The request include parameter that is not valid for this queue type."
 _TOKEN = "can only include alphanumeric and punctuation characters. 1 to 128 in length."
+
+
+class _Batch(NamedTuple):
+    """What the answer to a batch needs to know."""
+
+    entries: list[Entry]
+    system_md5s: dict[str, str | None]
+    mixed: bool
+    """Of a FIFO queue, and only some of its messages have a deduplication id."""
 
 
 def plan_send(asked: Asked, given: SendMessageInput) -> Plan:
@@ -56,7 +69,8 @@ def plan_send_batch(asked: Asked, given: SendMessageBatchInput) -> Plan:
         text = f"Batch requests cannot be longer than {limits.MESSAGE_BYTES_MAX} bytes."
         raise Refusal(errors.BATCH_REQUEST_TOO_LONG, f"{text} You have sent {total_bytes} bytes.")
     system_md5s = {entry.id: _system_md5(entry) for entry in given.entries or () if entry.message_system_attributes}
-    return commands, (entries, system_md5s)
+    mixed = fifo and len({bool(entry.message_deduplication_id) for entry in given.entries or ()}) > 1
+    return commands, _Batch(entries, system_md5s, mixed)
 
 
 def answer_send(call: Call, outcomes: Sequence[Outcome]) -> results.SendMessageResult:
@@ -77,23 +91,23 @@ def answer_send(call: Call, outcomes: Sequence[Outcome]) -> results.SendMessageR
 def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> results.BatchResult:
     """SendMessageBatchResult."""
     check_whole(call, outcomes)
-    entries, system_md5s = call.memo
+    batch: _Batch = call.memo
     successful, failures = [], []
-    for entry in entries:
+    for entry in batch.entries:
         if entry.refusal is not None:
             failures.append(failed(entry, entry.refusal))
             continue
         command, outcome = call.commands[entry.command], outcomes[entry.command]
         assert isinstance(command, Send)
         if isinstance(outcome, VeilError):
-            failures.append(failed(entry, fault_of(outcome, command)))
+            failures.append(failed(entry, _refusal_of_entry(outcome, command)))
             continue
         assert isinstance(outcome, Sent)
         line = results.SendMessageBatchResultEntry(entry.id, id_text(outcome.id), command.md5.hex())
         if command.extras is not NO_EXTRAS:
             if command.extras.attributes:
                 line.md5_of_message_attributes = attributes_md5(command.extras.attributes)
-            line.md5_of_message_system_attributes = system_md5s.get(entry.id)
+            line.md5_of_message_system_attributes = batch.system_md5s.get(entry.id)
             if is_fifo(command.queue.name):
                 line.sequence_number = f"{outcome.sequence:020d}"
         successful.append(line)
@@ -102,12 +116,49 @@ def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> results.BatchR
     return results.BatchResult(successful, failures)
 
 
+def _refusal_of_entry(error: VeilError, command: AnyCommand) -> Refusal:
+    """A batch has other words than a single message for one that is too long."""
+    if isinstance(error, MessageTooLarge):
+        return errors.too_long(error.limit_bytes, of_batch=True)
+    return fault_of(error, command)
+
+
 def _check_identities(call: Call, outcomes: Sequence[Outcome]) -> None:
-    """Raises Refusal if all that is wrong is that no message has a deduplication id, and the queue makes none: AWS
-    refuses such a batch as a whole (localstack/localstack #8596)."""
-    if outcomes and all(type(each) is ParameterInvalid and each.parameter == "deduplication_id" for each in outcomes):
-        assert isinstance(outcomes[0], ParameterInvalid)
-        raise fault_of(outcomes[0], call.commands[0])
+    """Raises Refusal if a message has no deduplication id and the queue makes none: AWS refuses such a batch as a whole
+    (localstack/localstack #8596). Of a batch in which only some messages have an id, `asked_first` sees to that."""
+    for command, outcome in zip(call.commands, outcomes, strict=True):
+        if isinstance(outcome, ParameterInvalid) and outcome.parameter == "deduplication_id":
+            raise fault_of(outcome, command)
+
+
+def asked_first(call: Call) -> Call:
+    """The call; or the question whether the queue makes deduplication ids, if only some messages of a batch have one.
+
+    The batch is refused as a whole if it makes none, so nothing may be sent before the answer is known.
+    """
+    if not call.memo.mixed or not call.commands:
+        return call
+    command = call.commands[0]
+    assert isinstance(command, Send)
+    question = DescribeQueue(queue=command.queue, origin=command.origin)
+    key = msgspec.structs.replace(call.key, grants=EVERYTHING)
+    return msgspec.structs.replace(call, key=key, commands=(question,), row=_IDENTITIES, memo=call)
+
+
+def _answer_identities(call: Call, outcomes: Sequence[Outcome]) -> Call:
+    """The batch itself. If there is no such queue, or the key may not send, its own answer says so."""
+    (outcome,), batch = outcomes, call.memo
+    assert isinstance(batch, Call)
+    if (
+        isinstance(outcome, QueueDescribed)
+        and not outcome.info.settings.content_deduplication
+        and batch.key.allows(Action.SEND, outcome.info.key.name)
+    ):
+        raise Refusal(errors.INVALID_PARAMETER_VALUE, errors.NO_IDENTITY)
+    return batch
+
+
+_IDENTITIES: Final = Operation("Identities", AnyInput, lambda asked, given: ((), None), _answer_identities)
 
 
 def _send(given: MessageInput, queue: QueueKey, fifo: bool, origin: Origin, trace: bytes | None) -> Send:

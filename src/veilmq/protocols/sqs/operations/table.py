@@ -12,7 +12,13 @@ from veilmq.protocols.sqs.operations.editing import answer_edit
 
 _ROWS: Final = (
     Operation("SendMessage", inputs.SendMessageInput, sending.plan_send, sending.answer_send),
-    Operation("SendMessageBatch", inputs.SendMessageBatchInput, sending.plan_send_batch, sending.answer_send_batch),
+    Operation(
+        "SendMessageBatch",
+        inputs.SendMessageBatchInput,
+        sending.plan_send_batch,
+        sending.answer_send_batch,
+        before=sending.asked_first,
+    ),
     Operation("ReceiveMessage", inputs.ReceiveMessageInput, receiving.plan_receive, receiving.answer_receive),
     Operation("DeleteMessage", inputs.DeleteMessageInput, leases.plan_delete, leases.answer_void),
     Operation("DeleteMessageBatch", inputs.DeleteMessageBatchInput, leases.plan_delete_batch, leases.answer_batch),
