@@ -22,6 +22,7 @@ VALUES: dict[str, tuple[Any, str, str]] = {
     "queues": ("a", "b", "c"),
     "external_url": ("http://a", "http://b", "http://c"),
     "base_domain": ("a", "b", "c"),
+    "sqs_endpoint_strategy": ("dynamic", "standard", "path"),
     "tls_cert": ("a", "b", "c"),
     "tls_key": ("a", "b", "c"),
     "cors_origins": (["http://a"], "http://b", "http://c"),

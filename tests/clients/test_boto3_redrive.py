@@ -164,6 +164,36 @@ def test_queue_urls_by_external_url_and_by_region_in_the_host(start: Any, connec
         assert found.endswith(f"/in-{region}")
 
 
+@pytest.mark.parametrize(
+    ("options", "start_of_url"),
+    [
+        (("--sqs-endpoint-strategy", "standard"), "http://sqs.{region}.localhost:{port}"),
+        (("--sqs-endpoint-strategy", "path"), "http://127.0.0.1:{port}/queue/{region}"),
+    ],
+)
+def test_queue_urls_carry_the_region(start: Any, connect: Any, options: tuple[str, ...], start_of_url: str) -> None:
+    server = start(*options)
+    port = urlsplit(server.sqs).port
+    clients = {region: connect(server, region=region) for region in ("us-east-1", "eu-west-1")}
+    urls = {}
+    for region, client in clients.items():
+        urls[region] = client.create_queue(QueueName="jobs")["QueueUrl"]
+        assert urls[region] == start_of_url.format(region=region, port=port) + "/000000000000/jobs"
+        client.send_message(QueueUrl=urls[region], MessageBody=region)
+    clients["eu-west-1"].send_message(QueueUrl=urls["us-east-1"], MessageBody="us-east-1")
+    for region, client in clients.items():
+        received = client.receive_message(QueueUrl=urls[region], MaxNumberOfMessages=10).get("Messages", [])
+        assert {message["Body"] for message in received} == {region}
+    # The Query form is sent to the queue's own URL.
+    address = urlsplit(urls["eu-west-1"])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    form = "Action=GetQueueAttributes&AttributeName.1=QueueArn"
+    headers = {"Host": address.netloc, "Content-Type": "application/x-www-form-urlencoded"}
+    connection.request("POST", address.path, form, headers)
+    assert b"arn:aws:sqs:eu-west-1:000000000000:jobs" in connection.getresponse().read()
+    connection.close()
+
+
 def test_a_listed_web_page_may_ask_and_another_may_not(start: Any) -> None:
     server = start("--cors-origins", "https://app.example")
     address = urlsplit(server.sqs)

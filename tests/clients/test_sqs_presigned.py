@@ -62,6 +62,11 @@ def test_a_presigned_url_is_answered_in_xml_or_json(url: str, key: tuple[str, st
     assert (status, message["Body"]) == (200, BODY)
 
 
+def test_a_presigned_url_without_an_action_is_an_unknown_operation(url: str, key: tuple[str, str]) -> None:
+    for headers in ({}, {"Accept": "application/json"}):
+        assert get(presigned(url, key, ""), **headers) == (404, "text/xml", "<UnknownOperationException/>\n")
+
+
 def test_a_presigned_url_opens_nothing_but_what_was_signed(url: str, key: tuple[str, str]) -> None:
     right = presigned(url, key, "Action=ReceiveMessage&VisibilityTimeout=0")
     found = re.search("X-Amz-Signature=(.)", right)

@@ -45,6 +45,7 @@ BAD = [
     ("external_url", "queue.example", "http://HOST"),
     ("external_url", "http://me:hush@queue.example", "http://HOST"),
     ("base_domain", "a b", "domain name"),
+    ("sqs_endpoint_strategy", "off", "dynamic, standard, path"),
     ("cors_origins", "https://a.example/path", "origins"),
 ]
 
@@ -102,6 +103,15 @@ def test_two_ports_cannot_share_an_address() -> None:
     with pytest.raises(SettingInvalid, match="taken by sqs"):
         Settings(sqs=Address("127.0.0.1", 7000), admin=Address("127.0.0.1", 7000))
     Settings(sqs=Address("127.0.0.1", 0), admin=Address("127.0.0.1", 0))
+
+
+def test_regions_in_queue_urls_need_a_name_that_clients_resolve() -> None:
+    assert Settings().sqs_domain is None
+    assert Settings(sqs_endpoint_strategy="standard").sqs_domain == "localhost"
+    with pytest.raises(SettingInvalid, match="base_domain"):
+        Settings(sqs_endpoint_strategy="standard", external_url="https://a")
+    both = Settings(sqs_endpoint_strategy="standard", external_url="https://a", base_domain="b")
+    assert both.sqs_domain == "b"
 
 
 def test_certificate_and_key_belong_together() -> None:

@@ -257,6 +257,18 @@ def test_x_mns_date_replaces_date(wire: Any) -> None:
     assert wire.ask("GET", QUEUE, headers={"x-mns-date": wire.date()}, without=("date",)).status == 200
 
 
+def test_a_proxy_may_strip_the_path_of_the_external_url(wire: Any) -> None:
+    outside = f"/mns{QUEUE}"
+    signed = wire.request("GET", outside)
+    signed.target = QUEUE.encode()
+    assert wire.send(signed).code == v4(wire, "GET", QUEUE, signed=outside).code == "SignatureDoesNotMatch"
+    wire.configure(external_url="https://queues.example/mns/")
+    assert wire.send(signed).status == v4(wire, "GET", QUEUE, signed=outside).status == 200
+    assert wire.ask("GET", QUEUE).status == v4(wire, "GET", QUEUE).status == 200
+    signed.target = f"{QUEUE}s".encode()
+    assert wire.send(signed).code == v4(wire, "GET", f"{QUEUE}s", signed=outside).code == "SignatureDoesNotMatch"
+
+
 def test_the_signature_covers_the_target_as_sent(wire: Any) -> None:
     request = wire.request("GET", f"{QUEUE}?a=%41")
     request.target = f"{QUEUE}?a=A".encode()

@@ -158,6 +158,7 @@ def test_answers_to_pages_name_the_origin() -> None:
         (request("HEAD"), (405, "UnsupportedHttpVerb")),
         (request(body=b"Version=2012-11-05"), (400, "MissingAction")),
         (request("GET", b"/000000000000/q?Action=ListQueues"), (400, "InvalidAction")),
+        (request("GET", b"/000000000000/q?Version=2012-11-05&X-Amz-Date=x"), (404, "")),
         (request(target=b"/000000000000/q", body=b"Action=CreateQueue&QueueName=q"), (400, "InvalidAction")),
         (request(body=b"Action=Nonsense"), (400, "InvalidAction")),
         (request("GET", b"/?Action=ListQueues&Version=1999-01-01"), (400, "NoSuchVersion")),

@@ -526,6 +526,39 @@ def test_the_host_may_name_the_region(ring: Ring) -> None:
         assert code_of(decode(codec, raw_sign(NAMES, {**PLAIN, "host": host}))) == "ok", host
 
 
+@pytest.mark.parametrize("path", ["/sqs", "/sqs/", "/sqs/111122223333/jobs"])
+@pytest.mark.parametrize("auth", [SigV4Auth, SigV4QueryAuth])
+def test_a_proxy_may_strip_the_path_of_the_external_url(ring: Ring, path: str, auth: Any) -> None:
+    behind, plain = Codec(ring, Endpoint(external_url="https://queues.test/sqs/")), Codec(ring, Endpoint())
+    if auth is SigV4Auth:
+        signed = sign(path=path)
+    else:
+        action = "ListQueues" if len(path) < 6 else "ReceiveMessage"
+        signed = sign(method="GET", path=f"{path}?Action={action}", headers={}, body=b"", auth=auth, expires=60)
+    assert code_of(decode(plain, signed)) == code_of(decode(behind, signed)) == "ok"  # it was left where it was
+    stripped = msgspec.structs.replace(signed, target=b"/" + signed.target[4:].lstrip(b"/"))
+    assert code_of(decode(plain, stripped)) == "SignatureDoesNotMatch"
+    for _ in range(2):
+        assert code_of(decode(behind, stripped)) == "ok"
+    for prefix in (b"/other", b"/sqs/sqs"):
+        wrong = msgspec.structs.replace(signed, target=prefix + signed.target[4:])
+        assert code_of(decode(behind, wrong)) == "SignatureDoesNotMatch"
+    changed = msgspec.structs.replace(stripped, body=stripped.body + b" ")
+    assert code_of(decode(behind, changed)) == "SignatureDoesNotMatch"
+
+
+def test_a_stripped_path_and_blanks_in_a_header_may_come_together(ring: Ring) -> None:
+    codec = Codec(ring, Endpoint(external_url="https://queues.test/sqs"))
+    signed = sign(path="/sqs/", headers={**JSON_HEADERS, "X-Amz-Note": "a  b"})
+    assert code_of(decode(codec, msgspec.structs.replace(signed, target=b"/"))) == "ok"
+
+
+def test_a_key_that_is_unknown_is_told_no_more_behind_a_proxy(ring: Ring) -> None:
+    codec = Codec(ring, Endpoint(external_url="https://queues.test/sqs"))
+    stranger = AccessKey("AKIDSTRANGER", SECRET, "111122223333")
+    assert code_of(decode(codec, sign(stranger, path="/sqs/"))) == "InvalidClientTokenId"
+
+
 def test_a_long_user_agent_is_cut(codec: Codec) -> None:
     request = with_header(sign(), b"user-agent", b"x" * 300)
     call = decode(codec, request)
