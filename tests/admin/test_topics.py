@@ -39,6 +39,11 @@ class Room:
     def unavailable(self) -> dict[str, str]:
         return {URL: "refused"}
 
+    calls_put_off = 3
+
+    def shortage(self) -> str | None:
+        return "Too many open files"
+
 
 def do(server: Any, *commands: Any) -> list[Any]:
     outcomes = server.on_loop(server.shell.call(*commands))
@@ -83,6 +88,16 @@ def test_the_owner_sees_what_is_wrong_with_an_endpoint(server: Any, http: httpx.
     state = http.get(f"{TOPICS}/{ACCOUNT}/us-east-1/news").json()["subscriptions"][0]["push"]
     assert (state["available"], state["last_error"], state["waiting"]["total"]) == (False, "refused", 1)
     assert "veilmq_push_endpoints_slowed 1.0" in http.get("/metrics").text
+
+
+def test_what_the_server_lacks_for_pushes_is_shown(server: Any, http: httpx.Client) -> None:
+    assert "veilmq_push_calls_put_off_total 0.0" in http.get("/metrics").text
+    assert http.get("/health/ready").json()["warnings"] == {}
+    server.push_room = Room()
+    assert "veilmq_push_calls_put_off_total 3.0" in http.get("/metrics").text
+    answer = http.get("/health/ready")
+    assert answer.status_code == 200
+    assert "cannot call: Too many open files" in answer.json()["warnings"]["pushes"]
 
 
 def test_pages_by_account_region_and_prefix(server: Any, http: httpx.Client) -> None:

@@ -2,9 +2,15 @@
 
 import asyncio
 import json
+import resource
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, cast
 from urllib.request import Request, urlopen
 
@@ -98,7 +104,57 @@ def test_pushes_that_end_by_a_bug_are_told(caplog: pytest.LogCaptureFixture) -> 
     assert "no pushes any more" in told.getMessage()
     assert told.exc_info is not None
     assert told.exc_info[1] is bug
-    assert service.push_fault == "they ended by an error"
+    assert service.push_fault == "until a restart: pushing ended by an error"
+
+
+@pytest.mark.slow
+def test_a_server_without_files_pushes_as_soon_as_it_has_them(serve: Serve) -> None:
+    """Once as the first subscription comes, which opens the room, and once as the room calls."""
+    server = serve("--push-allow", "127.0.0.0/8", "--push-allow", "::1/128")
+    admin = server.wait_for("admin listens on ").split()[-1]
+    mns = HTTPConnection(server.wait_for("mns listens on ").split("//")[-1])
+    got: SimpleQueue[bytes] = SimpleQueue()
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.put(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(204)
+            self.end_headers()
+
+    def ask(method: str, path: str, body: str) -> None:
+        mns.request(method, path, body)  # over the connection that is there already
+        answer = mns.getresponse()
+        answer.read()
+        assert answer.status < 300
+
+    def publish(text: str) -> None:
+        ask("POST", "/topics/news/messages", f"<Message><MessageBody>{text}</MessageBody></Message>")
+
+    with HTTPServer(("127.0.0.1", 0), Endpoint) as endpoint, closing(mns):
+        threading.Thread(target=endpoint.serve_forever).start()
+        try:
+            ask("PUT", "/topics/news", "<Topic/>")
+            limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (0, limits[1]))
+            url = f"http://localhost:{endpoint.server_port}/"
+            settings = f"<Endpoint>{url}</Endpoint><NotifyContentFormat>SIMPLIFIED</NotifyContentFormat>"
+            ask("PUT", "/topics/news/subscriptions/s", f"<Subscription>{settings}</Subscription>")
+            publish("first")
+            assert "Too many open files" in server.wait_for("no pushes at present")
+            resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
+            assert got.get(timeout=WAIT_S) == b"first"
+            resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (0, limits[1]))
+            publish("second")
+            assert "Too many open files" in server.wait_for("pushes wait")
+            resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
+            assert got.get(timeout=WAIT_S) == b"second"
+        finally:
+            endpoint.shutdown()
+    with urlopen(f"{admin}/metrics", timeout=WAIT_S) as answer:
+        found = answer.read().decode()
+    assert 'veilmq_pushes_total{result="failed"} 0.0' in found
+    assert 'veilmq_pushes_total{result="delivered"} 2.0' in found
+    assert server.stop() == 0
 
 
 def test_a_damaged_key_is_told_and_shown(serve: Serve, tmp_path: Path) -> None:

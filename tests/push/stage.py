@@ -33,6 +33,7 @@ from veilmq.store.sqlite.options import Options
 TESTER = Origin("mns", "tester")
 NEWS = TopicKey("000000000000", "us-east-1", "news")
 OPTIONS = Options(reserve_bytes=4096, floor_bytes=0)
+WAIT_S = 90
 CERTIFICATE_URL = "http://127.0.0.1:9326/veilmq-push.pem"
 
 
@@ -189,8 +190,9 @@ class Stage:
 
     async def drained(self, name: str) -> None:
         """Return when nothing waits to be pushed."""
-        while await self.waiting(name):  # noqa: ASYNC110 as in `until`
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(WAIT_S):
+            while await self.waiting(name):  # noqa: ASYNC110 as in `until`
+                await asyncio.sleep(0.01)
 
     async def exhausted(self, name: str) -> None:
         """Let the four tries of BACKOFF_RETRY fail, and return when nothing waits any more."""
@@ -222,6 +224,7 @@ class Stage:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Return when it is true; the test's own limit ends a wait in vain."""
-    while not true():  # noqa: ASYNC110 it is true by the doing of sockets, which set no event
-        await asyncio.sleep(0.005)
+    """Return when it is true. Fails in vain before the test's own limit, which would end the whole process."""
+    async with asyncio.timeout(WAIT_S):
+        while not true():  # noqa: ASYNC110 it is true by the doing of sockets, which set no event
+            await asyncio.sleep(0.005)

@@ -144,7 +144,9 @@ def _warnings(service: Service) -> dict[str, str]:
         ahead_s = service.clock.ahead_us // 1_000_000
         found["clock"] = f"the data is {ahead_s} s ahead of this machine's clock: set the clock"
     if service.push_fault is not None:
-        found["pushes"] = f"nothing is pushed until a restart: {service.push_fault}; the log says more"
+        found["pushes"] = f"nothing is pushed {service.push_fault}; the log says more"
+    elif service.push_room is not None and (lacking := service.push_room.shortage()) is not None:
+        found["pushes"] = f"pushes wait, because this server cannot call: {lacking}"
     return found
 
 

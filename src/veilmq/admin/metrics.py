@@ -177,6 +177,8 @@ class Metrics:
         room = self._service.push_room
         slowed = 0 if room is None else len(room.unavailable())
         yield GaugeMetricFamily("veilmq_push_endpoints_slowed", "Endpoints called seldom, because they fail.", slowed)
+        put_off = 0 if room is None else room.calls_put_off
+        yield CounterMetricFamily("veilmq_push_calls_put_off", "Pushes that wait: this server cannot call.", put_off)
 
     def _shell_families(self) -> Iterator[Metric]:
         shell = self._service.shell

@@ -115,7 +115,7 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 def _tell_end_of_pushes(service: Service, pushing: asyncio.Task[None]) -> None:
     """Nobody waits for the push room before the end: a bug in it must not be silent until then."""
     if not pushing.cancelled() and (error := pushing.exception()) is not None:
-        service.push_fault = "they ended by an error"
+        service.push_fault = "until a restart: pushing ended by an error"
         log.error("no pushes any more, until a restart", exc_info=error)
 
 

@@ -23,6 +23,7 @@ from aiohttp.tracing import Trace
 from yarl import URL
 
 from veilmq.push.health import IN_FLIGHT_MAX
+from veilmq.push.shortage import shortage_of
 
 KEEP_ALIVE_S: Final = 30.0
 ANSWER_BYTES_MAX: Final = 4 * 1024
@@ -187,8 +188,9 @@ async def _first_answer(ask: _Ask, urls: Sequence[URL]) -> tuple[_Way, aiohttp.C
     for url in urls[:-1]:
         try:
             return await _answer(ask, url)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-            continue
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as failure:
+            if (shortage := shortage_of(failure)) is not None and not shortage.doubtful:
+                raise
     return await _answer(ask, urls[-1])
 
 

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from veilmq.push.addresses import EndpointRefused
-from veilmq.push.shortage import Shortage, shortage_of
+from veilmq.push.shortage import Shortage, shortage_of, shortage_of_lookup
 
 BELIEVED_S: Final = 10.0
 LOOKUPS_MAX: Final = 256
@@ -53,13 +53,13 @@ class Lookups:
         asked = self._asked.get(host)
         if asked is None:
             if len(self._asked) >= LOOKUPS_MAX:
-                raise EndpointRefused(f"{host} cannot be looked up: too many others hang")
+                raise Shortage(f"{LOOKUPS_MAX} names are being looked up")
             asked = loop.create_future()
             looking = threading.Thread(target=self._look, args=(host, loop, asked), name="veilmq-lookup", daemon=True)
             try:
                 looking.start()
-            except RuntimeError as error:
-                raise Shortage(str(error)) from None
+            except (RuntimeError, MemoryError) as error:
+                raise shortage_of(error) or error from None
             self._asked[host] = asked
         # One who gives up must not end it for the others.
         return await asyncio.shield(asked)
@@ -72,9 +72,9 @@ class Lookups:
             found = self._resolve(host)
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            wrong = shortage_of(error) or EndpointRefused(f"{host} cannot be found: {reason}")
+            wrong = shortage_of_lookup(error) or EndpointRefused(f"{host} cannot be found: {reason}")
         except Exception as error:  # noqa: BLE001 the thread's edge: whoever asks is told, and may ask again
-            wrong = error
+            wrong = shortage_of_lookup(error) or error
         try:
             loop.call_soon_threadsafe(self._tell, host, asked, found, wrong)
         except RuntimeError:

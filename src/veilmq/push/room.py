@@ -45,7 +45,7 @@ from veilmq.push.lasting import PAUSE_S, Lasting
 from veilmq.push.lines import Line, Lines, endpoint_of
 from veilmq.push.lookups import Lookups, Resolve, resolve
 from veilmq.push.schedules import delay_us
-from veilmq.push.shortage import Shortage, shortage_of
+from veilmq.push.shortage import Shortage, Shortages, shortage_of
 from veilmq.push.signing import Signer
 
 IN_FLIGHT_MAX: Final = 256
@@ -53,8 +53,8 @@ TIMEOUT_S: Final = 5.0
 LEASE_US: Final = 30 * SECOND_US
 """Of one attempt: several times the longest that it can take. Kept up for one that waits for its turn."""
 KEEP_S: Final = 10.0
-SHORTAGE_S: Final = 5
-"""How long a push waits that this server lacked the means for; it counts as no attempt."""
+SHORTAGE_S: Final = 5.0
+"""How long pushes to an endpoint wait after one that this server lacked the means for; it counts as no attempt."""
 WAIT_US: Final = 20 * SECOND_US
 ERROR_CHARACTERS_MAX: Final = 300
 """Of what history and log keep of a failure, whose text may quote all that an endpoint said."""
@@ -111,13 +111,14 @@ class PushRoom:
         resolve: Resolve = resolve,
         look_s: float = LOOK_S,
         pause_s: float = PAUSE_S,
+        shortage_s: float = SHORTAGE_S,
     ) -> None:
         """subscriptions: the push subscriptions as they stand; while none has changed, best the same object.
 
         allowed: networks beyond public ones that may be called.
         documented_case: header names as the Java sample looks them up, not in lower case. verify: check TLS.
         resolve: addresses of a name; blocks, in a thread. look_s: how often the subscriptions are looked at.
-        pause_s: how long a task rests that ended by an error.
+        pause_s: how long a task rests that ended by an error. shortage_s: see `SHORTAGE_S`.
         """
         self._engine = engine
         self._subscriptions = subscriptions
@@ -136,9 +137,9 @@ class PushRoom:
         """Those that were leased, and for which no task was begun any more."""
         self._calling: set[asyncio.Task[None]] = set()
         """Those of `_sending` that have their turn."""
-        self._told_until = 0.0
-        """Until then a shortage is known."""
         self._bug_told_until = 0.0
+        self._shortage_s = shortage_s
+        self._shortages = Shortages(2 * shortage_s)
         self.results: Counter[str] = Counter()
         """Attempts by their `PushResult`."""
 
@@ -184,6 +185,15 @@ class PushRoom:
         """Endpoints that are called seldom because they fail, and their last error."""
         lines = self._lines.items()
         return {endpoint: each.health.last_error for endpoint, each in lines if not each.health.available}
+
+    @property
+    def calls_put_off(self) -> int:
+        """Calls that this server lacked the means for; each is made later, and counts as no attempt."""
+        return self._shortages.count
+
+    def shortage(self) -> str | None:
+        """What this server lacks at present, so that pushes wait."""
+        return self._shortages.at(asyncio.get_running_loop().time())
 
     def state(self, url: str) -> dict[str, object]:
         """How the endpoint of a subscription does: for its owner to see."""
@@ -293,13 +303,19 @@ class PushRoom:
                 if current is None or current.url != settings.url:
                     return  # and its queue with the message is gone
                 begun = perf_counter()
-                attempt = await self._attempt(line, subscription, current, message)
+                try:
+                    attempt = await self._attempt(line, subscription, current, message)
+                except Shortage as shortage:
+                    if not self._excuses(endpoint, line, shortage):
+                        attempt = _Attempt(None, str(shortage))
+                    else:
+                        await self._postpone(queue, message)
+                        return
+                else:
+                    line.health.doubted_at = None
                 took_us = int((perf_counter() - begun) * 1e6)
                 if not attempt.ours:
                     self._judge(endpoint, line, attempt.error)
-            except Shortage as shortage:
-                await self._postpone(queue, message, shortage)
-                return
             finally:
                 line.sending -= 1
                 self._slots.release()
@@ -372,14 +388,19 @@ class PushRoom:
             self._bug_told_until = now + _TELL_EVERY_S
             log.error("a push could not be made, by an error of this server's", exc_info=error)
 
-    async def _postpone(self, queue: QueueKey, message: Delivery, shortage: Shortage) -> None:
-        """Try again soon, as if nothing had been."""
+    def _excuses(self, endpoint: str, line: Line, shortage: Shortage) -> bool:
+        """Whether a call that was not made does not count; then the endpoint is called later."""
         now = asyncio.get_running_loop().time()
-        if now >= self._told_until:
-            self._told_until = now + _TELL_EVERY_S
-            log.error("pushes wait, for this server has no means to call: %s", shortage)
+        if shortage.doubtful and not line.health.doubts(now):
+            return False
+        line.health.hold(self._shortage_s, now)
+        self._shortages.met(endpoint, shortage, now)
+        return True
+
+    async def _postpone(self, queue: QueueKey, message: Delivery) -> None:
+        """Try again soon; it counts as no attempt."""
         arrived = self._engine.arrived()
-        lease_us = SHORTAGE_S * SECOND_US
+        lease_us = int(self._shortage_s * SECOND_US)
         await self._engine.call(
             Extend(queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=lease_us, arrived=arrived)
         )
@@ -387,6 +408,7 @@ class PushRoom:
     def _judge(self, endpoint: str, line: Line, error: str | None) -> None:
         now = asyncio.get_running_loop().time()
         if error is None:
+            self._shortages.over()
             if line.health.succeeded(now):
                 log.info("%s answers again", endpoint)
         elif line.health.failed(error, now):

@@ -53,6 +53,15 @@ class PushRoom(Protocol):
         """Endpoints that are called seldom because they fail, and why."""
         ...
 
+    @property
+    def calls_put_off(self) -> int:
+        """Calls that this server lacked the means for; each is made later."""
+        ...
+
+    def shortage(self) -> str | None:
+        """What this server lacks at present, so that pushes wait."""
+        ...
+
 
 class Service:
     """Serves from `start` to `stop`."""
@@ -82,7 +91,7 @@ class Service:
         self.push_room: PushRoom | None = None
         """Opened when the first subscription wants it."""
         self.push_fault: str | None = None
-        """Why nothing is pushed until a restart; None as long as that can be done."""
+        """Since when or until when nothing is pushed, and why; None as long as that can be done."""
         self.certificate: Certificate | None = None
         """Of all ports, the admin port too; None without TLS."""
         if settings.tls_cert is not None and settings.tls_key is not None:
