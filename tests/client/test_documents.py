@@ -250,9 +250,6 @@ class TestMessageReceiver:
         for thread in threads:
             thread.join()
         assert sorted(got, key=int) == [str(number) for number in range(50)]
-        shared = MessageReceiver(queue).receiver
-        assert shared is MessageReceiver(queue).receiver
-        shared.close()
 
 
 def test_an_account_is_an_endpoint_with_its_key(tmp_path: Path) -> None:

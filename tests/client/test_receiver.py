@@ -449,7 +449,7 @@ class TestCoroutines:
             queue.send("there")
             eventually(lambda: queue.inner.stats().in_flight == 1 and receiver.waiting == 0)
             if closed:
-                receiver._polling.close(0)
+                receiver._polling.close(receiver._seat, 0)
             cancelled.cancel()
             await asyncio.wait([cancelled])
             await until(lambda: queue.inner.stats().visible == 1)

@@ -3,6 +3,8 @@
 import itertools
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,19 +14,40 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from veilmq.client.errors import ForkRefused, ServiceError, TransportError, Undecryptable
 from veilmq.client.messages import Received
-from veilmq.client.receiver.exchange import Call, Exchange, Limits, Wish
+from veilmq.client.receiver.exchange import Call, Exchange, Limits, Seat, Wish
 from veilmq.model.errors import Overloaded, QueueMissing, VeilError
 
 LIMITS = Limits(polls=2, fetches=4, count_max=10, wait=20, grace=1, backoff_max=5)
 UNREACHABLE = TransportError(reason="connection refused", may_have_happened=False)
 
 
-def exchange(**limits: float) -> Exchange:
-    return Exchange(msgspec.structs.replace(LIMITS, **limits), jitter=0.0)
+class Place(Seat):
+    """A seat whose queue object is but a name that can be closed."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        queue: Any = SimpleNamespace(name="q", closed=False)
+        super().__init__(queue, limits)
+
+    def close(self) -> None:
+        self.queue.closed = True  # type: ignore[attr-defined]
 
 
-def wishes(at: Exchange, count: int, now: float = 0, until: float | None = math.inf) -> list[Wish]:
-    made = [Wish(1, now, until) for _ in range(count)]
+class WithReceiver(Exchange):
+    """With one receiver."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits, jitter=0.0)
+        self.seat = Place(limits)
+
+
+def exchange(**limits: float) -> WithReceiver:
+    return WithReceiver(msgspec.structs.replace(LIMITS, **limits))
+
+
+def wishes(
+    at: WithReceiver, count: int, now: float = 0, until: float | None = math.inf, seat: Seat | None = None
+) -> list[Wish]:
+    made = [Wish(seat or at.seat, 1, now, until) for _ in range(count)]
     for wish in made:
         at.ask(wish, now)
     return made
@@ -281,7 +304,7 @@ class Receiving(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3), wait=st.sampled_from([None, 0.5, 3, 1_000.0]))
     def ask(self, count: int, wait: float | None) -> None:
-        wish = Wish(count, self.now, None if wait is None else self.now + wait)
+        wish = Wish(self.at.seat, count, self.now, None if wait is None else self.now + wait)
         self.at.ask(wish, self.now)
         self.wishes.append(wish)
 

@@ -75,6 +75,11 @@ class CloudQueue(Closing):
         """What it can do."""
         return self._capabilities
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def recommended(self) -> Recommended | None:
         """Nobody can tell here."""
         return None

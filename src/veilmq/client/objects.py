@@ -18,6 +18,7 @@ import msgspec
 
 from veilmq.client import checked
 from veilmq.client.errors import ObjectStoreFailed
+from veilmq.client.identity import options_identity
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.files import sync_directory
 
@@ -90,6 +91,9 @@ class ObjectStore:
             self._files: Any = fsspec.filesystem(self.scheme, use_listings_cache=False, **(options or {}))
         except (ImportError, ValueError) as error:
             raise ParameterInvalid(parameter="url", reason=f"{self.scheme}://: {error}") from None
+        named = options_identity(options or {})
+        self.identity = None if named is None else ("objects", self.url, named, attempts, pause, faults)
+        """See `veilmq.client.identity`."""
         self._root: str = self._files._strip_protocol(self.url)
         self._is_local = isinstance(self._files, LocalFileSystem)
         self._attempts, self._pause = attempts, pause

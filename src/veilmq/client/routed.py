@@ -9,7 +9,7 @@ documents' advice that types with different processing times belong in separate 
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
+from veilmq.client.identity import identity_of, is_closed
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.parked import Parked
 from veilmq.client.prepared import as_message, attempt
@@ -134,6 +135,16 @@ class RoutedQueue(Closing):
     def capabilities(self) -> Capabilities:
         """What all of the queues can do."""
         return weakest([route.queue.capabilities for route in self._routes])
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.identity`: its queues with their leases."""
+        return "routed", frozenset((identity_of(route.queue), route.lease) for route in self._routes)
+
+    @property
+    def closed(self) -> bool:
+        """Whether one of its queues is closed."""
+        return any(is_closed(route.queue) for route in self._routes)
 
     @property
     def routes(self) -> Mapping[str, Route]:

@@ -8,7 +8,7 @@ policy that fails with a typed error leaves the message leased too: it comes aga
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from veilmq.client import checked
 from veilmq.client.clock import Clock
 from veilmq.client.errors import Unreadable
+from veilmq.client.identity import identity_of
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
@@ -46,6 +47,11 @@ class DeadLetters:
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.identity`."""
+        return "dead letters", identity_of(self.queue)
 
     def __call__(self, queue: Queue, message: Received, error: Unreadable) -> None:
         """Raises what the send and the delete raise."""

@@ -3,10 +3,11 @@
 Strategy: a pattern inherits this and overrides what it changes. `inner` is public, so that a stack can be walked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.closing import Closing
+from veilmq.client.identity import identity_of, is_closed
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import VeilError
@@ -29,6 +30,16 @@ class Wrapping(Closing):
     @property
     def account(self) -> Account:
         return self.inner.account
+
+    @property
+    def identity(self) -> Hashable | None:
+        """See `veilmq.client.identity`: that of `inner`, unless the pattern receives in its own way."""
+        return identity_of(self.inner) if type(self).receive is Wrapping.receive else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `inner` is closed."""
+        return is_closed(self.inner)
 
     def send(self, message: str | Message) -> Sent:
         return self.inner.send(message)

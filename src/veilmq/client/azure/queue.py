@@ -6,7 +6,7 @@ what was asked. What it has no settings for is kept in the queue's metadata (`se
 opened and again after a minute. Source: Queue Storage REST API; "Scalability and performance targets".
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +20,7 @@ from veilmq.client.azure.waiting import Waiting
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudQueue
+from veilmq.client.identity import ById, fingerprint, identity_of
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
 from veilmq.client.prepared import attempt, through
 from veilmq.client.unreadable import log, read_each, receive_readable
@@ -80,6 +81,16 @@ class AzureQueue(CloudQueue):
     def account(self) -> "AzureAccount":
         """The account it is of."""
         return self._account
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.identity`."""
+        credential = self.client.credential
+        key = getattr(credential, "account_key", None)
+        return (
+            "azure", fingerprint(self.client.url), fingerprint(key) if isinstance(key, str) else ById(credential),
+            self._base64, identity_of(self._account.unreadable), ById(self._clock),
+        )  # fmt: skip
 
     def send(self, message: str | Message) -> Sent:
         """Put Message. `ttl=math.inf`: never dies. The handle updates and deletes until somebody receives it."""

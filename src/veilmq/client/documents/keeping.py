@@ -3,9 +3,6 @@
 Strategy: ours are LeaseKeeper and Receiver.
 """
 
-import threading
-import weakref
-
 from veilmq.client.closing import Closing
 from veilmq.client.documents.messages import Message
 from veilmq.client.keeper import LeaseKeeper
@@ -49,19 +46,12 @@ class Manager(Closing):
         self.keeper.close()
 
 
-_receivers: "weakref.WeakValueDictionary[int, Receiver]" = weakref.WeakValueDictionary()
-_lock = threading.Lock()
-
-
 class MessageReceiver:
-    """Each thread makes one of its own; all over one queue object share one parked poll."""
+    """Each thread makes one of its own, over a queue object of its own or a common one: all that receive from the same
+    queue in this process share one parked poll."""
 
     def __init__(self, queue: Queue) -> None:
-        with _lock:
-            shared = _receivers.get(id(queue))
-            if shared is None or shared.queue is not queue:
-                shared = _receivers[id(queue)] = Receiver(queue)
-        self.receiver = shared
+        self.receiver = Receiver(queue)
 
     def receiveMessage(self, waitSeconds: float | None = None) -> Message | None:
         """The next message for this thread; None if none came in time. Without a wait, for ever."""

@@ -5,7 +5,7 @@ long one several. An entry that cannot be a command never leaves: its error take
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +15,7 @@ from veilmq.client.closing import Closing
 from veilmq.client.embedded import limits, translation
 from veilmq.client.embedded.shell import Call, Shell
 from veilmq.client.errors import TransportError
+from veilmq.client.identity import ById
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.model import outcomes
 from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, DescribeQueue, Extend, Origin, Peek, Receive, Send
@@ -56,6 +57,16 @@ class EmbeddedQueue(Closing):
     def account(self) -> "EmbeddedAccount":
         """See `Queue.account`."""
         return self._account
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.identity`."""
+        return "embedded", ById(self._shell), self._key
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     def send(self, message: str | Message) -> Sent:
         """See `Queue.send`."""

@@ -10,11 +10,12 @@ cannot fit is refused before it is encrypted.
 
 import base64
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Any, Final
 
 from veilmq.client.encrypted.keys import ALGORITHMS, Key, Keyring
 from veilmq.client.errors import Undecryptable
+from veilmq.client.identity import identity_of
 from veilmq.model.errors import ParameterInvalid
 
 _BLOCK_BYTES: Final = 16
@@ -56,6 +57,11 @@ class Cipher:
         self._errors = (errors.JoseError, ValueError, RecursionError)
         self._imported: dict[str, tuple[Key, Any]] = {}
         self._check(keys.newest)
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.identity`: what decides how a body is decrypted."""
+        return identity_of(self._keys), self._algorithms, self._accepted
 
     def encrypt(self, body: bytes) -> str:
         """The JWE. Raises ParameterInvalid if the newest key's algorithm is not allowed."""

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from veilmq.client.errors import KeyFileInvalid
+from veilmq.client.identity import fingerprint
 from veilmq.model.errors import ParameterInvalid
 
 ALGORITHMS: Final[Mapping[str, int]] = {
@@ -109,6 +110,11 @@ class Keys:
         """The one of that id."""
         return self._keys.get(key_id)
 
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.identity`: equal for equal keys."""
+        return frozenset((key.id, key.algorithm, fingerprint(key.secret)) for key in self)
+
     def __iter__(self) -> Iterator[Key]:
         return iter(self._keys.values())
 
@@ -140,6 +146,11 @@ class KeyFile:
     def find(self, key_id: str) -> Key | None:
         """The one of that id."""
         return self._now().find(key_id)
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.identity`: equal for one file."""
+        return "key file", self.path.absolute()
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._now())

@@ -6,7 +6,7 @@ deduplication id and delay are the queue's own business and stay plain, and noth
 documents' SecurityQueue.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Final
 
 import msgspec
@@ -17,6 +17,7 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.encrypted.cipher import Cipher
 from veilmq.client.encrypted.keys import Keyring
 from veilmq.client.errors import Undecryptable
+from veilmq.client.identity import ById, identity_of
 from veilmq.client.messages import Message, Peeked, Received, Sent
 from veilmq.client.prepared import as_message, attempt, send_prepared, text_bytes
 from veilmq.client.queue import Queue
@@ -66,6 +67,12 @@ class EncryptedQueue(Wrapping):
         largest = self._cipher.body_bytes_max(characters)
         largest = largest // 3 * 4 if inner.base64_body else largest
         return msgspec.structs.replace(inner, body_bytes_max=largest, body_bytes_min=0)
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.identity`: the queue below, with keys, names and policy."""
+        cipher, policy = self._cipher.identity, identity_of(self._policy)
+        return type(self), identity_of(self.inner), cipher, policy, ById(self._clock)
 
     def send(self, message: str | Message) -> Sent:
         """See `Queue.send`. MessageTooLarge counts the body as encrypted."""

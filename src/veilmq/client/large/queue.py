@@ -7,7 +7,7 @@ documents' BigMessageSizeQueue (setBigMessageSize, setNeedDeleteMessageObjectOnO
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 import msgspec
@@ -16,6 +16,7 @@ from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import ObjectStoreFailed, ServiceError, TransportError, Unreadable
+from veilmq.client.identity import ById, identity_of
 from veilmq.client.large import handles, pointer, sweeping
 from veilmq.client.large.fetching import Fetcher
 from veilmq.client.large.handles import Held
@@ -80,8 +81,8 @@ class LargeMessageQueue(Wrapping):
         self._delete_object = delete_object
         self._retention = retention
         self._clock = clock
-        policy = checked_policy(unreadable, inner)
-        self._fetcher = Fetcher(inner, self.store, self._form, body_bytes_max, policy, clock)
+        self._policy = checked_policy(unreadable, inner)
+        self._fetcher = Fetcher(inner, self.store, self._form, body_bytes_max, self._policy, clock)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -90,6 +91,14 @@ class LargeMessageQueue(Wrapping):
         largest = (self._body_bytes_max + 2) // 3 * 4 if inner.base64_body else self._body_bytes_max
         replaceable = inner.body_replaceable and self._form is PointerFormat.OWN
         return msgspec.structs.replace(inner, body_bytes_max=largest, body_replaceable=replaceable)
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.identity`: the queue below, with the store, the form of pointers and the policy."""
+        return (
+            type(self), identity_of(self.inner), identity_of(self.store), self._form, self._body_bytes_max,
+            identity_of(self._policy), ById(self._clock),
+        )  # fmt: skip
 
     def send(self, message: str | Message) -> Sent:
         """See `Queue.send`. Raises ObjectStoreFailed, too: nothing was sent."""

@@ -12,8 +12,10 @@ the character reference there before it is signed. Source: aliyun-mns-sdk 1.3.0,
 import select
 import threading
 import weakref
+from collections.abc import Hashable
 from typing import Any, Final
 
+from mns.account import StaticCredentialsProvider  # type: ignore[import-untyped]
 from mns.mns_client import MNSClient  # type: ignore[import-untyped]
 from mns.mns_exception import (  # type: ignore[import-untyped]
     MNSClientException,
@@ -24,6 +26,7 @@ from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[i
 
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.forked import OfProcess
+from veilmq.client.identity import ById, fingerprint
 from veilmq.client.mns.errors import Said, error_of
 from veilmq.model.errors import ParameterInvalid, VeilError
 
@@ -110,6 +113,15 @@ class Lines:
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._all: weakref.WeakSet[_Line] = weakref.WeakSet()
+
+    @property
+    def identity(self) -> Hashable:
+        """The endpoint, and a fingerprint of fixed credentials; credentials that may change stand for themselves."""
+        provider = self._credentials
+        if type(provider) is not StaticCredentialsProvider:
+            return self._url, ById(provider)
+        fixed = provider.get_credentials()
+        return self._url, fingerprint(*map(str, vars(fixed).values()))
 
     def call(self, method: str, request: Any, response: Any, queue: str, size_bytes: int = 0) -> Any:
         """`response`, filled by the SDK's client. `queue` and `size_bytes` are for errors.

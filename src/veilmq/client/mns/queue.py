@@ -7,7 +7,7 @@ one. The timeout is looked up when the queue is opened and again after a minute.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -32,6 +32,7 @@ from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudQueue
 from veilmq.client.errors import ServiceError, TransportError, may_have_happened
+from veilmq.client.identity import ById, identity_of
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
 from veilmq.client.mns.errors import Said, error_of
 from veilmq.client.mns.line import BatchRefused
@@ -106,6 +107,14 @@ class MnsQueue(CloudQueue):
     def account(self) -> "MnsAccount":
         """The account it is of."""
         return self._account
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.identity`."""
+        account = self._account
+        return (
+            "mns", account.lines.identity, self._name, self._base64, identity_of(account.unreadable), ById(self._clock)
+        )  # fmt: skip
 
     def send(self, message: str | Message) -> Sent:
         """SendMessage. A handle comes with a message that is delayed."""

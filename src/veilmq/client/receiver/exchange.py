@@ -1,24 +1,31 @@
 """Who waits for messages, what to ask the queue for them, and who gets what it brings.
 
-Strategy: no thread, no clock, no queue. A `Wish` is one caller that waits; a `Call` is one request that should be made
-now. While nothing is there, at most `polls` requests are parked, whoever waits; an answer that was full says that there
-is more, and then requests without a wait run side by side until one comes back short. A message goes to the caller that
-waits longest, and wakes nobody else. An error, or an empty answer that came long before its wait was over, leaves one
-request at a time, after a pause that doubles: the queue or its cap on parked polls is at fault, and a storm would make
-it worse.
+Strategy: no thread, no clock, no request. A `Seat` is one receiver with its queue object; several may be at one
+exchange if their objects stand for the same queue. A `Wish` is one caller that waits; a `Call` is one request that
+should be made now, over the queue object of a seat that somebody waits at. While nothing is there, at most `polls`
+requests are parked, whoever waits; an answer that was full says that there is more, and then requests without a wait
+run side by side until one comes back short. A message goes to the caller that waits longest, and wakes nobody else. An
+error, or an empty answer that came long before its wait was over, leaves one request at a time, after a pause that
+doubles: the queue or its cap on parked polls is at fault, and a storm would make it worse. The next request then goes
+over another seat's object, if there is one; an error concerns the callers of its own seat, and all callers once two
+seats met one.
 
 What comes when nobody waits any more is kept for the next caller for `grace` seconds, then released.
 """
 
+import itertools
 import math
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from veilmq.client.errors import ForkRefused, ServiceError, TransportError
+from veilmq.client.identity import is_closed
 from veilmq.client.messages import Received
+from veilmq.client.queue import Queue
 from veilmq.model.errors import CapabilityMissing, CapacityError, StoreError, UsageError, VeilError
 
 BACKOFF_SECONDS: Final = 0.1
@@ -27,31 +34,6 @@ EARLY_SHARE: Final = 0.5
 _GOLDEN: Final = 0.6180339887498949
 
 _OF_QUEUE: Final = (UsageError, CapabilityMissing, ServiceError, ForkRefused)
-
-
-class Wish:
-    """A caller that waits for up to `count` messages until `until`; `until` None: one look at the queue, no wait."""
-
-    def __init__(self, count: int, since: float, until: float | None) -> None:
-        self.count = count
-        self.since = since
-        self.until = until
-        self.outcome: Sequence[Received] | VeilError | None = None
-
-    def resolve(self, outcome: Sequence[Received] | VeilError) -> None:
-        """The wait is over. A shell's own class wakes the caller as well."""
-        self.outcome = outcome
-
-
-class Call(msgspec.Struct, eq=False):
-    """A request to make: up to `count` messages, waiting up to `wait` seconds; or messages to release."""
-
-    count: int
-    wait: float
-    started: float
-    looks: list[Wish] = []
-    """The wishes without a wait that it answers."""
-    release: list[Received] = []
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +51,84 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     backoff_max: float
 
 
+def joint(all_of: Sequence[Limits]) -> Limits:
+    """The limits of receivers that share their requests: as many requests as one of them may make; each request, and
+    each moment that a message is kept, as short as every one of them allows."""
+    return Limits(
+        polls=max(each.polls for each in all_of),
+        fetches=max(each.fetches for each in all_of),
+        count_max=min(each.count_max for each in all_of),
+        wait=min(each.wait for each in all_of),
+        grace=min(each.grace for each in all_of),
+        backoff_max=max(each.backoff_max for each in all_of),
+    )
+
+
+class Seat:
+    """One receiver at an exchange, with the queue object that its callers use."""
+
+    def __init__(self, queue: Queue, limits: Limits) -> None:
+        self.queue = queue
+        self.limits = limits
+        self.left = False
+        """The receiver is closed."""
+        self.failed_at = -math.inf
+        """When a request over its object last came to nothing; -inf if the last one did not."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether its queue object is closed: no request can be made over it, and its callers could delete nothing."""
+        return is_closed(self.queue)
+
+    @property
+    def usable(self) -> bool:
+        """Whether what happens to its requests says something about the queue."""
+        return not self.left and not self.closed
+
+    def refusal(self) -> VeilError:
+        """What callers get whose queue object is closed."""
+        return TransportError(reason=f"queue {self.queue.name} is closed", may_have_happened=False)
+
+
+class Wish:
+    """A caller that waits for up to `count` messages until `until`; `until` None: one look at the queue, no wait."""
+
+    def __init__(self, seat: Seat, count: int, since: float, until: float | None) -> None:
+        self.seat = seat
+        self.count = count
+        self.since = since
+        self.until = until
+        self.outcome: Sequence[Received] | VeilError | None = None
+
+    def resolve(self, outcome: Sequence[Received] | VeilError) -> None:
+        """The wait is over. A shell's own class wakes the caller as well."""
+        self.outcome = outcome
+
+
+class Call(msgspec.Struct, eq=False):
+    """A request to make: up to `count` messages, waiting up to `wait` seconds; or messages to release."""
+
+    seat: Seat
+    """Over whose queue object."""
+    count: int
+    wait: float
+    started: float
+    looks: list[Wish] = []
+    """The wishes without a wait that it answers."""
+    release: list[Received] = []
+
+
+class _Spare(msgspec.Struct):
+    """A message for which nobody waited."""
+
+    until: float
+    message: Received
+    seat: Seat
+    """Over whose object it came."""
+
+
 class Exchange:
-    """All that waits at one receiver. Instants are seconds on the client's monotonic clock."""
+    """All that waits for one queue. Instants are seconds on the client's monotonic clock."""
 
     def __init__(self, limits: Limits, jitter: float) -> None:
         self.limits = limits
@@ -83,10 +141,14 @@ class Exchange:
         """No request leaves before this instant."""
         self._waiting: dict[Wish, None] = {}
         self._looking: dict[Wish, None] = {}
-        self._spares: deque[tuple[float, Received]] = deque()
+        self._callers: dict[Seat, int] = {}
+        """How many of these wait at each seat; without those where nobody does."""
+        self._spares: deque[_Spare] = deque()
         self._more = False
         """The last answer was full: there may be more."""
         self._failures = 0
+        self._failing: weakref.WeakSet[Seat] = weakref.WeakSet()
+        """Seats that met an error since the last request that succeeded."""
         self._failed_at = -math.inf
         self._succeeded_at = -math.inf
         self._jitter = jitter
@@ -96,47 +158,56 @@ class Exchange:
         """Callers that wait."""
         return len(self._waiting) + len(self._looking)
 
+    def waiting_at(self, seat: Seat) -> int:
+        """Callers that wait at one seat."""
+        return self._callers.get(seat, 0)
+
     def ask(self, wish: Wish, now: float) -> None:
         """A caller comes; it may be resolved at once."""
         if isinstance(self.error, ForkRefused):
             wish.resolve(self.error)
             return
+        if self.closed or wish.seat.left:
+            wish.resolve([])
+            return
+        if wish.seat.closed:
+            wish.resolve(wish.seat.refusal())
+            return
         messages = self._from_spares(wish.count, now)
-        if messages or self.closed or (wish.until is None and self._held_back(now)):
+        if messages or (wish.until is None and self._held_back(now)):
             wish.resolve(messages)
-        elif wish.until is None:
-            self._looking[wish] = None
         else:
-            self._waiting[wish] = None
+            self._enter(wish)
 
     def withdraw(self, wish: Wish) -> Sequence[Received] | VeilError:
-        """The caller waits no longer: what it gets. An error only if nothing but errors came while it waited."""
+        """The caller waits no longer: what it gets. An error only if nothing but errors came while it waited, and not
+        over one other seat's object alone."""
         if wish.outcome is not None:
             return wish.outcome
-        self._waiting.pop(wish, None)
-        self._looking.pop(wish, None)
-        if self.error is not None and self._failed_at >= wish.since > self._succeeded_at:
+        self._forget(wish)
+        if self.error is not None and self._failed_at >= wish.since > self._succeeded_at and self._concerned(wish):
             return self.error
         return []
 
-    def give(self, messages: Sequence[Received], now: float) -> None:
-        """Hand messages to those who wait, longest first; keep what is left for a moment."""
+    def give(self, messages: Sequence[Received], now: float, seat: Seat) -> None:
+        """Hand messages to those who wait, longest first; keep what is left for a moment. `seat`: over whose object
+        they came."""
         rest = deque(messages)
         while rest and (self._looking or self._waiting):
-            wish = next(iter(self._waiting or self._looking))
-            self._resolve(wish, [rest.popleft() for _ in range(min(wish.count, len(rest)))])
-        self._spares.extend((now + self.limits.grace, message) for message in rest)
+            self._hand(next(iter(self._waiting or self._looking)), rest)
+        until = now + self.limits.grace
+        self._spares.extend(_Spare(until, message, seat) for message in rest)
 
     def take(self, now: float) -> Call | None:
         """The request to make now, if there is one; it is under way then."""
+        self._dismiss()
         call = self._needed(now)
         if call is None:
             return None
-        if call.release:
-            for _ in call.release:
-                self._spares.popleft()
+        for _ in call.release:
+            self._spares.popleft()
         for wish in call.looks:
-            del self._looking[wish]
+            self._forget(wish)
         self.calls[call] = None
         return call
 
@@ -150,55 +221,81 @@ class Exchange:
         if call.release:
             return []
         messages: Sequence[Received] = []
-        if answer is None or isinstance(answer, VeilError):
+        if answer is not None and not isinstance(answer, VeilError):
+            messages = answer
+        if not messages and not call.seat.usable:
+            # It was cut off with its queue object or its receiver: another seat asks again, and at once.
+            self._look_again(call)
+        elif answer is None or isinstance(answer, VeilError):
             self._failed(call, answer, now)
         else:
-            messages = answer
             self._succeeded(call, len(messages), now)
         if self.closed:
             return list(messages)
         rest = deque(messages)
         for wish in call.looks:
-            if wish.outcome is None:
-                wish.resolve([rest.popleft() for _ in range(min(wish.count, len(rest)))])
-        self.give(rest, now)
+            if wish.outcome is None and wish not in self._looking:
+                self._hand(wish, rest)
+        self.give(rest, now, call.seat)
+        self._dismiss()
         return []
 
     def next_time(self) -> float:
         """When `take` may find something though nobody came and no request ended."""
-        spare = self._spares[0][0] if self._spares else math.inf
-        return min(spare, self.not_before if self._waiting else math.inf)
+        spare = self._spares[0].until if self._spares else math.inf
+        return min(spare, self.not_before if self._waiting or self._looking else math.inf)
+
+    def leave(self, seat: Seat) -> None:
+        """A receiver closes: its callers wait no more. Its requests go on for the others."""
+        seat.left = True
+        for wish in [*self._wishes(), *self._under_way()]:
+            if wish.seat is seat:
+                self._resolve(wish, [])
 
     def close(self) -> list[Received]:
         """Nobody waits any more; what is to be released."""
         self.closed = True
-        looking = [wish for call in self.calls for wish in call.looks if wish.outcome is None]
-        for wish in [*self._waiting, *self._looking, *looking]:
+        for wish in [*self._wishes(), *self._under_way()]:
             self._resolve(wish, [])
-        spares = [message for _, message in self._spares]
+        spares = [spare.message for spare in self._spares]
         self._spares.clear()
         return spares
 
     def _needed(self, now: float) -> Call | None:
-        if self._spares and self._spares[0][0] <= now:
-            return Call(0, 0, now, release=[message for end, message in self._spares if end <= now])
+        if self._spares and self._spares[0].until <= now:
+            seat = self._spares[0].seat
+            over = itertools.takewhile(lambda spare: spare.until <= now and spare.seat is seat, self._spares)
+            return Call(seat, 0, 0, now, release=[spare.message for spare in over])
         if self.closed or self._held_back(now):
             return None
         requests = self._requests()
         limits = self.limits
         if self._looking and requests < limits.polls + limits.fetches:
             looks = list(self._looking)
-            return Call(min(sum(wish.count for wish in looks), limits.count_max), 0, now, looks=looks)
+            count = min(sum(wish.count for wish in looks), limits.count_max)
+            return Call(_next_seat(looks), count, 0, now, looks=looks)
         wanted = sum(wish.count for wish in self._waiting) - sum(call.count for call in self.calls if not call.looks)
         count = min(wanted, limits.count_max)
         if count <= 0:
             return None
         if self._more:
-            return Call(count, 0, now) if requests < limits.polls + limits.fetches else None
-        if sum(call.wait > 0 for call in self.calls) >= limits.polls:
-            return None
-        wait = min(limits.wait, max((wish.until or now) - now for wish in self._waiting))
-        return Call(count, wait, now) if wait > 0 else None
+            wait = 0.0
+            if requests >= limits.polls + limits.fetches:
+                return None
+        else:
+            if sum(call.wait > 0 for call in self.calls) >= limits.polls:
+                return None
+            wait = min(limits.wait, max((wish.until or now) - now for wish in self._waiting))
+            if wait <= 0:
+                return None
+        return Call(_next_seat(self._waiting), count, wait, now)
+
+    def _wishes(self) -> Iterable[Wish]:
+        return itertools.chain(self._waiting, self._looking)
+
+    def _under_way(self) -> list[Wish]:
+        """Looks that a request is being made for."""
+        return [wish for call in self.calls for wish in call.looks if wish.outcome is None]
 
     def _requests(self) -> int:
         return sum(not call.release for call in self.calls)
@@ -210,9 +307,14 @@ class Exchange:
     def _succeeded(self, call: Call, count: int, now: float) -> None:
         self.error = None
         self._succeeded_at = now
+        self._failing.clear()
         self._more = count >= call.count
+        call.seat.failed_at = -math.inf
         if not count and call.wait > 0 and now - call.started < call.wait * EARLY_SHARE:
-            self._back_off(now, [])
+            call.seat.failed_at = now
+            self._back_off(now)
+            for wish in list(self._looking):
+                self._resolve(wish, [])
         elif count or call.wait > 0:
             self._failures = 0
             self.not_before = -math.inf
@@ -221,29 +323,70 @@ class Exchange:
         """Those who looked get the error; those who wait go on waiting, unless waiting cannot help."""
         self._more = False
         self.error = error
-        self._failed_at = now
+        self._failed_at = call.seat.failed_at = now
+        self._failing.add(call.seat)
+        self._back_off(now)
         outcome: Sequence[Received] | VeilError = [] if error is None else error
-        for wish in call.looks:
-            wish.resolve(outcome)
-        self._back_off(now, outcome)
+        for wish in [*call.looks, *self._looking]:
+            if wish.outcome is None and self._concerned(wish):
+                self._resolve(wish, outcome)
+        self._look_again(call)
         if error is None or _passes(error):
             return
         # A pattern's error is about one message (Undecryptable), the others are about the queue.
-        concerned = list(self._waiting) if isinstance(error, _OF_QUEUE) else list(self._waiting)[: not call.looks]
+        if isinstance(error, _OF_QUEUE):
+            concerned = [wish for wish in self._waiting if self._concerned(wish)]
+        else:
+            concerned = [wish for wish in self._waiting if wish.seat is call.seat][: not call.looks]
         for wish in concerned:
             self._resolve(wish, error)
 
-    def _back_off(self, now: float, outcome: Sequence[Received] | VeilError) -> None:
+    def _concerned(self, wish: Wish) -> bool:
+        """Whether the errors since the last success are about this caller: met over its own queue object, or over two
+        at least, so that no object is at fault but the queue."""
+        return wish.seat in self._failing or len(self._failing) > 1
+
+    def _back_off(self, now: float) -> None:
         self._jitter = (self._jitter + _GOLDEN) % 1.0
         pause = min(math.ldexp(BACKOFF_SECONDS, min(self._failures, 16)), self.limits.backoff_max)
         self._failures += 1
         self.not_before = now + pause * (0.75 + 0.25 * self._jitter)
-        for wish in list(self._looking):
-            self._resolve(wish, outcome)
 
-    def _resolve(self, wish: Wish, outcome: Sequence[Received] | VeilError) -> None:
+    def _dismiss(self) -> None:
+        """Those whose queue object was closed under them wait no longer."""
+        closed = [seat for seat in self._callers if seat.closed]
+        if closed:
+            for wish in [wish for wish in self._wishes() if wish.seat in closed]:
+                self._resolve(wish, wish.seat.refusal())
+
+    def _hand(self, wish: Wish, rest: deque[Received]) -> None:
+        """What the caller gets of the messages that are there."""
+        if wish.seat.closed:
+            self._resolve(wish, wish.seat.refusal())
+        else:
+            self._resolve(wish, [rest.popleft() for _ in range(min(wish.count, len(rest)))])
+
+    def _look_again(self, call: Call) -> None:
+        """The request came to nothing over this object: those who have no outcome yet look over another."""
+        for wish in call.looks:
+            if wish.outcome is None:
+                self._enter(wish)
+
+    def _enter(self, wish: Wish) -> None:
+        (self._looking if wish.until is None else self._waiting)[wish] = None
+        self._callers[wish.seat] = self._callers.get(wish.seat, 0) + 1
+
+    def _forget(self, wish: Wish) -> None:
+        if wish not in self._waiting and wish not in self._looking:
+            return
         self._waiting.pop(wish, None)
         self._looking.pop(wish, None)
+        self._callers[wish.seat] -= 1
+        if not self._callers[wish.seat]:
+            del self._callers[wish.seat]
+
+    def _resolve(self, wish: Wish, outcome: Sequence[Received] | VeilError) -> None:
+        self._forget(wish)
         wish.resolve(outcome)
 
     def _from_spares(self, count: int, now: float) -> list[Received]:
@@ -251,11 +394,20 @@ class Exchange:
         found: list[Received] = []
         for _ in range(len(self._spares)):
             spare = self._spares.popleft()
-            if len(found) < count and spare[1].lease_end > now:
-                found.append(spare[1])
+            if len(found) < count and spare.message.lease_end > now:
+                found.append(spare.message)
             else:
                 self._spares.append(spare)
         return found
+
+
+def _next_seat(wishes: Collection[Wish]) -> Seat:
+    """Over whose object to ask: that of who waits longest, but none that failed if one did not; if all did, the one
+    whose turn is longest ago."""
+    first = next(iter(wishes)).seat
+    if first.failed_at == -math.inf:
+        return first
+    return min((wish.seat for wish in wishes), key=lambda seat: seat.failed_at)
 
 
 def _passes(error: VeilError) -> bool:

@@ -1,25 +1,29 @@
-"""The threads that make a receiver's requests.
+"""The threads that make receivers' requests, and which receivers share them.
 
-Strategy: each runner asks the exchange (exchange.py) what to do, does it, and says what came of it; runners are started
-as they are needed, at most one for each request that may be under way, and leave when idle. One lock guards the
-exchange and is never held during a request. A runner that breaks (a fault of an adapter) shows its traceback through
-threading.excepthook and is replaced; the request it had counts as failed. Closing interrupts the queue until no request
-is parked any more: one may have been on its way when the first interruption came.
+Strategy: receivers whose queue objects stand for the same queue (veilmq.client.identity) share one exchange, if their
+lease and clock are the same. A table knows what is shared and keeps nothing alive: with the last receiver it is gone.
+Each runner asks the exchange (exchange.py) what to do, does it, and reports what came of it; runners are started as
+they are needed, at most one for each request that may be under way, and leave when idle. One lock guards the exchange
+and is never held during a request. A runner that breaks (a fault of an adapter) shows its traceback through
+threading.excepthook and is replaced; the request it had counts as failed. A receiver that closes leaves the requests to
+the others, over whichever queue object they are. The last one interrupts the objects until no request is parked any
+more: one may have been on its way when the first interruption came.
 """
 
 import logging
 import math
 import secrets
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 from veilmq.client import checked
 from veilmq.client.clock import Clock, sleeping_by
-from veilmq.client.forked import Anew
+from veilmq.client.forked import Anew, forget_in_child
+from veilmq.client.identity import ById, identity_of
 from veilmq.client.messages import Received
-from veilmq.client.queue import Queue
-from veilmq.client.receiver.exchange import Call, Exchange, Limits, Wish
+from veilmq.client.receiver.exchange import Call, Exchange, Limits, Seat, Wish, joint
 from veilmq.model.errors import VeilError
 
 IDLE_SECONDS: Final = 10.0
@@ -32,14 +36,17 @@ log = logging.getLogger("veilmq.receiver")
 
 
 class Polling(Anew):
-    """The requests of one receiver."""
+    """The requests of the receivers of one queue."""
 
-    def __init__(self, queue: Queue, limits: Limits, lease: float | None, clock: Clock) -> None:
-        self.queue = queue
+    def __init__(self, limits: Limits, lease: float | None, clock: Clock) -> None:
+        """limits: of the first receiver."""
         self.lease = lease
         self.clock = clock
         self._limits = limits
-        self._runners_max = limits.polls + limits.fetches
+        self._seats: weakref.WeakSet[Seat] = weakref.WeakSet()
+        """Of receivers that are not closed."""
+        self._counted = 0
+        """How many of these the limits are of."""
         self._closed = False
         self._here()
 
@@ -51,10 +58,33 @@ class Polling(Anew):
         self._idle = 0
         self._changed = sleeping_by(self.clock, threading.Condition())
 
-    @property
-    def waiting(self) -> int:
-        """Callers that wait."""
-        return self._exchange.waiting
+    def waiting(self, seat: Seat) -> int:
+        """Callers that wait at this seat."""
+        return self._exchange.waiting_at(seat)
+
+    def join(self, seat: Seat) -> None:
+        """One receiver more."""
+        with self._changed:
+            self._seats.add(seat)
+            self._fit()
+
+    def leave(self, seat: Seat) -> bool:
+        """Its callers get nothing and wait no more. Whether no receiver is left: then all is over."""
+        self._here()
+        with self._changed:
+            self._exchange.leave(seat)
+            self._seats.discard(seat)
+            self._closed = not self._seats
+            if not self._closed:
+                self._fit()
+        return self._closed
+
+    def _fit(self) -> None:
+        """The limits are those of the receivers that there are; one may be gone without a word."""
+        seats = list(self._seats)
+        self._counted = len(seats)
+        if seats:
+            self._limits = self._exchange.limits = joint([seat.limits for seat in seats])
 
     def ask(self, wish: Wish) -> None:
         """A caller comes."""
@@ -64,7 +94,7 @@ class Polling(Anew):
             self._exchange.ask(wish, now)
             if self._exchange.more(now):
                 try:
-                    self._rouse()
+                    self._rouse(wish.seat.queue.name)
                 except RuntimeError:
                     self._exchange.withdraw(wish)
                     raise
@@ -81,43 +111,50 @@ class Polling(Anew):
             if isinstance(outcome, VeilError) or not outcome:
                 return
             if not self._exchange.closed:
-                self._exchange.give(outcome, self.clock.monotonic())
-                self._rouse()
+                self._exchange.give(outcome, self.clock.monotonic(), wish.seat)
+                self._rouse(wish.seat.queue.name)
                 return
-        self._release(outcome)
+        self._release(outcome, wish.seat)
 
-    def close(self, deadline: float) -> None:
-        """Wake everyone, and end the parked requests; wait up to `deadline` seconds for all that are under way, which
-        release what they bring. Raises ParameterInvalid."""
+    def close(self, seat: Seat, deadline: float) -> None:
+        """A receiver closes: its callers get nothing. The last one ends the parked requests too, and waits up to
+        `deadline` seconds for all that are under way, which release what they bring. Raises ParameterInvalid."""
         checked.remaining(deadline, "deadline")
-        self._here()
-        self._closed = True
+        if not _shared.leave(self, seat):
+            return
         with self._changed:
             first = not self._exchange.closed
             spares = self._exchange.close()
             self._changed.notify_all()
             parked = bool(self._exchange.calls)
         if first and parked:
-            self.queue.interrupt()
-            threading.Thread(target=self._end_calls, name=f"veilmq receiver {self.queue.name} end", daemon=True).start()
-        self._release(spares)
+            self._interrupt()
+            threading.Thread(target=self._end_calls, name=f"veilmq receiver {seat.queue.name} end", daemon=True).start()
+        self._release(spares, seat)
         end = self.clock.monotonic() + deadline
         with self._changed:
             while (self._exchange.calls or self._releasing) and (left := end - self.clock.monotonic()) > 0:
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
+
+    def _interrupt(self) -> None:
+        """A request may be under way over the object of a receiver that closed before."""
+        with self._changed:
+            queues = {id(call.seat.queue): call.seat.queue for call in self._exchange.calls}
+        for queue in queues.values():
+            queue.interrupt()
 
     def _end_calls(self) -> None:
         for turn in range(_AGAIN_MAX):
             with self._changed:
                 if self._changed.wait_for(lambda: not self._exchange.calls, math.ldexp(AGAIN_SECONDS, turn)):
                     return
-            self.queue.interrupt()
+            self._interrupt()
 
-    def _rouse(self) -> None:
+    def _rouse(self, name: str) -> None:
         if self._idle:
             self._changed.notify()
-        elif self._runners < self._runners_max:
-            thread = threading.Thread(target=self._run, name=f"veilmq receiver {self.queue.name}", daemon=True)
+        elif self._runners < self._limits.polls + self._limits.fetches:
+            thread = threading.Thread(target=self._run, args=(name,), name=f"veilmq receiver {name}", daemon=True)
             self._runners += 1  # before it runs: Ctrl-C may come while it starts
             try:
                 thread.start()
@@ -126,28 +163,30 @@ class Polling(Anew):
                 if not self._runners:
                     raise
 
-    def _run(self) -> None:
+    def _run(self, name: str) -> None:
         broken = True
         try:
-            while (call := self._next()) is not None:
+            while (call := self._next(name)) is not None:
                 self._do(call)
             broken = False
         finally:
             with self._changed:
                 self._runners -= 1
                 if broken:
-                    self._rouse()
+                    self._rouse(name)
 
-    def _next(self) -> Call | None:
+    def _next(self, name: str) -> Call | None:
         """The next request, once there is one; None when this runner may leave."""
         with self._changed:
             leave_at = self.clock.monotonic() + IDLE_SECONDS
             while True:
                 now = self.clock.monotonic()
+                if self._counted != len(self._seats):
+                    self._fit()
                 call = self._exchange.take(now)
                 if call is not None:
                     if self._exchange.more(now):
-                        self._rouse()
+                        self._rouse(name)
                     return call
                 at = self._exchange.next_time()
                 if self._exchange.closed or (now >= leave_at and at == math.inf):
@@ -170,23 +209,65 @@ class Polling(Anew):
                     self._changed.notify_all()
         if late:
             try:
-                self._release(late)
+                self._release(late, call.seat)
             finally:
                 with self._changed:
                     self._releasing -= 1
                     self._changed.notify_all()
 
     def _receive(self, call: Call) -> Sequence[Received] | VeilError:
+        queue = call.seat.queue
         try:
-            return self.queue.receive(call.count, lease=self.lease, wait=call.wait)
+            return queue.receive(call.count, lease=self.lease, wait=call.wait)
         except VeilError as error:
-            log.warning("queue %s: receive failed: %s", self.queue.name, error)
+            if call.seat.usable:
+                log.warning("queue %s: receive failed: %s", queue.name, error)
             return error
 
-    def _release(self, messages: Sequence[Received]) -> None:
+    def _release(self, messages: Sequence[Received], seat: Seat) -> None:
         """Nobody wants them here: visible again at once."""
+        if not messages:
+            return
+        # Any object of the queue can do it; that over which they came may be closed by now.
+        queue = next((each.queue for each in [seat, *self._seats] if not each.closed), seat.queue)
         for message in messages:
             try:
-                self.queue.release(message.handle)
+                queue.release(message.handle)
             except VeilError as error:
-                log.info("queue %s: message %s not released: %s", self.queue.name, message.id, error)
+                log.info("queue %s: message %s not released: %s", queue.name, message.id, error)
+
+
+class _Shared:
+    """What receivers of one queue share in this process, as long as one of them lives."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child a new receiver shares nothing with its parent's, whose connections it may not use."""
+        self.lock = threading.RLock()
+        self.pollings: weakref.WeakValueDictionary[Hashable, Polling] = weakref.WeakValueDictionary()
+
+    def join(self, seat: Seat, lease: float | None, clock: Clock) -> Polling:
+        """Where this receiver's callers wait."""
+        key = identity_of(seat.queue), lease, ById(clock)
+        with self.lock:
+            polling = self.pollings.get(key)
+            if polling is None:
+                polling = self.pollings[key] = Polling(seat.limits, lease, clock)
+            polling.join(seat)
+            return polling
+
+    def leave(self, polling: Polling, seat: Seat) -> bool:
+        """See `Polling.leave`; who comes after the last one begins anew."""
+        with self.lock:
+            is_over = polling.leave(seat)
+            if is_over:
+                for key in [key for key, each in self.pollings.items() if each is polling]:
+                    del self.pollings[key]
+            return is_over
+
+
+_shared = _Shared()
+forget_in_child(_shared)
+join = _shared.join

@@ -1,7 +1,7 @@
 """Many callers, few parked polls: the receiver, for threads and for coroutines.
 
-Strategy: both are thin doors to the same `Polling`; they differ in how a caller sleeps. Source: document 002,
-"LongPolling" (MessageReceiver).
+Strategy: both are thin doors to the same `Polling`, which they share with other receivers of the same queue; they
+differ in how a caller sleeps. Source: document 002, "LongPolling" (MessageReceiver).
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from veilmq.client.closing import Closing
 from veilmq.client.keeper.parameters import check_lease
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
-from veilmq.client.receiver.exchange import Limits, Wish
-from veilmq.client.receiver.polling import Polling
+from veilmq.client.receiver import polling
+from veilmq.client.receiver.exchange import Limits, Seat, Wish
 from veilmq.model.errors import ParameterInvalid, VeilError, as_fields
 
 WAIT: Final = 20.0
@@ -68,12 +68,13 @@ class _Door:
         )
         self.queue = queue
         self._clock = clock
-        self._polling = Polling(queue, limits, lease, clock)
+        self._seat = Seat(queue, limits)
+        self._polling = polling.join(self._seat, lease, clock)
 
     @property
     def waiting(self) -> int:
         """Callers that wait now."""
-        return self._polling.waiting
+        return self._polling.waiting(self._seat)
 
     def _until(self, timeout: float | None, now: float) -> float | None:
         if timeout is None:
@@ -104,7 +105,7 @@ class Receiver(_Door, Closing):
     def receive_batch(self, count_max: int, timeout: float | None = None) -> Sequence[Received]:
         """Up to `count_max` messages as they come together; as `receive`, with an empty list for None."""
         now = self._clock.monotonic()
-        wish = _ThreadWish(checked.at_least(count_max, "count_max", 1), now, self._until(timeout, now))
+        wish = _ThreadWish(self._seat, checked.at_least(count_max, "count_max", 1), now, self._until(timeout, now))
         try:
             self._polling.ask(wish)
             wish.woken.wait(min(timeout, threading.TIMEOUT_MAX) if timeout else None)
@@ -118,7 +119,7 @@ class Receiver(_Door, Closing):
         """Callers that wait get None at once, and so do later ones. Parked requests are interrupted, and with them
         whoever else waits at this queue object; what they still bring is released. `deadline`: seconds to wait here
         for requests under way. Raises ParameterInvalid."""
-        self._polling.close(deadline)
+        self._polling.close(self._seat, deadline)
 
 
 class AsyncReceiver(_Door):
@@ -132,7 +133,7 @@ class AsyncReceiver(_Door):
     async def receive_batch(self, count_max: int, timeout: float | None = None) -> Sequence[Received]:  # noqa: ASYNC109
         """See `Receiver.receive_batch`."""
         now = self._clock.monotonic()
-        wish = _LoopWish(checked.at_least(count_max, "count_max", 1), now, self._until(timeout, now))
+        wish = _LoopWish(self._seat, checked.at_least(count_max, "count_max", 1), now, self._until(timeout, now))
         self._polling.ask(wish)
         try:
             await asyncio.wait([wish.woken], timeout=timeout or None)
@@ -143,7 +144,7 @@ class AsyncReceiver(_Door):
 
     async def close(self, deadline: float = 0) -> None:
         """See `Receiver.close`."""
-        await asyncio.to_thread(self._polling.close, deadline)
+        await asyncio.to_thread(self._polling.close, self._seat, deadline)
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,8 +158,8 @@ class AsyncReceiver(_Door):
 class _ThreadWish(Wish):
     """A thread that waits."""
 
-    def __init__(self, count: int, since: float, until: float | None) -> None:
-        super().__init__(count, since, until)
+    def __init__(self, seat: Seat, count: int, since: float, until: float | None) -> None:
+        super().__init__(seat, count, since, until)
         self.woken = threading.Event()
 
     def resolve(self, outcome: Sequence[Received] | VeilError) -> None:
@@ -169,8 +170,8 @@ class _ThreadWish(Wish):
 class _LoopWish(Wish):
     """A coroutine that waits."""
 
-    def __init__(self, count: int, since: float, until: float | None) -> None:
-        super().__init__(count, since, until)
+    def __init__(self, seat: Seat, count: int, since: float, until: float | None) -> None:
+        super().__init__(seat, count, since, until)
         self.loop = asyncio.get_running_loop()
         self.woken: asyncio.Future[None] = self.loop.create_future()
 

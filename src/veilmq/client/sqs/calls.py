@@ -24,6 +24,7 @@ from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
 from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
 from veilmq.client.forked import OfProcess
+from veilmq.client.identity import fingerprint
 from veilmq.client.service_errors import Said, error_of
 from veilmq.model.errors import ParameterInvalid, VeilError
 
@@ -47,6 +48,16 @@ class Calls(OfProcess):
         self._attempts = _Attempts()
         self._id = f"veilmq-attempts-{id(self)}"
         client.meta.events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
+
+    def credentials(self) -> bytes | None:
+        """A fingerprint of what the client signs with now; None where it cannot be looked up."""
+        try:
+            # The client shows them nowhere else; those that were fetched are kept in it, so this asks nobody.
+            found = self.client._request_signer._credentials
+            frozen = None if found is None else found.get_frozen_credentials()
+        except (AttributeError, BotoCoreError):
+            return None
+        return fingerprint() if frozen is None else fingerprint(frozen.access_key, frozen.secret_key, frozen.token)
 
     def close(self) -> None:
         """Take the listener off the client."""

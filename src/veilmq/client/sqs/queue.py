@@ -8,7 +8,7 @@ Source: SQS API Reference.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.client import checked
@@ -16,6 +16,7 @@ from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudQueue
 from veilmq.client.errors import TransportError
+from veilmq.client.identity import ById
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
 from veilmq.client.parking import Parking
 from veilmq.client.prepared import attempt, through
@@ -84,6 +85,15 @@ class SqsQueue(CloudQueue):
     def account(self) -> "SqsAccount":
         """The account it is of."""
         return self._account
+
+    @property
+    def identity(self) -> Hashable | None:
+        """See `veilmq.client.identity`."""
+        credentials = self._calls.credentials()
+        if credentials is None:
+            return None
+        meta = self._calls.client.meta
+        return "sqs", meta.endpoint_url, meta.region_name, credentials, self.url, ById(self._clock)
 
     def send(self, message: str | Message) -> Sent:
         """SendMessage."""

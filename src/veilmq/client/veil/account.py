@@ -12,6 +12,7 @@ from typing import Final
 from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
+from veilmq.client.identity import ById, fingerprint
 from veilmq.client.messages import Template
 from veilmq.client.queue_attributes import creation_attributes
 from veilmq.client.veil.connections import Pool
@@ -75,6 +76,11 @@ class VeilAccount(Closing):
         except ValueError as error:
             raise ParameterInvalid(parameter="account", reason=str(error)) from error
         context = ssl.create_default_context() if tls is True else tls or None
+        self.identity = (
+            "veil", host.lower(), port, region, ById(context) if isinstance(tls, ssl.SSLContext) else tls,
+            fingerprint(key or _NOBODY, secret or _NOBODY, token), ById(clock),
+        )  # fmt: skip
+        """See `veilmq.client.identity`."""
         self._pool = Pool(host, port, context, connect_timeout, clock)
         self._signer = signer
         self._timeout = timeout

@@ -5,7 +5,7 @@ out twice after a broken connection, because twice is as good as once; a Delete 
 done its work. `lease_end` counts from the grant: from when the request left, and what the server says it then waited.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from veilmq.client import checked
@@ -80,6 +80,11 @@ class VeilQueue(CloudQueue):
     def account(self) -> "VeilAccount":
         """The account it is of."""
         return self._account
+
+    @property
+    def identity(self) -> Hashable:
+        """See `veilmq.client.identity`."""
+        return self._account.identity, self._path
 
     def send(self, message: str | Message) -> Sent:
         """VeilMQ.Send of one."""
