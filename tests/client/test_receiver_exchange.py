@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from veilmq.client.errors import ForkRefused, ServiceError, TransportError, Undecryptable
 from veilmq.client.messages import Received
-from veilmq.client.receiver.exchange import Call, Exchange, Limits, Seat, Wish
+from veilmq.client.receiver.exchange import Call, Exchange, Limits, Seat, Wish, joint
 from veilmq.model.errors import Overloaded, QueueMissing, VeilError
 
 LIMITS = Limits(polls=2, fetches=4, count_max=10, wait=20, grace=1, backoff_max=5)
@@ -294,6 +294,7 @@ class Receiving(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.at = exchange()
+        self.seats: list[Place] = [self.at.seat, Place(), Place()]
         self.now = 0.0
         self.number = 0
         self.calls: list[Call] = []
@@ -302,9 +303,9 @@ class Receiving(RuleBasedStateMachine):
         self.got: list[str] = []
         self.released: list[str] = []
 
-    @rule(count=st.integers(1, 3), wait=st.sampled_from([None, 0.5, 3, 1_000.0]))
-    def ask(self, count: int, wait: float | None) -> None:
-        wish = Wish(self.at.seat, count, self.now, None if wait is None else self.now + wait)
+    @rule(count=st.integers(1, 3), wait=st.sampled_from([None, 0.5, 3, 1_000.0]), seat=st.integers(0, 2))
+    def ask(self, count: int, wait: float | None, seat: int) -> None:
+        wish = Wish(self.seats[seat], count, self.now, None if wait is None else self.now + wait)
         self.at.ask(wish, self.now)
         self.wishes.append(wish)
 
@@ -334,6 +335,15 @@ class Receiving(RuleBasedStateMachine):
         self.brought += [message.id for message in brought]
         late = self.at.ended(call, UNREACHABLE if fails else brought, self.now)
         self.released += [message.id for message in late]
+
+    @rule(seat=st.integers(0, 2), leaves=st.booleans())
+    def end(self, seat: int, leaves: bool) -> None:
+        """A receiver closes, or its queue object is closed; another one takes its place."""
+        ended, self.seats[seat] = self.seats[seat], Place()
+        if leaves:
+            self.at.leave(ended)
+        else:
+            ended.close()
 
     @rule(index=st.integers(0, 30))
     def give_up(self, index: int) -> None:
@@ -374,3 +384,150 @@ def test_a_refusal_that_lasts_is_told_to_all_and_to_those_who_come_later() -> No
         at.ended(other, refusal, 0.01)
     assert [wish.outcome for wish in wishes(at, 2, 0.02) + wishes(at, 1, 0.02, None)] == [refusal] * 3
     assert taken(at, 100) == []
+
+
+class TestSeats:
+    """Several receivers at one exchange."""
+
+    def test_requests_go_over_the_object_of_who_waits_longest(self) -> None:
+        at, other = exchange(polls=1), Place()
+        wishes(at, 1, seat=other)
+        wishes(at, 200)
+        (call,) = taken(at, 0)
+        assert call.seat is other
+
+    def test_after_an_error_another_object_asks(self) -> None:
+        at, other = exchange(polls=1), Place()
+        wishes(at, 1)
+        wishes(at, 1, seat=other)
+        asked = []
+        for _ in range(3):
+            (call,) = taken(at, at.next_time() if asked else 0)
+            at.ended(call, UNREACHABLE, call.started)
+            asked.append(call.seat)
+        assert asked == [at.seat, other, at.seat]
+        (call,) = taken(at, at.next_time())
+        at.ended(call, messages(1), call.started)
+        assert call.seat is other
+        (call,) = taken(at, call.started)
+        assert call.seat is other, "it is known to work"
+
+    def test_an_error_over_one_object_is_none_for_those_of_another(self) -> None:
+        at, other, third = exchange(polls=1), Place(), Place()
+        (own,) = wishes(at, 1)
+        (foreign,) = wishes(at, 1, seat=other)
+        (call,) = taken(at, 0)
+        at.ended(call, UNREACHABLE, 1)
+        assert (at.withdraw(own), at.withdraw(foreign)) == (UNREACHABLE, [])
+        (late,) = wishes(at, 1, now=0.5, seat=third)
+        wishes(at, 1, now=0.5, seat=other)
+        (call,) = taken(at, at.next_time())
+        at.ended(call, UNREACHABLE, 2)
+        (call,) = taken(at, at.next_time())
+        at.ended(call, UNREACHABLE, 3)
+        assert at.withdraw(late) == UNREACHABLE
+
+    def test_a_refusal_is_raised_to_all_once_two_objects_met_one(self) -> None:
+        at, other, third = exchange(polls=1), Place(), Place()
+        own = wishes(at, 2)
+        foreign = wishes(at, 2, seat=other) + wishes(at, 2, seat=third)
+        (call,) = taken(at, 0)
+        gone = QueueMissing(queue="q")
+        at.ended(call, gone, 1)
+        assert [wish.outcome for wish in own + foreign] == [gone] * 2 + [None] * 4
+        (call,) = taken(at, at.next_time())
+        assert call.seat is other
+        at.ended(call, gone, 2)
+        assert [wish.outcome for wish in foreign] == [gone] * 4
+
+    def test_an_error_about_one_message_is_told_at_the_object_that_met_it(self) -> None:
+        at, other = exchange(polls=1), Place()
+        (first,) = wishes(at, 1, seat=other)
+        other.failed_at = 0
+        own = wishes(at, 2)
+        (call,) = taken(at, 0)
+        assert call.seat is at.seat
+        error = Undecryptable(**dict.fromkeys(Undecryptable.fields, ""))
+        at.ended(call, error, 1)
+        assert [wish.outcome for wish in [first, *own]] == [None, error, None]
+
+    def test_a_look_that_failed_over_one_object_is_made_over_the_next(self) -> None:
+        at, other = exchange(polls=1), Place()
+        (own,) = wishes(at, 1, until=None)
+        (foreign,) = wishes(at, 1, until=None, seat=other)
+        (call,) = taken(at, 0)
+        assert call.looks == [own, foreign]
+        at.ended(call, UNREACHABLE, 1)
+        assert (own.outcome, foreign.outcome) == (UNREACHABLE, None)
+        (call,) = taken(at, at.next_time())
+        assert (call.seat, call.looks) == (other, [foreign])
+        (message,) = messages(1)
+        at.ended(call, [message], 2)
+        assert foreign.outcome == [message]
+
+    @pytest.mark.parametrize("answer", [[], UNREACHABLE, None])
+    @pytest.mark.parametrize("until", [None, math.inf], ids=["look", "wait"])
+    def test_a_request_that_ends_with_its_object_is_made_over_another_at_once(
+        self, answer: Sequence[Received] | VeilError | None, until: float | None
+    ) -> None:
+        at, other = exchange(polls=1), Place()
+        (own,) = wishes(at, 1, until=until)
+        (foreign,) = wishes(at, 1, until=until, seat=other)
+        (call,) = taken(at, 0)
+        at.seat.close()
+        at.ended(call, answer, 0.01)
+        assert isinstance(own.outcome, TransportError)
+        assert foreign.outcome is None
+        (call,) = taken(at, 0.01)
+        assert call.seat is other
+        (newcomer,) = wishes(at, 1, until=until)
+        assert isinstance(newcomer.outcome, TransportError)
+
+    def test_a_message_is_for_none_whose_object_is_closed(self) -> None:
+        at, other = exchange(polls=1), Place()
+        (closed,) = wishes(at, 1, seat=other)
+        (call,) = taken(at, 0)
+        (waiting,) = wishes(at, 1)
+        other.close()
+        (message,) = messages(1)
+        at.ended(call, [message], 1)
+        assert isinstance(closed.outcome, TransportError)
+        assert waiting.outcome == [message]
+
+    def test_a_receiver_that_leaves_takes_its_callers_and_no_request(self) -> None:
+        at, other = exchange(polls=1), Place()
+        waiting = wishes(at, 2)
+        (look,) = wishes(at, 1, until=None)
+        (foreign,) = wishes(at, 1, seat=other)
+        calls = taken(at, 0)
+        at.leave(at.seat)
+        assert [wish.outcome for wish in [*waiting, look]] == [[]] * 3
+        assert foreign.outcome is None
+        assert taken(at, 0) == []
+        (message,) = messages(1)
+        at.ended(calls[1], [message], 1)
+        assert foreign.outcome == [message]
+        assert wishes(at, 1)[0].outcome == []
+
+    def test_a_request_that_is_cut_off_with_its_receiver_holds_nobody_back(self) -> None:
+        at, other = exchange(polls=1), Place()
+        wishes(at, 1)
+        (call,) = taken(at, 0)
+        wishes(at, 1, seat=other)
+        at.leave(at.seat)
+        at.ended(call, [], 0.01)
+        (call,) = taken(at, 0.01)
+        assert call.seat is other
+
+    def test_what_came_over_two_objects_is_released_over_each(self) -> None:
+        at, other = exchange(), Place()
+        first, second = messages(2)
+        at.give([first], 0, at.seat)
+        at.give([second], 0, other)
+        calls = taken(at, 1)
+        assert [(call.seat, call.release) for call in calls] == [(at.seat, [first]), (other, [second])]
+
+    def test_joint_limits_are_what_each_allows(self) -> None:
+        wide = Limits(polls=1, fetches=9, count_max=64, wait=20, grace=0.5, backoff_max=9)
+        assert joint([LIMITS]) == LIMITS
+        assert joint([LIMITS, wide]) == Limits(polls=2, fetches=9, count_max=10, wait=20, grace=0.5, backoff_max=9)
