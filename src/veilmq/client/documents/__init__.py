@@ -5,8 +5,9 @@ sample; nothing is built here. This is the one room whose names are not ours: th
 and Python's case, is the point. Source: documents 000, 001, 002; docs/from-the-documents.md.
 """
 
-from veilmq.client.documents.accounts import CloudAccount, CloudPullTopic, CloudQueue, MNSClient
-from veilmq.client.documents.keeping import Manager, MessageReceiver
+from veilmq.client.documents.accounts import CloudAccount, CloudPullTopic, CloudQueue, MNSClient, ServiceSettings
+from veilmq.client.documents.exceptions import ClientException, ServiceException
+from veilmq.client.documents.keeping import ChangeVisibilityTask, Manager, MessageReceiver
 from veilmq.client.documents.large import BigMessageSizeQueue
 from veilmq.client.documents.messages import Message, QueueMeta, RawTopicMessage, TopicMessage, TopicMeta
 from veilmq.client.documents.ordered import LocalDiskStorage, OrderedQueueWrapper
@@ -15,6 +16,8 @@ from veilmq.client.documents.transactions import TransactionChecker, Transaction
 
 __all__ = [
     "BigMessageSizeQueue",
+    "ChangeVisibilityTask",
+    "ClientException",
     "CloudAccount",
     "CloudPullTopic",
     "CloudQueue",
@@ -28,6 +31,8 @@ __all__ = [
     "RawTopicMessage",
     "SecurityKeyGenerator",
     "SecurityQueue",
+    "ServiceException",
+    "ServiceSettings",
     "TopicMessage",
     "TopicMeta",
     "TransactionChecker",

@@ -1,62 +1,62 @@
 """CloudAccount, MNSClient, CloudQueue and CloudPullTopic of the documents' Java listings.
 
-Strategy: an endpoint is any URL that `veilmq.client.connect.connect_account` takes (`veil://`, `sqs://`, `mns://`, a
-directory's `veil:///`); the access key fills in where the URL has none. A pull topic's list of queues is kept in the
+Strategy: an endpoint is one of MNS (`http://`, `https://`), as the documents have it, or any URL that
+`veilmq.client.connect.connect_account` takes (`veil://`, `sqs://`, `mns://`, a directory's `veil:///`); the access key
+fills in where the URL has none. A pull topic's list of queues is kept in the
 directory or store that `definitions` names, by default one of this user's.
 """
 
-from typing import Final
+import logging
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import ClassVar, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
+from veilmq.client import checked
 from veilmq.client.closing import Closing
 from veilmq.client.connect import connect_account
-from veilmq.client.documents.messages import Message, QueueMeta, TopicMessage, TopicMeta
+from veilmq.client.documents.exceptions import documented
+from veilmq.client.documents.messages import QueueMeta, TopicMessage, TopicMeta
+from veilmq.client.documents.queues import AnyQueue, MessageQueue, queue_of, with_wait_within
 from veilmq.client.documents.transactions import TransactionChecker, TransactionQueue
 from veilmq.client.messages import Message as Outgoing
+from veilmq.client.messages import Template
 from veilmq.client.own_directory import make_own, own_path
-from veilmq.client.queue import Account, Queue
+from veilmq.client.queue import Account
 from veilmq.client.topics import PullTopic, create_pull_topic
 from veilmq.client.transaction import Form, Times
 from veilmq.client.transaction.parameters import form_for
-from veilmq.model.errors import ParameterInvalid
+from veilmq.model.errors import ParameterInvalid, VeilError
 
 DEFINITIONS_DEFAULT: Final = own_path("veilmq-pull-topics")
 _LOG_SUFFIX: Final = "-operation-log"
+_TLS: Final = {"http": 0, "https": 1}
+"""Scheme of one of MNS's endpoints -> the same in an account's URL."""
+
+log = logging.getLogger("veilmq.documents")
 
 
-class CloudQueue(Closing):
-    """A queue by the documents' names: ours, `queue`, with putMessage, popMessage and deleteMessage."""
+@documented
+class CloudQueue(MessageQueue):
+    """A queue by the documents' names: putMessage, popMessage, peekMessage, deleteMessage, delete."""
 
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
+    def __init__(self, queue: AnyQueue) -> None:
+        """queue: one of ours, of this room, or of an SDK."""
+        self.queue = queue_of(queue)
 
-    def putMessage(self, message: Message) -> Message:
-        """Send; the message with its id."""
-        sent = self.queue.send(message.message_body)
-        message.message_id = sent.id
-        message.receipt_handle = sent.handle or ""
-        return message
+    def getQueueName(self) -> str:
+        """Its name."""
+        return self.queue.name
 
-    def popMessage(self, waitSeconds: float = 0) -> Message | None:
-        """Receive one, waiting up to so long; None if nothing came (the SDK's MessageNotExist)."""
-        found = self.queue.receive(wait=min(waitSeconds, self.queue.capabilities.wait_max))
-        return Message.of(found[0]) if found else None
-
-    def deleteMessage(self, receiptHandle: str) -> None:
-        """Done with it."""
-        self.queue.delete(receiptHandle)
-
-    def changeMessageVisibilityTimeout(self, receiptHandle: str, visibilityTimeout: float) -> str:
-        """The lease ends so many seconds from now; the handle to use next."""
-        return self.queue.extend(receiptHandle, visibilityTimeout)
-
-    def close(self) -> None:
-        """Let its connections go."""
-        self.queue.close()
+    def delete(self) -> None:
+        """Delete the queue with all its messages. Raises QueueMissing."""
+        self.queue.account.delete(self.queue.name)
 
 
+@documented
 class CloudPullTopic(Closing):
     """One message to many queues (document 002): ours, `topic`."""
 
@@ -77,6 +77,7 @@ class CloudPullTopic(Closing):
         self.topic.close()
 
 
+@documented
 class MNSClient(Closing):
     """Queues and topics of one account: ours, `account`."""
 
@@ -86,8 +87,9 @@ class MNSClient(Closing):
 
     def createQueue(self, queueMeta: QueueMeta) -> CloudQueue:
         """Make sure that the queue exists."""
-        self.account.create(queueMeta.queue_name, queueMeta.template())
-        return self.getQueueRef(queueMeta.queue_name)
+        name = queueMeta.queue_name
+        with_wait_within(queueMeta.template(), lambda template: self.account.create(name, template))
+        return self.getQueueRef(name)
 
     def getQueueRef(self, queueName: str) -> CloudQueue:
         """A queue that exists. Raises QueueMissing."""
@@ -101,27 +103,56 @@ class MNSClient(Closing):
         queueMetaTemplate: QueueMeta | None = None,
     ) -> CloudPullTopic:
         """A topic over these queues; both forms of the document. All of it is made, or nothing."""
-        topic = create_pull_topic(
-            self.account,
-            topicMeta.topic_name,
-            queueNameList,
-            definitions=self._definitions or _own_definitions(),
-            create_queues=needCreateQueue,
-            template=None if queueMetaTemplate is None else queueMetaTemplate.template(),
-        )
-        return CloudPullTopic(topic)
 
-    def createTransQueue(self, queueMeta: QueueMeta, checker: TransactionChecker) -> TransactionQueue:
-        """A transaction queue with its log, and the checker at work."""
-        name = queueMeta.queue_name + _LOG_SUFFIX
-        self.account.create(name)
-        log = self.account.queue(name)
-        template = queueMeta.template()
-        if form_for(None, log.capabilities) is Form.HIDDEN and not log.capabilities.ttl and template.retention is None:
-            # A half message ends with its queue's retention, which the document's SDK sets.
-            template = msgspec.structs.replace(template, retention=Times().half_life)
-        self.account.create(queueMeta.queue_name, template)
-        return TransactionQueue(self.account, self.account.queue(queueMeta.queue_name), log, checker)
+        def make(template: Template | None) -> PullTopic:
+            return create_pull_topic(
+                self.account,
+                topicMeta.topic_name,
+                queueNameList,
+                definitions=self._definitions or _own_definitions(),
+                create_queues=needCreateQueue,
+                template=template,
+            )
+
+        if queueMetaTemplate is None:
+            return CloudPullTopic(make(None))
+        return CloudPullTopic(with_wait_within(queueMetaTemplate.template(), make))
+
+    def createTransQueue(
+        self, queueMeta: QueueMeta, checker: TransactionChecker, operationTimeout: float | None = None
+    ) -> TransactionQueue:
+        """A transaction queue with its log, and the checker at work. All of it is made, or nothing.
+
+        operationTimeout: seconds after which the checker is asked about an operation that nobody finished; None: 600.
+        Raises ParameterInvalid for times that would lose a message.
+        """
+        times = Times(timeout=operationTimeout)
+        if operationTimeout is not None:
+            checked.positive(operationTimeout, "operationTimeout")
+        name = queueMeta.queue_name
+        log_name = name + _LOG_SUFFIX
+        with ExitStack() as undo:
+            self._create(undo, log_name, Template())
+            entries = undo.enter_context(self.account.queue(log_name))
+            able, template = entries.capabilities, queueMeta.template()
+            if form_for(None, able) is Form.HIDDEN and not able.ttl and template.retention is None:
+                # A half message ends with its queue's retention, which the document's SDK sets.
+                template = msgspec.structs.replace(template, retention=times.half_life)
+            with_wait_within(template, lambda within: self._create(undo, name, within))
+            queue = undo.enter_context(self.account.queue(name))
+            made = TransactionQueue(self.account, queue, entries, checker, times)
+            undo.pop_all()
+        return made
+
+    def _create(self, undo: ExitStack, name: str, template: Template) -> None:
+        if self.account.create(name, template):
+            undo.callback(self._delete, name)
+
+    def _delete(self, name: str) -> None:
+        try:
+            self.account.delete(name)
+        except VeilError as error:
+            log.warning("queue %s was made, is not needed, and could not be deleted: %s", name, error)
 
     def close(self) -> None:
         """Let connections go."""
@@ -138,18 +169,71 @@ def _own_definitions() -> str:
     return f"file://{DEFINITIONS_DEFAULT}"
 
 
+@documented
 class CloudAccount:
     """An account by its access key and endpoint."""
 
     def __init__(self, accessKeyId: str, accessKeySecret: str, endpoint: str, definitions: str | None = None) -> None:
-        """definitions: URL of the place where pull topics are written down; see docs/patterns/pull-topic.md."""
+        """endpoint: one of MNS, `http://...` or `https://...`, as the documents have it, or an account's URL.
+        definitions: URL of the place where pull topics are written down; see docs/patterns/pull-topic.md."""
         parts = urlsplit(endpoint)
         if accessKeyId and parts.netloc and "@" not in parts.netloc:
             user = f"{quote(accessKeyId, safe='')}:{quote(accessKeySecret, safe='')}"
-            endpoint = urlunsplit(parts._replace(netloc=f"{user}@{parts.netloc}"))
-        self._endpoint = endpoint
+            parts = parts._replace(netloc=f"{user}@{parts.netloc}")
+        if parts.scheme in _TLS:
+            query = "&".join(filter(None, (parts.query, f"tls={_TLS[parts.scheme]}")))
+            parts = parts._replace(scheme="mns", query=query)
+        self._endpoint = urlunsplit(parts) if parts.netloc else endpoint
         self._definitions = definitions
 
     def getMNSClient(self) -> MNSClient:
         """A client; initialise it once."""
         return MNSClient(connect_account(self._endpoint), self._definitions)
+
+
+_SETTINGS: Final = {
+    "endpoint": "mns.accountendpoint",
+    "id": "mns.accesskeyid",
+    "secret": "mns.accesskeysecret",
+}
+_LINE: Final = re.compile(r"\s*([^\s:=#!][^\s:=]*)\s*[:=]?\s*(.*?)\s*\Z")
+
+
+@documented
+class ServiceSettings:
+    """Endpoint and key of the account, from the file in which the documents' SDK for Java has them.
+
+    Lines `mns.accountendpoint=...`, `mns.accesskeyid=...`, `mns.accesskeysecret=...`. Each call reads the file and
+    raises ParameterInvalid if the setting is not there.
+    """
+
+    path: ClassVar[Path] = Path("~/.aliyun-mns.properties")
+
+    @classmethod
+    def getMNSAccountEndpoint(cls) -> str:
+        """For CloudAccount."""
+        return cls._read(_SETTINGS["endpoint"])
+
+    @classmethod
+    def getMNSAccessKeyId(cls) -> str:
+        """For CloudAccount."""
+        return cls._read(_SETTINGS["id"])
+
+    @classmethod
+    def getMNSAccessKeySecret(cls) -> str:
+        """For CloudAccount."""
+        return cls._read(_SETTINGS["secret"])
+
+    @classmethod
+    def _read(cls, name: str) -> str:
+        path = cls.path.expanduser()
+        try:
+            lines = path.read_text().splitlines()
+        except (OSError, UnicodeError) as error:
+            reason = f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}"
+            raise ParameterInvalid(parameter=name, reason=reason) from None
+        for line in lines:
+            found = _LINE.match(line)
+            if found is not None and found[1] == name and found[2]:
+                return found[2].replace("\\:", ":").replace("\\=", "=")  # as Java's Properties.store writes them
+        raise ParameterInvalid(parameter=name, reason=f"is not in {path}")

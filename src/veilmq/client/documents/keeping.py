@@ -3,55 +3,135 @@
 Strategy: ours are LeaseKeeper and Receiver.
 """
 
+import threading
+from typing import Any
+
+from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
-from veilmq.client.documents.messages import Message
+from veilmq.client.documents.exceptions import documented
+from veilmq.client.documents.messages import Message, received_of
+from veilmq.client.documents.queues import AnyQueue, is_ours, queue_of
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.lease import Lease
-from veilmq.client.queue import Queue
+from veilmq.client.keeper.states import State
+from veilmq.client.messages import Received
 from veilmq.client.receiver import Receiver
 
 
+@documented
 class Manager(Closing):
-    """Changes visibility in time, until a message is deleted or MessageTimeout is over."""
+    """Changes visibility in time, until a message is deleted or MessageTimeout is over.
+
+    A message is one of this room, of ours, or of an SDK (aliyun-mns-sdk, boto3).
+    """
 
     def __init__(
         self,
-        queue: Queue,
+        queue: AnyQueue,
         MessageMinimalLife: float = 10,
         TimerInterval: float = 10,
         QueueMessageVisibilityTimeout: float = 300,
         MessageTimeout: float = 5 * 3_600,
+        *,
+        clock: Clock = SYSTEM,
     ) -> None:
         """Seconds. Raises ParameterInvalid unless the visibility timeout exceeds interval and minimal life together."""
         self.keeper = LeaseKeeper(
-            queue,
+            queue_of(queue),
             minimal_life=MessageMinimalLife,
             interval=TimerInterval,
             visibility_timeout=QueueMessageVisibilityTimeout,
             max_hold=MessageTimeout,
+            clock=clock,
         )
+        self._opened = not is_ours(queue)
+        self._leases: dict[str, Lease] = {}
+        """By the handle of the receive; those that are done leave with the next call."""
+        self._lock = threading.Lock()
 
-    def RegisterMessage(self, message: Message) -> Lease:
+    def RegisterMessage(self, message: Message | Received | Any) -> Lease:
         """Hold it from now on; do it when it is received. Raises LeaseExpired if it is too late."""
-        assert message.received is not None, "only a received message can be registered"
-        return self.keeper.register(message.received)
+        received = received_of(message)
+        lease = self.keeper.register(received)
+        with self._lock:
+            if len(self._leases) > 2 * self.keeper.leases:
+                self._leases = {key: each for key, each in self._leases.items() if each.state not in _ENDED}
+            self._leases[received.handle] = lease
+        return lease
 
-    def DeleteMessage(self, message: Message) -> None:
-        """Done with it, with the newest handle."""
-        assert message.received is not None, "only a received message can be deleted"
-        self.keeper.delete(message.received)
+    def DeleteMessage(self, message: Message | Received | Any) -> None:
+        """Done with it, with the newest handle; one that is not registered, with the handle of its receive.
+
+        Raises as `Queue.delete`.
+        """
+        received = received_of(message)
+        with self._lock:
+            lease = self._leases.get(received.handle)
+        if lease is None:
+            self.keeper.queue.delete(received.handle)
+            return
+        self.keeper.delete(lease)
+        with self._lock:
+            self._leases.pop(received.handle, None)
+
+    def ChangeMessageVisibility(self, message: Message | Received | Any) -> bool:
+        """One ChangeVisibilityTask for this message; whether its visibility was changed."""
+        return ChangeVisibilityTask(self, message).Run()
+
+    def held(self, message: Message | Received | Any) -> Lease | None:
+        """The lease of a message that is registered, not deleted and not let go."""
+        with self._lock:
+            lease = self._leases.get(received_of(message).handle)
+        return None if lease is None or lease.state in _ENDED else lease
+
+    def registerMessage(self, message: Message | Received | Any) -> Lease:
+        """RegisterMessage."""
+        return self.RegisterMessage(message)
+
+    def deleteMessage(self, message: Message | Received | Any) -> None:
+        """DeleteMessage, as document 002 writes it."""
+        self.DeleteMessage(message)
 
     def close(self) -> None:
         """Extend no more, and release what is held."""
         self.keeper.close()
+        if self._opened:
+            self.keeper.queue.close()
 
 
+_ENDED = (State.DONE, State.LOST)
+
+
+@documented
+class ChangeVisibilityTask:
+    """One look at one registered message: the document's flowchart (docs/images/keeper-flow.svg).
+
+    The manager looks by itself, once at the registration and then in time; this is for a look of one's own.
+    """
+
+    def __init__(self, manager: Manager, message: Message | Received | Any) -> None:
+        self._manager = manager
+        self._message = message
+
+    def Run(self) -> bool:
+        """Change the visibility if that is due; whether it was. Raises as `Lease.extend`."""
+        lease = self._manager.held(self._message)
+        if lease is None:
+            return False
+        parameters = self._manager.keeper.parameters
+        if lease.remaining() > parameters.interval + parameters.minimal_life:
+            return False
+        lease.extend(parameters.visibility_timeout)
+        return True
+
+
+@documented
 class MessageReceiver:
     """Each thread makes one of its own, over a queue object of its own or a common one: all that receive from the same
     queue in this process share one parked poll."""
 
-    def __init__(self, queue: Queue) -> None:
-        self.receiver = Receiver(queue)
+    def __init__(self, queue: AnyQueue) -> None:
+        self.receiver = Receiver(queue_of(queue))
 
     def receiveMessage(self, waitSeconds: float | None = None) -> Message | None:
         """The next message for this thread; None if none came in time. Without a wait, for ever."""

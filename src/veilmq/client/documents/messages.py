@@ -1,9 +1,15 @@
 """Messages and settings, as the documents' SDKs spell them.
 
 Strategy: a `Message` is mutable, because the documents' code builds it by setters; what a receive gave is behind it.
+What takes a message to send also takes plain text and the message objects of aliyun-mns-sdk.
 """
 
-from veilmq.client.messages import Received, Template
+from typing import Any, Final, Self
+
+from veilmq.client.clock import SYSTEM
+from veilmq.client.messages import Message as Outgoing
+from veilmq.client.messages import Peeked, Received, Template
+from veilmq.model.errors import ParameterInvalid
 
 
 class Message:
@@ -14,22 +20,45 @@ class Message:
         self.message_id = ""
         self.receipt_handle = ""
         self.dequeue_count = 0
+        self.delay_seconds: float | None = None
         self.received: Received | None = None
         """What our port gave, for those who need more."""
 
     @classmethod
-    def of(cls, received: Received) -> "Message":
+    def of(cls, received: Received) -> Self:
         """The message that a receive brought."""
-        message = cls(received.body)
-        message.message_id = received.id
+        message = cls.peeked(received)
         message.receipt_handle = received.handle
-        message.dequeue_count = received.receive_count
         message.received = received
         return message
+
+    @classmethod
+    def peeked(cls, shown: Peeked) -> Self:
+        """The message that a peek shows."""
+        message = cls(shown.body)
+        message.message_id = shown.id
+        message.dequeue_count = shown.receive_count
+        return message
+
+    @classmethod
+    def like(cls, message: "Sendable") -> Self:
+        """A message of this class with the body and the delay of that one."""
+        sent = outgoing(message)
+        made = cls(sent.body)
+        made.delay_seconds = sent.delay
+        return made
 
     def setMessageBody(self, body: str) -> None:
         """The text to send."""
         self.message_body = body
+
+    def setDelaySeconds(self, seconds: float) -> None:
+        """How long it is hidden after the send; without it the queue's own delay counts."""
+        self.delay_seconds = seconds
+
+    def getDelaySeconds(self) -> float | None:
+        """What setDelaySeconds said."""
+        return self.delay_seconds
 
     def getMessageBody(self) -> str:
         """The text."""
@@ -50,6 +79,41 @@ class Message:
     def getDequeueCount(self) -> int:
         """How often it was received."""
         return self.dequeue_count
+
+
+Sendable = Message | str | Any
+"""Any: a message of aliyun-mns-sdk, with `message_body` and `delay_seconds`."""
+_MISSING: Final = object()
+
+
+def outgoing(message: Sendable) -> Outgoing:
+    """The message to send in our words. Raises ParameterInvalid for what is none."""
+    if isinstance(message, str):
+        return Outgoing(message)
+    body = getattr(message, "message_body", _MISSING)
+    if not isinstance(body, str):
+        raise ParameterInvalid(parameter="message", reason="must be a Message or text")
+    delay = getattr(message, "delay_seconds", None)
+    # aliyun-mns-sdk writes -1 for a delay that was not named.
+    return Outgoing(body, delay=None if delay == -1 else delay)
+
+
+def received_of(message: Message | Received | Any) -> Received:
+    """What a receive gave, in our words: of ours, of this room, or of an SDK (MNS's, boto3's).
+
+    An SDK does not tell how much of the lease is left by this machine's clock: it counts as over, so that a keeper
+    extends the message before anything else. Raises ParameterInvalid for a message that nobody received.
+    """
+    if isinstance(message, Received):
+        return message
+    received = getattr(message, "received", None)
+    if isinstance(received, Received):
+        return received
+    handle = getattr(message, "receipt_handle", None)
+    if isinstance(message, Message) or not isinstance(handle, str) or not handle:
+        raise ParameterInvalid(parameter="message", reason="must be one that was received")
+    body: str = getattr(message, "message_body", None) or getattr(message, "body", "")
+    return Received(id=message.message_id, body=body, handle=handle, lease_end=SYSTEM.monotonic())
 
 
 class TopicMessage:

@@ -7,11 +7,11 @@ never: then it comes again.
 
 from collections.abc import Mapping
 
-from veilmq.client.closing import Closing
-from veilmq.client.documents.messages import Message
+from veilmq.client.documents.exceptions import documented
+from veilmq.client.documents.messages import Message, Sendable, outgoing
+from veilmq.client.documents.queues import AnyQueue, OverQueue, queue_of
 from veilmq.client.ordered.queue import OrderedQueue
 from veilmq.client.ordered.storage import LocalFile, Storage
-from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, ReceiptInvalid
 
 
@@ -22,29 +22,33 @@ class LocalDiskStorage(LocalFile):
         super().__init__(config["localFileName"])
 
 
-class OrderedQueueWrapper(Closing):
+@documented
+class OrderedQueueWrapper(OverQueue):
     """Strict order over a queue that is only roughly ordered: one sending process, one receiving process."""
+
+    queue: OrderedQueue
 
     def __init__(
         self,
-        queue: Queue,
+        queue: AnyQueue,
         sendSeqIdPersistStorage: Storage | None = None,
         receiveSeqIdPersistStorage: Storage | None = None,
     ) -> None:
         """Raises what `OrderedQueue` raises: a second process on the same storage, a queue that was created anew."""
         self.queue = OrderedQueue(
-            queue,
+            queue_of(queue),
             send_storage=sendSeqIdPersistStorage,
             receive_storage=receiveSeqIdPersistStorage,
             marking="#num#",
         )
         self._handed: str | None = None
 
-    def SendMessageInOrder(self, message: Message | str) -> Message:
+    def SendMessageInOrder(self, message: Sendable) -> Message:
         """Send it after all that was sent before."""
-        message = Message(message) if isinstance(message, str) else message
-        message.message_id = self.queue.send(message.message_body).id
-        return message
+        sent = self.queue.send(outgoing(message))
+        put = message if isinstance(message, Message) else Message.like(message)
+        put.message_id = sent.id
+        return put
 
     def ReceiveMessageInOrder(self, wait_seconds: float = 0) -> Message | None:
         """The next message in order, waiting up to so long; None if it did not come. Acknowledges the one before."""

@@ -1,17 +1,16 @@
 """SecurityQueue and SecurityKeyGenerator (document 002, encrypted transfer).
 
 Strategy: ours is EncryptedQueue: a standard format (JWE), a queue's messages bound to its name, keys that can be
-changed. A plain-text message that somebody sent by mistake goes to the dead letters and stops nothing.
+changed. A plain-text message that somebody sent by mistake stops nothing.
 """
 
 from pathlib import Path
 
-from veilmq.client.closing import Closing
-from veilmq.client.documents.messages import Message
-from veilmq.client.encrypted.keys import Key, KeyFile, Keys, add_key, new_key
+from veilmq.client.documents.exceptions import documented
+from veilmq.client.documents.queues import AnyQueue, MessageQueue, queue_of
+from veilmq.client.encrypted.keys import ALGORITHMS, Key, KeyFile, Keys, add_key, new_key
 from veilmq.client.encrypted.queue import EncryptedQueue
-from veilmq.client.queue import Queue
-from veilmq.client.unreadable import DeadLetters
+from veilmq.client.unreadable import DeadLetters, keep
 
 
 class SecurityKeyGenerator:
@@ -29,28 +28,26 @@ class SecurityKeyGenerator:
         return KeyFile(path)
 
 
-class SecurityQueue(Closing):
+@documented
+class SecurityQueue(MessageQueue):
     """putMessage encrypts, popMessage decrypts."""
 
-    def __init__(self, queue: Queue, key: Key | Keys | KeyFile, deadLetterQueue: Queue) -> None:
-        """deadLetterQueue: where a message goes that cannot be decrypted."""
-        keys = Keys(key) if isinstance(key, Key) else key
-        self.queue = EncryptedQueue(queue, keys, unreadable=DeadLetters(deadLetterQueue))
+    def __init__(
+        self,
+        queue: AnyQueue,
+        key: Key | Keys | KeyFile,
+        deadLetterQueue: AnyQueue | None = None,
+        *,
+        algorithm: str | None = None,
+    ) -> None:
+        """deadLetterQueue: where a message goes that cannot be decrypted; without one it stays in the queue and comes
+        again. algorithm: the only one that is allowed; None: each key's own, whichever the generator made it for.
 
-    def putMessage(self, message: Message) -> Message:
-        """Encrypt and send."""
-        message.message_id = self.queue.send(message.message_body).id
-        return message
-
-    def popMessage(self, waitSeconds: float = 0) -> Message | None:
-        """Receive and decrypt one; None if nothing came."""
-        found = self.queue.receive(wait=waitSeconds)
-        return Message.of(found[0]) if found else None
-
-    def deleteMessage(self, receiptHandle: str) -> None:
-        """Done with it."""
-        self.queue.delete(receiptHandle)
-
-    def close(self) -> None:
-        """Let the queue go."""
-        self.queue.close()
+        Raises ParameterInvalid, also if the newest key is for another algorithm than that.
+        """
+        self.queue = EncryptedQueue(
+            queue_of(queue),
+            Keys(key) if isinstance(key, Key) else key,
+            unreadable=keep if deadLetterQueue is None else DeadLetters(queue_of(deadLetterQueue)),
+            algorithms=ALGORITHMS if algorithm is None else (algorithm,),
+        )

@@ -7,9 +7,12 @@ swallows a failed commit and deletes the log; ours keeps the log entry until the
 
 from typing import Protocol
 
-from veilmq.client.closing import Closing
-from veilmq.client.documents.messages import Message
+from veilmq.client import checked
+from veilmq.client.documents.exceptions import documented
+from veilmq.client.documents.messages import Message, Sendable, outgoing
+from veilmq.client.documents.queues import MessageQueue
 from veilmq.client.queue import Account, Queue
+from veilmq.client.transaction import Times
 from veilmq.client.transaction import queue as ours
 from veilmq.client.transaction.entry import Prepared, Verdict
 
@@ -30,36 +33,32 @@ class TransactionChecker(Protocol):
         ...
 
 
-class TransactionQueue(Closing):
-    """Local operation and message together, or neither."""
+@documented
+class TransactionQueue(MessageQueue):
+    """Local operation and message together, or neither. popMessage receives what was committed."""
 
-    def __init__(self, account: Account, queue: Queue, log: Queue, checker: TransactionChecker) -> None:
+    queue: ours.TransactionQueue
+
+    def __init__(
+        self, account: Account, queue: Queue, log: Queue, checker: TransactionChecker, times: Times | None = None
+    ) -> None:
+        """Raises ParameterInvalid for times or queues that would lose a message."""
+        checked.function(getattr(checker, "checkTransactionStatus", None), "checker")
         self._account = account
         self.queue = ours.TransactionQueue(
-            queue, log, lambda prepared: checker.checkTransactionStatus(_message(prepared))
+            queue, log, lambda prepared: checker.checkTransactionStatus(_message(prepared)), times=times
         )
         self.queue.checker.start()
 
-    def sendTransMessage(self, message: Message, operations: TransactionOperations) -> bool:
+    def sendTransMessage(self, message: Sendable, operations: TransactionOperations) -> bool:
         """Do the operation and send the message; whether both are done."""
+        checked.function(getattr(operations, "doTransaction", None), "operations")
         transaction = self.queue.send_transaction(
-            message.message_body, lambda prepared: operations.doTransaction(_message(prepared))
+            outgoing(message), lambda prepared: operations.doTransaction(_message(prepared))
         )
-        message.message_id = transaction.id
+        if isinstance(message, Message):
+            message.message_id = transaction.id
         return transaction.outcome is ours.Outcome.COMMITTED
-
-    def popMessage(self, waitSeconds: float = 0) -> Message | None:
-        """Receive one message of a transaction that was committed; None if nothing came."""
-        found = self.queue.receive(wait=waitSeconds)
-        return Message.of(found[0]) if found else None
-
-    def deleteMessage(self, receiptHandle: str) -> None:
-        """Done with it."""
-        self.queue.delete(receiptHandle)
-
-    def close(self) -> None:
-        """End the checker, and let both queues go: what is undecided is asked about by the next checker."""
-        self.queue.close()
 
     def delete(self) -> None:
         """End the checker and delete both queues."""

@@ -76,9 +76,10 @@ class LargeMessageQueue(Wrapping):
         ):
             reason = "AWS's form needs an s3:// store and a queue with attributes"
             raise ParameterInvalid(parameter="pointers", reason=reason)
-        self._threshold_bytes = min(threshold_bytes, inner.capabilities.body_bytes_max)
+        self.threshold_bytes = threshold_bytes
+        """May be changed at any time, and so may `delete_object`."""
         self._body_bytes_max = body_bytes_max
-        self._delete_object = delete_object
+        self.delete_object = delete_object
         self._retention = retention
         self._clock = clock
         self._policy = checked_policy(unreadable, inner)
@@ -219,7 +220,8 @@ class LargeMessageQueue(Wrapping):
         raw = text_bytes(message.body)
         pointer.check_attributes(message, self._form)
         can = self.inner.capabilities
-        if can.transmitted_bytes(message.body) <= self._threshold_bytes and not pointer.must_be_stored(
+        threshold_bytes = min(self.threshold_bytes, can.body_bytes_max)
+        if can.transmitted_bytes(message.body) <= threshold_bytes and not pointer.must_be_stored(
             message.body, self._form
         ):
             return message, None
@@ -258,7 +260,7 @@ class LargeMessageQueue(Wrapping):
 
     def _remove(self, held: Held) -> None:
         """The object goes, if it is ours to remove. The message is gone already, so nothing is raised."""
-        if held.key is None or not self._delete_object:
+        if held.key is None or not self.delete_object:
             return
         try:
             if held.reader is None:
