@@ -20,7 +20,5 @@ with veilmq.connect(url) as myQueue:
         if recv_msg is not None:
             received += 1
             print("orderedqueuewrapper receive message body is", recv_msg.getMessageBody(), flush=True)
-            last = recv_msg
-    orderedQueue.DeleteMessage(last)
-    orderedQueue.close()
+    orderedQueue.close()  # acknowledges the last one; so does the program's normal end
     print("Finish receive 20 messages")

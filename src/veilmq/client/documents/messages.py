@@ -112,7 +112,7 @@ def received_of(message: Message | Received | Any) -> Received:
     handle = getattr(message, "receipt_handle", None)
     if isinstance(message, Message) or not isinstance(handle, str) or not handle:
         raise ParameterInvalid(parameter="message", reason="must be one that was received")
-    body: str = getattr(message, "message_body", None) or getattr(message, "body", "")
+    body = str(getattr(message, "message_body", None) or getattr(message, "body", ""))
     return Received(id=message.message_id, body=body, handle=handle, lease_end=SYSTEM.monotonic())
 
 

@@ -1,18 +1,26 @@
 """OrderedQueueWrapper and LocalDiskStorage of the document's Python listings (document 002).
 
 Strategy: ours is OrderedQueue with the document's own marking, `#num#`. The sample deletes a message before it hands
-it out and loses it in a crash; here a message is acknowledged by the next ReceiveMessageInOrder, by DeleteMessage, or
-never: then it comes again.
+it out and loses it in a crash. Here a message is acknowledged when the program goes on without an error: by the next
+ReceiveMessageInOrder, by DeleteMessage, by `close`, or by the normal end of the program. A program that ends by an
+exception or is killed has not acknowledged it, and gets it again.
 """
 
+import atexit
+import logging
+import sys
+import threading
 from collections.abc import Mapping
+from typing import Final
 
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import Message, Sendable, outgoing
 from veilmq.client.documents.queues import AnyQueue, OverQueue, queue_of
 from veilmq.client.ordered.queue import OrderedQueue
 from veilmq.client.ordered.storage import LocalFile, Storage
-from veilmq.model.errors import LeaseError, ReceiptInvalid
+from veilmq.model.errors import LeaseError, ReceiptInvalid, VeilError
+
+log = logging.getLogger("veilmq.documents")
 
 
 class LocalDiskStorage(LocalFile):
@@ -42,6 +50,9 @@ class OrderedQueueWrapper(OverQueue):
             marking="#num#",
         )
         self._handed: str | None = None
+        """Handle of the message that was handed out last and is not acknowledged."""
+        self._by: threading.Thread | None = None
+        """The thread that received it."""
 
     def SendMessageInOrder(self, message: Sendable) -> Message:
         """Send it after all that was sent before."""
@@ -53,10 +64,11 @@ class OrderedQueueWrapper(OverQueue):
     def ReceiveMessageInOrder(self, wait_seconds: float = 0) -> Message | None:
         """The next message in order, waiting up to so long; None if it did not come. Acknowledges the one before."""
         self._acknowledge()
+        _AT_EXIT.add(self)
         found = self.queue.receive(wait=wait_seconds)
         if not found:
             return None
-        self._handed = found[0].handle
+        self._handed, self._by = found[0].handle, threading.current_thread()
         return Message.of(found[0])
 
     def DeleteMessage(self, message: Message) -> None:
@@ -66,8 +78,18 @@ class OrderedQueueWrapper(OverQueue):
             self._handed = None
 
     def close(self) -> None:
-        """Let the storages go. The message handed out last is not acknowledged: delete it first, if it is done."""
-        self.queue.close()
+        """Acknowledge the message handed out last, and let the storages go.
+
+        While an exception is handled (in its `except` or `finally`, or at the end of a `with` that it leaves) the
+        message is not acknowledged, and comes again.
+        """
+        try:
+            if sys.exc_info()[0] is None:
+                self._acknowledge()
+        finally:
+            self._handed = None
+            _AT_EXIT.discard(self)
+            self.queue.close()
 
     def _acknowledge(self) -> None:
         """What fails is tried again with the next call: until it is acknowledged nothing else comes."""
@@ -79,3 +101,42 @@ class OrderedQueueWrapper(OverQueue):
             self._handed = None
             raise
         self._handed = None
+
+    def _end(self, failed: bool) -> None:
+        """The program ends. A message of another thread may still be worked on: it comes again."""
+        try:
+            if not failed and self._by is threading.main_thread():
+                self._acknowledge()
+        finally:
+            self.queue.receiver.close()
+
+
+class _AtExit:
+    """The wrappers that receive; lets them go when the interpreter ends, so that the next program need not wait."""
+
+    def __init__(self) -> None:
+        self._wrappers: dict[int, OrderedQueueWrapper] = {}
+
+    def add(self, wrapper: OrderedQueueWrapper) -> None:
+        """Let it go at the end, before what was opened earlier."""
+        if id(wrapper) not in self._wrappers:
+            self._wrappers[id(wrapper)] = wrapper
+            atexit.unregister(self.run)
+            atexit.register(self.run)
+
+    def discard(self, wrapper: OrderedQueueWrapper) -> None:
+        """It is closed."""
+        self._wrappers.pop(id(wrapper), None)
+
+    def run(self) -> None:
+        """At the interpreter's end; an exception that ended the program is in `sys.last_value`."""
+        for wrapper in list(self._wrappers.values()):
+            if wrapper.queue.receiver.inherited:
+                continue  # of the process from which this one was forked
+            try:
+                wrapper._end(failed=hasattr(sys, "last_value"))
+            except (VeilError, OSError) as error:
+                log.warning("the message received last may come again: %s", error)
+
+
+_AT_EXIT: Final = _AtExit()
