@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +106,14 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     for server in started:
         server.process.kill()
         server.process.wait(WAIT_S)
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A directory to which every user has the way."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture

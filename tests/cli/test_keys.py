@@ -1,6 +1,7 @@
 """A new key goes into a credentials file as it is printed, or into a file of keys for encrypted queues."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,70 @@ def test_no_two_are_the_same() -> None:
 def test_an_account_has_12_digits() -> None:
     with pytest.raises(Failure, match="12 digits"):
         new_key("1111", as_json=False)
+
+
+class TestInto:
+    def test_a_new_file_is_closed_to_others_and_holds_the_key_that_is_told(self, tmp_path: Path) -> None:
+        path = tmp_path / "credentials.toml"
+        told = json.loads(new_key("111111111111", as_json=True, into=path))
+        (account,) = Credentials(path).accounts  # which refuses a file that is open to others
+        assert told == {"file": str(path), "account": account.id, "id": account.keys[0].id}
+        assert account.keys[0].secret not in new_key("111111111111", as_json=False, into=path)
+
+    def test_a_key_goes_below_its_own_account(self, tmp_path: Path) -> None:
+        path = tmp_path / "credentials.toml"
+        for account in ("111111111111", "222222222222", "111111111111", "222222222222", "111111111111"):
+            new_key(account, as_json=False, into=path)
+        assert [(each.id, len(each.keys)) for each in Credentials(path).accounts] == [
+            ("111111111111", 3), ("222222222222", 2)
+        ]  # fmt: skip
+        assert [each.name for each in tmp_path.iterdir()] == ["credentials.toml"]
+
+    def test_a_comment_stays_with_its_account(self, tmp_path: Path) -> None:
+        path = tmp_path / "credentials.toml"
+        first, second = '[[account]]\nid = "111111111111"\n', '# the shop\n[[account]]\nid = "222222222222"'
+        path.write_text(f"{first}\n{second}")
+        path.chmod(0o600)
+        new_key("111111111111", as_json=False, into=path)
+        text = path.read_text()
+        assert text.startswith(first)
+        assert text.endswith(second + "\n")
+        assert len(Credentials(path).accounts[0].keys) == 1
+
+    @pytest.mark.parametrize(
+        ("content", "mode", "match"),
+        [
+            ('[[account]]\nid = "111111111111"', 0o640, "chmod 600"),
+            ('[[account]]\nid = "111111111111"\nkey = [{ id = "a", secret = "s3cret" }]', 0o600, "no credentials file"),
+            ("s3cret", 0o600, "no credentials file"),
+        ],
+    )
+    def test_what_cannot_take_a_key_stays_as_it_was(self, tmp_path: Path, content: str, mode: int, match: str) -> None:
+        path = tmp_path / "credentials.toml"
+        path.write_text(content)
+        path.chmod(mode)
+        with pytest.raises(Failure, match=match) as refused:
+            new_key("111111111111", as_json=False, into=path)
+        assert "s3cret" not in str(refused.value) + refused.value.advice
+        assert path.read_text() == content
+
+    def test_the_closed_directory_is_named(self, reachable: Path) -> None:
+        closed = reachable / "closed"
+        (closed / "below").mkdir(parents=True)
+        closed.chmod(0)
+        with other_user(), pytest.raises(Failure) as refused:
+            new_key(None, as_json=False, into=closed / "below" / "keys.toml")
+        assert refused.value.advice.startswith(f"{closed} is closed to this user")
+
+    def test_the_file_keeps_its_owner(self, tmp_path: Path) -> None:
+        path = tmp_path / "credentials.toml"
+        new_key("111111111111", as_json=False, into=path)
+        if os.geteuid() == 0:  # as after `chown veilmq:`; another user cannot give a file away
+            os.chown(path, 65_534, 65_534)
+        owner = path.stat().st_uid
+        new_key("111111111111", as_json=False, into=path)
+        assert path.stat().st_uid == owner
+        assert path.stat().st_mode & 0o777 == 0o600
 
 
 class TestEncryption:

@@ -189,7 +189,7 @@ def test_dead_letters_are_put_back(veilmq: Run) -> None:
     assert "move task is under way" in veilmq("moves", "cancel", "dead").err
     assert veilmq("moves", "start", "orders").code == 2
     assert "nowhere" in veilmq("moves", "start", "dead", "--to", "nowhere").err
-    assert "rate_max" in veilmq("moves", "start", "dead", "--rate", "501").err
+    assert "--rate: " in veilmq("moves", "start", "dead", "--rate", "501").err
     begun = veilmq("moves", "start", "dead")
     assert (begun.code, begun.out.partition(":")[0]) == (0, "moving 2 messages of dead to where they came from")
     bodies = [veilmq("receive", "orders", "--wait", "20s", "--delete", "--json").json[0]["body"] for _ in range(2)]
@@ -252,12 +252,17 @@ def test_events_are_printed_from_an_offset_on(veilmq: Run) -> None:
     ("arguments", "code", "says"),
     [
         (("send", "none", "a"), 1, "queues create"),
-        (("send", "not a name", "a"), 2, "name:"),
-        (("send", "orders", "a", "--priority", "17"), 2, "priority"),
+        (("send", "not a name", "a"), 2, "QUEUE: Expected"),
+        (("send", "orders", "a", "--priority", "17"), 2, "--priority: Expected at most 16\n"),
         (("send", "orders", "a", "--attribute", "x"), 2, "NAME=VALUE"),
         (("send", "orders", "a", "--lines"), 2, "leave BODY out"),
         (("receive", "orders", "--wait", "1 week"), 2, "--wait: expected a time"),
-        (("receive", "orders", "--wait", "31s"), 2, "wait_us"),
+        (("receive", "orders", "--wait", "31s"), 2, "--wait: Expected at most 30s\n"),
+        (("send", "orders", "a", "--ttl", "0"), 2, "--ttl: Expected at least 1s\n"),
+        (("send", "orders", "a", "--attribute", "x=\x01"), 2, "--attribute: "),
+        (("queues", "create", "x", "--retention", "30d"), 2, "--retention: Expected at most 15d\n"),
+        (("queues", "create", "x", "--dead-letters", "a b"), 2, "--dead-letters: "),
+        (("queues", "set", "orders", "--tag", "=x"), 2, "--tag"),
         (("delete", "orders", "x"), 1, "receipt handle is invalid"),
         (("queues", "set", "orders"), 2, "nothing to change"),
         (("queues", "set", "orders", "--max-receives", "3"), 2, "--dead-letters"),

@@ -146,9 +146,9 @@ def test_an_odd_address_is_told_by_its_source(tmp_path: Path, admin: str) -> Non
 @pytest.mark.parametrize(
     ("queue", "told"),
     [
-        (QueueKey("../1", "us-east-1", "q"), "account: Expected 12 digits"),
-        (QueueKey("000000000000", "a?b", "q"), "region: Expected"),
-        (QueueKey("000000000000", "us-east-1", "\udcff"), "name: Expected"),
+        (QueueKey("../1", "us-east-1", "q"), "--account: Expected 12 digits"),
+        (QueueKey("000000000000", "a?b", "q"), "--region: Expected"),
+        (QueueKey("000000000000", "us-east-1", "\udcff"), "QUEUE: Expected"),
     ],
 )
 def test_a_key_that_no_queue_has_is_not_asked_for(queue: QueueKey, told: str) -> None:
@@ -300,7 +300,7 @@ def test_a_store_that_failed_is_the_same_through_a_server(error: str) -> None:
 def test_an_account_that_cannot_be_is_told(data: Path, veilmq: Run, command: str) -> None:
     done = veilmq(command, "list", "--account", "12", "--data", str(data))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("veilmq: account: ")
+    assert done.stderr.startswith("veilmq: --account: ")
 
 
 def test_events_that_are_given_up_are_no_success(tmp_path: Path) -> None:
@@ -407,7 +407,6 @@ def test_a_port_that_speaks_no_http_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        (["--into", "f"], "--into"),
         (["--algorithm", "A256GCM"], "--algorithm"),
         (["--decrypts-only"], "--decrypts-only"),
         (["--encryption", "--decrypts-only"], "--decrypts-only"),

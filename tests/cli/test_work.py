@@ -193,7 +193,7 @@ def test_child_processes_and_poison(directory: Path, veilmq: Command) -> None:
         (["handlers:handle", "--count", "0"], 2, "--count: must be a whole number from 1 on, not 0"),
         (["handlers:handle", "--poison-after", "2", "--dead-letter-queue", "nowhere"], 1, "no queue nowhere"),
         (["handlers:handle", "--no-keeper", "--max-hold", "1h"], 2, "--max-hold: is the keeper's"),
-        (["handlers:handle", "--retry-first", "10m"], 2, "--retry-longest: 300 s is below first"),
+        (["handlers:handle", "--retry-first", "10m"], 2, "--retry-longest: 300 s is below --retry-first 600 s"),
         (["handlers:handle", "--metrics", "9000"], 2, "--metrics: expected HOST:PORT"),
         (["handlers:handle", "--checkpoints", "nothing://here"], 2, "--checkpoints: "),
     ],

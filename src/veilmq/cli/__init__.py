@@ -130,13 +130,17 @@ def _new_key(
         typer.Option("--algorithm", metavar="NAME", help="What it encrypts with, as in RFC 7518, 5.1 [A256GCM]."),
     ] = None,
     into: Annotated[
-        Path | None, typer.Option("--into", metavar="FILE", help="Add it to this file of keys, or make the file.")
+        Path | None,
+        typer.Option("--into", metavar="FILE", help="Add it to this file, or make it, mode 0600."),
     ] = None,
     decrypts_only: Annotated[
         bool, typer.Option("--decrypts-only", help="Add it first: the last key of the file still encrypts.")
     ] = False,
 ) -> None:
-    """Make up an access key and print it as a part of a credentials file. Nothing else knows the secret."""
+    """Make up an access key, and print it as a part of a credentials file or add it to one.
+
+    Nothing else knows the secret.
+    """
     from veilmq.cli.keys import new_encryption, new_key
 
     if encryption:
@@ -144,11 +148,11 @@ def _new_key(
             raise Failure(Exit.USAGE, "--account: the key of an encrypted queue has no account")
         print(new_encryption(algorithm or "A256GCM", into, encrypts=not decrypts_only, as_json=as_json))
         return
-    of_encryption = {"--algorithm": algorithm is not None, "--into": into is not None, "--decrypts-only": decrypts_only}
+    of_encryption = {"--algorithm": algorithm is not None, "--decrypts-only": decrypts_only}
     for option, is_given in of_encryption.items():
         if is_given:
             raise Failure(Exit.USAGE, f"{option}: it is for --encryption alone")
-    print(new_key(account, as_json=as_json))
+    print(new_key(account, as_json=as_json, into=into))
 
 
 def _backup(

@@ -53,12 +53,14 @@ class AdminEntry:
     def __init__(self, address: Address, directory: Path) -> None:
         self._address, self._directory = address, directory
         self._open = ExitStack()
+        self.is_open = False
 
     def open(self) -> None:
         """Raises OSError if the address or the file cannot be had, DirectoryUnsafe as `token` does."""
         self.bearer = token(self._directory)
         family, _, _, _, where = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.socket = self._open.enter_context(socket.create_server(where[:2], family=family, backlog=BACKLOG))
+        self.is_open = True
 
     def __enter__(self) -> Self:
         return self

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.cli.exits import Exit, Failure, foreign
+from veilmq.cli.obstacles import advice_on
 from veilmq.cli.progress import bar
 from veilmq.cli.remote_door import AS_SERVER
 from veilmq.cli.remote_http import HttpDoor
@@ -135,7 +136,7 @@ def _database(data: Path) -> Path:
         with database.open("rb") as file:
             head = file.read(len(_HEAD))
     except PermissionError as error:
-        raise Failure(Exit.DIRECTORY, f"{database}: {error.strerror}", AS_SERVER) from None
+        raise Failure(Exit.DIRECTORY, f"{database}: {error.strerror}", advice_on(database, AS_SERVER)) from None
     except OSError as error:
         raise Failure(
             Exit.DIRECTORY, f"{database}: {error.strerror}", "Name the data directory with --data DIR."

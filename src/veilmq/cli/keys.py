@@ -4,25 +4,30 @@ import base64
 import json
 import re
 import secrets
+import tomllib
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.obstacles import advice_on, closed_to_user
 from veilmq.client.encrypted.keys import Key, Keys, add_key
 from veilmq.client.encrypted.keys import as_json as json_of
 from veilmq.client.encrypted.keys import new_key as new_encryption_key
 from veilmq.client.errors import KeyFileInvalid
 from veilmq.model.errors import ParameterInvalid
+from veilmq.server.toml_file import FileInvalid, Lines, read_text
+from veilmq.store.files import replace_file
 
 _ID_BYTES: Final = 10
 _SECRET_BYTES: Final = 30
 _ACCOUNT: Final = re.compile("[0-9]{12}")
 
 
-def new_key(account: str | None, *, as_json: bool) -> str:
+def new_key(account: str | None, *, as_json: bool, into: Path | None = None) -> str:
     """A key of 80 random bits of id and 240 of secret, as TOML to add to a credentials file, or as JSON.
 
-    Raises Failure for an account that is not 12 digits.
+    into: it is added to that file, and what is returned has no secret. Raises Failure for an account that is not 12
+    digits, and for a file that cannot be used.
     """
     if account is not None and not _ACCOUNT.fullmatch(account):
         raise Failure(
@@ -32,12 +37,84 @@ def new_key(account: str | None, *, as_json: bool) -> str:
     of = account or str(secrets.randbelow(9 * 10**11) + 10**11)
     key_id = "VQ" + base64.b32encode(secrets.token_bytes(_ID_BYTES)).decode()
     secret = secrets.token_urlsafe(_SECRET_BYTES)
+    if into is not None:
+        _add(into, of, key_id, secret)
+        shown = {"file": str(into), "account": of, "id": key_id}
+        return json.dumps(shown) if as_json else f"{into}: added key {key_id} of account {of}"
     if as_json:
         return json.dumps({"account": of, "id": key_id, "secret": secret})
     return (
         "# For a credentials file of mode 0600. If the account is there already, add only the key, below it.\n"
-        f'[[account]]\nid = "{of}"\n\n[[account.key]]\nid = "{key_id}"\nsecret = "{secret}"'
+        + _account_table(of)
+        + "\n"
+        + _key_table(key_id, secret).rstrip()
     )
+
+
+def _account_table(account: str) -> str:
+    return f'[[account]]\nid = "{account}"\n'
+
+
+def _key_table(key_id: str, secret: str) -> str:
+    return f'[[account.key]]\nid = "{key_id}"\nsecret = "{secret}"\n'
+
+
+def _add(path: Path, account: str, key_id: str, secret: str) -> None:
+    """Add the key to a credentials file, or make the file, mode 0600: readers see the old file or the new one.
+
+    Raises Failure, and changes nothing then.
+    """
+    try:
+        text = read_text(path, private=True) if path.exists() else ""
+        there = tomllib.loads(text)
+        accounts = [each["id"] for each in there.get("account", [])]
+        added = _with_key(text, accounts, account, _key_table(key_id, secret))
+        if not _is_added(there, tomllib.loads(added), account):
+            raise ValueError
+    except FileInvalid as error:
+        raise Failure(Exit.USAGE, f"--into: {error}", advice_on(path, "Nothing was changed.")) from None
+    except (ValueError, LookupError, TypeError):  # what tomllib says may quote the file
+        message = f"--into: {path} is no credentials file that a key can be added to"
+        raise Failure(Exit.USAGE, message, "Nothing was changed. Leave --into out, and add what is printed.") from None
+    except OSError as error:
+        raise _unwritten(path, error) from None
+    try:
+        replace_file(path.resolve(), added.encode(), keeps_owner=True)
+    except OSError as error:
+        raise _unwritten(path, error) from None
+
+
+def _unwritten(path: Path, error: OSError) -> Failure:
+    return Failure(
+        Exit.USAGE, f"--into: {path}: {error.strerror}", closed_to_user(path, made=True) or "Check the path."
+    )
+
+
+def _with_key(text: str, accounts: list[str], account: str, key: str) -> str:
+    """The text with the key below its account, which is the file's last one if it is new."""
+    if text and not text.endswith("\n"):
+        text += "\n"
+    if account not in accounts:
+        return text + ("\n" if text else "") + _account_table(account) + "\n" + key
+    following = accounts.index(account) + 1
+    header = Lines(text).of("account", following) if following < len(accounts) else None
+    lines = text.splitlines(keepends=True)
+    end = len(lines) if header is None else header - 1
+    while header is not None and lines[end - 1].lstrip().startswith("#"):
+        end -= 1  # a comment above the next account belongs to that one
+    before, after = "".join(lines[:end]), "".join(lines[end:])
+    return before + ("" if before.endswith("\n\n") else "\n") + key + ("\n" if after else "") + after
+
+
+def _is_added(before: dict[str, Any], after: dict[str, Any], account: str) -> bool:
+    """Whether the second one is the first with one key more, of that account."""
+    there = [each for each in before.get("account", []) if each["id"] == account]
+    (found,) = (each for each in after["account"] if each["id"] == account)
+    keys = found.pop("key")
+    found |= {"key": keys[:-1]} if len(keys) > 1 else {}
+    if not there:
+        after["account"].remove(found)
+    return {"account": [], **before} == after
 
 
 def new_encryption(algorithm: str, into: Path | None, *, encrypts: bool, as_json: bool) -> str:

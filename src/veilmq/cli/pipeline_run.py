@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.obstacles import advice_on
 from veilmq.cli.output import in_json
 from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline_spark import started
@@ -367,7 +368,9 @@ def _token(file: Path | None, environment: Mapping[str, str]) -> str | None:
             return None
         raise Failure(Exit.USAGE, f"{place} is not there", "Name the server's admin-token file.") from None
     except OSError as error:
-        raise Failure(Exit.USAGE, f"{place}: {error.strerror}", "Name a file that you may read.") from None
+        raise Failure(
+            Exit.USAGE, f"{place}: {error.strerror}", advice_on(place, "Name a file that you may read.")
+        ) from None
     except (UnicodeDecodeError, OptionInvalid):
         mend = "Name the server's admin-token, or a file with KEY_ID:SECRET of an access key."
         raise Failure(Exit.USAGE, f"{place} holds no token", mend) from None

@@ -17,8 +17,10 @@ from veilmq.admin.operations import OPERATIONS, Asked
 from veilmq.admin.reading import Scope, event_lines, find_start, trace
 from veilmq.admin.topics import all_moves, covers, shown_topic, topics_of
 from veilmq.cli.exits import Exit, Failure, foreign
+from veilmq.cli.obstacles import advice_on
 from veilmq.cli.remote_door import Home, Piece, several_accounts
 from veilmq.cli.remote_http import failure_of
+from veilmq.cli.words import refused_value
 from veilmq.engine import Engine, open_directory
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
@@ -56,7 +58,7 @@ def open_direct(directory: Path) -> Iterator["DirectDoor"]:
     except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except OSError as error:
-        advice = "Say the command as the server's user; it must be able to write there."
+        advice = advice_on(directory, "Say the command as the server's user; it must be able to write there.")
         raise Failure(Exit.DIRECTORY, f"{error.filename or directory}: {error.strerror}", advice) from None
     except SqliteError as error:
         raise _unreadable(directory, error) from None
@@ -189,7 +191,7 @@ def _failures() -> Iterator[None]:
         raise Failure(Exit.STORE, str(error), _ADVICE_CHECK) from None
     except VeilError as error:
         said = described(error)
-        message = f"{said['field']}: {said['message']}" if said["field"] else said["message"]
+        message = refused_value(said["field"], said["message"]) if said["field"] else said["message"]
         raise failure_of(said["error"], message, said) from None
     except HistoryTrimmed as error:
         raise failure_of("history_trimmed", str(error), {"first_offset": error.first_offset}) from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.obstacles import advice_on
 from veilmq.model.queue import QueueKey
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _admin_of_holder(directory: Path) -> str | None:
     try:
         found = holds_database(directory)
     except PermissionError as error:
-        raise Failure(Exit.DIRECTORY, f"{directory}: {error.strerror}", AS_SERVER) from None
+        raise Failure(Exit.DIRECTORY, f"{directory}: {error.strerror}", advice_on(directory, AS_SERVER)) from None
     if not found and any((directory / name).exists() for name in (f"{DATABASE}-wal", REDO)):
         message = f"{directory / DATABASE} is missing, and other files of it are there"
         raise Failure(Exit.DIRECTORY, message, "Bring back all files of one moment, or a backup.")
@@ -190,9 +191,8 @@ def _token(target: Target, environment: Mapping[str, str], home: Path) -> str | 
     except OSError as error:
         if named is None and isinstance(error, FileNotFoundError):
             return None
-        raise Failure(
-            Exit.USAGE, f"{path}: {error.strerror}", "Name a file that you may read with --token-file."
-        ) from None
+        advice = advice_on(path, "Name a file that you may read with --token-file.")
+        raise Failure(Exit.USAGE, f"{path}: {error.strerror}", advice) from None
     if not _TOKEN.fullmatch(text):
         raise Failure(Exit.USAGE, f"{path} holds no token", "Name the server's admin-token with --token-file.")
     return text.decode()

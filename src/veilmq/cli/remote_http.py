@@ -20,6 +20,7 @@ from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS
 from veilmq.cli.exits import Exit, Failure, Missing, Unknown, Unreachable
 from veilmq.cli.remote_door import Home, Piece, several_accounts
+from veilmq.cli.words import refused_value
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.queue import QueueKey
@@ -36,6 +37,8 @@ _PIECE_BYTES: Final = 256 * 1024
 _PASSING: Final = frozenset({502, 503, 504})
 """What a proxy says while the server behind it is away."""
 _DIGITS: Final = re.compile("[0-9]{1,18}")
+_PORT: Final = re.compile(r":(\d{1,9})/?$")
+_PORT_MAX: Final = 65_535
 _OTHER_NAME: Final = frozenset({62, 64})
 """OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 _ADVICE_NAME: Final = "Name the host as its certificate does, or on the server's own machine its directory: --data DIR."
@@ -45,6 +48,10 @@ _ADVICE_TLS: Final = "If the port speaks TLS, say https://HOST:PORT, or name the
 _ADVICE_SILENT: Final = 'Its disk may hang: see `dmesg` there, and "no port answers" in docs/operations.md.'
 _ADVICE_UNDECIDED: Final = f"{_ADVICE_SILENT} What was asked for may still be done."
 _ADVICE_AWAY: Final = "Is the address right, and does every firewall on the way let it through?"
+_ADVICE_TOKEN: Final = (
+    "Name the server's data directory with --data DIR or VEILMQ_DATA: its token is there. "
+    "Or name a file that holds the token with --token-file FILE."
+)
 _ADVICE: Final = "Start one with `veilmq serve`, or name the directory with --data DIR."
 
 
@@ -73,7 +80,11 @@ class HttpDoor:
         try:
             self._connection = _connection(admin, announced=announced)
         except (ValueError, http.client.InvalidURL):
-            message = f"{source}: expected HOST:PORT such as 127.0.0.1:9325, not {admin!r}"
+            port = _PORT.search(admin)
+            if port is not None and int(port[1]) > _PORT_MAX:
+                message = f"{source}: a port is a number up to {_PORT_MAX}, not {port[1]}"
+            else:
+                message = f"{source}: expected HOST:PORT such as 127.0.0.1:9325, not {admin!r}"
             raise Failure(Exit.USAGE, message) from None
         self._headers = {"User-Agent": f"veilmq/{veilmq.__version__} (command line)"}
         if token:
@@ -89,7 +100,7 @@ class HttpDoor:
             inputs.queue_key(queue.account, queue.region, queue.name)
         except ParameterInvalid as error:
             said = described(error)
-            raise failure_of(said["error"], f"{said['field']}: {said['message']}", said) from None
+            raise failure_of(said["error"], refused_value(said["field"], said["message"]), said) from None
         key = "/".join(quote(part, safe="") for part in (queue.account, queue.region, queue.name))
         path = f"/api/v1/queues/{key}{OPERATIONS[operation].suffix}"
         try:
@@ -297,7 +308,7 @@ class HttpDoor:
     def _failure(self, status: int, content: bytes) -> Failure:
         try:
             said = json.loads(content)
-            message = f"{said['field']}: {said['message']}" if said.get("field") else str(said["message"])
+            message = refused_value(said["field"], said["message"]) if said.get("field") else str(said["message"])
         except (ValueError, KeyError, TypeError, AttributeError):
             return self._not_ours(status)
         return failure_of(str(said.get("error")), message, said)
@@ -326,8 +337,7 @@ def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
 def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
     """An error of the admin port as the command's end, with what to do next."""
     if error == "not_authenticated":
-        advice = "The token is in the file admin-token of the server's data directory: name it with --token-file FILE."
-        return Failure(Exit.USAGE, message, advice)
+        return Failure(Exit.USAGE, message, _ADVICE_TOKEN)
     if error == "history_trimmed":
         return Failure(Exit.WRONG, message, f"Begin with --from {said.get('first_offset')}, or with --from first.")
     if error == "not_found":

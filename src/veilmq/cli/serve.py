@@ -16,6 +16,7 @@ import signal
 import socket
 import ssl
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
@@ -27,8 +28,10 @@ import veilmq
 from veilmq.cli.admin_entry import AdminEntry
 from veilmq.cli.exits import Exit, Failure, foreign
 from veilmq.cli.notify import READY, STOPPING, notify
+from veilmq.cli.obstacles import closed_to_user
 from veilmq.cli.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
+from veilmq.model.access import DEVELOPMENT_ACCOUNT
 from veilmq.protocols.http import external_path
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.credentials import Credentials, DevelopmentKeyring, Keys
@@ -47,6 +50,9 @@ _STRIPPED: Final = (
     "--external-url has the path %s: the proxy must take exactly %s off the path of each request, and hand on the Host "
     "header as it came; clients sign both"
 )
+_DATA_PORTS: Final = ("sqs", "azure", "mns")
+"""In the order in which they open (server/service.py)."""
+_UNOWNED_SHOWN: Final = 10
 _SWITCH_S: Final = 0.001
 """How long a thread that reads in bulk (a snapshot, a scrape, a reload) may keep the interpreter from the loop. A batch
 lets it go at many of its statements, and with Python's default of 5 ms waited 60 to 170 ms in all."""
@@ -78,7 +84,15 @@ def _keys(settings: Settings) -> Keys:
     try:
         return Credentials(settings.credentials)
     except FileInvalid as error:
-        raise Failure(Exit.USAGE, str(error), "Make a key with: veilmq keys new") from None
+        made = f"Make it with: veilmq keys new --into {settings.credentials}"
+        raise Failure(Exit.USAGE, f"--credentials: {error}", _file_advice(error, missing=made)) from None
+
+
+def _file_advice(error: FileInvalid, *, missing: str, wrong: str = "") -> str:
+    """What to do about a file that cannot be used; missing, wrong: if it is not there, or holds something else."""
+    if error.errno is None:
+        return wrong
+    return missing if error.errno == errno.ENOENT else closed_to_user(error.path)
 
 
 def _service(settings: Settings, keys: Keys) -> Service:
@@ -89,7 +103,8 @@ def _service(settings: Settings, keys: Keys) -> Service:
         raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None
     except OSError as error:
         option = "--tls-cert" if Path(error.filename) == settings.tls_cert else "--tls-key"
-        raise Failure(Exit.USAGE, f"{option} {error.filename}: {error.strerror}", "Name a PEM file.") from None
+        advice = closed_to_user(Path(error.filename)) or "Name a PEM file."
+        raise Failure(Exit.USAGE, f"{option} {error.filename}: {error.strerror}", advice) from None
 
 
 def _raise_open_files(settings: Settings) -> None:
@@ -206,31 +221,54 @@ async def _start(service: Service, settings: Settings, entry: AdminEntry) -> Non
     except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except FileInvalid as error:
-        raise Failure(Exit.USAGE, str(error), _QUEUES_ADVICE if error.path == settings.queues else "") from None
+        is_queues = error.path == settings.queues
+        advice = _file_advice(error, missing="Check the path.", wrong=_QUEUES_ADVICE if is_queues else "")
+        raise Failure(Exit.USAGE, f"--queues: {error}" if is_queues else str(error), advice) from None
     except OSError as error:
-        raise _in_the_way(error, settings) from None
+        raise _in_the_way(error, settings, _opening(service, entry)) from None
+    _tell_unowned(service)
 
 
-def _in_the_way(error: OSError, settings: Settings) -> Failure:
-    """What an error of the system says about a port, or else about the directory."""
+def _opening(service: Service, entry: AdminEntry) -> str:
+    """The port that a start opens next, or did not get."""
+    if not entry.is_open:
+        return "admin"
+    return next((name for name in _DATA_PORTS if name not in service.listeners), "")
+
+
+def _tell_unowned(service: Service) -> None:
+    """Queues of accounts that the credentials file lacks: such as there are after a switch from development mode."""
+    if not service.keyring.checks:
+        return
+    known = {account.id for account in service.keyring.accounts}
+    unowned = Counter(key.account for key in service.store.queues.by_key if key.account not in known)
+    for account, count in sorted(unowned.items())[:_UNOWNED_SHOWN]:
+        mode = ", that of development mode" if account == DEVELOPMENT_ACCOUNT else ""
+        log.warning(
+            "no key reaches %d queues: they belong to account %s%s, which the credentials file does not have; "
+            "`veilmq queues list --account %s` shows them",
+            count, account, mode, account,
+        )  # fmt: skip
+    if len(unowned) > _UNOWNED_SHOWN:
+        log.warning("nor has the credentials file %d further accounts that have queues", len(unowned) - _UNOWNED_SHOWN)
+
+
+def _in_the_way(error: OSError, settings: Settings, port: str = "") -> Failure:
+    """What an error of the system says about the port that was to be opened, or else about the directory."""
+    named = f"--{port} {getattr(settings, port)}" if port else "a port"
     if error.errno == errno.EADDRINUSE:
-        return Failure(
-            Exit.ADDRESS,
-            f"a port is in use: {error.strerror}",
-            "Choose others with --sqs, --azure, --mns or --admin HOST:PORT; port 0 takes a free one.",
-        )
+        advice = f"Choose another with --{port or 'sqs'} HOST:PORT; port 0 takes a free one."
+        return Failure(Exit.ADDRESS, f"{named}: the port is in use", advice)
     if isinstance(error, socket.gaierror) or error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
-        return Failure(
-            Exit.ADDRESS,
-            f"no such address here: {error.strerror}",
-            "Use an address of this machine, such as 127.0.0.1.",
-        )
+        advice = "Use an address of this machine, such as 127.0.0.1."
+        return Failure(Exit.ADDRESS, f"{named}: no such address here", advice)
     if error.filename is None and error.errno in {errno.EACCES, errno.EPERM}:
-        return Failure(Exit.ADDRESS, f"a port is not allowed: {error.strerror}", "Ports below 1024 need privileges.")
+        return Failure(Exit.ADDRESS, f"{named}: the port is not allowed", "Ports below 1024 need privileges.")
     where = error.filename or settings.data
     if error.errno in {errno.EACCES, errno.EPERM}:
         advice = f"The data directory and all in it must belong to the server's user: chown -R {os.geteuid()}:"
-        return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", f"{advice} {settings.data}")
+        closed = closed_to_user(settings.data, made=True)
+        return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", closed or f"{advice} {settings.data}")
     return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", "Choose another directory with --data DIR.")
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.words import refused_value
 from veilmq.client.connect import connect
 from veilmq.client.errors import TransportError
 from veilmq.client.queue import Queue
@@ -30,11 +31,10 @@ from veilmq.client.worker import (
 from veilmq.client.worker.child import resolve
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, UsageError, VeilError
 from veilmq.server.logs import set_up
+from veilmq.server.settings import PORT_MAX
 
 _TIMES: Final = ("lease", "stop_before_expiry", "wait", "drain", "give_up_after")
 _SAME: Final = ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue")
-_NAMES: Final = {"handler": "MODULE:HANDLER", "messages_max": "--count"}
-"""What is not named as the worker's parameter is."""
 
 T = TypeVar("T")
 
@@ -59,21 +59,11 @@ def run(queue: Queue, handler: Callable[[Any], Any], options: dict[str, Any], gi
         worker = Worker(queue, handler, **options)
         return worker.run(signals=True, until_empty=given["until_empty"], messages_max=given["count"])
     except ParameterInvalid as error:
-        raise Failure(Exit.USAGE, f"{_named(error.parameter)}: {_as_option(error.reason)}") from None
+        raise Failure(Exit.USAGE, refused_value(error.parameter, error.reason, worker=True)) from None
     except TransportError as error:
         raise Failure(Exit.ADDRESS, f"queue {queue.name}: {error}") from None
     except VeilError as error:
         raise Failure(Exit.WRONG, f"queue {queue.name}: {error}") from None
-
-
-def _named(parameter: str) -> str:
-    """The argument or option behind a worker's parameter."""
-    return _NAMES.get(parameter) or f"--{parameter.replace('_', '-')}"
-
-
-def _as_option(reason: str) -> str:
-    """The worker's sentence, with the parameters in it as the command line has them."""
-    return reason.replace("kind=async", "--kind async").replace("poison_after", "--poison-after")
 
 
 def handler_of(name: str) -> Callable[[Any], Any]:
@@ -145,7 +135,8 @@ def _backoff(given: Mapping[str, Any]) -> Backoff:
     try:
         return Backoff(**{name: seconds(f"--retry-{name}", text) for name, text in times.items()})
     except ParameterInvalid as error:
-        raise Failure(Exit.USAGE, f"--retry-{error.parameter}: {error.reason}") from None
+        reason = error.reason.replace("first = ", "--retry-first ")
+        raise Failure(Exit.USAGE, f"--retry-{error.parameter}: {reason}") from None
 
 
 def _checkpoints(place: str) -> Checkpoints:
@@ -158,6 +149,8 @@ def _serve_metrics(address: str) -> PrometheusMeter:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         raise Failure(Exit.USAGE, f"--metrics: expected HOST:PORT, not {address!r}")
+    if int(port) > PORT_MAX:
+        raise Failure(Exit.USAGE, f"--metrics: a port is a number up to {PORT_MAX}, not {port}")
     try:
         meter = PrometheusMeter()
         from prometheus_client import start_http_server
@@ -165,7 +158,7 @@ def _serve_metrics(address: str) -> PrometheusMeter:
         start_http_server(int(port), host or "127.0.0.1")
     except CapabilityMissing as error:
         raise Failure(Exit.USAGE, f"--metrics: {error}") from None
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise Failure(Exit.ADDRESS, f"--metrics: {address}: {error}") from None
     return meter
 

@@ -85,8 +85,8 @@ _PORT_NAMES: Final = {
 
 
 def port_name(parameter: str) -> str:
-    """The port's name of a parameter; the service's own if the port has none."""
-    return _PORT_NAMES.get(parameter, parameter)
+    """The port's name of a parameter, whose times are seconds; the service's own if the port has none."""
+    return _PORT_NAMES.get(parameter) or parameter.removesuffix("_us")
 
 
 def error_of(said: Said) -> VeilError:

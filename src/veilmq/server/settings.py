@@ -22,9 +22,10 @@ from veilmq.protocols.sqs.errors import KMS_FAULTS
 from veilmq.server.limits import Limits as ListenerLimits
 from veilmq.store.sqlite.options import MIB, Options
 
-_ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
+PORT_MAX: Final = 65_535
+_ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,9})")
 _DOMAIN: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}))*")
-_URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?(?:/[^\s?#@]*)?")
+_URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(?P<port>\d{1,9}))?(?:/[^\s?#@]*)?")
 _ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 
 _KMS_FAULT: Final = re.compile(rf"[A-Za-z0-9:/_.-]{{1,256}}=(?:{'|'.join(KMS_FAULTS)})")
@@ -313,11 +314,7 @@ def parse(name: str, given: object, *, from_text: bool) -> Any:
             raise SettingInvalid(name, f"expected one of {', '.join(get_args(kind))}, not {given!r}")
         return given
     if kind is str:
-        pattern, allowed = _TEXTS[name]
-        text = _text(name, given, allowed)
-        if not pattern.fullmatch(text):
-            raise SettingInvalid(name, f"expected {allowed}")  # what was given may hold a password
-        return text
+        return _patterned(name, given)
     try:
         return msgspec.convert(given, _HINTS[name], strict=not from_text)
     except msgspec.ValidationError as error:
@@ -347,10 +344,24 @@ def _text(name: str, given: object, allowed: str) -> str:
     return given
 
 
+def _patterned(name: str, given: object) -> str:
+    pattern, allowed = _TEXTS[name]
+    text = _text(name, given, allowed)
+    found = pattern.fullmatch(text)
+    if not found:
+        raise SettingInvalid(name, f"expected {allowed}")  # what was given may hold a password
+    port = found.groupdict().get("port")
+    if port is not None and int(port) > PORT_MAX:
+        raise SettingInvalid(name, f"a port is a number up to {PORT_MAX}, not {port}")
+    return text
+
+
 def _address(name: str, given: object) -> Address:
     found = _ADDRESS.fullmatch(given) if isinstance(given, str) else None
-    if found is None or int(found[3]) > 65_535:
+    if found is None:
         raise SettingInvalid(name, f"expected HOST:PORT such as 127.0.0.1:9324 or [::1]:9324, not {given!r}")
+    if int(found[3]) > PORT_MAX:
+        raise SettingInvalid(name, f"{given}: a port is a number up to {PORT_MAX}, not {found[3]}")
     host = found[1] or found[2]
     if found[1]:
         try:

@@ -20,13 +20,17 @@ _AT: Final = re.compile(r"\(at (?:line (\d+), column (\d+)|end of document)\)")
 
 
 class FileInvalid(Exception):
-    """A file that cannot be used: which, where in it, and why. `str` tells all three."""
+    """A file that cannot be used: which, where in it, and why. `str` tells all three.
 
-    def __init__(self, path: Path, reason: str, line: int | None = None) -> None:
+    errno: the system's, if the file could not be read; None if what it holds is wrong.
+    """
+
+    def __init__(self, path: Path, reason: str, line: int | None = None, errno: int | None = None) -> None:
         super().__init__(f"{path}: {reason}" if line is None else f"{path}: line {line}: {reason}")
         self.path = path
         self.line = line
         self.reason = reason
+        self.errno = errno
 
 
 def read_text(path: Path, *, private: bool = False) -> str:
@@ -41,7 +45,7 @@ def read_text(path: Path, *, private: bool = False) -> str:
                 raise FileInvalid(path, f"it holds secrets and is open to other users: chmod 600 {path}")
             raw = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise FileInvalid(path, f"cannot be read: {error.strerror}") from None
+        raise FileInvalid(path, f"cannot be read: {error.strerror}", errno=error.errno) from None
     if len(raw) > FILE_BYTES_MAX:
         raise FileInvalid(path, f"is longer than {FILE_BYTES_MAX} bytes")
     try:

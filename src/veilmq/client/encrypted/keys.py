@@ -16,7 +16,6 @@ import re
 import secrets
 import threading
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -25,6 +24,7 @@ import msgspec
 from veilmq.client.errors import KeyFileInvalid
 from veilmq.client.identity import fingerprint
 from veilmq.model.errors import ParameterInvalid
+from veilmq.store.files import replace_file
 
 ALGORITHMS: Final[Mapping[str, int]] = {
     "A256GCM": 32,
@@ -201,18 +201,11 @@ def add_key(path: Path | str, key: Key, *, encrypts: bool = True) -> Keys:
     KeyFileInvalid, ParameterInvalid (the id is there already).
     """
     path = Path(path)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         there = list(_read(path)) if path.exists() else []
         keys = Keys(*there, key) if encrypts else Keys(key, *there)
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(as_json(keys))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        replace_file(path, as_json(keys).encode(), keeps_owner=True)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise KeyFileInvalid(path=str(path), reason=f"cannot be written: {error.strerror}") from None
     return keys
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from veilmq.client.worker.files import make_folder, replace_file
+from veilmq.client.worker.files import make_folder
 from veilmq.model.errors import LeaseTaken, ParameterInvalid
+from veilmq.store.files import replace_file
 
 if TYPE_CHECKING:
     from veilmq.client.objects import ObjectStore

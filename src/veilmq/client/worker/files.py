@@ -1,32 +1,16 @@
-"""Files that are written whole or not at all.
+"""Folders and locks of the files that guards and checkpoints keep.
 
-Strategy: write beside, fsync, rename, fsync the directory: a reader sees the old content or the new one, and so does
-whoever comes after a power cut. A lock is an flock on a file that stays, so that a killed holder frees it.
+Strategy: a file is replaced whole (veilmq.store.files). A lock is an flock on a file that stays, so that a killed
+holder frees it.
 """
 
 import contextlib
 import fcntl
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 from veilmq.store.files import sync_directory
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Durable when this returns. Raises OSError."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
 
 
 def make_folder(path: Path) -> None:

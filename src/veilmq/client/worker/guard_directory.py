@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from veilmq.client.worker.files import locked, make_folder, replace_file
+from veilmq.client.worker.files import locked, make_folder
 from veilmq.client.worker.guard import Answer, Begun, Claim, Record, abandoned, finished, judge, prolonged
+from veilmq.store.files import replace_file
 
 
 class DirectoryGuard:

@@ -40,14 +40,15 @@ class DirectoryHeld(Exception):
 
 
 class DirectoryUnsafe(Exception):
-    """The directory is open to other users, is no directory, or has a name that SQLite cannot open."""
+    """The directory is open to other users, is no directory, or has a name that SQLite cannot open; or it would have to
+    be made where there is no directory yet, which a mistyped path looks like."""
 
 
 class DataDirectory:
     """Owns a directory until `close`."""
 
     def __init__(self, path: Path, reserve_bytes: int, floor_bytes: int) -> None:
-        """Creates it (0700) if missing. Raises DirectoryHeld, DirectoryUnsafe, OSError."""
+        """Creates it (0700) if missing, but not its parent. Raises DirectoryHeld, DirectoryUnsafe, OSError."""
         self.path = path
         self._reserve_bytes = reserve_bytes
         self._floor_bytes = floor_bytes
@@ -56,7 +57,7 @@ class DataDirectory:
             str(path).encode()
         except UnicodeEncodeError:
             raise DirectoryUnsafe(f"{str(path)!a}: SQLite opens no file below a name that is not UTF-8") from None
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(path)
         if path.stat().st_mode & 0o077:
             raise DirectoryUnsafe(f"{path} is open to other users: chmod 700 {path}")
         self._lock = _take_lock(path)
@@ -138,6 +139,20 @@ class DataDirectory:
         os.close(self._lock)
         if self._own is not None:
             os.close(self._own)
+
+
+def _make(path: Path) -> None:
+    """Make the directory if it is missing. Raises DirectoryUnsafe if its parent is missing too, OSError."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        missing = path.absolute()
+        while not missing.parent.exists():
+            missing = missing.parent
+        parent = path.absolute().parent
+        raise DirectoryUnsafe(
+            f"{path} is not made, because {missing} is not there: check the path, or make it first: mkdir -p {parent}"
+        ) from None
 
 
 def _take_directory(path: Path) -> int | None:

@@ -79,7 +79,7 @@ from veilmq.store.sqlite.connections import (
     unusable,
     verdict,
 )
-from veilmq.store.sqlite.directory import DataDirectory
+from veilmq.store.sqlite.directory import DataDirectory, holds_database
 from veilmq.store.sqlite.holds import Holds
 from veilmq.store.sqlite.loading import load
 from veilmq.store.sqlite.options import Options
@@ -135,10 +135,13 @@ class SqliteStore:
         """What readers of the history need: trimming spares it."""
         self.directory = DataDirectory(path, self.options.reserve_bytes, self.options.floor_bytes)
         try:
+            is_new = not holds_database(path)
             self._open()
         except BaseException:
             self.directory.close()
             raise
+        if is_new:
+            logger.info("made a new data directory: %s", path.absolute())
 
     def _open(self) -> None:
         if not self.directory.take_reserve():

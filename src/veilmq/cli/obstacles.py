@@ -1,0 +1,43 @@
+"""Which file or directory keeps this user out, when the system only says `Permission denied`.
+
+Strategy: the system names the path that was asked for; what is closed may be a directory above it, or the one in which
+it would have to be made. It is looked for from the root on, and the first that is closed is named.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+_EFFECTIVE: Final = os.access in os.supports_effective_ids
+
+
+def closed_to_user(path: Path, *, made: bool = False) -> str:
+    """A sentence about what keeps this user from reading the path; made: also from making it, if it is missing.
+
+    Empty if nothing does.
+    """
+    path = path.absolute()
+    for each in reversed(path.parents):
+        if not _may(each, os.F_OK):
+            return ""  # missing, as all below it
+        if not _may(each, os.X_OK):
+            return f"{each} is closed to this user ({_user()})."
+    if made and not _may(path, os.F_OK):
+        return "" if _may(path.parent, os.W_OK) else f"{path.parent} may not be written by this user ({_user()})."
+    if _may(path, os.F_OK) and not _may(path, os.R_OK):
+        return f"{path} may not be read by this user ({_user()})."
+    return ""
+
+
+def advice_on(path: Path, otherwise: str) -> str:
+    """What keeps this user out, and what to do."""
+    closed = closed_to_user(path)
+    return f"{closed} {otherwise}" if closed else otherwise
+
+
+def _user() -> str:
+    return f"uid {os.geteuid()}"
+
+
+def _may(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=_EFFECTIVE)
