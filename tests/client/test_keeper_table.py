@@ -234,25 +234,65 @@ def test_a_refusal_is_a_lost_lease(error: VeilError, reason: Reason) -> None:
     assert table.next_look() == math.inf
 
 
-def test_a_call_that_never_returns_does_not_keep_the_loss_from_being_told() -> None:
+@pytest.mark.parametrize(("extends_late", "grace"), [(False, 0), (True, 5)])
+def test_a_call_that_never_returns_does_not_keep_the_loss_from_being_told(extends_late: bool, grace: float) -> None:
+    table = Table(extends_late=extends_late)
+    hold = table.hold(1_000, left=14)
+    table.extends(1_000)
+    assert table.begin(hold)
+    now = 1_000.0
+    while not table.losses:
+        now = table.next_look()
+        assert table.extends(now) == []
+    assert hold.deadline + grace - table.schedule.width <= now <= hold.deadline + grace
+    assert table.losses == [hold]
+    assert table.next_look() == math.inf
+    table.settle(hold, "late", 30, before=1_000, now=1_100)
+    assert (hold.status, hold.newest, hold.busy) == (State.LOST, "late", False)
+
+
+def test_an_extension_that_is_answered_after_the_lease_holds_it_again() -> None:
     table = Table()
     hold = table.hold(1_000, left=14)
     table.extends(1_000)
     assert table.begin(hold)
-    assert table.next_extension(1_000) == math.inf
-    assert table.losses == [hold]
-    table.settle(hold, "late", 30, before=1_000, now=1_100)
-    assert (hold.status, hold.newest, hold.busy) == (State.LOST, "late", False)
+    assert table.extends(1_014) == []
+    table.settle(hold, "late", 30, before=1_000, now=1_016)
+    assert (hold.status, hold.deadline, hold.newest) == (State.HELD, 1_030, "late")
+    assert table.losses == []
+    assert abs(table.next_extension(1_016) - 1_015) <= 1, "and it is kept from there on"
+
+
+@pytest.mark.parametrize("answer", ["kept", UNREACHABLE, LeaseTaken(sequence=1, attempt=1)])
+def test_what_a_machine_slept_through_is_asked_of_the_queue_once(answer: str | VeilError) -> None:
+    table = Table()
+    hold = table.hold(1_000)
+    now = 4_600.0
+    assert table.extends(now) == [hold]
+    assert table.losses == [], "nobody knows yet"
+    table.extend(hold, now, answer)
+    assert table.next_extension(now, until=now + 5) == math.inf
+    assert (hold.status is State.HELD) == (answer == "kept")
+    assert table.losses == ([] if answer == "kept" else [hold])
+
+
+def test_what_may_not_be_extended_late_is_lost_after_a_sleep() -> None:
+    table = Table(extends_late=False)
+    hold = table.hold(1_000)
+    assert table.extends(4_600) == []
+    assert (table.losses, hold.reason) == ([hold], Reason.EXPIRED)
 
 
 def test_a_loss_is_told_before_the_lease_ends_and_not_long_before() -> None:
     table = Table()
     hold = table.hold(1_000, left=14)
     table.extends(1_000)
+    table.extend(hold, 1_000, UNREACHABLE)
     now = 1_000.0
     while not table.losses:
         now = table.next_look()
-        table.extends(now)
+        for each in table.extends(now):
+            table.extend(each, now, UNREACHABLE)
     assert hold.deadline - table.schedule.width <= now <= hold.deadline
 
 
@@ -414,9 +454,12 @@ def test_the_schedule_holds_few_instants_for_many_leases() -> None:
 class Keeping(RuleBasedStateMachine):
     """Any order of extensions, failures, user calls and time: the table never believes in more than the queue gave."""
 
+    extends_late = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.table = Table(Parameters(minimal_life=1, interval=2, visibility_timeout=8, max_hold=60))
+        parameters = Parameters(minimal_life=1, interval=2, visibility_timeout=8, max_hold=60)
+        self.table = Table(parameters, extends_late=self.extends_late)
         self.now = 1_000.0
         self.queue_ends: dict[Hold, float] = {}
         self.ended: set[Hold] = set()
@@ -496,15 +539,27 @@ class Keeping(RuleBasedStateMachine):
         for hold in self.live():
             if not hold.busy:
                 assert hold.slot is not None
-                assert hold.slot <= max(hold.deadline, self.now) + 1e-6
+                assert hold.slot <= max(_told_by(hold), self.now) + 1e-6
 
     @invariant()
     def tells_in_time(self) -> None:
         self.queued += self.table.extends(self.now)
         for hold in self.live():
-            assert self.now <= hold.deadline
+            assert self.now <= _told_by(hold)
             assert self.now <= hold.hold_end
+
+
+def _told_by(hold: Hold) -> float:
+    return hold.deadline if hold.late_until is None else hold.late_until
+
+
+class KeepingLate(Keeping):
+    """The same where the queue takes an ended lease up again."""
+
+    extends_late = True
 
 
 Keeping.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestKeeping = Keeping.TestCase
+KeepingLate.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestKeepingLate = KeepingLate.TestCase

@@ -178,11 +178,47 @@ def test_errors_come_out_as_botocores_own_classes(
     assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
 
 
-def test_a_message_visible_again_is_not_in_flight(sqs: Any, queue: str) -> None:
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_late_extend_takes_up_the_lease_that_nobody_else_got(sqs: Any, queue: str, batch: bool) -> None:
     sqs.send_message(QueueUrl=queue, MessageBody="x")
     handle = only(sqs.receive_message(QueueUrl=queue, VisibilityTimeout=0))["ReceiptHandle"]
-    with pytest.raises(sqs.exceptions.MessageNotInflight):
-        sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=1)
+    assert counts(sqs, queue) == (1, 0)
+    assert extended(sqs, queue, handle, 60, batch) is None
+    assert counts(sqs, queue) == (0, 1)
+    assert "Messages" not in sqs.receive_message(QueueUrl=queue)
+    assert extended(sqs, queue, handle, 0, batch) is None
+    assert extended(sqs, queue, handle, 0, batch) is None, "a second release changes nothing"
+    assert only(sqs.receive_message(QueueUrl=queue))["ReceiptHandle"] != handle
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_superseded_handle_neither_extends_nor_releases(sqs: Any, queue: str, batch: bool) -> None:
+    sqs.send_message(QueueUrl=queue, MessageBody="x")
+    old = only(sqs.receive_message(QueueUrl=queue, VisibilityTimeout=0))["ReceiptHandle"]
+    only(sqs.receive_message(QueueUrl=queue, VisibilityTimeout=60))
+    for seconds in (0, 60):
+        assert extended(sqs, queue, old, seconds, batch) == "InvalidParameterValue"
+    assert counts(sqs, queue) == (0, 1)
+
+
+def extended(sqs: Any, queue: str, handle: str, seconds: int, batch: bool) -> str | None:
+    """Change the visibility; the error's code, if it is refused."""
+    given = {"ReceiptHandle": handle, "VisibilityTimeout": seconds}
+    if batch:
+        answer = sqs.change_message_visibility_batch(QueueUrl=queue, Entries=[{"Id": "a", **given}])
+        return next((each["Code"] for each in answer.get("Failed", ())), None)
+    try:
+        sqs.change_message_visibility(QueueUrl=queue, **given)
+    except ClientError as error:
+        return str(error.response["Error"]["Code"])
+    return None
+
+
+def counts(sqs: Any, queue: str) -> tuple[int, int]:
+    """How many messages are visible, and in flight."""
+    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    found = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
+    return int(found[names[0]]), int(found[names[1]])
 
 
 def test_a_lease_ends_twelve_hours_after_the_receive_at_the_latest(sqs: Any, queue: str) -> None:

@@ -42,6 +42,7 @@ _LEASE_KINDS: Final = {
     for kind in (
         Kind.RECEIVED,
         Kind.EXTENDED,
+        Kind.LEASE_RESUMED,
         Kind.RELEASED,
         Kind.LEASE_EXPIRED,
         Kind.UNDELIVERED,

@@ -34,7 +34,16 @@ _EVER: Final = 2**62
 _EMPTIED: Final = frozenset({Kind.PURGED, Kind.QUEUE_DELETED})
 _GONE: Final = frozenset({Kind.DELETED, Kind.EXPIRED, Kind.QUARANTINED, Kind.DEAD_LETTERED, Kind.MOVED})
 _THERE: Final = frozenset(
-    {Kind.SENT, Kind.RECEIVED, Kind.EXTENDED, Kind.RELEASED, Kind.LEASE_EXPIRED, Kind.UNDELIVERED, Kind.CONTENT_UPDATED}
+    {
+        Kind.SENT,
+        Kind.RECEIVED,
+        Kind.EXTENDED,
+        Kind.LEASE_RESUMED,
+        Kind.RELEASED,
+        Kind.LEASE_EXPIRED,
+        Kind.UNDELIVERED,
+        Kind.CONTENT_UPDATED,
+    }
 )
 """What happens to a message that its queue holds."""
 _PACKED_NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"

@@ -56,6 +56,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """A message may have a tag of its own."""
     body_bytes_min: int = 1
     """0 where an empty body can be sent."""
+    extends_late: bool = False
+    """An extend after the lease's end is granted if nobody else received the message since, and refused if somebody
+    did: then an answer without an error means that the message is held."""
     release_min: float = 0
     """Shortest delay of a release: what is released sooner is visible after this (MNS: 1 s)."""
 

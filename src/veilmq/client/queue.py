@@ -59,8 +59,9 @@ class Queue(Protocol):
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
         """The lease ends `lease` seconds from now; returns the handle to use next.
 
-        `body` replaces the body where `Capabilities.body_replaceable`. Raises LeaseExpired, LeaseTaken, MessageGone,
-        ReceiptInvalid.
+        `body` replaces the body where `Capabilities.body_replaceable`. After the lease's end the message is held again
+        if nobody else received it; on FIFO queues and MNS that is LeaseExpired. Raises LeaseExpired, LeaseTaken,
+        MessageGone, ReceiptInvalid.
         """
         ...
 

@@ -410,6 +410,7 @@ def weakest(all_of: Sequence[Capabilities]) -> Capabilities:
         lease_hints=all(each.lease_hints for each in all_of),
         tags=all(each.tags for each in all_of),
         body_bytes_min=max(each.body_bytes_min for each in all_of),
+        extends_late=all(each.extends_late for each in all_of),
     )
 
 

@@ -53,6 +53,8 @@ class Kind(IntEnum):
     SUBSCRIPTION_CHANGED = 27
     UNSUBSCRIBED = 28
     PUBLISHED = 29
+    LEASE_RESUMED = 30
+    """An extend by a handle that is current although its lease had ended: the message is in flight again."""
 
 
 class Refusal:

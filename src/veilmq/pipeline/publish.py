@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LEASE_US_MAX: Final = 7 * 86_400_000_000
-SIGNS: Final = ("received", "extended")
+SIGNS: Final = ("received", "extended", "lease_resumed")
 """The events by which a lease's holder is heard of."""
 _SECOND_US: Final = 1_000_000
 _TIMEOUT_S: Final = 30.0

@@ -102,6 +102,7 @@ class Replaying:
             "sent": self._sent,
             "received": self._received,
             "extended": self._extended,
+            "lease_resumed": self._lease_resumed,
             "released": self._visible_now,
             "undelivered": self._visible_now,
             "lease_expired": self._lease_expired,
@@ -241,6 +242,12 @@ class Replaying:
             assert event.lease_us is not None
             message["due"] = event.at + event.lease_us
             message["state"] = "in flight" if event.attempt else "visible"
+
+    def _lease_resumed(self, event: EventRecord) -> None:
+        known = self._state.messages.get(event.sequence or 0)
+        assert event.attempt, event
+        assert known is None or known["state"] == "visible", event
+        self._extended(event)
 
     def _visible_now(self, event: EventRecord) -> None:
         message = self._used(event)

@@ -279,10 +279,12 @@ def test_deletes_and_extensions_arrive_with_their_rules(wire: Any) -> None:
             handle="h",
             lease_us=43_200 * SECOND_US,
             arrived=Instant(77),
-            after_expiry=AfterExpiry.REFUSE,
+            after_expiry=AfterExpiry.ALLOW,
             lease_total_us_max=43_200 * SECOND_US,
         ),
     )
+    wire.client.change_message_visibility(QueueUrl=FIFO_URL, ReceiptHandle="h", VisibilityTimeout=1)
+    assert wire.commands[0].after_expiry is AfterExpiry.REFUSE
 
 
 def test_batches_of_deletes_and_extensions(wire: Any) -> None:

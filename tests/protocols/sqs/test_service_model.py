@@ -279,9 +279,14 @@ def _deleted(world: World, operation: str, given: Given) -> str:
 
 
 def _released(world: World, operation: str, given: Given) -> str:
-    world.client.change_message_visibility(QueueUrl=URL, ReceiptHandle=given["ReceiptHandle"], VisibilityTimeout=0)
+    """Only a FIFO queue refuses a lease that has ended."""
+    world.client.send_message(QueueUrl=FIFO, MessageBody="x", MessageGroupId="g", MessageDeduplicationId="released")
+    (message,) = world.client.receive_message(QueueUrl=FIFO, VisibilityTimeout=0)["Messages"]
     world.served.later(1)
-    return world.error(operation, given)
+    ended = {"QueueUrl": FIFO, "ReceiptHandle": message["ReceiptHandle"]}
+    if "Entries" in given:
+        ended = {"QueueUrl": FIFO, "Entries": [given["Entries"][0] | {"ReceiptHandle": message["ReceiptHandle"]}]}
+    return world.error(operation, given | ended)
 
 
 def _purged(world: World, operation: str, given: Given) -> str:

@@ -62,6 +62,7 @@ def capabilities_of(base64: bool) -> Capabilities:
         native_fifo=False,
         native_topics=False,
         lease_hints=False,
+        extends_late=True,
     )
 
 

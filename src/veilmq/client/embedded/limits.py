@@ -56,6 +56,7 @@ CAPABILITIES: Final = Capabilities(
     native_topics=True,
     lease_hints=True,
     tags=True,
+    extends_late=True,
 )
 """Of a queue with the default largest body."""
 
@@ -68,4 +69,5 @@ def capabilities_of(settings: QueueSettings) -> Capabilities:
         delay_max=0 if settings.fifo else DELAY_MAX,
         priorities=not settings.fifo,
         native_fifo=settings.fifo,
+        extends_late=not settings.fifo,
     )

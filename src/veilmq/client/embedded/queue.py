@@ -38,6 +38,7 @@ class EmbeddedQueue(Closing):
         self._origin = origin
         self._key = info.key
         self._fifo = info.settings.fifo
+        self._late = AfterExpiry.REFUSE if self._fifo else AfterExpiry.ALLOW
         self._capabilities = limits.capabilities_of(info.settings)
         self._lock = threading.Lock()
         self._parked: set[Call] = set()
@@ -103,7 +104,8 @@ class EmbeddedQueue(Closing):
             raise
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
-        """See `Queue.extend`. The handle stays the same."""
+        """See `Queue.extend`. The handle stays the same. After its lease's end it still works if nobody else received
+        the message, but not on a FIFO queue: LeaseExpired."""
         command = self._extend(handle, _lease_us(lease), self._shell.now())
         if body is not None:
             raw = translation.checked_body(body)
@@ -189,12 +191,18 @@ class EmbeddedQueue(Closing):
 
     def _extend(self, handle: Any, lease_us: int, arrived: Instant) -> Extend:
         receipt = checked.handle(handle)
-        return Extend(queue=self._key, origin=self._origin, handle=receipt, lease_us=lease_us, arrived=arrived)
+        return Extend(
+            queue=self._key,
+            origin=self._origin,
+            handle=receipt,
+            lease_us=lease_us,
+            arrived=arrived,
+            after_expiry=self._late,
+        )
 
     def _delete(self, handle: Any, arrived: Instant) -> Delete:
         receipt = checked.handle(handle)
-        late = AfterExpiry.REFUSE if self._fifo else AfterExpiry.ALLOW
-        return Delete(queue=self._key, origin=self._origin, handle=receipt, arrived=arrived, after_expiry=late)
+        return Delete(queue=self._key, origin=self._origin, handle=receipt, arrived=arrived, after_expiry=self._late)
 
     def _check_open(self) -> None:
         if self._closed:

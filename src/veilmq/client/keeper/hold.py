@@ -19,6 +19,7 @@ class Hold:
         "error",
         "fixed",
         "hold_end",
+        "late_until",
         "lead",
         "maybe_deleted",
         "message",
@@ -52,6 +53,9 @@ class Hold:
         self.hold_end = hold_end
         """From here on it is not extended: max_hold or the total cap."""
         self.renew_at = self.deadline - lead
+        self.late_until: float | None = None
+        """The lease has ended by this clock, and an extension is under way that may take it up again: until when its
+        answer is awaited before the handler is told."""
         self.slot: float | None = None
         self.tries = 0
         """Failed extensions since the last one that was kept."""

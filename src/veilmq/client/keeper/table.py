@@ -6,7 +6,8 @@ names those to extend; the senders report back through `begin` and `settle`, the
 client's monotonic clock.
 
 A lease is looked at again at its extension's time, at its retry's time, and at its end, whichever the state asks for:
-a call that never returns does not keep a handler from being told.
+a call that never returns does not keep a handler from being told. An extension that the queue grants after the end of
+the lease (`Capabilities.extends_late`) holds it again.
 """
 
 import bisect
@@ -149,7 +150,10 @@ class LeaseTable(Generic[H]):
                 # It may have been shortened.
                 hold.deadline = min(hold.deadline, before + seconds)
             hold.renew_at = self._retry_at(hold, now) if own else min(hold.renew_at, hold.deadline - hold.lead)
-            self._plan_look(hold, now)
+            if hold.late_until is not None:
+                self.lose(hold, Reason.EXPIRED)  # it was the last try
+            else:
+                self._plan_look(hold, now)
 
     def claim(self, hold: H, event: str) -> None:
         """The user's own call is about to leave: `extend` or `end`. Nobody else's is under way."""
@@ -191,7 +195,7 @@ class LeaseTable(Generic[H]):
         if hold.hold_end <= soon:
             self.lose(hold, self.end_reason(hold))
         elif hold.deadline <= soon:
-            self.lose(hold, Reason.EXPIRED)
+            return self._overdue(hold, now)
         elif self._may_extend(hold) and hold.renew_at <= soon:
             hold.queued = True
             self._plan_look(hold, now)
@@ -200,8 +204,28 @@ class LeaseTable(Generic[H]):
             self._plan_look(hold, now)
         return False
 
+    def _overdue(self, hold: H, now: float) -> bool:
+        """The lease ends now, or has ended: lost, unless the queue may yet say that it is held. Whether to extend it.
+
+        An extension that is under way gets `minimal_life` to be answered; and if nobody looked in time (the machine
+        slept), one is sent late. Where the queue says by its answer whether the message is held (`extends_late`).
+        """
+        under_way = hold.busy or hold.queued
+        if hold.late_until is None and self.capabilities.extends_late:
+            slept = hold.deadline + self.schedule.width < now
+            if under_way or slept:
+                hold.late_until = now + self.parameters.minimal_life
+                hold.queued = hold.queued or not under_way
+                self._plan_look(hold, now)
+                return not under_way
+        elif hold.late_until is not None and under_way and now < hold.late_until:
+            self._plan_look(hold, now)
+            return False
+        self.lose(hold, Reason.EXPIRED)
+        return False
+
     def _plan_look(self, hold: H, now: float) -> None:
-        at = min(hold.deadline, hold.hold_end)
+        at = min(hold.deadline if hold.late_until is None else hold.late_until, hold.hold_end)
         if self._may_extend(hold):
             at = min(at, hold.renew_at)
         self.schedule.put(hold, max(at, now), now)
@@ -217,6 +241,7 @@ class LeaseTable(Generic[H]):
         hold.wanted = None
         hold.tries = 0
         hold.error = None
+        hold.late_until = None
         self._plan_look(hold, now)
 
     def _count(self, hold: H, now: float) -> None:

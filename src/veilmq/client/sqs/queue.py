@@ -37,7 +37,10 @@ _WAIT_MAX: Final = 20
 
 
 def capabilities_of(name: str, wait_max: float = _WAIT_MAX) -> Capabilities:
-    """What SQS can do on a queue of that name (Developer Guide, "Amazon SQS quotas")."""
+    """What SQS can do on a queue of that name (Developer Guide, "Amazon SQS quotas").
+
+    `extends_late` is not among it: AWS grants a late extend to a handle that another receive has superseded, too.
+    """
     fifo = name.endswith(FIFO_SUFFIX)
     return Capabilities(
         protocol="sqs",

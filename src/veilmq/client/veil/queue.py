@@ -62,6 +62,7 @@ def capabilities_of(name: str) -> Capabilities:
         native_topics=False,
         lease_hints=True,
         tags=True,
+        extends_late=not fifo,
     )
 
 

@@ -11,6 +11,7 @@ added (`merged`): the loop reads only what is new. What they mean is decided at 
 - expired, and its worker never heard of again: a crash. That is *not* "took longer than the lease": all that is known
   is that the worker lived at its last extension, and was gone when the next one was due;
 - an extension that was refused: the worker lived then, and had lost its lease;
+- expired and taken up again (`lease_resumed`): the worker was late and lives on, as after any other extension;
 - not ended when the history ends, under a lease that runs on: the worker is still at it, or crashed since its last sign
   of life. Who takes long is met like that more often than others: without such leases work would look short.
 
@@ -27,6 +28,7 @@ KEYS: Final = ("account", "region", "queue", "incarnation", "sequence", "attempt
 KINDS: Final = (
     "received",
     "extended",
+    "lease_resumed",
     "released",
     "undelivered",
     "lease_expired",
@@ -37,6 +39,7 @@ KINDS: Final = (
     "quarantined",
 )
 """The events that tell of a lease."""
+EXTENSIONS: Final = ("extended", "lease_resumed")
 _MINIMA: Final = ("granted", "first_extension", "deleted", "delete_refused", "released", "undelivered", "dropped")
 _SUMS: Final = ("extensions",)
 
@@ -91,10 +94,10 @@ def partials(events: "DataFrame") -> "DataFrame":
             *(granted(name).alias(name) for name in ("message", "protocol", "principal", "client", "source")),
             *(granted(name).alias(name) for name in ("lease_us", "visible_since", "sent", "body_bytes")),
             F.min(at("received")).alias("granted"),
-            F.sum(F.when(kind == "extended", 1).otherwise(0)).alias("extensions"),
-            F.min(at("extended")).alias("first_extension"),
-            F.max(at("extended")).alias("last_extension"),
-            F.max(F.when(kind.isin("received", "extended"), F.col("at") + F.col("lease_us"))).alias("lease_end"),
+            F.sum(F.when(kind.isin(*EXTENSIONS), 1).otherwise(0)).alias("extensions"),
+            F.min(at(*EXTENSIONS)).alias("first_extension"),
+            F.max(at(*EXTENSIONS)).alias("last_extension"),
+            F.max(F.when(kind.isin("received", *EXTENSIONS), F.col("at") + F.col("lease_us"))).alias("lease_end"),
             F.max(at("lease_expired")).alias("expired"),
             F.max(at("extend_refused")).alias("extend_refused"),
             F.min(at("deleted")).alias("deleted"),
@@ -129,14 +132,16 @@ def judged(leases: "DataFrame", watched: "Column | None" = None) -> "DataFrame":
         return F.col(name).isNotNull()
 
     granted = F.col("granted")
+    # What was taken up again afterwards is not over.
+    over = known("expired") & F.coalesce(F.col("expired") >= F.col("last_extension"), F.lit(True))
     outcome = (
         F.when(known("deleted"), "deleted")
         .when(known("delete_refused"), "redone")
         .when(known("released"), "released")
         .when(known("undelivered"), "undelivered")
         .when(known("dropped"), "dropped")
-        .when(known("expired") & known("extend_refused"), "lost")
-        .when(known("expired"), "crashed")
+        .when(over & known("extend_refused"), "lost")
+        .when(over, "crashed")
         .otherwise("open")
     )
     lived = F.greatest(F.lit(0), F.col("last_extension") - granted, F.col("extend_refused") - granted)

@@ -22,7 +22,7 @@ RULES: Final = {
     "left once": "a message leaves once: deleted, expired, moved or quarantined",
     "no resurrection": "nothing happens to a message after it left",
     "receive count": "the receive count grows by one with each receive",
-    "one lease": "one lease at a time: a receive follows the end of the lease before",
+    "one lease": "one lease at a time: a receive, or a lease that is taken up again, follows the end of the lease before",
     "visible": "nothing is received before it is visible",
     "stale handles": "a handle that is not current changes nothing",
     "lease end": "a lease ends when its last grant or extension said",
@@ -33,7 +33,8 @@ RULES: Final = {
 """Rule and what it says."""
 _ENDINGS: Final = ("deleted", "expired", "dead_lettered", "moved", "quarantined")
 _MESSAGE_KINDS: Final = (
-    "sent", "received", "extended", "released", "lease_expired", "undelivered", "delete_refused", "content_updated",
+    "sent", "received", "extended", "lease_resumed", "released", "lease_expired", "undelivered", "delete_refused",
+    "content_updated",
     *_ENDINGS,
 )  # fmt: skip
 _TOLD_HELD: Final = "told in flight"
@@ -69,7 +70,7 @@ def _of_messages(events: "DataFrame", reach: Known) -> "DataFrame":
 def _lines(events: "DataFrame") -> "DataFrame":
     """The events of messages, each with what went before it in its message's line; instants in microseconds UTC.
 
-    come, grant, over, left: offsets of the last send or move in, receive, end of a lease, ending; what a snapshot tells
+    come, grant, over, left: offsets of the last send or move in, beginning of a lease, end of one, ending; what a snapshot tells
     counts as such. count, turned: the attempt and the rotation as last granted. due: when the last grant or extension
     ends.
     """
@@ -92,12 +93,12 @@ def _lines(events: "DataFrame") -> "DataFrame":
         .unionByName(_arrivals(events))
         .unionByName(_tellings(events))
         .withColumn("come", last(offset, "sent", "moved in", *_TOLD))
-        .withColumn("grant", last(offset, "received", _TOLD_HELD))
+        .withColumn("grant", last(offset, "received", "lease_resumed", _TOLD_HELD))
         .withColumn("count", last(F.coalesce("attempt", F.lit(0)), "sent", "moved in", "received", *_TOLD))
         .withColumn("over", last(offset, "lease_expired", "released", "undelivered", _TOLD_FREE))
         .withColumn("left", last(offset, *_ENDINGS))
-        .withColumn("due", last(ends, "received", "extended", _TOLD_HELD))
-        .withColumn("turned", last(F.col("rotation"), "received", "extended", "released", *_TOLD))
+        .withColumn("due", last(ends, "received", "extended", "lease_resumed", _TOLD_HELD))
+        .withColumn("turned", last(F.col("rotation"), "received", "extended", "lease_resumed", "released", *_TOLD))
     )  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def _rules_of_leases() -> "dict[str, Column]":
     held = granted & (F.col("over").isNull() | (F.col("over") < F.col("grant")))
     return {
         "receive count": received & (F.col("attempt") != F.col("count") + 1),
-        "one lease": received & held,
+        "one lease": (received | (F.col("kind") == "lease_resumed")) & held,
         "visible": received & (F.col("at") < F.col("visible_since")),
         "lease end": (F.col("kind") == "lease_expired") & held & (F.col("at") != F.col("due")),
     }
@@ -153,7 +154,7 @@ def _rules_of_handles() -> "dict[str, Column]":
 
     kind, granted = F.col("kind"), F.col("grant").isNotNull()
     current = F.col("attempt") == F.col("count")
-    uses = kind.isin("extended", "released", "deleted", "lease_expired", "undelivered") & (F.col("attempt") > 0)
+    uses = kind.isin("extended", "lease_resumed", "released", "deleted", "lease_expired", "undelivered") & (F.col("attempt") > 0)
     refused = (kind == "delete_refused") & F.coalesce("detail", F.lit("")).contains('"stale"')
     unmoved = (F.col("rotation") == F.col("turned")) & F.col("left").isNull()
     return {

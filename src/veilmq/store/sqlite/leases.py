@@ -35,6 +35,7 @@ from veilmq.store.sqlite.young_leases import delete_young
 _DELETED: Final = int(Kind.DELETED)
 _EXTENDED: Final = int(Kind.EXTENDED)
 _RELEASED: Final = int(Kind.RELEASED)
+_RESUMED: Final = int(Kind.LEASE_RESUMED)
 _FROM_EXTEND: Final = int(LeaseSource.EXTEND)
 _DONE: Final = Deleted()
 LEASE_TOTAL_REASON: Final = "total"
@@ -149,9 +150,13 @@ def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | 
         error = LeaseExpired(sequence=place.sequence, attempt=place.attempt)
         return _refused(writer, Kind.EXTEND_REFUSED, command, receipt, error)
     rotation = place.rotation + 1 if command.rotate else place.rotation
+    if not command.lease_us:
+        kind = _RELEASED
+    else:
+        kind = _RESUMED if place.attempt and not place.hidden else _EXTENDED
     _move(writer, queue, place, due, rotation, moves, hidden=command.lease_us > 0)
     origin = writer.origin(command.origin)
-    event = event_of(_EXTENDED if command.lease_us else _RELEASED, now, queue, origin, place)
+    event = event_of(kind, now, queue, origin, place)
     event.held_us = now - place.granted if place.attempt else None
     event.lease_us, event.source = command.lease_us, _FROM_EXTEND
     writer.events.append(event)

@@ -60,6 +60,22 @@ class TestLeases:
         again = stage.take(queue)
         assert (again.id, again.receive_count) == (message.id, 2)
 
+    def test_a_late_extend_holds_the_message_again(self, stage: Stage) -> None:
+        """What nobody else was granted is still the one's whose lease ended; only some protocols take it up again."""
+        queue = stage.create()
+        message = stage.held(queue, lease=stage.brief)
+        stage.pass_time(stage.brief + SECOND)
+        try:
+            handle = queue.extend(message.handle, LONG)
+        except LeaseError:
+            assert not queue.capabilities.extends_late
+            assert stage.take(queue).receive_count == 2
+            return
+        assert queue.receive() == []
+        queue.delete(handle)
+        stats = queue.stats()
+        assert (stats.visible, stats.in_flight or 0) == (0, 0)
+
     def test_a_message_is_released_for_later(self, stage: Stage) -> None:
         queue = stage.create()
         message = stage.held(queue)

@@ -9,6 +9,7 @@ from veilmq.model.message import Extras
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.testing.conservation import ledgers
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, sending
+from veilmq.testing.replaying import replay
 
 
 class TestHistory:
@@ -109,9 +110,30 @@ class TestHistory:
         ended, followed = stage.events(start)
         assert (ended.kind, ended.at, ended.attempt, ended.held_us) == ("lease_expired", due, 1, SECOND_US)
         assert (ended.protocol, ended.principal) == ("sqs", "tester")
-        assert followed.kind == {"receive": "received", "delete": "deleted", "extend": "extended"}[use]
+        assert followed.kind == {"receive": "received", "delete": "deleted", "extend": "lease_resumed"}[use]
         assert followed.at == stage.now
         assert stage.kinds().count("lease_expired") == 1
+
+    @pytest.mark.parametrize("ended", ["released", "expired"])
+    def test_a_lease_that_is_taken_up_again_is_an_event_of_its_own(self, stage: Stage, ended: str) -> None:
+        queue = stage.create()
+        stage.send(queue)
+        message = stage.take(queue, lease_us=SECOND_US)
+        if ended == "released":
+            stage.extend(queue, message.handle, 0)
+        stage.later(2 * SECOND_US)
+        start = stage.following()
+        for _ in range(2):
+            stage.extend(queue, message.handle, MINUTE_US, after_expiry=AfterExpiry.ALLOW)
+        assert stage.kinds(start)[-2:] == ["lease_resumed", "extended"]
+        resumed = stage.events(start)[-2]
+        assert (resumed.attempt, resumed.lease_us, resumed.source) == (1, MINUTE_US, "extend")
+        assert resumed.held_us == 2 * SECOND_US
+        assert stage.counts(queue) == (0, 0, 1)
+        stage.later(MINUTE_US)
+        stage.sweep()
+        assert stage.kinds(start)[-1] == "lease_expired"
+        assert replay(stage.events()).messages[message.sequence]["state"] == "visible"
 
     def test_a_command_that_arrived_in_time_ends_no_lease(self, stage: Stage) -> None:
         queue = stage.create()

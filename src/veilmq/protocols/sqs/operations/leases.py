@@ -1,8 +1,9 @@
 """DeleteMessage, ChangeMessageVisibility, and their batches.
 
-Strategy: on a standard queue a handle is good after its lease too, as long as nobody else was granted the message,
-and a stale one deletes nothing and answers success; on a FIFO queue an expired or stale one is refused. Source:
-DeleteMessage and ChangeMessageVisibility in the SQS API Reference.
+Strategy: on a standard queue a handle is good after its lease too, as long as nobody else was granted the message: it
+deletes the message, or takes its lease up again. A stale one deletes nothing and answers success, and extends nothing
+and is refused. On a FIFO queue an expired or stale one is refused. Source: DeleteMessage and ChangeMessageVisibility in
+the SQS API Reference, and recorded replies of AWS for a late ChangeMessageVisibility.
 """
 
 from collections.abc import Sequence
@@ -69,8 +70,14 @@ def _delete(asked: Asked, queue: QueueKey, given: DeleteMessageInput | DeleteEnt
         origin=asked.caller.origin,
         handle=given.receipt_handle,
         arrived=asked.arrived,
-        after_expiry=AfterExpiry.REFUSE if is_fifo(queue.name) else AfterExpiry.ALLOW,
+        after_expiry=_after_expiry(queue),
     )
+
+
+def _after_expiry(queue: QueueKey) -> AfterExpiry:
+    """AWS takes a handle whose lease has ended as long as nobody else was granted the message, also to extend it; not
+    on a FIFO queue."""
+    return AfterExpiry.REFUSE if is_fifo(queue.name) else AfterExpiry.ALLOW
 
 
 def _extend(
@@ -91,7 +98,7 @@ def _extend(
         handle=given.receipt_handle,
         lease_us=lease_s * SECOND_US,
         arrived=asked.arrived,
-        after_expiry=AfterExpiry.REFUSE,
+        after_expiry=_after_expiry(queue),
         lease_total_us_max=_LEASE_TOTAL_US_MAX,
     )
 

@@ -61,6 +61,10 @@ def _microseconds(name: str, seconds: float | None, seconds_max: int) -> int | N
     return round(seconds * SECOND_US)
 
 
+def _after_expiry(queue: QueueKey) -> AfterExpiry:
+    return AfterExpiry.REFUSE if is_fifo(queue.name) else AfterExpiry.ALLOW
+
+
 # Batches.
 
 Planned = list[int | VeilError]
@@ -134,8 +138,9 @@ def answer_send(call: Call, outcomes: Sequence[Outcome]) -> shapes.SendResult:
 
 
 def plan_extend(asked: Asked, given: shapes.ExtendInput) -> Plan:
-    """VeilMQ.Extend."""
+    """VeilMQ.Extend. A late one takes the lease up again on a standard queue, as with VeilMQ.Delete."""
     queue = _queue(asked, given.queue)
+    after_expiry = _after_expiry(queue)
 
     def command_of(entry: shapes.ExtendEntry) -> Extend:
         if not entry.handle:
@@ -151,6 +156,7 @@ def plan_extend(asked: Asked, given: shapes.ExtendInput) -> Plan:
             handle=entry.handle,
             lease_us=round(entry.lease * SECOND_US),
             arrived=asked.arrived,
+            after_expiry=after_expiry,
         )
         if entry.body is not None:
             command.body = entry.body
@@ -164,7 +170,7 @@ def plan_extend(asked: Asked, given: shapes.ExtendInput) -> Plan:
 def plan_delete(asked: Asked, given: shapes.DeleteInput) -> Plan:
     """VeilMQ.Delete. An expired handle is good on a standard queue while nobody else was granted the message."""
     queue = _queue(asked, given.queue)
-    after_expiry = AfterExpiry.REFUSE if is_fifo(queue.name) else AfterExpiry.ALLOW
+    after_expiry = _after_expiry(queue)
     origin, arrived = asked.caller.origin, asked.arrived
 
     def command_of(handle: str) -> Delete:
