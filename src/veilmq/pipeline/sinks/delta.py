@@ -5,15 +5,21 @@
 Strategy: a task writes its rows as one Parquet file under a name used once and tells its size; the driver adds the
 files of a micro-batch in one transaction that carries (application, batch number), and does nothing for a batch that
 the table already has. The application is the query's id, which its checkpoint keeps. Under a name of the user's it is
-that name, and beside it name and id, which tell one query's batch 0 from the next one's. A killed attempt leaves files
-that no transaction names; a vacuum removes them.
+that name, and beside it name and id, which tell one query's batch 0 from the next one's.
+
+Nothing here removes a file. A commit that raised may have landed (its answer was lost, or the checkpoint after it
+failed), and so may that of a process that died, so a version may name any file that was written. After an error the
+table is asked what landed. Files that no version names are left to a vacuum.
 
 Source: the Delta protocol, "Transaction Identifiers".
 """
 
 import json
+import logging
+import os
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,12 +29,16 @@ from pyspark.sql import types
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from veilmq.client.clock import SYSTEM
-from veilmq.pipeline.errors import OptionInvalid
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.sinks.fitting import DeltaRefused, check_nulls, check_table, nulls_of
 from veilmq.pipeline.sinks.options import DeltaOptions, read_delta_options
+from veilmq.store.files import sync_directory
 
 _ROWS_FLUSHED: Final = 65_536
 _ELSEWHERE: Final = ("s3://", "gs://", "gcs://", "abfs://", "abfss://", "hdfs://", "viewfs://")
+_LOG: Final = "_delta_log"
+
+log = logging.getLogger("veilmq.pipeline")
 
 
 class Written(WriterCommitMessage):
@@ -50,38 +60,83 @@ def is_committed(path: str, app: str, batch: int, storage: dict[str, str] | None
 def add_files(
     path: str, schema: Any, files: list[Written], app: str, batch: int, storage: dict[str, str] | None = None
 ) -> bool:
-    """One transaction; False if the table had the batch of the files' query already. Raises DeltaRefused.
+    """One transaction; False if the table had the batch of the files' query already.
 
-    app: the query, or a name for it, which is refused where another query has it.
+    app: the query, or a name for it, which is refused where another query has it. Raises DeltaRefused, and
+    SourceUnreachable if the table cannot be reached; whether the batch landed, the next call then finds out.
     """
-    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+    from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
-    from deltalake.transaction import AddAction
 
     query = files[0].query
     own = app if app == query else f"{app}/{query}"
     if _is_done(path, app, own, batch, storage):
         return False
+    try:
+        version = _commit(path, schema, files, app, own, batch, storage)
+    except Exception as error:
+        if _is_done(path, app, own, batch, storage):
+            log.warning("table %s has batch %d, though its commit raised: %s", path, batch, error)
+            _sync_log(path, DeltaTable(path, storage_options=storage).version())
+            return True
+        if isinstance(error, DeltaError):
+            raise DeltaRefused(f"The table {path} refuses batch {batch}: {error}.", "Do its columns fit?") from error
+        if isinstance(error, OSError):
+            raise _unreachable(path, batch, error) from error
+        raise
+    _sync_log(path, version)
+    return True
+
+
+def _commit(
+    path: str, schema: Any, files: list[Written], app: str, own: str, batch: int, storage: dict[str, str] | None
+) -> int:
+    """The version that it made."""
+    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+    from deltalake.transaction import AddAction
+
     now_ms = round(SYSTEM.wall() * 1_000)
     actions: list[Any] = [
         AddAction(each.name, each.size_bytes, {}, now_ms, True, json.dumps({"numRecords": each.rows}))
         for each in files
         if each.name
     ]
-    try:
-        if not DeltaTable.is_deltatable(path, storage):
-            write_deltalake(path, schema.empty_table(), storage_options=storage)
-        table = DeltaTable(path, storage_options=storage)
-        check_table(table, schema)
-        check_nulls(table, frozenset().union(*(each.nulls for each in files)))
-        versions = {app: max(batch, table.transaction_version(app) or 0), own: batch}
-        properties = CommitProperties(app_transactions=[Transaction(*each) for each in versions.items()])
-        table.create_write_transaction(actions, "append", schema, [], commit_properties=properties)
-    except DeltaError as error:
-        if _is_done(path, app, own, batch, storage):
-            return False
-        raise DeltaRefused(f"The table {path} refuses batch {batch}: {error}.", "Do its columns fit?") from error
-    return True
+    if not DeltaTable.is_deltatable(path, storage):
+        write_deltalake(path, schema.empty_table(), storage_options=storage)
+    table = DeltaTable(path, storage_options=storage)
+    check_table(table, schema)
+    check_nulls(table, frozenset().union(*(each.nulls for each in files)))
+    versions = {app: max(batch, table.transaction_version(app) or 0), own: batch}
+    properties = CommitProperties(app_transactions=[Transaction(*each) for each in versions.items()])
+    table.create_write_transaction(actions, "append", schema, [], commit_properties=properties)
+    return int(table.version())
+
+
+def _sync_log(path: str, version: int) -> None:
+    """Make a version outlive a power cut, for the messages are deleted next: on a local disk delta-rs syncs nothing."""
+    table = _local(path)
+    if table is not None:
+        _sync_file(table / _LOG / f"{version:020}.json")
+        sync_directory(table / _LOG)
+        sync_directory(table)
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _local(path: str) -> Path | None:
+    """The table's directory, if it is one of this machine's."""
+    if path.startswith(_ELSEWHERE):
+        return None
+    files, root = _files(path)
+    return Path(root) if isinstance(files, pyarrow.fs.LocalFileSystem) else None
+
+
+def _unreachable(path: str, batch: int, error: Exception) -> SourceUnreachable:
+    wrong = f"The table {path} cannot be reached, and may have batch {batch} or not: {error}."
+    return SourceUnreachable(wrong, "Run the query again: it asks the table, and goes on.")
 
 
 def check_place(path: str, schema: Any) -> None:
@@ -104,15 +159,24 @@ def _has(table: Any, app: str, batch: int) -> bool:
 
 
 def _is_done(path: str, app: str, own: str, batch: int, storage: dict[str, str] | None) -> bool:
-    """Whether the table has the batch of the query that is `own`. Raises DeltaRefused if it may be another one's."""
-    from deltalake import DeltaTable
+    """Whether the table has the batch of the query that is `own`.
 
-    if not DeltaTable.is_deltatable(path, storage):
-        return False
-    table = DeltaTable(path, storage_options=storage)
-    if _has(table, own, batch):
+    Raises DeltaRefused if it may be another one's, SourceUnreachable.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        if not DeltaTable.is_deltatable(path, storage):
+            return False
+        table = DeltaTable(path, storage_options=storage)
+        has_own, version = _has(table, own, batch), table.transaction_version(own)
+        has_app = _has(table, app, batch)
+    except (DeltaError, OSError) as error:
+        raise _unreachable(path, batch, error) from error
+    if has_own:
         return True
-    if table.transaction_version(own) is None and _has(table, app, batch):
+    if version is None and has_app:
         mend = "Bring that query's checkpoint back, or give this one another name."
         raise DeltaRefused(f"The table {path} has batch {batch} of another query under the name app={app}.", mend)
     return False
@@ -157,6 +221,9 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         if waiting:
             writer.write_table(pa.Table.from_batches(waiting, self._schema))
         writer.close()
+        if isinstance(files, pyarrow.fs.LocalFileSystem):
+            _sync_file(Path(root, name))
+            sync_directory(root)
         return Written(name, int(files.get_file_info(f"{root}/{name}").size), rows, query, frozenset(nulls))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -166,19 +233,10 @@ class DeltaWriter(DataSourceStreamArrowWriter):
             return
         app = self._options.app or files[0].query
         assert files[0].query, "Spark tells a streaming task its query"
-        storage = json.loads(self._options.storage) or None
-        if not add_files(self._options.path, self._schema, files, app, batchId, storage):
-            self._forget(files)
+        add_files(self._options.path, self._schema, files, app, batchId, json.loads(self._options.storage) or None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Remove what was written."""
-        self._forget([each for each in messages if isinstance(each, Written)])
-
-    def _forget(self, written: list[Written]) -> None:
-        files, root = _files(self._options.path)
-        for each in written:
-            if each.name:
-                files.delete_file(f"{root}/{each.name}")
+        """Leaves every file: Spark calls this too when the process of a commit died, and that may have landed."""
 
 
 def _files(path: str) -> tuple[Any, str]:
