@@ -104,6 +104,7 @@ def register(app: typer.Typer) -> None:
     pipeline.command("tidy")(_tidy)
     pipeline.command("archive")(_archive)
     pipeline.command("replay")(_replay)
+    pipeline.command("check")(_check)
     app.add_typer(pipeline, name="pipeline")
 
 
@@ -259,6 +260,23 @@ def _replay(
     from veilmq.cli.pipeline_drain import replay
 
     replay(table, queue, where, key, master, remote, as_json=as_json)
+
+
+def _check(
+    table: Annotated[
+        str,
+        typer.Argument(metavar="TABLE", help="A directory, or a URL as the Delta sink takes it.", show_default=False),
+    ],
+    storage: Annotated[
+        Path | None,
+        typer.Option("--storage", metavar="FILE", help="The Delta sink's option storage, as a JSON file."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look for the files that a table names: rows of those that are missing are lost. Exits 1 if one is."""
+    from veilmq.cli.pipeline_drain import check
+
+    check(table, storage, as_json=as_json)
 
 
 def export_events(

@@ -1,18 +1,25 @@
-"""What `veilmq pipeline archive` and `replay` do.
+"""What `veilmq pipeline archive`, `replay` and `check` do.
 
-Strategy: the queue is looked for before Spark starts, so that a wrong URL is known at once.
+Strategy: the queue is looked for before Spark starts, so that a wrong URL is known at once. A check needs no Spark.
 """
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from veilmq.cli.durations import seconds
+from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.pipeline_run import _print_json, _told, make_place
 from veilmq.cli.pipeline_spark import started
 from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.errors import SourceUnreachable
+from veilmq.server.clock import wall
+
+if TYPE_CHECKING:
+    from veilmq.pipeline.sinks.checking import Checked
 
 _SECRET: Final = re.compile(r"//.*@")
 """What may hold one in a URL."""
@@ -60,6 +67,44 @@ def replay(
             _print_json({"messages": sent})
         else:
             print(f"sent {sent} messages")
+
+
+def check(table: str, storage: Path | None, *, as_json: bool) -> None:
+    """Look for the files that a table names. Raises Failure, also if one is missing."""
+    options = None if storage is None else _storage(storage)
+    with _told():
+        from veilmq.pipeline.sinks.checking import check as look
+
+        found = look(table, options, now=wall() / 1e6)
+    if as_json:
+        _print_json(msgspec.to_builtins(found))
+    else:
+        _show(found)
+    if found.missing:
+        rows = [each.rows for each in found.missing]
+        known = sum(each for each in rows if each is not None)
+        lost = f"rows in them: {'unknown' if rows == [None] * len(rows) else known}"
+        mend = 'Bring them back from a backup; "Missing files" in docs/pipeline-drain.md says how to read the rest.'
+        raise Failure(Exit.WRONG, f"files of {found.table} are missing: {len(rows)}, {lost}", mend)
+
+
+def _show(found: "Checked") -> None:
+    print(f"{found.table}: version {found.version}, files: {found.files}, missing: {len(found.missing)}")
+    for each in found.missing:
+        by = "an entry of the log that is gone" if each.version is None else f"version {each.version}"
+        rows = "unknown" if each.rows is None else each.rows
+        print(f"  {each.path}: added by {by}, rows: {rows}{'' if each.is_current else ', removed since'}")
+
+
+def _storage(file: Path) -> dict[str, str]:
+    """Raises Failure."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+    except OSError as error:
+        raise Failure(Exit.USAGE, f"--storage {file}: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        mend = 'It looks like {"aws_region": "eu-west-1"}.'
+        raise Failure(Exit.USAGE, f"--storage {file} is no JSON object of texts", mend) from None
 
 
 def _check(queue: str) -> None:

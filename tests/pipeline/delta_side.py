@@ -1,0 +1,29 @@
+"""One process that commits a batch to a Delta table as Spark's Python does, and may be killed meanwhile.
+
+    python delta_side.py TABLE STORAGE NAME SIZE_BYTES ROWS
+
+It waits for a line on its standard input first.
+"""
+
+import sys
+
+from pyspark.sql.types import StructType
+
+from veilmq.pipeline.sinks.delta import DeltaWriter, Written
+from veilmq.pipeline.sinks.options import DeltaOptions
+
+SCHEMA = StructType().add("n", "long")
+QUERY = "a query"
+
+
+def writer(table: str, storage: str = "{}") -> DeltaWriter:
+    return DeltaWriter(SCHEMA, DeltaOptions(path=table, storage=storage))
+
+
+def main(table: str, storage: str, name: str, size_bytes: str, rows: str) -> None:
+    sys.stdin.readline()
+    writer(table, storage).commit([Written(name, int(size_bytes), int(rows), QUERY)], 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,228 @@
+"""Whatever happens to a commit to a Delta table: no file that a version names is gone, and no row is missing or twice.
+
+Steps: before the commit, amid it, after it; the checkpoint after it fails; its answer is lost. Spark then calls `abort`
+and the query ends; run again, it repeats the batch with files of its own.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import boto3
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.errors import StreamingQueryException
+from tests.pipeline import delta_side, s3_side
+from tests.pipeline.drain_stage import Stage, left, send
+
+from veilmq.pipeline.errors import SourceUnreachable
+from veilmq.pipeline.sinks.checking import check
+from veilmq.pipeline.sinks.delta import DeltaSink, DeltaWriter, Written, add_files
+from veilmq.pipeline.sinks.options import read_delta_options
+
+SCHEMA = pa.schema([("n", pa.int64())])
+NOW = 2e9
+ROOT = Path(__file__).parents[2]
+FIRST = "00000000000000000001.json"
+"""The log's entry for the first commit after the table was made."""
+
+
+class Store:
+    """An S3 store that can fail; a table of it is made with a name."""
+
+    def __init__(self, port: int) -> None:
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self.files = pyarrow.fs.S3FileSystem(
+            endpoint_override=self.endpoint, access_key="x", secret_key="x", region="us-east-1"
+        )
+        boto3.client(
+            "s3", endpoint_url=self.endpoint, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1"
+        ).create_bucket(Bucket="tables")
+
+    def storage(self, **more: str) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1", **more,
+        }  # fmt: skip
+
+    def make(self, name: str) -> str:
+        write_deltalake(f"s3://tables/{name}", SCHEMA.empty_table(), storage_options=self.storage())
+        return f"s3://tables/{name}"
+
+    def put(self, table: str, name: str, numbers: list[int]) -> Written:
+        """As an executor writes it."""
+        path = f"{table.removeprefix('s3://')}/{name}"
+        pq.write_table(pa.table({"n": numbers}, SCHEMA), path, filesystem=self.files)
+        return Written(name, self.files.get_file_info(path).size, len(numbers), delta_side.QUERY)
+
+    def fault(self, **given: str) -> None:
+        query = "&".join(f"{name}={value}" for name, value in given.items())
+        with urlopen(Request(f"{self.endpoint}/fault?{query}", method="POST")) as answer:
+            assert answer.status == 204
+
+    def rows(self, table: str) -> list[int]:
+        found: list[int] = DeltaTable(table, storage_options=self.storage()).to_pyarrow_table()["n"].to_pylist()
+        return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    process = subprocess.Popen(
+        [sys.executable, s3_side.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield Store(int(process.stdout.readline()))
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait(30)
+
+
+@pytest.fixture
+def reachable(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """For pyarrow too, which knows of no storage options."""
+    for name, value in store.storage().items():
+        monkeypatch.setenv(name, value)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "raises", "has_landed"),
+    [
+        ({"do": "request"}, {"max_retries": "0"}, True, False),
+        ({"do": "answer"}, {}, False, True),
+        ({"do": "answer", "away": "1"}, {"max_retries": "0"}, True, True),
+    ],
+    ids=["request lost", "answer lost", "answer lost and nobody there"],
+)
+def test_a_commit_that_is_not_answered_loses_no_row(
+    reachable: Store, fault: dict[str, str], options: dict[str, str], raises: bool, has_landed: bool
+) -> None:
+    table = reachable.make(f"{'-'.join(fault.values())}")
+    writer = delta_side.writer(table, json.dumps(reachable.storage(**options)))
+    messages = [reachable.put(table, "first.parquet", [1, 2])]
+    reachable.fault(at=FIRST, **fault)
+    if raises:
+        with pytest.raises(SourceUnreachable, match="may have batch 0 or not"):
+            writer.commit(messages, 0)
+        reachable.fault()
+        writer.abort(messages, 0)
+    else:
+        writer.commit(messages, 0)
+    assert reachable.rows(table) == ([1, 2] if has_landed else [])
+    writer.commit([reachable.put(table, "again.parquet", [1, 2])], 0)
+    assert reachable.rows(table) == [1, 2]
+    assert not check(table, reachable.storage(), now=NOW).missing
+
+
+@pytest.mark.parametrize(("step", "has_landed"), [("kill-before", False), ("kill-after", True)])
+def test_a_process_killed_amid_a_commit_loses_no_row(reachable: Store, step: str, has_landed: bool) -> None:
+    table = reachable.make(step)
+    file = reachable.put(table, "first.parquet", [1, 2])
+    storage = json.dumps(reachable.storage())
+    command = [sys.executable, delta_side.__file__, table, storage, file.name, str(file.size_bytes), str(file.rows)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    reachable.fault(at=FIRST, do=step, pid=str(process.pid))
+    process.communicate(b"\n", timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert reachable.rows(table) == ([1, 2] if has_landed else [])
+    # Spark's JVM lives, and lets another process of Python's abort.
+    writer = delta_side.writer(table, storage)
+    writer.abort([file], 0)
+    assert reachable.rows(table) == ([1, 2] if has_landed else [])
+    writer.commit([reachable.put(table, "again.parquet", [1, 2])], 0)
+    assert reachable.rows(table) == [1, 2]
+    assert not check(table, reachable.storage(), now=NOW).missing
+
+
+def checkpoint_fails(table: Path, schema: Any = SCHEMA) -> None:
+    """Each commit to the table makes a checkpoint, which cannot take its place."""
+    write_deltalake(table, schema.empty_table(), configuration={"delta.checkpointInterval": "1"})
+    (table / "_delta_log" / "_last_checkpoint").mkdir()
+
+
+@pytest.mark.parametrize("place", ["_last_checkpoint", "00000000000000000001.checkpoint.parquet"])
+def test_a_checkpoint_that_fails_undoes_no_commit(tmp_path: Path, place: str) -> None:
+    """deltalake raises an OSError of the one, a DeltaError of the other; the commit has landed."""
+    write_deltalake(tmp_path, SCHEMA.empty_table(), configuration={"delta.checkpointInterval": "1"})
+    (tmp_path / "_delta_log" / place).mkdir()
+    pq.write_table(pa.table({"n": [1, 2]}, SCHEMA), tmp_path / "a.parquet")
+    file = Written("a.parquet", (tmp_path / "a.parquet").stat().st_size, 2, delta_side.QUERY)
+    writer = delta_side.writer(str(tmp_path))
+    writer.commit([file], 0)
+    writer.abort([file], 0)
+    assert DeltaTable(tmp_path).to_pyarrow_table()["n"].to_pylist() == [1, 2]
+    assert not add_files(str(tmp_path), SCHEMA, [file], delta_side.QUERY, 0)
+    assert not check(str(tmp_path), now=NOW).missing
+
+
+class FaultyWriter(DeltaWriter):
+    step = directory = ""
+
+    def commit(self, messages: Any, batchId: int) -> None:
+        self.die("before")
+        super().commit(messages, batchId)
+        self.die("after")
+
+    def die(self, step: str) -> None:
+        """Once: this process of Python's alone, so that Spark's JVM lives and aborts."""
+        mark = Path(self.directory, step)
+        if step == self.step and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FaultySink(DeltaSink):
+    @classmethod
+    def name(cls) -> str:
+        return "veilmq-delta-faulty"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        options = dict(self.options)
+        step, directory = options.pop("step"), options.pop("marks")
+        writer = FaultyWriter(schema, read_delta_options(options))
+        writer.step, writer.directory = step, directory
+        return writer
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("step", ["before", "after", "checkpoint"])
+def test_messages_are_in_the_table_or_in_the_queue(spark: Any, stage: Stage, step: str) -> None:
+    table, sent = stage.directory / "table", [f"body {number}" for number in range(20)]
+    spark.dataSource.register(FaultySink)
+    source = spark.readStream.format("veilmq").option("url", stage.url())
+    frame = source.option("directory", str(stage.directory / "manifests")).option("lease", "2").load()
+    query = frame.writeStream.format("veilmq-delta-faulty").option("path", str(table))
+    query = query.option("step", step).option("marks", str(stage.directory))
+    query = query.option("checkpointLocation", str(stage.directory / "checkpoint")).trigger(availableNow=True)
+    if step == "checkpoint":
+        checkpoint_fails(table, arrow_schema(frame))
+    with stage.make(timeout=2) as queue:
+        send(queue, sent)
+        if step != "checkpoint":
+            with pytest.raises(StreamingQueryException):
+                query.start().awaitTermination()
+            assert (stage.directory / step).exists()
+            assert left(queue) == len(sent)
+        query.start().awaitTermination()
+        assert sorted(DeltaTable(table).to_pyarrow_table(columns=["body"])["body"].to_pylist()) == sorted(sent)
+        assert left(queue) == 0
+    assert not check(str(table), now=NOW).missing
+
+
+def arrow_schema(frame: Any) -> Any:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(frame.schema, timezone="UTC")
