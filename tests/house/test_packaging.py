@@ -97,7 +97,7 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     assert modules | {"veilmq/py.typed"} <= names
     assert all(name.startswith("veilmq/") for name in names)
     assert "License-Expression: Apache-2.0" in metadata
-    assert "veilmq = veilmq.cli:main" in scripts
+    assert "veilmq = veilmq.__main__:main" in scripts
 
 
 def test_the_source_distribution_is_complete(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ says what was done.
 import importlib
 import inspect
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from veilmq.cli.durations import seconds
@@ -37,6 +39,8 @@ _TIMES: Final = ("lease", "stop_before_expiry", "wait", "drain", "give_up_after"
 _SAME: Final = ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue")
 
 T = TypeVar("T")
+
+log = logging.getLogger("veilmq.worker")
 
 
 def work(handler: str, url: str, given: Mapping[str, Any]) -> Exit:
@@ -108,7 +112,7 @@ def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     if given["checkpoints"] is not None:
         options["checkpoints"] = _checkpoints(given["checkpoints"])
     if given["guard"] is not None:
-        options["guard"] = _or_usage("--guard", lambda: DirectoryGuard(given["guard"]))
+        options["guard"] = _or_usage("--guard", lambda: DirectoryGuard(_folder("--guard", given["guard"])))
     if given["metrics"] is not None:
         options["metrics"] = _serve_metrics(given["metrics"])
     if given["traces"]:
@@ -142,7 +146,17 @@ def _backoff(given: Mapping[str, Any]) -> Backoff:
 def _checkpoints(place: str) -> Checkpoints:
     if "://" in place:
         return _or_usage("--checkpoints", lambda: ObjectCheckpoints(place))
-    return _or_usage("--checkpoints", lambda: FileCheckpoints(place))
+    return _or_usage("--checkpoints", lambda: FileCheckpoints(_folder("--checkpoints", Path(place))))
+
+
+def _folder(option: str, path: Path) -> Path:
+    """The same. A new one is told, for it knows nothing of what was done before. Raises Failure without a parent."""
+    if not path.absolute().parent.is_dir():
+        advice = f"Check the path, or make it first: mkdir -p {path.absolute().parent}"
+        raise Failure(Exit.USAGE, f"{option}: {path} is not made, because its parent is not there", advice)
+    if not path.exists():
+        log.info("%s: made a new directory: %s", option, path.absolute())
+    return path
 
 
 def _serve_metrics(address: str) -> PrometheusMeter:

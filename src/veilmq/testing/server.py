@@ -20,7 +20,7 @@ START_SECONDS: Final = 60
 STOP_SECONDS: Final = 60
 PORTS: Final = ("sqs", "azure", "mns", "admin")
 _LOOK_SECONDS: Final = 0.01
-VEILMQ: Final = (sys.executable, "-c", "from veilmq.cli import main; main()")
+VEILMQ: Final = (sys.executable, "-m", "veilmq")
 """The command `veilmq` of the Python that runs the tests, whether its script is installed or not."""
 
 

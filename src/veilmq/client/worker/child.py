@@ -18,7 +18,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -32,6 +32,9 @@ from veilmq.model.errors import LeaseExpired, ParameterInvalid, VeilError, as_fi
 
 GONE = 70
 """Exit code of a child whose parent went away, or says what cannot be read here."""
+
+PARENTS_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+"""What ends a worker: its children end when it tells them to."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -198,8 +201,9 @@ def _results(results: list[Result]) -> bytes:
 
 def run(pipe: Connection, handler: str, batch: bool) -> None:
     """Entry point of the process."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     try:
         found = resolve(handler)
     except Exception as error:

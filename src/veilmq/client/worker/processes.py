@@ -12,17 +12,19 @@ import contextlib
 import logging
 import multiprocessing
 import pickle
+import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
+from multiprocessing import resource_tracker
 from typing import Any, Final
 
 import msgspec
 
 from veilmq.client.daemons import DaemonPool
 from veilmq.client.worker.backoff import Backoff, chance
-from veilmq.client.worker.child import Item, carried, packed, reference, run
+from veilmq.client.worker.child import PARENTS_SIGNALS, Item, carried, packed, reference, run
 from veilmq.client.worker.flow import Flow, failed
 from veilmq.client.worker.hand import Hand
 from veilmq.client.worker.results import STOPPED, Result
@@ -34,6 +36,18 @@ _AGAIN: Final = Backoff(first=0.2, longest=5.0)
 _CONTEXT: Final = multiprocessing.get_context("spawn")
 
 log = logging.getLogger("veilmq.worker")
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A child that is made meanwhile is spared the parent's signals until it ignores them: Ctrl-C goes to all processes
+    of a terminal, and one that still starts would end with a traceback."""
+    resource_tracker.ensure_running()  # multiprocessing's own process, whose start would take the block away again
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 class ProcessRunners:
@@ -103,7 +117,8 @@ class _Child:
         ours, theirs = _CONTEXT.Pipe()
         batch = self._flow.parameters.batch is not None
         process = _CONTEXT.Process(target=run, args=(theirs, self._handler, batch), name="veilmq worker", daemon=True)
-        process.start()
+        with _undisturbed():
+            process.start()
         theirs.close()
         with self._lock:
             self._process, self._pipe = process, ours

@@ -1,0 +1,67 @@
+"""Ctrl-C, whenever it comes: the command ends, and prints no traceback; nor do the processes that it started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import WAIT_S
+
+import veilmq
+
+HANDLERS = "import time\n\ndef handle(job):\n    time.sleep(60)\n"
+HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+"""Whoever runs the tests may ignore SIGINT, and so would the command."""
+PROGRAM = f"{HEEDING}; from veilmq.__main__ import main; print('begun', flush=True); main()"
+QUIET = {0, 130, -signal.SIGINT}
+
+
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "veilmq", "--version"], capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.returncode, done.stdout) == (0, f"veilmq {veilmq.__version__}\n")
+
+
+def interrupted(arguments: list[str], directory: Path, after_s: float) -> tuple[int, str]:
+    """Exit code and stderr of a command that gets Ctrl-C so long after its first line, with all its processes."""
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=directory, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            time.sleep(after_s)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+            _, told = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+    return process.returncode, told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["queues", "list"],
+        ["events", "--from", "first"],
+        ["work", "handlers:handle", "--drain", "0s", "--concurrency", "2"],
+        ["work", "handlers:handle", "--drain", "0s", "--kind", "processes"],
+        ["serve", "--sqs", "127.0.0.1:0", "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0", "--admin", "127.0.0.1:0"],
+        ["pipeline", "timeouts", "--path", "nothing"],
+    ],
+    ids=["list", "events", "work", "processes", "serve", "pipeline"],
+)
+def test_an_interrupt_at_any_moment_is_quiet(tmp_path: Path, arguments: list[str]) -> None:
+    with veilmq.connect(f"veil://{tmp_path}/data?queue=q&create=1") as queue:
+        queue.send("hello")
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    where = {"work": ["--queue", f"veil://{tmp_path}/data?queue=q"], "pipeline": []}
+    for step in range(12):
+        after_s = 0.02 + 0.2 * step
+        code, told = interrupted(arguments + where.get(arguments[0], ["--data", "data"]), tmp_path, after_s)
+        assert not [word for word in ("Traceback", "Exception ignored", "Fatal") if word in told], (after_s, told)
+        assert code in QUIET or "is no directory" in told, (after_s, code, told)

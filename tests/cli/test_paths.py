@@ -1,0 +1,142 @@
+"""Data directories and files that cannot be used: which one is in the way, and that none is made in silence."""
+
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from tests.cli.conftest import Serve
+from tests.users import other_user
+
+import veilmq
+from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.obstacles import closed_to_user
+from veilmq.cli.remote_door import Target, http_door
+from veilmq.cli.remote_http import failure_of
+from veilmq.cli.serve import _in_the_way, _keys
+from veilmq.cli.work import parameters
+from veilmq.client.errors import TransportError
+from veilmq.server.settings import Settings
+
+Run = Callable[..., "CompletedProcess[str]"]
+NEW = "made a new data directory"
+GIVEN = dict.fromkeys(
+    ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue", "lease", "stop_before_expiry", "wait",
+     "drain", "give_up_after", "max_hold", "retry_first", "retry_longest", "kind", "checkpoints", "guard", "metrics",
+     "traces")
+) | {"keeper": True}  # fmt: skip
+
+
+def test_a_data_directory_is_not_made_below_what_is_not_there(serve: Serve, tmp_path: Path) -> None:
+    server = serve(data=tmp_path / "typo" / "deeper" / "data")
+    assert server.ended() == 3
+    assert f"because {tmp_path}/typo is not there" in server.told()
+    assert f"mkdir -p {tmp_path}/typo/deeper" in server.told()
+    assert not (tmp_path / "typo").exists()
+    with pytest.raises(TransportError, match="mkdir -p"):
+        veilmq.connect(f"veil://{tmp_path}/typo/data?queue=q&create=1")
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_new_data_directory_is_told_once(serve: Serve, tmp_path: Path) -> None:
+    first = serve().ready()
+    assert first.stop() == 0
+    second = serve().ready()
+    assert second.stop() == 0
+    assert [line["message"] for line in first.logs].count(f"{NEW}: {tmp_path}/data") == 1
+    assert NEW not in second.told()
+
+
+def test_queues_whose_account_the_credentials_lack_are_told(serve: Serve, veilmq: Run, tmp_path: Path) -> None:
+    server = serve().ready()
+    for name in ("a", "b"):
+        server.sqs().create_queue(QueueName=name)
+    server.sqs("222222222222").create_queue(QueueName="c")
+    assert server.stop() == 0
+    keys = tmp_path / "credentials.toml"
+    veilmq("keys", "new", "--account", "222222222222", "--into", str(keys))
+    checked = serve("--credentials", str(keys))
+    told = checked.wait_for("no key reaches")
+    assert "2 queues: they belong to account 000000000000, that of development mode" in told
+    assert "veilmq queues list --account 000000000000" in told
+    checked.ready()
+    assert checked.stop() == 0
+    assert "account 222222222222" not in checked.told()
+
+
+@pytest.mark.parametrize(("option", "value"), [("guard", Path), ("checkpoints", str)])
+def test_what_a_worker_remembers_is_not_kept_in_a_mistyped_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, option: str, value: type
+) -> None:
+    with pytest.raises(Failure, match=f"--{option}: .*parent is not there"):
+        parameters(GIVEN | {option: value(tmp_path / "typo" / "kept")})
+    assert list(tmp_path.iterdir()) == []
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            parameters(GIVEN | {option: value(tmp_path / "kept")})
+    assert caplog.text.count("made a new directory") == 1
+
+
+@pytest.fixture
+def closed(reachable: Path) -> Path:
+    """A directory that its owner alone may enter, with one in it."""
+    place = reachable / "closed"
+    (place / "below").mkdir(parents=True)
+    place.chmod(0o700)
+    return place
+
+
+def test_the_closed_directory_above_is_named(closed: Path) -> None:
+    data = closed / "below" / "data"
+    error = PermissionError(13, "Permission denied", str(data))
+    with other_user():
+        failure = _in_the_way(error, Settings(data=data))
+        with pytest.raises(Failure) as refused:
+            http_door(Target(None, None, data), {})
+    assert failure.code is refused.value.code is Exit.DIRECTORY
+    for advice in (failure.advice, refused.value.advice):
+        assert advice.startswith(f"{closed} is closed to this user (uid ")
+
+
+def test_the_directory_that_takes_no_new_one_is_named(reachable: Path) -> None:
+    with other_user():
+        assert closed_to_user(reachable / "data", made=True).startswith(f"{reachable} may not be written by this user")
+        assert closed_to_user(reachable / "data") == ""
+    assert closed_to_user(reachable / "data", made=True) == ""
+
+
+def test_a_credentials_file_is_asked_for_by_what_is_wrong_with_it(closed: Path, reachable: Path) -> None:
+    (closed / "keys").touch()
+    with other_user(), pytest.raises(Failure, match="--credentials: ") as unreadable:
+        _keys(Settings(credentials=closed / "keys"))
+    assert unreadable.value.advice.startswith(f"{closed} is closed to this user")
+    with pytest.raises(Failure) as missing:
+        _keys(Settings(credentials=reachable / "keys"))
+    assert missing.value.advice == f"Make it with: veilmq keys new --into {reachable}/keys"
+    (reachable / "keys").touch(0o600)
+    with pytest.raises(Failure, match="account") as wrong:
+        _keys(Settings(credentials=reachable / "keys"))
+    assert wrong.value.advice == ""
+
+
+def test_who_is_refused_is_told_of_the_directory_first() -> None:
+    advice = failure_of("not_authenticated", "no", {}).advice
+    assert advice.startswith("Name the server's data directory with --data DIR or VEILMQ_DATA")
+    assert "--token-file" in advice
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve", "--sqs", "127.0.0.1:99999"], "--sqs: 127.0.0.1:99999: a port is a number up to 65535, not 99999"),
+        (["serve", "--external-url", "http://a:99999"], "--external-url: a port is a number up to 65535, not 99999"),
+        (["queues", "list", "--admin", "127.0.0.1:99999"], "--admin: a port is a number up to 65535, not 99999"),
+    ],
+    ids=["serve", "url", "admin"],
+)
+def test_a_port_beyond_all_ports_is_told(veilmq: Run, arguments: list[str], says: str) -> None:
+    done = veilmq(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    with pytest.raises(Failure, match="--metrics: a port is a number up to 65535"):
+        parameters(GIVEN | {"metrics": "127.0.0.1:99999"})
