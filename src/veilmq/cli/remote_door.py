@@ -102,7 +102,7 @@ def open_door(target: Target, environment: Mapping[str, str]) -> Iterator[Door]:
     if door is None:
         from veilmq.cli.remote_direct import open_direct
 
-        with open_direct(_home(target, environment)) as direct:
+        with open_direct(directory_of(target, environment)) as direct:
             yield direct
         return
     try:
@@ -115,7 +115,7 @@ def http_door(target: Target, environment: Mapping[str, str]) -> "HttpDoor | Non
     """The admin port that the target means; None if it means a directory that nobody holds. Raises Failure."""
     from veilmq.cli.remote_http import HttpDoor
 
-    home = _home(target, environment)
+    home = directory_of(target, environment)
     admin = target.admin or (None if target.data else environment.get("VEILMQ_ADMIN") or None)
     announced: str | None = None
     if admin is None and (target.data or environment.get("VEILMQ_DATA")):
@@ -147,7 +147,8 @@ def holder_door(target: Target, environment: Mapping[str, str]) -> Iterator["Htt
         door.close()
 
 
-def _home(target: Target, environment: Mapping[str, str]) -> Path:
+def directory_of(target: Target, environment: Mapping[str, str]) -> Path:
+    """The data directory that is meant, whether it was named or not."""
     return target.data or _path(environment.get("VEILMQ_DATA")) or DATA_DEFAULT
 
 

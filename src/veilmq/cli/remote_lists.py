@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from veilmq.cli.completion import queue_names
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.output import in_json
 from veilmq.cli.remote_options import Everything, Prefix
@@ -16,7 +17,10 @@ from veilmq.cli.remote_options import Everything, Prefix
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
 
-Source = Annotated[str, typer.Argument(metavar="QUEUE", help="The dead-letter queue.", show_default=False)]
+Source = Annotated[
+    str,
+    typer.Argument(metavar="QUEUE", help="The dead-letter queue.", show_default=False, autocompletion=queue_names),
+]
 
 
 def list_topics(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
@@ -35,7 +39,8 @@ def start_move(
     asked: "Asked",
     queue: Source,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="QUEUE", help="Not where each came from, but there.")
+        str | None,
+        typer.Option("--to", metavar="QUEUE", help="Not where each came from, but there.", autocompletion=queue_names),
     ] = None,
     rate: Annotated[int | None, typer.Option("--rate", metavar="N", help="Messages a second, up to 500.")] = None,
 ) -> None:

@@ -9,10 +9,14 @@ from typing import Annotated
 
 import typer
 
+from veilmq.cli.completion import queue_names
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 
-Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
+Queue = Annotated[
+    str,
+    typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False, autocompletion=queue_names),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Delay = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Before a message becomes visible.")]
 Wait = Annotated[str | None, typer.Option("--wait", metavar="TIME", help="How long a receive waits, at most 30s.")]

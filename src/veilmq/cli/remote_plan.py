@@ -12,6 +12,7 @@ import typer
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.output import in_json
+from veilmq.cli.remote_options import Queue
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -27,7 +28,7 @@ class Adaptive(StrEnum):
 
 def plan(
     asked: "Asked",
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)],
+    queue: Queue,
     adaptive: Annotated[
         Adaptive | None, typer.Option("--adaptive", help="Keep no plans, show them, or put them in force.")
     ] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
+from veilmq.cli.completion import queue_names
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.output import in_json
 from veilmq.cli.remote_lists import show_list
@@ -26,7 +27,13 @@ Timeout = Annotated[
 Retention = Annotated[str | None, typer.Option("--retention", metavar="TIME", help="How long a message lives, say 4d.")]
 BytesMax = Annotated[int | None, typer.Option("--message-bytes-max", metavar="N", help="Size of a message.")]
 DeadLetters = Annotated[
-    str | None, typer.Option("--dead-letters", metavar="QUEUE", help="Where messages go that fail; '' for nowhere.")
+    str | None,
+    typer.Option(
+        "--dead-letters",
+        metavar="QUEUE",
+        help="Where messages go that fail; '' for nowhere.",
+        autocompletion=queue_names,
+    ),
 ]
 Receives = Annotated[int | None, typer.Option("--max-receives", metavar="N", help="Receives before that [5].")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="A tag; may be repeated.")]

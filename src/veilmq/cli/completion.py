@@ -1,0 +1,87 @@
+"""Names of queues for the shell's completion.
+
+Strategy: the server or directory is the one that the words typed so far mean. A shell waits for the answer, so it comes
+within a second or two, or is empty; what goes wrong says nothing. A directory that nobody serves is only read: the TAB
+key must not keep a server from starting.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from veilmq.cli.exits import Failure
+
+if TYPE_CHECKING:
+    from veilmq.cli.remote_door import Target
+
+_ANSWER_S: Final = 2
+_NAMES_MAX: Final = 1_000
+
+
+def queue_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Queues whose names begin so."""
+    from veilmq.cli.remote_door import Target
+
+    given = context.params
+    files = (Path(given[name]) if given.get(name) else None for name in ("token_file", "data"))
+    target = Target(given.get("admin"), *files)
+    try:
+        with _deadline():
+            return list(islice(_names(target, given.get("account"), given.get("region"), incomplete), _NAMES_MAX))
+    except (Failure, OSError):
+        return []
+
+
+def _names(target: "Target", account: str | None, region: str | None, prefix: str) -> Iterator[str]:
+    """Raises Failure, OSError."""
+    from veilmq.cli.remote_door import directory_of, http_door
+
+    door = http_door(target, os.environ)
+    if door is None:
+        yield from _names_there(directory_of(target, os.environ), account, region, prefix)
+        return
+    try:
+        home = door.home(account)
+        for queue in door.queues(home.account, region or home.region, prefix):
+            yield queue["name"]
+    finally:
+        door.close()
+
+
+def _names_there(directory: Path, account: str | None, region: str | None, prefix: str) -> Iterator[str]:
+    import apsw
+
+    from veilmq.store.sqlite import rows
+    from veilmq.store.sqlite.connections import open_reader
+    from veilmq.store.sqlite.directory import DATABASE
+    from veilmq.store.sqlite.options import Options
+
+    with suppress(apsw.Error):
+        connection = open_reader(directory / DATABASE, Options())
+        try:
+            for _, its_account, its_region, name, *_ in rows.live_queues(connection):
+                if account in (None, its_account) and region in (None, its_region) and name.startswith(prefix):
+                    yield name
+        finally:
+            connection.close()
+
+
+@contextmanager
+def _deadline() -> Iterator[None]:
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(_ANSWER_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
