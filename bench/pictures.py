@@ -266,6 +266,35 @@ def recovery() -> str:
     return canvas.svg()
 
 
+def keeper_flow() -> str:
+    """One look of the lease keeper at one message, from its table of decisions."""
+    from veilmq.client.keeper.states import LOOKS, Look
+
+    colours = {Look.LEAVE: PALE, Look.LET_GO: LOST, Look.OVER: LOST, Look.EXTEND: NEXT, Look.WAIT: LEASE}
+    step, top = 66, 78
+    canvas = Canvas(WIDTH, top + step * len(LOOKS) + 62, "One look of the lease keeper at one message")
+    left, middle, right, answer = 30, 215, 400, 470
+
+    def box(x: float, y: float, width: float, text: str, fill: str) -> None:
+        canvas.bar(x, x + width, y, 34, fill, faded=True)
+        canvas.text(x + width / 2, y + 22, text, anchor="middle", size=12)
+
+    box(left, 10, 165, "registered: at once", WORK)
+    box(left + 205, 10, 165, "timer: when it is due", WORK)
+    for x in (left + 82, left + 288):
+        canvas.arrow((x, 44), (x, top))
+    for place, (question, decided) in enumerate(LOOKS):
+        y = top + step * place
+        box(left, y, right - left, question, WORK)
+        canvas.arrow((right, y + 17), (answer, y + 17))
+        canvas.text((right + answer) / 2, y + 11, "yes", anchor="middle", size=12)
+        box(answer, y, WIDTH - answer - 10, decided, colours[decided])
+        canvas.arrow((middle, y + 34), (middle, y + step))
+        canvas.text(middle + 8, y + 54, "no", size=12)
+    box(left, top + step * len(LOOKS), right - left, Look.WAIT, colours[Look.WAIT])
+    return canvas.svg()
+
+
 def _timeouts() -> Any:
     path = Path(__file__).with_name("timeouts.py")
     spec = importlib.util.spec_from_file_location("timeouts", path)
@@ -277,7 +306,13 @@ def _timeouts() -> Any:
     return module
 
 
-PICTURES = {"lease-timeline": lease_timeline, "ordered": ordered, "transaction": transaction, "recovery": recovery}
+PICTURES = {
+    "lease-timeline": lease_timeline,
+    "keeper-flow": keeper_flow,
+    "ordered": ordered,
+    "transaction": transaction,
+    "recovery": recovery,
+}
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper.hold import Hold
 from veilmq.client.keeper.parameters import Parameters
 from veilmq.client.keeper.schedule import Schedule
-from veilmq.client.keeper.states import STEPS, Reason, State
+from veilmq.client.keeper.states import LOOKS, STEPS, Look, Reason, State
 from veilmq.client.keeper.table import LeaseTable
 from veilmq.client.messages import Received
 from veilmq.model.errors import (
@@ -373,6 +373,24 @@ def test_a_refused_delete_is_a_lost_lease() -> None:
     table.claim(hold, "end")
     table.ended(hold, False, LeaseTaken(sequence=1, attempt=1), 1_000)
     assert hold.reason is Reason.TAKEN
+
+
+def test_one_look_asks_its_questions_in_their_order() -> None:
+    """docs/images/keeper-flow.svg: each question is made true from the last to the first, and then decides."""
+    table = Table()
+    hold = table.hold(0)
+    seen = [table.decide(hold, 1)]
+    hold.renew_at = 1
+    seen.append(table.decide(hold, 1))
+    hold.queued = True
+    seen.append(table.decide(hold, 1))
+    hold.deadline = 1
+    seen.append(table.decide(hold, 1))
+    hold.hold_end = 1
+    seen.append(table.decide(hold, 1))
+    table.claim(hold, "end")
+    seen.append(table.decide(hold, 1))
+    assert seen == [Look.WAIT, *(decided for _, decided in reversed(LOOKS))]
 
 
 def test_nothing_keeps_what_is_done_alive() -> None:

@@ -10,6 +10,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "first_queue.py": ["hidden from the others: True", "received again: 2 times now", "'width': 640", "left: 0"],
     "lease_keeper.py": ["after 8 s: others see 0 messages, lost: False", "done once, left: 0"],
+    "manager.py": [
+        "received again within 4 s: True",
+        "worked 9 s with a timeout of 3 s, others saw it: 0 times",
+        "left: nothing",
+    ],
     "receiver.py": ["polls at the server: 1.0", "jobs done: 500 each once: True"],
     "worker.py": [
         "first  report.pdf: page 3 is safe\nkilled\nsecond report.pdf: page 4 is safe\n",

@@ -51,6 +51,27 @@ STEPS: Final = {
 }
 """All steps. The last one: a delete whose answer was lost had happened, as the next extension learns."""
 
+
+class Look(StrEnum):
+    """What one look at a held message decides (the documents' ChangeVisibilityTask)."""
+
+    LEAVE = "leave it alone"
+    LET_GO = "tell the handler; extend no more"
+    OVER = "over: tell the handler, unless the queue grants a late extension"
+    EXTEND = "extend to visibility_timeout"
+    WAIT = "look again when one of these is due"
+
+
+LOOKS: Final = (
+    ("Is its delete or release under way?", Look.LEAVE),
+    ("Was it held for max_hold, or the protocol's own limit?", Look.LET_GO),
+    ("Is its lease over?", Look.OVER),
+    ("Is an extension under way, or is the last one made?", Look.WAIT),
+    ("Is interval + minimal_life or less of its lease left?", Look.EXTEND),
+)
+"""The questions of one look, in their order: the first yes decides; without any it is WAIT. Printed as
+docs/images/keeper-flow.svg."""
+
 REFUSALS: Final = (LeaseError, ReceiptInvalid, QueueMissing)
 """What says that the lease is no more; every other error is of the way to the queue and is tried again."""
 

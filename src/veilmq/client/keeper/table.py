@@ -20,7 +20,7 @@ from veilmq.client.keeper.hold import Hold
 from veilmq.client.keeper.parameters import Parameters
 from veilmq.client.keeper.plan import Plan
 from veilmq.client.keeper.schedule import Schedule
-from veilmq.client.keeper.states import REFUSALS, STEPS, Reason, State, may_have_happened, reason_of
+from veilmq.client.keeper.states import REFUSALS, STEPS, Look, Reason, State, may_have_happened, reason_of
 from veilmq.client.keeper.stats import LATENESS_BOUNDS
 from veilmq.client.messages import Received
 from veilmq.model.errors import ParameterInvalid, VeilError
@@ -186,23 +186,32 @@ class LeaseTable(Generic[H]):
         self._forget(hold)
         self.losses.append(hold)
 
-    def _look(self, hold: H, now: float) -> bool:
-        """Whether to extend it now; plans the next look."""
+    def decide(self, hold: H, now: float) -> Look:
+        """What a look at it now decides: `LOOKS`, in that order."""
         # Everything within one slot is now: a handler hears of its end a little before it, never after.
         soon = now + self.schedule.width
         if hold.status is State.ENDING:
-            return False
+            return Look.LEAVE
         if hold.hold_end <= soon:
+            return Look.LET_GO
+        if hold.deadline <= soon:
+            return Look.OVER
+        return Look.EXTEND if self._may_extend(hold) and hold.renew_at <= soon else Look.WAIT
+
+    def _look(self, hold: H, now: float) -> bool:
+        """Whether to extend it now; plans the next look."""
+        decided = self.decide(hold, now)
+        if decided is Look.LEAVE:
+            return False
+        if decided is Look.LET_GO:
             self.lose(hold, self.end_reason(hold))
-        elif hold.deadline <= soon:
+            return False
+        if decided is Look.OVER:
             return self._overdue(hold, now)
-        elif self._may_extend(hold) and hold.renew_at <= soon:
+        if decided is Look.EXTEND:
             hold.queued = True
-            self._plan_look(hold, now)
-            return True
-        else:
-            self._plan_look(hold, now)
-        return False
+        self._plan_look(hold, now)
+        return decided is Look.EXTEND
 
     def _overdue(self, hold: H, now: float) -> bool:
         """The lease ends now, or has ended: lost, unless the queue may yet say that it is held. Whether to extend it.
