@@ -109,7 +109,7 @@ def test_a_bug_in_a_call_is_a_failed_attempt_of_nobody_and_told_once(
             await stage.publish()
         await until(lambda: len(stage.pushes()) == 3)
         assert {each.detail["error"] for each in stage.pushes()} == {"Bug: receiver.example"}
-        pauses = [each.lease_us for each in stage.events() if each.kind == "extended"]
+        pauses = [each.lease_us for each in stage.events() if each.kind == "released_for_retry"]
         assert min(pauses) >= 10 * SECOND_US
         assert stage.room.state(url)["failures"] == 0
         assert caplog.text.count("by an error of this server's") == 1

@@ -30,7 +30,7 @@ def test_what_comes_after_a_change_is_pushed_by_the_changed_settings(play: Any) 
             await stage.do(ChangeSubscription(topic=NEWS, origin=TESTER, name="s", change=change))
             await stage.publish()
             await until(lambda: len(stage.pushes()) == 1)
-            pauses = [each.lease_us for each in stage.events() if each.kind == "extended"]
+            pauses = [each.lease_us for each in stage.events() if each.kind == "released_for_retry"]
             assert pauses == [SECOND_US]  # the first of this strategy; of the one before it is ten to twenty seconds
 
     play(test)

@@ -40,6 +40,7 @@ from veilmq.model.message import NO_EXTRAS, Extras
 from veilmq.model.outcomes import Applied, MovesListed
 from veilmq.model.plan import Adaptive, LeasePlan
 from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePolicy
+from veilmq.model.reports import Failure, Report, Reported
 from veilmq.model.states import State
 from veilmq.store.sqlite import rows
 from veilmq.store.sqlite.integrity import check
@@ -86,6 +87,10 @@ PLANS = st.builds(
     lease_us=st.sampled_from([None, 2 * SECOND_US, MINUTE_US]),
     by_type=st.sampled_from([{}, {"film": 5 * SECOND_US}, {"film": 2 * MINUTE_US}]),
 )
+
+
+RETRY = Report(Reported.RETRY, Failure("raised", "ValueError", "no"))
+WORKING = Report(Reported.WORKING)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -172,6 +177,7 @@ class StoreMachine(RuleBasedStateMachine):
             arrived=arrived,
             after_expiry=after_expiry,
             lease_us=data.draw(SPANS, "lease"),
+            report=data.draw(st.sampled_from([None, None, RETRY, WORKING]), "report"),
             rotate=data.draw(st.booleans(), "rotate"),
             lease_total_us_max=data.draw(st.sampled_from([None, 10 * SECOND_US]), "total"),
             body=None if new is None else new.body,

@@ -40,7 +40,10 @@ _THERE: Final = frozenset(
         Kind.EXTENDED,
         Kind.LEASE_RESUMED,
         Kind.RELEASED,
+        Kind.RELEASED_FOR_RETRY,
+        Kind.RETRY_DUE,
         Kind.LEASE_EXPIRED,
+        Kind.EXPIRED_AFTER_CHANGE,
         Kind.UNDELIVERED,
         Kind.CONTENT_UPDATED,
     }

@@ -14,6 +14,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.message import NO_EXTRAS, Extras
 from veilmq.model.plan import LeasePlan
 from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey, QueueSettings, SettingsChange, with_change
+from veilmq.model.reports import Report
 from veilmq.model.topic import SubscriptionSettings, TopicKey
 
 CLIENT_NAME_CHARACTERS_MAX: Final = 256
@@ -121,6 +122,8 @@ class Extend(Command, tag=True, kw_only=True, gc=False):
     size_bytes: int = 0
     from_xml: bool = False
     """As of `Send`."""
+    report: Report | None = None
+    """What the extend is for, where its sender says so."""
 
 
 class Delete(Command, tag=True, kw_only=True, gc=False):

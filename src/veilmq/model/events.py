@@ -55,6 +55,12 @@ class Kind(IntEnum):
     PUBLISHED = 29
     LEASE_RESUMED = 30
     """An extend by a handle that is current although its lease had ended: the message is in flight again."""
+    RELEASED_FOR_RETRY = 31
+    """Its worker gave the message back, to be tried again after `lease_us`."""
+    EXPIRED_AFTER_CHANGE = 32
+    """A lease ended by itself that its holder had shortened: most likely to give the message back with a delay."""
+    RETRY_DUE = 33
+    """The delay of RELEASED_FOR_RETRY is over."""
 
 
 class Refusal:
@@ -63,6 +69,20 @@ class Refusal:
     STALE: Final = "stale"
     EXPIRED: Final = "expired"
     GONE: Final = "gone"
+
+
+ENDED_BY_ITSELF: Final = (Kind.LEASE_EXPIRED, Kind.EXPIRED_AFTER_CHANGE, Kind.RETRY_DUE)
+"""How a message in flight becomes visible when nobody does anything, by `LeaseEnding`. Only the first is a sign of a
+dead worker."""
+
+
+class LeaseEnding(IntEnum):
+    """What it will mean if a lease runs out. Numbers are stored."""
+
+    EXPIRED = 0
+    CHANGED = 1
+    """Its last extend made it shorter, and did not say what for."""
+    RETRY = 2
 
 
 class Part:

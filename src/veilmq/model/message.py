@@ -70,6 +70,10 @@ class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When the queue that dead-lettered the message first handed it out; None on FIFO queues: times begin anew."""
     dead_receives: int = 0
     """How often the queues that dead-lettered the message had handed it out."""
+    error_type: str = ""
+    """Of the error for which a worker last gave the message back."""
+    error: str = ""
+    """First line of that error's text."""
 
 
 NO_EXTRAS: Final = Extras()

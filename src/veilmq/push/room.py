@@ -37,6 +37,7 @@ from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received, SubscriptionDescribed
 from veilmq.model.queue import QueueKey
 from veilmq.model.receipt import rotation_of
+from veilmq.model.reports import Failure, Report, Reported, failure_of
 from veilmq.model.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue
 from veilmq.push.addresses import EndpointRefused, Network
 from veilmq.push.courier import Courier
@@ -91,6 +92,14 @@ class _Attempt(NamedTuple):
     """What was wrong, if anything was."""
     ours: bool = False
     """It is this server's own error, and says nothing about the endpoint."""
+
+    def report(self) -> Report:
+        """Why the message waits for its next attempt."""
+        return Report(Reported.RETRY, failure_of("push", "" if self.status is None else "HTTP", self.error or ""))
+
+
+_SHORT: Final = Report(Reported.RETRY, Failure("shortage"))
+"""This server had no means to call."""
 
 
 class PushRoom:
@@ -402,7 +411,14 @@ class PushRoom:
         arrived = self._engine.arrived()
         lease_us = int(self._shortage_s * SECOND_US)
         await self._engine.call(
-            Extend(queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=lease_us, arrived=arrived)
+            Extend(
+                queue=queue,
+                origin=_ORIGIN,
+                handle=message.handle,
+                lease_us=lease_us,
+                arrived=arrived,
+                report=_SHORT,
+            )
         )
 
     def _judge(self, endpoint: str, line: Line, error: str | None) -> None:
@@ -431,7 +447,7 @@ class PushRoom:
             # Also after a stall that was longer than the lease: a failure that is not counted would have no end.
             step = Extend(
                 queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=lease_us, arrived=arrived,
-                after_expiry=AfterExpiry.ALLOW, rotate=True,
+                after_expiry=AfterExpiry.ALLOW, rotate=True, report=attempt.report(),
             )  # fmt: skip
         else:
             step = Delete(queue=queue, origin=_ORIGIN, handle=message.handle, arrived=arrived)

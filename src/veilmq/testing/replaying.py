@@ -106,6 +106,9 @@ class Replaying:
             "released": self._visible_now,
             "undelivered": self._visible_now,
             "lease_expired": self._lease_expired,
+            "expired_after_change": self._lease_expired,
+            "retry_due": self._lease_expired,
+            "released_for_retry": self._released_for_retry,
             "content_updated": self._content_updated,
             "deleted": self._left,
             "expired": self._left,
@@ -248,6 +251,13 @@ class Replaying:
         assert event.attempt, event
         assert known is None or known["state"] == "visible", event
         self._extended(event)
+
+    def _released_for_retry(self, event: EventRecord) -> None:
+        assert event.attempt, event
+        if event.lease_us:
+            self._extended(event)
+        else:
+            self._visible_now(event)
 
     def _visible_now(self, event: EventRecord) -> None:
         message = self._used(event)

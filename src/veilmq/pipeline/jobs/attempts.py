@@ -7,7 +7,10 @@ added (`merged`): the loop reads only what is new. What they mean is decided at 
 - deleted under its lease, or late but before anybody else was granted the message: the work took exactly that long;
 - a refused delete with the lease's number: the worker lived on and took exactly that long, and somebody else was
   granted the message meanwhile;
+- released for a retry: the handler failed after exactly that long (unless the reason says that it never began);
 - released: the worker stopped by itself; the work would have taken longer than that;
+- shortened by its last extension, and run out: the worker gave it back with a delay, as far as that can be told, and
+  lived until then; that is no sign of a dead worker;
 - expired, and its worker never heard of again: a crash. That is *not* "took longer than the lease": all that is known
   is that the worker lived at its last extension, and was gone when the next one was due;
 - an extension that was refused: the worker lived then, and had lost its lease;
@@ -30,8 +33,10 @@ KINDS: Final = (
     "extended",
     "lease_resumed",
     "released",
+    "released_for_retry",
     "undelivered",
     "lease_expired",
+    "expired_after_change",
     "deleted",
     "delete_refused",
     "extend_refused",
@@ -43,14 +48,20 @@ EXTENSIONS: Final = ("extended", "lease_resumed")
 _MINIMA: Final = ("granted", "first_extension", "deleted", "delete_refused", "released", "undelivered", "dropped")
 _SUMS: Final = ("extensions",)
 
-OUTCOMES: Final = ("deleted", "redone", "released", "undelivered", "dropped", "lost", "crashed", "open")
+UNWORKED: Final = ("busy", "shortage", "stopped")
+"""Reasons of a release for a retry whose handler never ran, or was stopped."""
+OUTCOMES: Final = (
+    "deleted", "redone", "failed", "released", "undelivered", "dropped", "lost", "crashed", "changed", "open",
+)  # fmt: skip
 """How a lease ended; the first that fits counts.
 
 deleted: the work was done · redone: it was done, but the delete was refused: somebody else had been granted the message
-· released: given back · undelivered: the answer reached nobody · dropped: the message left under the lease · lost:
-expired, and an extension was refused · crashed: expired, and its worker was never heard of again · open: not ended yet.
+· failed: the work failed, and the message was given back for a retry · released: given back · undelivered: the answer
+reached nobody · dropped: the message left under the lease · lost: expired, and an extension was refused · crashed:
+expired, and its worker was never heard of again · changed: expired after its last extension had shortened it · open:
+not ended yet.
 """
-EXACT: Final = ("deleted", "redone")
+EXACT: Final = ("deleted", "redone", "failed")
 
 
 def attempts(events: "DataFrame", until: int | None = None) -> "DataFrame":
@@ -60,7 +71,7 @@ def attempts(events: "DataFrame", until: int | None = None) -> "DataFrame":
 
     Gives `KEYS`, message, type, protocol, principal, client, source (who decided the lease's length), body_bytes;
     granted, sent, visible_since (microseconds UTC), lease_us (as granted), extensions; outcome (`OUTCOMES`), exact;
-    held_us: from the grant to the end of the work if exact, to the last sign of life if not; watched_us: of an open
+    held_us: from the grant to the end of the attempt if exact, to the last sign of life if not; watched_us: of an open
     lease that runs on when the events end, from the grant to that; lease_end_us: from the grant to the end of the last
     lease; renewed_share: the part of the first lease that had passed at its first extension. Leases whose grant is not
     among the events are left out.
@@ -83,6 +94,8 @@ def partials(events: "DataFrame") -> "DataFrame":
     def at(*kinds: str) -> "Column":
         return F.when(kind.isin(*kinds), F.col("at"))
 
+    unworked = F.coalesce(F.get_json_object("detail", "$.reason").isin(*UNWORKED), F.lit(False))
+
     def granted(column: str) -> "Column":
         return F.max(F.when(kind == "received", F.col(column)))
 
@@ -99,6 +112,9 @@ def partials(events: "DataFrame") -> "DataFrame":
             F.max(at(*EXTENSIONS)).alias("last_extension"),
             F.max(F.when(kind.isin("received", *EXTENSIONS), F.col("at") + F.col("lease_us"))).alias("lease_end"),
             F.max(at("lease_expired")).alias("expired"),
+            F.max(at("expired_after_change")).alias("changed"),
+            F.max(F.when(~unworked, at("released_for_retry"))).alias("failed"),
+            F.max(F.when(unworked, at("released_for_retry"))).alias("returned"),
             F.max(at("extend_refused")).alias("extend_refused"),
             F.min(at("deleted")).alias("deleted"),
             F.min(at("delete_refused")).alias("delete_refused"),
@@ -132,20 +148,31 @@ def judged(leases: "DataFrame", watched: "Column | None" = None) -> "DataFrame":
         return F.col(name).isNotNull()
 
     granted = F.col("granted")
-    # What was taken up again afterwards is not over.
-    over = known("expired") & F.coalesce(F.col("expired") >= F.col("last_extension"), F.lit(True))
+
+    def stands(name: str) -> "Column":
+        """Whether that was the end: the lease was not taken up again afterwards."""
+        return known(name) & F.coalesce(F.col(name) >= F.col("last_extension"), F.lit(True))
+
     outcome = (
         F.when(known("deleted"), "deleted")
         .when(known("delete_refused"), "redone")
-        .when(known("released"), "released")
+        .when(stands("failed"), "failed")
+        .when(known("released") | stands("returned"), "released")
         .when(known("undelivered"), "undelivered")
         .when(known("dropped"), "dropped")
-        .when(over & known("extend_refused"), "lost")
-        .when(over, "crashed")
+        .when(stands("expired") & known("extend_refused"), "lost")
+        .when(stands("expired"), "crashed")
+        .when(stands("changed"), "changed")
         .otherwise("open")
     )
     lived = F.greatest(F.lit(0), F.col("last_extension") - granted, F.col("extend_refused") - granted)
-    ended = F.coalesce("deleted", "delete_refused", "released")
+    ended = F.coalesce(
+        "deleted",
+        "delete_refused",
+        F.when(stands("failed"), F.col("failed")),
+        "released",
+        F.when(stands("returned"), F.col("returned")),
+    )
     watched = F.lit(None).cast("long") if watched is None else watched
     runs_on = (F.col("outcome") == "open") & (F.col("lease_end") > watched)
     return (

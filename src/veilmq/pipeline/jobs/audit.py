@@ -22,7 +22,7 @@ RULES: Final = {
     "left once": "a message leaves once: deleted, expired, moved or quarantined",
     "no resurrection": "nothing happens to a message after it left",
     "receive count": "the receive count grows by one with each receive",
-    "one lease": "one lease at a time: a receive, or a lease that is taken up again, follows the end of the lease before",
+    "one lease": "one lease at a time: a receive, or a lease taken up again, follows the end of the lease before",
     "visible": "nothing is received before it is visible",
     "stale handles": "a handle that is not current changes nothing",
     "lease end": "a lease ends when its last grant or extension said",
@@ -32,9 +32,12 @@ RULES: Final = {
 }
 """Rule and what it says."""
 _ENDINGS: Final = ("deleted", "expired", "dead_lettered", "moved", "quarantined")
+_RAN_OUT: Final = ("lease_expired", "expired_after_change", "retry_due")
+"""A message in flight became visible by itself."""
+_MOVES: Final = ("extended", "lease_resumed", "released_for_retry")
+"""Its end was moved."""
 _MESSAGE_KINDS: Final = (
-    "sent", "received", "extended", "lease_resumed", "released", "lease_expired", "undelivered", "delete_refused",
-    "content_updated",
+    "sent", "received", *_MOVES, "released", *_RAN_OUT, "undelivered", "delete_refused", "content_updated",
     *_ENDINGS,
 )  # fmt: skip
 _TOLD_HELD: Final = "told in flight"
@@ -70,9 +73,9 @@ def _of_messages(events: "DataFrame", reach: Known) -> "DataFrame":
 def _lines(events: "DataFrame") -> "DataFrame":
     """The events of messages, each with what went before it in its message's line; instants in microseconds UTC.
 
-    come, grant, over, left: offsets of the last send or move in, beginning of a lease, end of one, ending; what a snapshot tells
-    counts as such. count, turned: the attempt and the rotation as last granted. due: when the last grant or extension
-    ends.
+    come, grant, over, left: offsets of the last send or move in, beginning of a lease, end of one, ending; what a
+    snapshot tells counts as such. count, turned: the attempt and the rotation as last granted. due: when the last grant
+    or extension ends.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -84,6 +87,8 @@ def _lines(events: "DataFrame") -> "DataFrame":
         return F.last(F.when(kind.isin(*kinds), value), ignorenulls=True).over(before)
 
     offset, ends = F.col("offset"), F.col("at") + F.col("lease_us")
+    # Given back for a retry with a delay, a message is in flight until that is over.
+    over = F.when((kind != "released_for_retry") | (F.col("lease_us") == 0), offset)
     return (
         events.where(kind.isin(*_MESSAGE_KINDS) & F.col("sequence").isNotNull())
         .select(
@@ -95,10 +100,10 @@ def _lines(events: "DataFrame") -> "DataFrame":
         .withColumn("come", last(offset, "sent", "moved in", *_TOLD))
         .withColumn("grant", last(offset, "received", "lease_resumed", _TOLD_HELD))
         .withColumn("count", last(F.coalesce("attempt", F.lit(0)), "sent", "moved in", "received", *_TOLD))
-        .withColumn("over", last(offset, "lease_expired", "released", "undelivered", _TOLD_FREE))
+        .withColumn("over", last(over, "released", "released_for_retry", *_RAN_OUT, "undelivered", _TOLD_FREE))
         .withColumn("left", last(offset, *_ENDINGS))
-        .withColumn("due", last(ends, "received", "extended", "lease_resumed", _TOLD_HELD))
-        .withColumn("turned", last(F.col("rotation"), "received", "extended", "lease_resumed", "released", *_TOLD))
+        .withColumn("due", last(ends, "received", *_MOVES, _TOLD_HELD))
+        .withColumn("turned", last(F.col("rotation"), "received", *_MOVES, "released", *_TOLD))
     )  # fmt: skip
 
 
@@ -144,7 +149,7 @@ def _rules_of_leases() -> "dict[str, Column]":
         "receive count": received & (F.col("attempt") != F.col("count") + 1),
         "one lease": (received | (F.col("kind") == "lease_resumed")) & held,
         "visible": received & (F.col("at") < F.col("visible_since")),
-        "lease end": (F.col("kind") == "lease_expired") & held & (F.col("at") != F.col("due")),
+        "lease end": F.col("kind").isin(*_RAN_OUT) & held & (F.col("at") != F.col("due")),
     }
 
 
@@ -154,7 +159,7 @@ def _rules_of_handles() -> "dict[str, Column]":
 
     kind, granted = F.col("kind"), F.col("grant").isNotNull()
     current = F.col("attempt") == F.col("count")
-    uses = kind.isin("extended", "lease_resumed", "released", "deleted", "lease_expired", "undelivered") & (F.col("attempt") > 0)
+    uses = kind.isin(*_MOVES, "released", "deleted", *_RAN_OUT, "undelivered") & (F.col("attempt") > 0)
     refused = (kind == "delete_refused") & F.coalesce("detail", F.lit("")).contains('"stale"')
     unmoved = (F.col("rotation") == F.col("turned")) & F.col("left").isNull()
     return {

@@ -18,7 +18,7 @@ FAILURES_DEFAULT: Final = 5
 FACTOR_DEFAULT: Final = 2.0
 _COUNTS: Final = (
     "sent", "received", "redeliveries", "deleted", "expired_leases", "stale_deletes", "gone_deletes",
-    "refused_extensions", "dead_letters", "expired_messages",
+    "refused_extensions", "dead_letters", "expired_messages", "retries", "changed_leases",
 )  # fmt: skip
 SCHEMA: Final = ", ".join(
     [
@@ -28,7 +28,7 @@ SCHEMA: Final = ", ".join(
 )  # fmt: skip
 KINDS: Final = (
     "sent", "received", "extended", "released", "lease_expired", "deleted", "delete_refused", "extend_refused",
-    "dead_lettered", "expired",
+    "dead_lettered", "expired", "released_for_retry", "expired_after_change",
 )  # fmt: skip
 """The events that are looked at."""
 
@@ -44,8 +44,10 @@ def health(
 ) -> "DataFrame":
     """One row a window and queue: from, to, counts of what happened, redeliveries, oldest_s, lease_s, raise_to_s.
 
-    oldest_s: the age of the oldest message that was received or left. lease_s: the longest lease granted. raise_to_s:
-    `factor` times that if `failures` deletes or more were refused because the message had come back, else null.
+    expired_leases: those whose worker died or was late; a message that was given back counts among retries, or among
+    changed_leases if its client only shortened the lease. oldest_s: the age of the oldest message that was received or
+    left. lease_s: the longest lease granted. raise_to_s: `factor` times that if `failures` deletes or more were refused
+    because the message had come back, else null.
     streaming: whether events come as a stream; None: they are asked, which a declarative pipeline does not allow.
     """
     from pyspark.sql import functions as F
@@ -76,6 +78,8 @@ def health(
             count(kind == "extend_refused", "refused_extensions"),
             count(kind == "dead_lettered", "dead_letters"),
             count(kind == "expired", "expired_messages"),
+            count(kind == "released_for_retry", "retries"),
+            count(kind == "expired_after_change", "changed_leases"),
             F.max(F.when(left, age_s)).alias("oldest_s"),
             F.max(F.when(taken, F.col("lease_us") / 1e6)).alias("lease_s"),
         )

@@ -153,10 +153,13 @@ class Loop:
         leases = attempts.partials(events)
         before = self._left(state)
         if before is not None:
-            leases = attempts.merged(leases.unionByName(spark.read.parquet(tables.literal(str(before)))))
+            # An earlier release knew fewer columns.
+            pending = spark.read.parquet(tables.literal(str(before)))
+            leases = attempts.merged(leases.unionByName(pending, allowMissingColumns=True))
         leases = leases.where(F.col("granted").isNotNull()).persist()
         try:
-            over = F.coalesce("deleted", "delete_refused", "released", "undelivered", "dropped").isNotNull()
+            ends = ("deleted", "delete_refused", "failed", "released", "returned", "undelivered", "dropped")
+            over = F.coalesce(*ends).isNotNull()
             # A lease whose message was purged has no end of its own.
             settled = over | (F.greatest("expired", "lease_end") < until - GRACE_US)
             pending = f"pending-{stop:020}"

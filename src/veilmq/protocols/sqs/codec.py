@@ -26,7 +26,7 @@ __all__ = ["Call", "Codec", "Endpoint"]
 _EXPOSED: Final = b"x-amzn-RequestId,x-amzn-query-error,Date"
 _ALLOWED_HEADERS: Final = (
     b"authorization,content-type,x-amz-date,x-amz-target,x-amz-security-token,x-amz-content-sha256,x-amz-user-agent,"
-    b"x-amzn-query-mode,x-amzn-trace-id,amz-sdk-invocation-id,amz-sdk-request"
+    b"x-amzn-query-mode,x-amzn-trace-id,amz-sdk-invocation-id,amz-sdk-request,x-veilmq-outcome"
 )
 _PREFLIGHT_SECONDS: Final = b"600"
 

@@ -10,13 +10,13 @@ from typing import Final
 import msgspec
 
 from veilmq.model.commands import SERVER
-from veilmq.model.events import Event, Kind
+from veilmq.model.events import ENDED_BY_ITSELF, Event, Kind
 from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.message import id_text
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.extras import pack_extras, read_extras
 from veilmq.store.sqlite.groups import is_grouped, join
-from veilmq.store.sqlite.places import MANY, Place, event_of, numbers, uncount
+from veilmq.store.sqlite.places import MANY, Place, ending_of, event_of, numbers, origin_of, uncount
 from veilmq.store.sqlite.promotion import promote
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.sends import detail_of
@@ -35,7 +35,7 @@ class _Due(msgspec.Struct, array_like=True, gc=False):
     attempt: int
     rotation: int
     granted: Instant
-    origin: int
+    holder: int
     id: str
     """In hexadecimal digits: JSON carries no blobs."""
     sent: Instant
@@ -79,10 +79,10 @@ def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
         queue.in_flight -= 1
         writer.events.append(
             Event(
-                Kind.LEASE_EXPIRED,
+                ENDED_BY_ITSELF[ending_of(each.holder)],
                 each.due,
                 queue.incarnation,
-                each.origin,
+                origin_of(each.holder),
                 bytes.fromhex(each.id),
                 each.sequence,
                 each.attempt,
@@ -113,7 +113,8 @@ def end_lease(writer: Writer, queue: LiveQueue, place: Place) -> None:
     writer.touch(queue)
     writer.write("UPDATE lease SET hidden = 0 WHERE sequence = ?", (place.sequence,))
     uncount(queue, place)
-    event = event_of(Kind.LEASE_EXPIRED, place.due, queue, place.origin or writer.origin(SERVER), place)
+    origin = origin_of(place.holder) if place.holder else writer.origin(SERVER)
+    event = event_of(ENDED_BY_ITSELF[ending_of(place.holder)], place.due, queue, origin, place)
     event.visible_since = place.due
     writer.events.append(event)
     place.hidden = False
@@ -158,6 +159,11 @@ def expire(writer: Writer, queue: LiveQueue, *places: Place) -> None:
         writer.events.append(event_of(Kind.EXPIRED, at, queue, writer.origin(SERVER), place))
 
 
+def error_detail(error_type: str, error: str) -> dict[str, object]:
+    """The members of an event's detail that tell of an error; what is not known is left out."""
+    return {name: text for name, text in (("error_type", error_type), ("error", error)) if text}
+
+
 _WHOLE: Final = (
     "SELECT m.sender, m.extras, m.md5, m.body, l.first FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
     " WHERE m.sequence = ?"
@@ -193,6 +199,9 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
         detail["sent"] = sent
     if expired:
         detail["expired"] = True
+    if receives:
+        detail["receives"] = receives
+    detail |= error_detail(extras.error_type, extras.error)
     writer.events.append(event_of(Kind.DEAD_LETTERED, writer.now, queue, writer.origin(SERVER), place, detail))
 
 

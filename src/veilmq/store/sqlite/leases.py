@@ -7,6 +7,8 @@ handle is judged against that, and what is not current changes nothing and is re
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from veilmq.model.commands import SERVER, AfterExpiry, Delete, Extend, LeaseSource, Undeliver
 from veilmq.model.errors import (
     OTHER_QUEUE,
@@ -19,13 +21,26 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
-from veilmq.model.events import Event, Kind, Refusal
+from veilmq.model.events import Event, Kind, LeaseEnding, Refusal
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Deleted, Extended, Outcome, Undelivered
 from veilmq.model.receipt import Receipt
-from veilmq.store.sqlite.endings import end_lease, expire, remove_rows
+from veilmq.model.reports import Reported
+from veilmq.store.sqlite.endings import end_lease, error_detail, expire, remove_rows
+from veilmq.store.sqlite.extras import pack_extras, read_extras
 from veilmq.store.sqlite.group_leases import line_aside, may_extend
-from veilmq.store.sqlite.places import MANY, Place, event_of, find_place, find_places, numbers, uncount
+from veilmq.store.sqlite.places import (
+    MANY,
+    ORIGIN_MASK,
+    Place,
+    event_of,
+    find_place,
+    find_places,
+    holder_bits,
+    numbers,
+    origin_of,
+    uncount,
+)
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.sends import as_stored
 from veilmq.store.sqlite.writer import INSERT_LEASE, Writer
@@ -36,6 +51,7 @@ _DELETED: Final = int(Kind.DELETED)
 _EXTENDED: Final = int(Kind.EXTENDED)
 _RELEASED: Final = int(Kind.RELEASED)
 _RESUMED: Final = int(Kind.LEASE_RESUMED)
+_FOR_RETRY: Final = int(Kind.RELEASED_FOR_RETRY)
 _FROM_EXTEND: Final = int(LeaseSource.EXTEND)
 _DONE: Final = Deleted()
 LEASE_TOTAL_REASON: Final = "total"
@@ -150,15 +166,14 @@ def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | 
         error = LeaseExpired(sequence=place.sequence, attempt=place.attempt)
         return _refused(writer, Kind.EXTEND_REFUSED, command, receipt, error)
     rotation = place.rotation + 1 if command.rotate else place.rotation
-    if not command.lease_us:
-        kind = _RELEASED
-    else:
-        kind = _RESUMED if place.attempt and not place.hidden else _EXTENDED
-    _move(writer, queue, place, due, rotation, moves, hidden=command.lease_us > 0)
+    kind, ending = _meaning(command, place, due)
+    _move(writer, queue, place, due, rotation, moves, hidden=command.lease_us > 0, ending=ending)
     origin = writer.origin(command.origin)
     event = event_of(kind, now, queue, origin, place)
     event.held_us = now - place.granted if place.attempt else None
     event.lease_us, event.source = command.lease_us, _FROM_EXTEND
+    if kind == _FOR_RETRY:
+        event.detail = _keep_failure(writer, command, place)
     writer.events.append(event)
     if command.body is not None:
         body = command.body.encode()
@@ -169,6 +184,41 @@ def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | 
     if command.rotate:
         handle = writer.receipts.seal(queue.incarnation, place.sequence, place.attempt, rotation)
     return Extended(handle, due)
+
+
+def _meaning(command: Extend, place: Place, due: Instant) -> tuple[int, LeaseEnding]:
+    """The event that an extend is, and what it will mean if the lease that it gives runs out."""
+    reported = None if command.report is None else command.report.reported
+    if not place.attempt:
+        return _EXTENDED if command.lease_us else _RELEASED, LeaseEnding.EXPIRED
+    if reported is Reported.RETRY:
+        return _FOR_RETRY, LeaseEnding.RETRY
+    if not command.lease_us:
+        return _RELEASED, LeaseEnding.EXPIRED
+    if not place.hidden:
+        return _RESUMED, LeaseEnding.EXPIRED
+    if reported is None and due < place.due:
+        return _EXTENDED, LeaseEnding.CHANGED
+    return _EXTENDED, LeaseEnding.EXPIRED
+
+
+def _keep_failure(writer: Writer, command: Extend, place: Place) -> dict[str, object] | None:
+    """Note the error with the message, so that a dead letter has it; returns the event's detail."""
+    assert command.report is not None
+    failure = command.report.failure
+    error = failure.error if writer.error_lines else ""
+    detail = error_detail(failure.error_type, error)
+    if detail:
+        ((packed,),) = writer.read("SELECT extras FROM message WHERE sequence = ?", (place.sequence,))
+        extras = read_extras(packed)
+        # The row is written with its body: not for the same error again. Damaged extras are for a claim to find.
+        if extras is not None and (extras.error_type, extras.error) != (failure.error_type, error):
+            extras = msgspec.structs.replace(extras, error_type=failure.error_type, error=error)
+            values = (pack_extras(extras), place.sequence)
+            writer.write("UPDATE message SET extras = ? WHERE sequence = ?", values)
+    if failure.reason:
+        detail = {"reason": failure.reason, **detail}
+    return detail or None
 
 
 def undeliver(writer: Writer, command: Undeliver) -> Outcome:
@@ -186,7 +236,7 @@ def undeliver(writer: Writer, command: Undeliver) -> Outcome:
             continue
         event = event_of(Kind.UNDELIVERED, writer.now, queue, writer.origin(command.origin), place)
         moves: Moves = {}
-        _move(writer, queue, place, writer.now, place.rotation, moves, hidden=False)
+        _move(writer, queue, place, writer.now, place.rotation, moves, hidden=False, ending=LeaseEnding.EXPIRED)
         _write_moves(writer, moves)
         writer.events.append(event)
         released += 1
@@ -237,19 +287,30 @@ def _refused(
     return error
 
 
-Moves = dict[int, tuple[bool, Instant, int]]
-"""Where lease rows go, by sequence: hidden, due, rotation. The last move of a message counts."""
-_MOVE: Final = "UPDATE lease SET hidden = ?, due = ?, rotation = ? WHERE sequence"
+Moves = dict[int, tuple[bool, Instant, int, int]]
+"""Where lease rows go, by sequence: hidden, due, rotation, bits of the ending. The last move of a message counts."""
+_MOVE: Final = (
+    f"UPDATE lease SET hidden = ?, due = ?, rotation = ?, origin = (origin & {ORIGIN_MASK}) | ? WHERE sequence"
+)
 
 
 def _move(
-    writer: Writer, queue: LiveQueue, place: Place, due: Instant, rotation: int, moves: Moves, *, hidden: bool
+    writer: Writer,
+    queue: LiveQueue,
+    place: Place,
+    due: Instant,
+    rotation: int,
+    moves: Moves,
+    *,
+    hidden: bool,
+    ending: LeaseEnding,
 ) -> None:
     """Hide the message until `due`, or make it visible, under the same attempt; a lease row that is there is left to
     `_write_moves`."""
     writer.touch(queue)
+    bits = holder_bits(ending)
     if place.leased:
-        moves[place.sequence] = (hidden, due, rotation)
+        moves[place.sequence] = (hidden, due, rotation, bits)
     else:
         line, order = line_aside(queue, place)
         writer.write("UPDATE message SET line = ? WHERE sequence = ?", (line, place.sequence))
@@ -258,6 +319,7 @@ def _move(
             place.sequence, queue.generation, order, line, hidden, due, 0, rotation, place.sent, None, origin,
         )  # fmt: skip
         writer.write(INSERT_LEASE, values)
+    place.holder = origin_of(place.holder or writer.origin(SERVER)) | bits
     uncount(queue, place)
     place.leased, place.hidden, place.due, place.rotation = True, hidden, due, rotation
     if not hidden:
@@ -277,7 +339,7 @@ def _move(
 
 def _write_moves(writer: Writer, moves: Moves) -> None:
     """Leases that get the same end go in one statement."""
-    groups: dict[tuple[bool, Instant, int], list[int]] = {}
+    groups: dict[tuple[bool, Instant, int, int], list[int]] = {}
     for sequence, move in moves.items():
         groups.setdefault(move, []).append(sequence)
     for move, sequences in groups.items():

@@ -28,6 +28,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     migrates: bool = True
     """Whether a file of an older schema is brought to today's. Else it is refused and stays as it is: its release would
     not open it again."""
+    error_lines: bool = True
+    """Keep the first line of the error for which a worker gives a message back; else its type alone."""
     type_attribute: str = TYPE_ATTRIBUTE
     """Which attribute names a message's type, where its sender's protocol has no other place."""
     type_pointer: str = ""

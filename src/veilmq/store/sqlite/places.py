@@ -39,11 +39,32 @@ class Place(msgspec.Struct, array_like=True, gc=False):
     hidden: int = False
     due: Instant = Instant(0)
     granted: int = 0
-    origin: int | None = None
+    holder: int | None = None
+    """The column `origin`: see `origin_of` and `ending_of`."""
 
     def expires(self, retention_us: int) -> int:
         """The instant from which the message is dead."""
         return self.sent + retention_us if self.own_expiry is None else self.own_expiry
+
+
+_ORIGIN_BITS: Final = 32
+ORIGIN_MASK: Final = (1 << _ORIGIN_BITS) - 1
+"""The column `origin` of a lease holds an origin's number below, and above it a `LeaseEnding`: 0 from the grant on."""
+
+
+def origin_of(holder: int) -> int:
+    """The number of the origin that holds the lease."""
+    return holder & ORIGIN_MASK
+
+
+def ending_of(holder: int | None) -> int:
+    """What it will mean if the lease runs out: a `LeaseEnding`."""
+    return 0 if holder is None else holder >> _ORIGIN_BITS
+
+
+def holder_bits(ending: int) -> int:
+    """What `ending` adds to the number of an origin."""
+    return ending << _ORIGIN_BITS
 
 
 # What stands for the id is bound late: JSON carries no blobs.

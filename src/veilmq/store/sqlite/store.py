@@ -166,6 +166,7 @@ class SqliteStore:
             close_unchecked(connection)
             raise unusable(database, error) from error
         self._writer.disorder = self.options.disorder
+        self._writer.error_lines = self.options.error_lines
         self._writer.types = MessageTypes(self.options.type_attribute, self.options.type_pointer)
         self.first_event = self._writer.mark.offset
         """Offset of the first event since the opening."""

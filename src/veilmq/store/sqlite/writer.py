@@ -89,6 +89,8 @@ class Writer:
         self.disorder = 0
         """How many places a message may be out of its order, on purpose."""
         self.types = MessageTypes()
+        self.error_lines = True
+        """Whether the first line of a worker's error is kept."""
         self.disk_low: int | None = None
         """Free bytes when they are below the floor."""
         self.events: list[Event] = []

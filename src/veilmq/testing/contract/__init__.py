@@ -39,6 +39,7 @@ from veilmq.testing.contract.purge import TestPurge
 from veilmq.testing.contract.queues import TestQueues
 from veilmq.testing.contract.rates import TestRates
 from veilmq.testing.contract.recovery import TestRecovery
+from veilmq.testing.contract.retries import TestLastErrors, TestRetries
 from veilmq.testing.contract.sends import TestSends
 from veilmq.testing.contract.snapshots import TestSnapshots
 from veilmq.testing.contract.stage import Stage, StoreFactory, stage
@@ -64,6 +65,7 @@ SUITE = (
     TestHandles,
     TestHistory,
     TestInterleaving,
+    TestLastErrors,
     TestLeases,
     TestManyHandles,
     TestMoves,
@@ -74,6 +76,7 @@ SUITE = (
     TestQueues,
     TestRates,
     TestRecovery,
+    TestRetries,
     TestSends,
     TestSnapshots,
     TestTopics,

@@ -63,7 +63,8 @@ class TestDeadLetters:
         event = stage.events(start)[1]
         moved = stage.take(dead)
         assert (event.sequence, event.message, event.attempt) == (sent.sequence, sent.id.hex(), 1)
-        assert event.detail == {"target": stage.describe(dead).incarnation, "target_sequence": moved.sequence}
+        target = {"target": stage.describe(dead).incarnation, "target_sequence": moved.sequence}
+        assert event.detail == {**target, "receives": 1}
 
     def test_a_waiting_receiver_of_the_dead_letter_queue_is_told(self, stage: Stage) -> None:
         queue, dead = _pair(stage, 1)

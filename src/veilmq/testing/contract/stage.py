@@ -158,6 +158,10 @@ class Stage:
         """A release that arrives now."""
         return Extend(queue=queue, origin=TESTER, handle=handle, lease_us=0, arrived=self.now)
 
+    def extending(self, queue: QueueKey, handle: str, lease_us: int, **fields: Any) -> Extend:
+        """An extend that arrives now."""
+        return Extend(queue=queue, origin=TESTER, handle=handle, lease_us=lease_us, arrived=self.now, **fields)
+
     def delete(self, queue: QueueKey, handle: str, **fields: Any) -> Outcome:
         """Delete by handle; it arrives now unless `arrived` says otherwise."""
         fields.setdefault("arrived", self.now)

@@ -16,6 +16,7 @@ from veilmq.model.instant import FOREVER, SECOND_US, Instant
 from veilmq.model.message import Delivery, first_forbidden_character, id_text
 from veilmq.model.outcomes import Extended, Outcome, Received, Sent
 from veilmq.model.queue import XmlBody
+from veilmq.model.reports import REPORT_HEADER, read_header
 from veilmq.model.xml_bodies import encode_xml_body
 from veilmq.protocols.azure import limits
 from veilmq.protocols.azure.call import Asked, Call, Plan, sole
@@ -221,6 +222,7 @@ def plan_update(asked: Asked) -> Plan:
         md5=b"" if body is None else md5_of(raw, usedforsecurity=False).digest(),
         size_bytes=len(raw),
         from_xml=True,
+        report=read_header(asked.request.headers.get(REPORT_HEADER)),
     )
     return (command,), None
 

@@ -10,6 +10,7 @@ from veilmq.model.commands import AfterExpiry, Delete, Extend
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, milliseconds
 from veilmq.model.outcomes import Extended, Outcome
+from veilmq.model.reports import REPORT_HEADER, read_header
 from veilmq.protocols.http import Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.call import Asked, Call, Plan, sole
@@ -110,6 +111,7 @@ def plan_change_visibility(asked: Asked) -> Plan:
         arrived=asked.arrived,
         after_expiry=AfterExpiry.REFUSE,
         rotate=True,
+        report=read_header(asked.request.headers.get(REPORT_HEADER)),
     )
     return (command,), None
 

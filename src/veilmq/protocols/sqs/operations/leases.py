@@ -15,6 +15,7 @@ from veilmq.model.errors import LeaseError, LeaseExpired, LeaseTaken, MessageGon
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome
 from veilmq.model.queue import QueueKey
+from veilmq.model.reports import REPORT_HEADER, Report, read_header
 from veilmq.protocols.sqs import limits, results
 from veilmq.protocols.sqs.addresses import is_fifo
 from veilmq.protocols.sqs.call import Asked, Call, Plan
@@ -47,16 +48,16 @@ def plan_delete_batch(asked: Asked, given: DeleteMessageBatchInput) -> Plan:
 
 def plan_extend(asked: Asked, given: ChangeMessageVisibilityInput) -> Plan:
     """ChangeMessageVisibility."""
-    return (_extend(asked, asked.queue(given.queue_url), given),), None
+    return (_extend(asked, asked.queue(given.queue_url), given, _report(asked)),), None
 
 
 def plan_extend_batch(asked: Asked, given: ChangeMessageVisibilityBatchInput) -> Plan:
     """ChangeMessageVisibilityBatch."""
     queue = asked.queue(given.queue_url)
-    numbers = count(1)
+    numbers, report = count(1), _report(asked)
 
     def command_of(entry: VisibilityEntry) -> Extend:
-        return _extend(asked, queue, entry, next(numbers))
+        return _extend(asked, queue, entry, report, next(numbers))
 
     return plan_entries(asked, queue, given.entries, _ENTRY, command_of)
 
@@ -80,8 +81,16 @@ def _after_expiry(queue: QueueKey) -> AfterExpiry:
     return AfterExpiry.REFUSE if is_fifo(queue.name) else AfterExpiry.ALLOW
 
 
+def _report(asked: Asked) -> Report | None:
+    return read_header(asked.request.headers.get(REPORT_HEADER))
+
+
 def _extend(
-    asked: Asked, queue: QueueKey, given: ChangeMessageVisibilityInput | VisibilityEntry, number: int = 0
+    asked: Asked,
+    queue: QueueKey,
+    given: ChangeMessageVisibilityInput | VisibilityEntry,
+    report: Report | None,
+    number: int = 0,
 ) -> Extend:
     """`number`: of an entry of a batch, from 1."""
     if not given.receipt_handle:
@@ -100,6 +109,7 @@ def _extend(
         arrived=asked.arrived,
         after_expiry=_after_expiry(queue),
         lease_total_us_max=_LEASE_TOTAL_US_MAX,
+        report=report,
     )
 
 

@@ -27,6 +27,7 @@ from veilmq.model.message import Delivery, id_text
 from veilmq.model.outcomes import Outcome, Purged, QueueCreated, QueueDeleted, QueueDescribed, Received, Sent
 from veilmq.model.plan import PlanState
 from veilmq.model.queue import QueueKey
+from veilmq.model.reports import REPORT_HEADER, WORKING, read_header
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import is_fifo, is_queue_name
 from veilmq.protocols.sqs.call import Asked, Call, Operation, Plan, sole
@@ -138,9 +139,11 @@ def answer_send(call: Call, outcomes: Sequence[Outcome]) -> shapes.SendResult:
 
 
 def plan_extend(asked: Asked, given: shapes.ExtendInput) -> Plan:
-    """VeilMQ.Extend. A late one takes the lease up again on a standard queue, as with VeilMQ.Delete."""
+    """VeilMQ.Extend. A late one takes the lease up again on a standard queue, as with VeilMQ.Delete. Who does not say
+    that the message is given back works on, also under a shorter lease."""
     queue = _queue(asked, given.queue)
     after_expiry = _after_expiry(queue)
+    report = read_header(asked.request.headers.get(REPORT_HEADER)) or WORKING
 
     def command_of(entry: shapes.ExtendEntry) -> Extend:
         if not entry.handle:
@@ -157,6 +160,7 @@ def plan_extend(asked: Asked, given: shapes.ExtendInput) -> Plan:
             lease_us=round(entry.lease * SECOND_US),
             arrived=asked.arrived,
             after_expiry=after_expiry,
+            report=report,
         )
         if entry.body is not None:
             command.body = entry.body
