@@ -57,7 +57,7 @@ class Look(StrEnum):
 
     LEAVE = "leave it alone"
     LET_GO = "tell the handler; extend no more"
-    OVER = "over: tell the handler, unless the queue grants a late extension"
+    OVER = "lost, unless a late extend is granted"
     EXTEND = "extend to visibility_timeout"
     WAIT = "look again when one of these is due"
 
