@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.pipeline.drain.columns import MANIFEST_SCHEMA
 from veilmq.pipeline.drain.errors import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged
+from veilmq.pipeline.durable import make_directory
 from veilmq.store.files import sync_directory
 
 ROWS_PER_BATCH: Final = 1_000
@@ -73,7 +74,7 @@ class Directory:
     def __init__(self, path: Path, queue: str, *, lock_seconds: float = LOCK_SECONDS, clock: Clock = SYSTEM) -> None:
         """`queue`: what is drained into it. Raises DirectoryTaken, DirectoryForeign."""
         self.path = path
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path, 0o700)
         self._lock = _locked(path, lock_seconds, clock)
         try:
             self._owner = self._own(queue)

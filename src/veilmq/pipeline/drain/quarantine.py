@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from veilmq.pipeline.drain.manifests import put
+from veilmq.pipeline.durable import make_directory
 
 FOLDER: Final = "quarantine"
 
@@ -41,7 +42,7 @@ def write(manifest: Path, first: int, rows: Sequence[Quarantined]) -> None:
     path = manifest.parent / FOLDER / f"{manifest.stem}-{first}.jsonl"
     if path.with_suffix(".sent").exists():
         return
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    make_directory(path.parent, 0o700)
     put(path, b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
 
 

@@ -2,11 +2,11 @@
 
 Strategy: each file holds a range of offsets that its name tells, in a folder of the day of its first event; it is
 written beside its place and renamed when it is whole, so that what is there is complete and the next run knows where to
-go on by looking at names alone. Each file tells the epoch of its history, so that a restored backup's events are never
-put behind those of the server before it. A key that may see some queues only leaves holes, which its files tell too.
+go on by looking at names alone. It is durable before the next offsets are held, for the server may then trim its own.
+Each file tells the epoch of its history, so that a restored backup's events are never put behind those of the server
+before it. A key that may see some queues only leaves holes, which its files tell too.
 """
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from veilmq.pipeline.durable import make_directory, restore, take_name
 from veilmq.pipeline.errors import HistoryGap, PipelineError
 from veilmq.pipeline.events.columns import ARROW_SCHEMA
 from veilmq.pipeline.events.reading import EPOCH, HOLES, History, ParquetHistory
@@ -47,8 +48,9 @@ def export(
     start: for an empty directory, the offset to begin with (the first unless told). Raises HistoryGap if the history no
     longer holds what comes next or is another one, ExportTaken, and PipelineError.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     with alone(directory):
+        restore(directory)
         for left in directory.glob("day=*/.*.part"):
             left.unlink()
         found = _next_of(directory, history)
@@ -98,7 +100,7 @@ def _write(history: History, directory: Path, start: int, seen: int, stop: int) 
         return False
     day = datetime.fromtimestamp(head.column("at")[0].as_py() / 1e6, UTC).date()
     place = directory / f"day={day.isoformat()}"
-    place.mkdir(exist_ok=True)
+    make_directory(place)
     name = f"offset-{start:020}-{stop:020}.parquet"
     part = place / f".{name}.part"
     with pq.ParquetWriter(part, ARROW_SCHEMA, compression="zstd", use_dictionary=True) as writer:
@@ -117,7 +119,5 @@ def _write(history: History, directory: Path, start: int, seen: int, stop: int) 
             writer.write_table(pa.Table.from_batches(waiting, ARROW_SCHEMA), ROW_GROUP_ROWS)
         told = {EPOCH: history.epoch} if history.epoch else {}
         writer.add_key_value_metadata(told | ({HOLES: "yes"} if written < stop - start else {}))
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.rename(place / name)
+    take_name(part, place / name)
     return True

@@ -9,7 +9,6 @@ says which offset counts: a run that dies leaves files that the next one removes
 """
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from veilmq.pipeline import publish
+from veilmq.pipeline.durable import make_directory, restore, sync_tree, take_name
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.events import load
 from veilmq.pipeline.events.reading import History, last_instant
@@ -112,7 +112,7 @@ class Loop:
         if options.keys() & {"from", "until"}:
             raise OptionInvalid("A loop goes on where it stopped: from and until are not for it.", "")
         began = timer()
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         with locked(self.directory / "lock", LoopTaken, "Another run"):
             state = self._state(options)
             history.epoch = state.epoch
@@ -165,6 +165,7 @@ class Loop:
             pending = f"pending-{stop:020}"
             left = leases.where(~settled)
             left.coalesce(1).write.mode("overwrite").parquet(str(self.directory / pending))
+            sync_tree(self.directory / pending)
             cells = buckets.histogram(attempts.judged(leases.where(settled))).toArrow()
         finally:
             leases.unpersist()
@@ -177,8 +178,14 @@ class Loop:
         return round(sum(cells.column("leases").to_pylist())), tables.load(self.directory / pending).num_rows
 
     def _left(self, state: _State) -> Path | None:
-        """The leases that were pending after the last run."""
-        return self.directory / state.pending if state.pending and (self.directory / state.pending).exists() else None
+        """The leases that were pending after the last run. Raises HistoryGap if they are gone."""
+        if state.pending is None:
+            return None
+        left = self.directory / state.pending
+        if not left.exists():
+            mend = f"Bring it back, or remove {self.directory} to begin anew."
+            raise HistoryGap(f"{left} is missing, and with it the leases that had not ended.", mend)
+        return left
 
     def plans(self) -> dict[publish.Queue, dict[str, Any]]:
         """The recommendations as `publish` takes them."""
@@ -259,18 +266,16 @@ class Loop:
 
     def _save(self, state: _State) -> None:
         part = self.directory / ".state.json.part"
-        with part.open("wb") as file:
-            file.write(msgspec.json.encode(state))
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(self.directory / "state.json")
+        part.write_bytes(msgspec.json.encode(state))
+        # What the state before it names may be removed once it is durable.
+        take_name(part, self.directory / "state.json")
 
     def _tidy(self, state: _State) -> None:
         """Remove what a run left that did not come to its end, and pending leases of earlier runs."""
         import shutil
 
-        tables.restore(self.directory)
-        tables.restore(self.directory / _CELLS)
+        restore(self.directory)
+        restore(self.directory / _CELLS)
         for each in self.directory.glob("pending-*"):
             if each.name != state.pending:
                 shutil.rmtree(each)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+from veilmq.pipeline.durable import make_directory, restore, take_name, take_place
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.events.export import alone
 
@@ -80,26 +81,7 @@ def write(frame: "DataFrame", place: Path, kind: str = "parquet") -> None:
         # Each replacement leaves the files of the version before.
         DeltaTable(str(place)).vacuum(VACUUM_HOURS_DEFAULT, dry_run=False)
         return
-    _take_place(beside, place)
-
-
-def restore(directory: Path) -> None:
-    """Bring back what a process left that died between the two names of `_take_place`."""
-    for old in directory.glob(".*.old"):
-        place = directory / old.name.removeprefix(".").removesuffix(".old")
-        if place.exists():
-            shutil.rmtree(old)
-        else:
-            old.rename(place)
-
-
-def _take_place(beside: Path, place: Path) -> None:
-    old = place.with_name(f".{place.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if place.exists():
-        place.rename(old)
-    beside.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
+    take_place(beside, place)
 
 
 def read(spark: "SparkSession", place: Path) -> "DataFrame":
@@ -162,10 +144,10 @@ def append_day(rows: Any, place: Path, day: date, name: str) -> None:
     import pyarrow.parquet as pq
 
     directory = place / f"{_DAY}{day.isoformat()}"
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     part = directory / f".{name}.part"
     pq.write_table(rows, part, compression="zstd")
-    part.rename(directory / f"{name}.parquet")
+    take_name(part, directory / f"{name}.parquet")
 
 
 def compact(place: Path, *, files_max: int = 1) -> int:
@@ -194,7 +176,7 @@ def _compact_day(directory: Path, files_max: int) -> int:
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     _join(files, beside / _joined(files[0].name, files[-1].name))
-    _take_place(beside, directory)
+    take_place(beside, directory)
     return len(files) - 1
 
 

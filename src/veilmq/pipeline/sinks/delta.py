@@ -16,9 +16,9 @@ Source: the Delta protocol, "Transaction Identifiers".
 
 import json
 import logging
-import os
 import secrets
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from pyspark.sql import types
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from veilmq.client.clock import SYSTEM
+from veilmq.pipeline.durable import sync_file
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.sinks.fitting import DeltaRefused, check_nulls, check_table, nulls_of
 from veilmq.pipeline.sinks.options import DeltaOptions, read_delta_options
@@ -73,25 +74,25 @@ def add_files(
     if _is_done(path, app, own, batch, storage):
         return False
     try:
-        version = _commit(path, schema, files, app, own, batch, storage)
+        before = _commit(path, schema, files, app, own, batch, storage)
     except Exception as error:
         if _is_done(path, app, own, batch, storage):
             log.warning("table %s has batch %d, though its commit raised: %s", path, batch, error)
-            _sync_log(path, DeltaTable(path, storage_options=storage).version())
+            _sync_log(path, DeltaTable(path, storage_options=storage).version() - 1)
             return True
         if isinstance(error, DeltaError):
             raise DeltaRefused(f"The table {path} refuses batch {batch}: {error}.", "Do its columns fit?") from error
         if isinstance(error, OSError):
             raise _unreachable(path, batch, error) from error
         raise
-    _sync_log(path, version)
+    _sync_log(path, before)
     return True
 
 
 def _commit(
     path: str, schema: Any, files: list[Written], app: str, own: str, batch: int, storage: dict[str, str] | None
 ) -> int:
-    """The version that it made."""
+    """The version before it; -1 if there was no table."""
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     from deltalake.transaction import AddAction
 
@@ -101,29 +102,34 @@ def _commit(
         for each in files
         if each.name
     ]
-    if not DeltaTable.is_deltatable(path, storage):
+    is_new = not DeltaTable.is_deltatable(path, storage)
+    if is_new:
         write_deltalake(path, schema.empty_table(), storage_options=storage)
     table = DeltaTable(path, storage_options=storage)
+    before = -1 if is_new else int(table.version())
     check_table(table, schema)
     check_nulls(table, frozenset().union(*(each.nulls for each in files)))
     versions = {app: max(batch, table.transaction_version(app) or 0), own: batch}
     properties = CommitProperties(app_transactions=[Transaction(*each) for each in versions.items()])
     table.create_write_transaction(actions, "append", schema, [], commit_properties=properties)
-    return int(table.version())
+    return before
 
 
-def _sync_log(path: str, version: int) -> None:
-    """Make a version outlive a power cut, for the messages are deleted next: on a local disk delta-rs syncs nothing."""
+def _sync_log(path: str, before: int) -> None:
+    """Make the versions after one outlive a power cut, for the messages are deleted next.
+
+    On a local disk; delta-rs syncs nothing there.
+    """
     table = _local(path)
-    if table is not None:
-        _sync_file(table / _LOG / f"{version:020}.json")
-        sync_directory(table / _LOG)
-        sync_directory(table)
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    if table is None:
+        return
+    for version in count(before + 1):
+        entry = table / _LOG / f"{version:020}.json"
+        if not entry.exists():
+            break
+        sync_file(entry)
+    for directory in (table / _LOG, table, table.parent):
+        sync_directory(directory)
 
 
 def _local(path: str) -> Path | None:
@@ -222,7 +228,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
             writer.write_table(pa.Table.from_batches(waiting, self._schema))
         writer.close()
         if isinstance(files, pyarrow.fs.LocalFileSystem):
-            _sync_file(Path(root, name))
+            sync_file(Path(root, name))
             sync_directory(root)
         return Written(name, int(files.get_file_info(f"{root}/{name}").size), rows, query, frozenset(nulls))
 
