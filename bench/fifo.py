@@ -1,6 +1,6 @@
 """FIFO queues at depth: CPU of a message's life beside 200,000 others, in one group and in 200,000, against none.
 
-Strategy: the path of bench/stages.py (signature, codec, engine, store, commit, answer; one process, one thread) over
+Strategy: the path of a request (signature, codec, engine, store, commit, answer; one process, one thread) over
 FIFO requests: send, receive, delete, `--batch` messages a request. A shallow queue and a deep one take turns, each in a
 directory of its own, and the CPU time of the process is compared, so that a busy machine blurs less. The fill is sent
 less than five minutes before it is measured, so that the deduplication window is as deep as the queue.

@@ -216,10 +216,10 @@ class TestClosing:
         first.close(deadline=SOON_SECONDS)
         assert leaving.result() is None
         assert first.receive(5) is None
-        assert (two[0].receives, two[1].receives) == (1, 0), "it goes on"
         two[1].send("there")
         message = staying.message()
         assert (message.body, message.receive_count) == ("there", 1)
+        assert (two[0].receives, two[1].receives) == (1, 0), "it went on"
         two[1].delete(message.handle)
         second.close(deadline=SOON_SECONDS)
 
@@ -261,7 +261,7 @@ class TestClosing:
             assert {each.message().body for each in waiting} == {"1", "2"}
 
     def test_what_is_kept_is_given_back_over_another_object(self, two: tuple[Watched, Watched]) -> None:
-        with Receiver(two[0]) as first, Receiver(two[1]):
+        with Receiver(two[0], lease=600) as first, Receiver(two[1], lease=600):
             leaving = Waiting(first, 0.5)
             eventually(lambda: two[0].parked == 1)
             shared = first._polling
