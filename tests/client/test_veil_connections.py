@@ -2,6 +2,8 @@
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -532,3 +534,17 @@ def test_a_closed_call_that_brings_no_lease_ends_at_once(script: Script, queue: 
         with pytest.raises(TransportError, match="q is closed") as ended:
             told.result(1)
     assert ended.value.may_have_happened
+
+
+def test_what_this_process_lacks_is_no_fault_of_the_server() -> None:
+    program = (
+        "import resource, veilmq\n"
+        "from veilmq.client.errors import TransportError\n"
+        "connect = lambda: veilmq.connect('veil://127.0.0.1:1/q').send('x')\n"
+        "try: connect()\n"
+        "except TransportError: pass\n"  # what it imports late is there now
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "connect()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert "this process can open no connection: [Errno 24] Too many open files" in run.stderr

@@ -1,11 +1,17 @@
-"""A process that may open no more files, because its clients have so many connections: the store goes on."""
+"""A process that may open no more files, because its clients have so many connections: the store goes on.
+
+Each case is a process of its own, so that nothing else in this one lacks files.
+"""
 
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from veilmq.model.commands import CreateQueue
 from veilmq.model.instant import SECOND_US, Instant
@@ -30,31 +36,50 @@ def no_file_to_open() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_wal_is_copied_though_no_file_can_be_opened(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "data", msgspec.structs.replace(SMALL, checkpoint_bytes=512 * 1024))
+def the_wal_is_copied(data: Path) -> None:
+    store = SqliteStore(data, msgspec.structs.replace(SMALL, checkpoint_bytes=512 * 1024))
     store.apply([CreateQueue(queue=QUEUE, origin=TESTER)], EPOCH)
     store.commit()
     with no_file_to_open():
         for number in range(200):
             store.apply([sending(QUEUE, "x" * 4_000)], Instant(EPOCH + number))
             store.commit()
-    assert (tmp_path / "data" / "veilmq.db").stat().st_size > 400_000
+    assert (data / "veilmq.db").stat().st_size > 400_000
     store.close()
-    reopened = SqliteStore(tmp_path / "data", SMALL)
+    reopened = SqliteStore(data, SMALL)
     assert reopened.queues.by_key[QUEUE].visible == 200
     reopened.close()
 
 
-def test_a_reserve_that_was_given_up_waits_for_a_file_to_open(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "data", msgspec.structs.replace(SMALL, reserve_bytes=MIB))
+def a_reserve_that_was_given_up_waits_for_a_file_to_open(data: Path) -> None:
+    store = SqliteStore(data, msgspec.structs.replace(SMALL, reserve_bytes=MIB))
     store.apply([CreateQueue(queue=QUEUE, origin=TESTER)], EPOCH)
     store.commit()
     store.directory.give_up_reserve()
     with no_file_to_open():
         store.apply([sending(QUEUE)], Instant(EPOCH + 2 * SECOND_US))
         store.commit()
-    assert not (tmp_path / "data" / "reserve").exists()
+    assert not (data / "reserve").exists()
     store.apply([sending(QUEUE)], Instant(EPOCH + 4 * SECOND_US))
     store.commit()
-    assert (tmp_path / "data" / "reserve").exists()
+    assert (data / "reserve").exists()
     store.close()
+
+
+CASES = {case.__name__: case for case in (the_wal_is_copied, a_reserve_that_was_given_up_waits_for_a_file_to_open)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_store_goes_on(case: str, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, __file__, case, str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+if __name__ == "__main__":
+    CASES[sys.argv[1]](Path(sys.argv[2]))

@@ -210,3 +210,15 @@ def test_a_job_that_hangs_does_not_keep_it_from_stopping() -> None:
         assert await stage.next() == (None, True, 0)
 
     staged(play)
+
+
+def test_it_stops_though_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def play(stage: Stage) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            await stage.committer.stop(PATIENCE_SECONDS)
+
+    staged(play)

@@ -88,7 +88,10 @@ class Committer:
     async def stop(self, deadline_s: float) -> None:
         """End the thread once its job is done, or leave it to itself after `deadline_s`."""
         self._jobs.put(None)
-        await self._loop.run_in_executor(None, self._thread.join, deadline_s)
+        try:
+            await self._loop.run_in_executor(None, self._thread.join, deadline_s)
+        except RuntimeError:  # "can't start new thread"
+            self._thread.join(deadline_s)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -5,6 +5,7 @@ times as much). A socket that was used before is looked at first: what is readab
 whether the request may have been carried out: not before its last byte was handed to the kernel. Source: RFC 9112.
 """
 
+import errno
 import select
 import socket
 import ssl
@@ -22,6 +23,7 @@ _HEAD_BYTES_MAX: Final = 65_536
 ANSWER_BYTES_MAX: Final = 192 * 1024 * 1024
 """64 messages of a mebibyte, each character of which JSON may write as two."""
 _IDLE_MAX: Final = 64
+_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 _REFUSAL_SECONDS: Final = 0.2
 """How long to look for an answer where the request could not be sent whole."""
 _CLOSED: Final = "the server closed the connection"
@@ -281,9 +283,14 @@ class Pool:
                 connected.close()
                 raise
         except (OSError, UnicodeError) as error:
-            reason = advised(f"{self._address[0]}:{self._address[1]} cannot be reached: {error}")
-            raise TransportError(reason=reason, may_have_happened=False) from error
+            raise TransportError(reason=self._unreached(error), may_have_happened=False) from error
         return Connection(connected, self._clock)
+
+    def _unreached(self, error: Exception) -> str:
+        """Why there is no connection; what this machine lacks is no fault of the server's."""
+        if isinstance(error, OSError) and error.errno in _OURS:
+            return f"this process can open no connection: {error}"
+        return advised(f"{self._address[0]}:{self._address[1]} cannot be reached: {error}")
 
     def give(self, connection: Connection) -> None:
         """Back, to be used again."""

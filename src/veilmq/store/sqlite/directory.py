@@ -112,7 +112,7 @@ class DataDirectory:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            if error.errno not in {errno.EMFILE, errno.ENFILE}:
+            if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
                 raise
             return False
         try:
