@@ -2,6 +2,7 @@
 
 import json
 from hashlib import md5
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import VeilError
 from veilmq.model.queue import QueueKey, RedrivePolicy
-from veilmq.model.topic import SubscriptionSettings, TopicKey
+from veilmq.model.topic import SubscriptionSettings, TopicKey, hidden_queue
 
 TESTER = Origin("mns", "tester")
 ACCOUNT, OTHER = "000000000000", "111111111111"
@@ -98,6 +99,23 @@ def test_what_the_server_lacks_for_pushes_is_shown(server: Any, http: httpx.Clie
     answer = http.get("/health/ready")
     assert answer.status_code == 200
     assert "cannot call: Too many open files" in answer.json()["warnings"]["pushes"]
+
+
+def test_the_servers_own_waiting_for_pushes_is_nobodys_receive(server: Any, http: httpx.Client, news: TopicKey) -> None:
+    queue = hidden_queue(news, "by-push")
+    do(server, Receive(queue=queue, origin=TESTER))
+    waiting = Thread(target=do, args=(server, Receive(queue=queue, origin=TESTER, wait_us=60_000_000)))
+    waiting.start()
+    while not len(server.shell.engine.waiting):
+        http.get("/health/live")
+    found = http.get("/metrics").text
+    do(
+        server,
+        Publish(topic=news, origin=TESTER, body="x", md5=md5(b"x", usedforsecurity=False).digest(), size_bytes=1),
+    )
+    waiting.join()
+    assert "veilmq_waiters 0.0" in found
+    assert "veilmq_queues 1.0" in found
 
 
 def test_pages_by_account_region_and_prefix(server: Any, http: httpx.Client) -> None:

@@ -29,6 +29,7 @@ def test_neither_takes_the_others_room(shell: Shell) -> None:
     clients = [waits(shell, QUEUE), waits(shell, QUEUE)]
     assert not {*pushers, *clients} & shell.answers.keys()
     assert shell.engine.waiting.refused == {}
+    assert shell.engine.waiting.clients == 2
 
     third = waits(shell, QUEUE)
     assert shell.answers[third] == [Received([])]

@@ -27,7 +27,7 @@ from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US
 from veilmq.model.moves import MoveStatus
 from veilmq.model.queue import QueueKey
-from veilmq.model.topic import SETTINGS_QUEUES, PushResult
+from veilmq.model.topic import SETTINGS_QUEUES, PushResult, is_hidden
 from veilmq.server.shell import COMMIT_BUCKETS_US
 from veilmq.store.sqlite.history import bounds
 from veilmq.store.sqlite.moves import every
@@ -79,6 +79,8 @@ class Gathered(NamedTuple):
     """Age of the oldest message, by incarnation."""
     tasks: Counter[MoveStatus]
     """Move tasks that the store remembers, by status."""
+    queues: int
+    """Those that exist, but for those of pushes, which are the server's own."""
 
 
 class _Kind(msgspec.Struct, array_like=True, gc=False):
@@ -146,7 +148,8 @@ class Metrics:
         oldest_us = await run_in_threadpool(self._oldest_us, [(queue, list(queue.ready)) for queue in labelled])
         await run_in_threadpool(self._outcomes.catch_up)
         registry = CollectorRegistry(auto_describe=False)
-        gathered = Gathered(labelled, rest, oldest_us, await run_in_threadpool(self._tasks))
+        count = sum(not is_hidden(queue.key.name) for queue in queues)
+        gathered = Gathered(labelled, rest, oldest_us, await run_in_threadpool(self._tasks), count)
         registry.register(_Families(list(self._families(gathered))))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -190,7 +193,7 @@ class Metrics:
         yield CounterMetricFamily("veilmq_batches", "Batches applied.", stats.batches)
         yield CounterMetricFamily("veilmq_batched_commands", "Commands applied, the server's own too.", stats.commands)
         yield _histogram("veilmq_commit_seconds", "Commit with its fsync.", stats.commit_us, stats.commit_us_total)
-        yield GaugeMetricFamily("veilmq_waiters", "Receives that are parked.", len(shell.engine.waiting))
+        yield GaugeMetricFamily("veilmq_waiters", "Receives of clients that are parked.", shell.engine.waiting.clients)
         refused = self._service.parking.refused.items()
         yield _counters("veilmq_refused_parkings", "Receives answered empty: too many wait.", ("limit",), refused)
         outcomes = dict(self._outcomes.counts)
@@ -289,7 +292,7 @@ def _queue_families(gathered: Gathered) -> Iterator[Metric]:
         oldest_us = gathered.oldest_us.get(queue.incarnation, 0)
         age.add_metric((queue.key.account, queue.key.region, queue.key.name), oldest_us / SECOND_US)
     yield age
-    yield GaugeMetricFamily("veilmq_queues", "Queues that exist.", len(gathered.labelled) + gathered.rest.queues)
+    yield GaugeMetricFamily("veilmq_queues", "Queues that exist.", gathered.queues)
 
 
 def _counters(

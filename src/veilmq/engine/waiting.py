@@ -57,6 +57,11 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._by_ticket)
 
+    @property
+    def clients(self) -> int:
+        """How many receives of clients wait: all but the server's own, which wait for what is to be pushed."""
+        return len(self._by_ticket) - self._hidden
+
     def waits_for(self, queue: QueueKey) -> int:
         """How many wait for the queue."""
         return len(self._lines.get(queue, ()))
@@ -71,7 +76,7 @@ class WaitingRoom:
         limits = self._limits
         if is_hidden(queue.name):
             return True
-        if len(self._by_ticket) - self._hidden >= limits.parked_max:
+        if self.clients >= limits.parked_max:
             full = "parked_max"
         elif self._accounts[queue.account] >= limits.parked_per_account_max:
             full = "parked_per_account_max"
