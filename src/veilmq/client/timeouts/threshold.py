@@ -1,13 +1,14 @@
 """Document 003's counter rule, as it stands.
 
 Strategy: count the deletes that fail because the message came back; when so many failed within a window, raise the
-timeout. Nothing lowers it again. Source: document 003, "count how many deletes fail ... and when that passes a
-threshold, raise the visibility timeout".
+timeout, and tell the senders. Nothing lowers it again. Source: document 003, "counting at the worker roles how many
+times message deletes are failing ... communicate that back to the front-end web roles".
 """
 
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
@@ -27,12 +28,14 @@ class ThresholdTimeout:
         factor: float = 2.0,
         longest: float = 43_200,
         margin: float = 0,
+        tell: Callable[[float], object] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         """After `failures` failed deletes within `window` seconds the timeout is `factor` times as long.
 
-        timeout, longest, margin: seconds. With a margin of 0 a keeper never extends, as in the document. Raises
-        ParameterInvalid for values that cannot be.
+        timeout, longest, margin: seconds. With a margin of 0 a keeper never extends, as in the document. tell: called
+        with each new timeout, in the thread in which a delete failed: it passes it on to the senders, which name it as
+        their messages' `lease_hint`. Raises ParameterInvalid for values that cannot be.
         """
         if checked.positive(timeout, "timeout") > checked.positive(longest, "longest", may_be_endless=True):
             raise ParameterInvalid(parameter="timeout", reason=f"{timeout!r} is above longest, {longest!r}")
@@ -41,12 +44,15 @@ class ThresholdTimeout:
         if checked.number(factor, "factor", 1, math.inf) == 1:
             raise ParameterInvalid(parameter="factor", reason=f"{factor!r} is not above 1")
         checked.not_negative(margin, "margin")
+        if tell is not None:
+            checked.function(tell, "tell")
         self.timeout = timeout
         self._failures_max = failures
         self._window = window
         self._factor = factor
         self._longest = longest
         self._margin = margin
+        self._tell = tell
         self._clock = clock
         self._failed: deque[float] = deque()
         self._lock = threading.Lock()
@@ -74,9 +80,13 @@ class ThresholdTimeout:
             self._failed.append(now)
             while self._failed[0] < now - self._window:
                 self._failed.popleft()
+            before = self.timeout
             if len(self._failed) >= self._failures_max:
                 self._failed.clear()
                 self.timeout = min(self.timeout * self._factor, self._longest)
+            raised = self.timeout
+        if raised != before and self._tell is not None:
+            self._tell(raised)
 
     def vanished(self, message: Received, held: float) -> None:
         """A worker that crashed says nothing here."""
