@@ -214,6 +214,13 @@ class TestArguments:
         embedded.pass_time(31)
         assert cq.stats().visible == 1
 
+    def test_more_than_64_kib_goes_by_the_object_store(self, account: Account, tmp_path: Path) -> None:
+        queue = BigMessageSizeQueue(made(account, "big"), f"file://{tmp_path}", "bucket")
+        queue.putMessage(Message("x" * 65_536))
+        assert not (tmp_path / "bucket").exists()
+        queue.putMessage(Message("x" * 65_537))
+        assert any(path.is_file() for path in (tmp_path / "bucket").rglob("*"))
+
     def test_plain_text_in_an_encrypted_queue_comes_again(self, embedded: EmbeddedClient) -> None:
         plain = made(embedded.account, "secret")
         queue = SecurityQueue(plain, SecurityKeyGenerator.generate())

@@ -3,6 +3,9 @@
 docs/from-the-documents.md names the test of each statement.
 """
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from veilmq.client.timeouts import ThresholdTimeout
 from veilmq.model.errors import LeaseError
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
+ROOT = Path(__file__).parents[2]
 MINUTE, HOUR = 60.0, 3_600.0
 
 
@@ -232,3 +236,17 @@ class TestBroadcast:
         late = client.getQueueRef("consumer002").popMessage()
         assert late is not None
         assert late.getMessageBodyAsRawString() == "hello"
+
+
+@pytest.mark.slow
+def test_what_encryption_costs_can_be_measured_as_the_page_has_it() -> None:
+    """002: "encryption has some influence on performance"; each row of the page is one of the script."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "bench/encryption.py", "--rounds", "1"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    row = re.compile(r"^\| (A\d\S+) \| (\d+ KiB) \| (\d+) us \| (\d+) us \|", re.MULTILINE)
+    measured = {found[:2] for found in row.findall(done.stdout) if int(found[2]) > 0 and int(found[3]) > 0}
+    page = {found[:2] for found in row.findall((ROOT / "docs/patterns/encrypted-queue.md").read_text())}
+    assert page
+    assert page <= measured
