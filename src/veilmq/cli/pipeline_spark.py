@@ -26,7 +26,14 @@ def started(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
     """See `veilmq.pipeline.session.session`; stopped at the end."""
     from veilmq.pipeline.session import session
 
-    spark = session(master, remote, settings={"spark.log.level": "ERROR"})
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds:  # nothing is there yet to be ended in order, and an interrupt amid Spark's start may leave Java's hanging
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        spark = session(master, remote, settings={"spark.log.level": "ERROR"})
+    finally:
+        if heeds:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     # PySpark's own asks Java for something from within what was asked, which fails with traces. Python's, and not the
     # one from before: it heeds the signal even where a shell had it ignored, in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
