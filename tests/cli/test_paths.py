@@ -58,7 +58,7 @@ def test_queues_whose_account_the_credentials_lack_are_told(serve: Serve, veilmq
     checked = serve("--credentials", str(keys))
     told = checked.wait_for("no key reaches")
     assert "2 queues: they belong to account 000000000000, that of development mode" in told
-    assert "veilmq queues list --account 000000000000" in told
+    assert f"veilmq keys new --account 000000000000 --into {keys}" in told
     checked.ready()
     assert checked.stop() == 0
     assert "account 222222222222" not in checked.told()

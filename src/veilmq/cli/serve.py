@@ -246,8 +246,8 @@ def _tell_unowned(service: Service) -> None:
         mode = ", that of development mode" if account == DEVELOPMENT_ACCOUNT else ""
         log.warning(
             "no key reaches %d queues: they belong to account %s%s, which the credentials file does not have; "
-            "`veilmq queues list --account %s` shows them",
-            count, account, mode, account,
+            "`veilmq keys new --account %s --into %s` makes one that does",
+            count, account, mode, account, service.settings.credentials,
         )  # fmt: skip
     if len(unowned) > _UNOWNED_SHOWN:
         log.warning("nor has the credentials file %d further accounts that have queues", len(unowned) - _UNOWNED_SHOWN)
