@@ -84,10 +84,15 @@ class ArrowStream:
         """The events of these offsets. Raises HistoryTrimmed."""
         check_offset(connection, start)
         offsets, rows = _rows(connection, start, stop)
-        permitted = scope.incarnations(connection)
-        if permitted is not None:
-            kind, queue = _PLACE["kind"], _PLACE["queue"]
-            kept = [place for place, row in enumerate(rows) if visible(permitted, row[kind], row[queue])]
+        permitted, chosen = scope.incarnations(connection), scope.wanted.chosen(connection)
+        if permitted is not None or chosen is not None:
+            kind, queue, message, detail = (_PLACE[name] for name in ("kind", "queue", "message", "detail"))
+            kept = [
+                place
+                for place, row in enumerate(rows)
+                if visible(permitted, row[kind], row[queue])
+                and (chosen is None or chosen.takes(row[kind], row[queue], row[message], row[detail]))
+            ]
             offsets, rows = [offsets[place] for place in kept], [rows[place] for place in kept]
         if rows:
             self._writer.write_batch(self._columns(connection, offsets, rows))

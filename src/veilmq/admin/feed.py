@@ -78,9 +78,10 @@ class Feed:
 
     async def events(self, request: Request) -> Response:
         """Events from an offset on, as JSON lines or as an Arrow stream."""
-        scope = self._scope(request)
         asked = asyncio.get_running_loop().time()
+        scope = self._scope(request)
         wanted = inputs.convert(members_of(request), inputs.EventsInput)
+        scope = scope._replace(wanted=wanted.chosen())
         arrow = columns.is_wanted(",".join(request.headers.getlist("accept")))
         if arrow and not columns.available():
             raise Refused(406, "not_acceptable", "Arrow needs the extra `arrow`: pip install 'veilmq[arrow]'")
@@ -89,7 +90,7 @@ class Feed:
             first, following = await self._wait(start, wanted.follow)
             caller = caller_of(request).after_waiting(self._service.keyring)
             caller.check(Action.EVENTS)
-            scope = Scope(caller.key)
+            scope = scope._replace(key=caller.key)
         early_s = asked + min(_GATHER_S, wanted.follow) - asyncio.get_running_loop().time()
         if early_s > 0 and start < following < start + wanted.limit:
             await asyncio.sleep(early_s)

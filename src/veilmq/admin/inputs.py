@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from veilmq.admin.chosen import Wanted, kinds_of
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.moves import MOVES_PER_SECOND_MAX
@@ -28,6 +29,7 @@ _NAME: Final = r"^[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
 _ACCOUNT: Final = r"^[0-9]{12}\Z"
 _ACCOUNT_OR_ALL: Final = r"^([0-9]{12}|\*)\Z"
 _REGION: Final = r"^[a-z0-9-]{1,64}\Z"
+_QUEUE: Final = r"^(?:[0-9]{12}/[a-z0-9-]{1,64}/)?[A-Za-z0-9_-]{1,256}(\.fifo)?\Z"
 _TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
 _STATE: Final = r"^(visible|hidden)\Z"
 _PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
@@ -39,6 +41,7 @@ WORDS: Final = {
     _ACCOUNT: "Expected 12 digits",
     _ACCOUNT_OR_ALL: "Expected 12 digits, or `*`",
     _REGION: "Expected 1 to 64 lower-case letters, digits and `-`",
+    _QUEUE: "Expected the name of a queue, or account/region/name",
     _TYPE: "Expected String, Number or Binary, with a dot and a label after it if you like",
     _STATE: "Expected visible or hidden",
     _PAGE: "Expected what the page before gave as `after`",
@@ -235,13 +238,22 @@ class PageInput(_Input):
 class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
     """Events of `limit` offsets from `from` on (an offset, `first`, `snapshot` or `next`); wait up to `follow` s.
 
-    hold: for so many seconds what comes from there on is not trimmed (veilmq.store.sqlite.holds).
+    hold: for so many seconds what comes from there on is not trimmed (veilmq.store.sqlite.holds). Only those of a queue
+    (a name, or account/region/name), of some kinds (with commas between), of a message.
     """
 
     start: Annotated[str, Meta(pattern=_START)] = "first"
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     follow: Annotated[float, Meta(ge=0, le=60)] = 0.0
     hold: Annotated[float, Meta(ge=0, le=HOLD_S_MAX)] = 0.0
+    queue: Annotated[str, Meta(pattern=_QUEUE)] | None = None
+    kind: Annotated[str, Meta(max_length=1_000)] = ""
+    message: str | None = None
+
+    def chosen(self) -> Wanted:
+        """Which of these events. Raises ParameterInvalid."""
+        message = None if self.message is None else message_id(self.message, "message")
+        return Wanted(kinds_of(self.kind), self.queue, message)
 
 
 class TraceInput(_Input):
@@ -291,11 +303,11 @@ def queue_key(account: str, region: str, name: str) -> QueueKey:
     return QueueKey(checked.account, checked.region, checked.name)
 
 
-def message_id(text: str) -> bytes:
+def message_id(text: str, parameter: str = "message_id") -> bytes:
     """The id in 32 hexadecimal digits, with or without the hyphens of a UUID. Raises ParameterInvalid."""
     digits = text.replace("-", "")
     if not re.fullmatch(r"[0-9a-fA-F]{32}", digits):
-        raise ParameterInvalid(parameter="message_id", reason="32 hexadecimal digits, or a UUID, are needed")
+        raise ParameterInvalid(parameter=parameter, reason="32 hexadecimal digits, or a UUID, are needed")
     return bytes.fromhex(digits)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from veilmq.admin.chosen import Wanted
 from veilmq.admin.views import shown_extras, shown_instant, shown_key, shown_settings
 from veilmq.model.access import AccessKey, Action
 from veilmq.model.errors import ParameterInvalid, QueueMissing
@@ -58,6 +59,8 @@ class Scope(NamedTuple):
 
     key: AccessKey | None = None
     action: Action = Action.EVENTS
+    wanted: Wanted = Wanted()
+    """Of that, the events that are asked for."""
 
     def covers(self, account: str, name: str) -> bool:
         """Whether that account's queue is in it."""
@@ -243,9 +246,14 @@ def event_lines(connection: Connection, start: int, stop: int, scope: Scope) -> 
     """The events of these offsets as JSON lines. Raises HistoryTrimmed."""
     check_offset(connection, start)
     permitted = scope.incarnations(connection)
-    names = Names(connection)
+    names, chosen = Names(connection), scope.wanted.chosen(connection)
     stored = takewhile(lambda pair: pair[0] < stop, events_from(connection, start))
-    records = [names.record(offset, event) for offset, event in stored if visible(permitted, event.kind, event.queue)]
+    records = [
+        names.record(offset, event)
+        for offset, event in stored
+        if visible(permitted, event.kind, event.queue)
+        and (chosen is None or chosen.takes(event.kind, event.queue, event.message, event.detail))
+    ]
     return _JSON.encode_lines(records)
 
 

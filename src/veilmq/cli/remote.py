@@ -291,16 +291,19 @@ def _extend(
 
 
 def _trace(
-    asked: Asked, message: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.", show_default=False)]
+    asked: Asked,
+    message: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.", show_default=False)],
+    everything: Annotated[bool, typer.Option("--all", help="A line for each event, also in runs of the same.")] = False,
 ) -> None:
     """Show everything that happened to one message."""
     found = asked.door.trace(message)
     if asked.as_json:
         _print_json(found)
     elif found["events"]:
-        from veilmq.cli.remote_tables import event_table
+        from veilmq.cli.remote_tables import run_table
+        from veilmq.cli.runs import Run, runs
 
-        event_table(found["events"])
+        run_table([Run([event]) for event in found["events"]] if everything else runs(found["events"]))
     if not found["events"]:
         raise Failure(Exit.WRONG, f"no event of {message} among the last {found['scanned']}")
     if not found["complete"]:

@@ -18,7 +18,7 @@ from veilmq.admin.reading import Scope, event_lines, find_start, trace
 from veilmq.admin.topics import all_moves, covers, shown_topic, topics_of
 from veilmq.cli.exits import Exit, Failure, foreign
 from veilmq.cli.obstacles import advice_on
-from veilmq.cli.remote_door import Home, Piece, several_accounts
+from veilmq.cli.remote_door import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.remote_http import failure_of
 from veilmq.cli.words import refused_value
 from veilmq.engine import Engine, open_directory
@@ -143,12 +143,13 @@ class DirectDoor:
         shown = {"complete": found.complete, "scanned": found.scanned, "events": to_builtins(found.events)}
         return {"message": message.replace("-", "").lower()} | shown
 
-    def events(self, start: str, limit: int, follow_s: float) -> Piece:
+    def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
         """See `Door.events`; nothing can come while nobody serves, so there is no wait."""
         with _failures(), self._store.readers.lend() as connection:
+            scope = Scope(wanted=inputs.convert(dict(wanted), inputs.EventsInput).chosen())
             found = find_start(connection, start)
             stop = min(found.start + limit, found.following)
-            return Piece(event_lines(connection, found.start, stop, Scope()), found.start, stop)
+            return Piece(event_lines(connection, found.start, stop, scope), found.start, stop)
 
     def _call(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
         """Run one call to its end. Raises Failure if the store fails."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from veilmq.cli.exits import Exit, Failure
@@ -22,6 +23,8 @@ ADMIN_DEFAULT: Final = "127.0.0.1:9325"
 DATA_DEFAULT: Final = Path("veilmq-data")
 TOKEN_FILE: Final = "admin-token"
 AS_SERVER: Final = "Say the command as the server's user, or name the server with --admin and --token-file."
+EVERYTHING: Final[Mapping[str, str]] = MappingProxyType({})
+"""No event is left out."""
 _ACCOUNTS_NAMED: Final = 10
 _TOKEN: Final = re.compile(rb"[!-~]+")
 
@@ -82,8 +85,9 @@ class Door(Protocol):
         """The history of one message: {message, complete, scanned, events}."""
         ...
 
-    def events(self, start: str, limit: int, follow_s: float) -> Piece:
-        """Events of up to `limit` offsets from `start` (an offset, `first`, `next`), after waiting up to `follow_s`."""
+    def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
+        """Events of up to `limit` offsets from `start` (an offset, `first`, `next`), after waiting up to `follow_s`;
+        wanted: only those of a `queue`, of some `kind`s, of a `message`."""
         ...
 
 

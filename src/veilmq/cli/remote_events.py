@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from veilmq.cli.completion import queue_names
 from veilmq.cli.exits import Exit, Failure, Unreachable
 from veilmq.cli.output import tamed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from veilmq.cli.remote import Asked
     from veilmq.cli.remote_door import Piece
     from veilmq.cli.remote_http import HttpDoor
@@ -24,6 +27,15 @@ if TYPE_CHECKING:
 _FOLLOW_S: Final = 20.0
 _PAUSE_S: Final = 0.5
 _PIECE: Final = 10_000
+_PIECE_MAX: Final = 320_000
+"""Of what is sought at once among events of which few are wanted."""
+
+
+def _kinds(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    from veilmq.model.events import Kind
+
+    return [name for kind in Kind if (name := kind.name.lower()).startswith(incomplete)]
 
 
 def print_events(
@@ -32,37 +44,84 @@ def print_events(
         str, typer.Option("--from", metavar="OFFSET", help="An offset, `first`, `snapshot` or `next` (what comes).")
     ] = "first",
     last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="The last so many.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="At most so many offsets.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="At most so many.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", metavar="QUEUE", help="Only those of this queue.", autocompletion=queue_names),
+    ] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--kind", metavar="KIND", help="Only these, say sent; may be repeated.", autocompletion=_kinds),
+    ] = None,
+    message: Annotated[str | None, typer.Option("--message", metavar="MESSAGE_ID", help="Only this message's.")] = None,
 ) -> None:
     """Print the history, oldest first."""
     if not re.fullmatch(r"\d{1,18}|first|next|snapshot", start):
         raise Failure(Exit.USAGE, f"--from: expected an offset, first, next or snapshot, not {start!r}")
     if last is not None and start != "first":
         raise Failure(Exit.USAGE, "--from and --last: give one of them")
+    given = {"queue": _queue(asked, queue), "kind": ",".join(kinds or []), "message": message}
+    wanted = {name: text for name, text in given.items() if text}
     # What comes meanwhile is left out, unless it is followed: a busy server's history has no end.
-    end = asked.door.events("next", 1, 0.0).start
-    at = start if last is None else str(max(asked.door.events("first", 1, 0.0).start, end - last))
+    end = asked.door.events("next", 1, 0.0, wanted).start
     left = sys.maxsize if limit is None else limit
+    if last is not None and wanted:
+        found = _last(asked, last, end, wanted)[:left]
+        _print(asked, found)
+        start, left = str(end), left - len(found)
+    elif last is not None:
+        start = str(max(asked.door.events("first", 1, 0.0).start, end - last))
     if follow:
-        _follow(asked, at, left)
+        _follow(asked, start, left, wanted)
         return
-    while left > 0:
-        piece = asked.door.events(at, min(left, _PIECE), 0.0)
-        _print(asked, piece.lines)
+    at = start
+    while left > 0 and at != str(end):
+        piece = asked.door.events(at, _PIECE if wanted else min(left, _PIECE), 0.0, wanted)
+        lines = piece.lines.splitlines(keepends=True)[:left]
+        _print(asked, lines)
         if piece.following == piece.start or piece.following >= end:
             return
-        left -= piece.following - piece.start
+        left -= len(lines) if wanted else piece.following - piece.start
         at = str(piece.following)
 
 
-def _follow(asked: "Asked", start: str, left: int) -> None:
-    follower = _Follower(asked, start)
+def _queue(asked: "Asked", name: str | None) -> str | None:
+    """As the history is asked for it: of all accounts and regions, unless one is named."""
+    if name is None or asked.named == (None, None):
+        return name
+    return f"{asked.account}/{asked.region}/{name}"
+
+
+def _last(asked: "Asked", count: int, end: int, wanted: "Mapping[str, str]") -> list[bytes]:
+    """The last so many lines before offset `end`, sought backwards in pieces that grow."""
+    first = asked.door.events("first", 1, 0.0).start
+    found: list[bytes] = []
+    size = _PIECE
+    while end > first and len(found) < count:
+        begin = max(first, end - size)
+        found = (_between(asked, begin, end, wanted) + found)[-count:]
+        end, size = begin, min(size * 2, _PIECE_MAX)
+    return found
+
+
+def _between(asked: "Asked", begin: int, end: int, wanted: "Mapping[str, str]") -> list[bytes]:
+    lines: list[bytes] = []
+    while begin < end:
+        piece = asked.door.events(str(begin), min(end - begin, _PIECE), 0.0, wanted)
+        lines += piece.lines.splitlines(keepends=True)
+        begin = piece.following
+    return lines
+
+
+def _follow(asked: "Asked", start: str, left: int, wanted: "Mapping[str, str]") -> None:
+    follower = _Follower(asked, start, wanted)
     try:
         while left > 0:
-            piece = follower.next(min(left, _PIECE))
-            _print(asked, piece.lines)
-            left -= piece.following - piece.start
+            piece = follower.next(_PIECE if wanted else min(left, _PIECE))
+            lines = piece.lines.splitlines(keepends=True)[:left]
+            _print(asked, lines)
+            left -= len(lines) if wanted else piece.following - piece.start
     except KeyboardInterrupt:  # its regular end
         return
     finally:
@@ -72,9 +131,9 @@ def _follow(asked: "Asked", start: str, left: int) -> None:
 class _Follower:
     """Where a reader is in the history, and the door that it asks."""
 
-    def __init__(self, asked: "Asked", start: str) -> None:
+    def __init__(self, asked: "Asked", start: str, wanted: "Mapping[str, str]") -> None:
         """Raises Failure, also if no server answers now."""
-        self._asked = asked
+        self._asked, self._wanted = asked, wanted
         self._door: HttpDoor | None = None
         # A word would mean another offset after a restart.
         piece = self._ask(start, 1, 0.0)
@@ -124,20 +183,20 @@ class _Follower:
         if self._door is None:
             advice = "Start one with `veilmq serve`, or leave --follow out."
             raise Unreachable(Exit.ADDRESS, "no server holds the directory", advice)
-        return self._door.events(start, limit, follow_s)
+        return self._door.events(start, limit, follow_s, self._wanted)
 
 
 def _tell(message: str) -> None:
     print(f"veilmq: {message}", file=sys.stderr, flush=True)
 
 
-def _print(asked: "Asked", lines: bytes) -> None:
+def _print(asked: "Asked", lines: list[bytes]) -> None:
     if not lines:
         return
     if asked.as_json:
-        sys.stdout.write(tamed(lines.decode()))
+        sys.stdout.write(tamed(b"".join(lines).decode()))
     else:
         from veilmq.cli.remote_tables import event_table
 
-        event_table([json.loads(line) for line in lines.splitlines()])
+        event_table([json.loads(line) for line in lines])
     sys.stdout.flush()

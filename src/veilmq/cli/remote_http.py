@@ -19,7 +19,7 @@ from veilmq.admin import inputs
 from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS
 from veilmq.cli.exits import Exit, Failure, Missing, Unknown, Unreachable
-from veilmq.cli.remote_door import Home, Piece, several_accounts
+from veilmq.cli.remote_door import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.words import refused_value
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.errors import ParameterInvalid
@@ -161,9 +161,9 @@ class HttpDoor:
         """See `Door.trace`."""
         return self._json("GET", f"/api/v1/trace/{quote(message, safe='')}", {}, answer_s=_WORK_S)
 
-    def events(self, start: str, limit: int, follow_s: float) -> Piece:
+    def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
         """See `Door.events`."""
-        members = {"from": start, "limit": limit, "follow": follow_s}
+        members = {"from": start, "limit": limit, "follow": follow_s, **wanted}
         answer, body = self._ask("GET", "/api/v1/events", members, answer_s=_ANSWER_S + follow_s)
         epoch = answer.headers.get("veilmq-epoch", "")
         first, following = (self._number(answer, name) for name in ("veilmq-start-offset", "veilmq-next-offset"))

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from veilmq.cli.runs import Run
+
 _WIDTH_PIPED: Final = 200
 _BODY_SHOWN: Final = 400
 _UNITS: Final = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms"))
@@ -39,10 +41,10 @@ def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
     for message in messages:
         count = message["receive_count"]
         times = f"received {count} time{'s' * (count != 1)}"
-        print(f"message {message['id']}  sent {instant(message['sent'])}  {times}")
+        print(f"message {message['id']}  sent {instant(message['sent'])} UTC  {times}")
         if "handle" in message:
             print(f"  handle  {message['handle']}")
-            print(f"  until   {instant(message['due'])}")
+            print(f"  until   {instant(message['due'])} UTC")
         for name in ("group", "type", "deduplication_id"):
             if name in message:
                 print(f"  {name}  {printable(message[name])}")
@@ -54,22 +56,41 @@ def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
 
 
 def event_table(events: Iterable[Mapping[str, Any]]) -> None:
-    """Events, one a line."""
-    rows = [
-        [
-            event["offset"],
-            instant(event["at"]),
-            event["kind"].replace("_", " "),
-            event["queue"] or "",
-            "" if event["attempt"] is None else event["attempt"],
-            duration(event["lease_us"]) if event["lease_us"] is not None else "",
-            duration(event["held_us"]) if event["held_us"] is not None else "",
-            f"{event['protocol'] or ''} {event['principal'] or ''}",
-            _why(event["kind"], event["detail"] or {}),
-        ]
-        for event in events
+    """Events, one a line, with the ids of their messages."""
+    rows = [[*_event_row(event, event["kind"]), event["message"] or ""] for event in events]
+    table([*_EVENT_HEADS, "message"], rows)
+
+
+def run_table(found: Iterable[Run]) -> None:
+    """Events of one message, a run of them in one line."""
+    rows = []
+    for run in found:
+        kinds = " + ".join(event["kind"] for event in run.events[: run.length])
+        if run.times > 1:
+            kinds += f", {run.times} times in {duration(run.span_us)}"
+        row = _event_row(run.events[0], kinds)
+        held_us = run.events[-1]["held_us"]
+        row[_HELD] = "" if held_us is None else duration(held_us)
+        rows.append(row)
+    table(_EVENT_HEADS, rows)
+
+
+_EVENT_HEADS: Final = ["offset", "at (UTC)", "event", "queue", "attempt", "lease", "held", "by", "why"]
+_HELD: Final = _EVENT_HEADS.index("held")
+
+
+def _event_row(event: Mapping[str, Any], kind: str) -> list[object]:
+    return [
+        event["offset"],
+        instant(event["at"]),
+        kind.replace("_", " "),
+        event["queue"] or "",
+        "" if event["attempt"] is None else event["attempt"],
+        duration(event["lease_us"]) if event["lease_us"] is not None else "",
+        duration(event["held_us"]) if event["held_us"] is not None else "",
+        " ".join(event[name] for name in ("protocol", "principal", "client") if event[name]),
+        _why(event["kind"], event["detail"] or {}),
     ]
-    table(["offset", "at (UTC)", "event", "queue", "attempt", "lease", "held", "by", "why"], rows)
 
 
 def _why(kind: str, detail: Mapping[str, Any]) -> str:
@@ -87,6 +108,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     from rich.text import Text
 
     shown = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
+    for column in shown.columns:
+        column.no_wrap = column.header == "message"  # to be copied
     for row in rows:
         cells = [Text(printable(str(cell)), justify="right" if isinstance(cell, int) else "left") for cell in row]
         shown.add_row(*cells)

@@ -10,7 +10,6 @@ from typing import Final
 _OPTIONS: Final = {
     # Members of /api/v1 (admin/inputs.py) and fields of the store's errors, without `_us`.
     "name": "QUEUE",
-    "queue": "QUEUE",
     "source": "QUEUE",
     "message_id": "MESSAGE_ID",
     "handles": "HANDLE",

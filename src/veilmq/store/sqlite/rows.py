@@ -171,6 +171,12 @@ def incarnations(connection: Connection, account: str) -> list[tuple[int, str]]:
     return [(incarnation, name) for incarnation, name in rows]
 
 
+def incarnations_named(connection: Connection, *key: str) -> list[int]:
+    """All queues, deleted ones too, of a name, or of an account, region and name."""
+    where = "name = ?" if len(key) == 1 else "account = ? AND region = ? AND name = ?"
+    return [found for (found,) in connection.execute(f"SELECT incarnation FROM queue WHERE {where}", key)]
+
+
 def newest_first(connection: Connection) -> Iterator[tuple[int, int, bytes]]:
     """(first offset, count, packed events) of every commit."""
     rows: Iterator[Any] = connection.cursor().execute("SELECT offset, count, events FROM history ORDER BY offset DESC")
