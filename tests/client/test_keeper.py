@@ -25,6 +25,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
+from veilmq.model.reports import Failure
 
 UNREACHABLE = TransportError(reason="connection refused", may_have_happened=False)
 LOST_ANSWER = TransportError(reason="the answer was lost", may_have_happened=True)
@@ -106,8 +107,8 @@ class Rotating(Wrapping):
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         raise CapabilityMissing(capability="batch_extend")
 
-    def release(self, handle: str, delay: float = 0) -> None:
-        self.inner.release(self.newest(handle), delay)
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+        self.inner.release(self.newest(handle), delay, failure=failure)
         self.calls.append("release")
 
     def delete(self, handle: str) -> None:

@@ -24,6 +24,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.unreadable import Unreadable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import MessageGone, ParameterInvalid, VeilError
+from veilmq.model.reports import Failure
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 
@@ -453,7 +454,7 @@ def test_what_cannot_be_released_is_not_kept_either(sides: Sides) -> None:
     """Its lease ends, and it comes back."""
 
     class Unreleasable(Wrapping):
-        def release(self, handle: str, delay: float = 0) -> None:
+        def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
             raise UNREACHED
 
     sides.sender().send_batch(["1", "2"])

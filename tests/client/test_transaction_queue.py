@@ -23,6 +23,7 @@ from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times,
 from veilmq.client.transaction.entry import Entry, encode
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
+from veilmq.model.reports import Failure
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 HOUR = 3_600.0
@@ -175,8 +176,8 @@ class Line(Wrapping):
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         return self.network.pass_on(lambda: self.inner.receive(count_max, lease=lease))
 
-    def release(self, handle: str, delay: float = 0) -> None:
-        self.network.pass_on(lambda: self.inner.release(handle, delay))
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+        self.network.pass_on(lambda: self.inner.release(handle, delay, failure=failure))
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
         return self.network.pass_on(lambda: self.inner.extend(handle, lease, body=body))
@@ -337,10 +338,10 @@ def test_c_a_commit_whose_answer_is_lost_is_not_sent_again(hidden: Place, in_vai
     unreached = [TransportError(reason="unreachable", may_have_happened=False)] * in_vain
 
     class Consuming(Wrapping):
-        def release(self, handle: str, delay: float = 0) -> None:
+        def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
             if came and unreached:
                 raise unreached.pop()
-            super().release(handle, delay)
+            super().release(handle, delay, failure=failure)
             came.extend(hidden.consumed())
             raise TransportError(reason="the answer was lost", may_have_happened=True)
 

@@ -16,6 +16,7 @@ from veilmq.client.worker import Backoff, Cause, Kind, Options, Reject, Retry, W
 from veilmq.client.worker.parameters import Parameters
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing
+from veilmq.model.reports import Failure
 
 LATE = Backoff(first=3_000, longest=3_000, jitter=0)
 
@@ -276,9 +277,9 @@ class Faulty(Wrapping):
         self.inner.delete(handle)
         self._fault("delete")
 
-    def release(self, handle: str, delay: float = 0) -> None:
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         self._fault("release")
-        self.inner.release(handle, delay)
+        self.inner.release(handle, delay, failure=failure)
 
 
 GONE = TransportError(reason="connection refused", may_have_happened=False)

@@ -17,6 +17,7 @@ from veilmq.client.unreadable import keep
 from veilmq.client.worker import Backoff, Reject, Retry, Worker
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
+from veilmq.model.reports import Failure
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 LATE = Backoff(first=3_000, longest=3_000, jitter=0)
@@ -38,10 +39,10 @@ class Down(Wrapping):
             raise UNREACHABLE
         self.inner.delete(handle)
 
-    def release(self, handle: str, delay: float = 0) -> None:
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         if self.down:
             raise UNREACHABLE
-        self.inner.release(handle, delay)
+        self.inner.release(handle, delay, failure=failure)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["delete", "release"])

@@ -17,6 +17,7 @@ from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.client.transaction import Prepared, TransactionQueue, Verdict
 from veilmq.client.wrapping import Wrapping
+from veilmq.model.reports import Failure
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 WEEK = Template(retention=7 * 86_400)
@@ -51,8 +52,8 @@ class Mortal(Wrapping):
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         return self.steps.step(lambda: self.inner.receive(count_max, lease=lease, wait=wait))
 
-    def release(self, handle: str, delay: float = 0) -> None:
-        self.steps.step(lambda: self.inner.release(handle, delay))
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+        self.steps.step(lambda: self.inner.release(handle, delay, failure=failure))
 
     def delete(self, handle: str) -> None:
         self.steps.step(lambda: self.inner.delete(handle))

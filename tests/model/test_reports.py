@@ -22,7 +22,7 @@ from veilmq.model.reports import (
     [
         (b"working", Report(Reported.WORKING)),
         (b"retry", Report(Reported.RETRY)),
-        (b"retry;reason=raised;type=ValueError;error=bad%20zip", Report(Reported.RETRY, Failure("raised", "ValueError", "bad zip"))),
+        (b"retry;reason=raised;type=E;error=a%20b", Report(Reported.RETRY, Failure("raised", "E", "a b"))),
         (b"retry ; error=%c5%be ;type=E", Report(Reported.RETRY, Failure("", "E", "ž"))),
         (b"retry;later=1;error=", Report(Reported.RETRY)),
         (b"working;error=x", Report(Reported.WORKING)),

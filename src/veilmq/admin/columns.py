@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from veilmq.admin.reading import Scope, check_offset, visible
+from veilmq.admin.reading import Errors, Scope, check_offset, visible
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, Kind, shown_detail
 from veilmq.store.sqlite.rows import Connection, oldest_first, origin_names, queue_names
@@ -95,7 +95,7 @@ class ArrowStream:
             ]
             offsets, rows = [offsets[place] for place in kept], [rows[place] for place in kept]
         if rows:
-            self._writer.write_batch(self._columns(connection, offsets, rows))
+            self._writer.write_batch(self._columns(connection, offsets, rows, scope.errors(connection)))
         return self._sink.take()
 
     def end(self) -> bytes:
@@ -103,12 +103,13 @@ class ArrowStream:
         self._writer.close()
         return self._sink.take()
 
-    def _columns(self, connection: Connection, offsets: list[int], rows: list[tuple[Any, ...]]) -> Any:
+    def _columns(self, connection: Connection, offsets: list[int], rows: list[tuple[Any, ...]], errors: Errors) -> Any:
         pa = self._pa
         column = dict(zip(Event.__struct_fields__, zip(*rows, strict=True), strict=True))
         queues = pa.array(column["queue"], pa.int64())
         names = _names_of(connection, queue_names)
         origins = _names_of(connection, origin_names)
+        of_detail = column["kind"], column["queue"], column["detail"]
         arrays = {
             "offset": pa.array(offsets, pa.int64()),
             "kind": self._named(pa.array(column["kind"], pa.int64()), [lambda kind: _KINDS.get(kind, str(kind))])[0],
@@ -118,7 +119,7 @@ class ArrowStream:
             "detail": pa.array(
                 [
                     None if each is None else _JSON.encode(shown_detail(kind, each)).decode()
-                    for kind, each in zip(column["kind"], column["detail"], strict=True)
+                    for kind, each in zip(column["kind"], map(errors.detail, *of_detail), strict=True)
                 ],
                 pa.string(),
             ),

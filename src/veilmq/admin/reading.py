@@ -50,6 +50,7 @@ _THERE: Final = frozenset(
     }
 )
 """What happens to a message that its queue holds."""
+_WITH_ERRORS: Final = frozenset({Kind.RELEASED_FOR_RETRY, Kind.DEAD_LETTERED})
 _PACKED_NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"
 """An unsigned one of MessagePack, to be sought with DOTALL."""
 
@@ -73,6 +74,25 @@ class Scope(NamedTuple):
         account = self.key.account
         named = rows.incarnations(connection, account)
         return frozenset(incarnation for incarnation, name in named if self.covers(account, name))
+
+    def errors(self, connection: Connection) -> "Errors":
+        """What may be told of workers' errors: where the key may read bodies, everything."""
+        if self.key is None:
+            return Errors(None)
+        return Errors(self._replace(action=Action.PEEK).incarnations(connection))
+
+
+class Errors(NamedTuple):
+    """Workers' errors may say what is in a body: their text is for who may read it."""
+
+    readable: frozenset[int] | None
+    """Queues whose bodies the caller may read; None: all."""
+
+    def detail(self, kind: int, queue: int | None, detail: dict[str, Any] | None) -> dict[str, Any] | None:
+        """An event's detail without the text that the caller must not see."""
+        if self.readable is None or detail is None or kind not in _WITH_ERRORS or queue in self.readable:
+            return detail
+        return {name: value for name, value in detail.items() if name != "error"} or None
 
 
 def message_page(store: SqliteStore, key: QueueKey, state: str, after: str, limit: int) -> dict[str, Any]:
@@ -144,7 +164,7 @@ def trace(connection: Connection, message: bytes, scan_max: int, scope: Scope) -
     start, complete, scanned = _find_first(connection, sought, scan_max)
     if start is None:
         return Trace([], complete, scanned)
-    names = Names(connection)
+    names, errors = Names(connection), scope.errors(connection)
     whereabouts = _Whereabouts()
     found: list[EventRecord] = []
     for first, packed in rows.oldest_first(connection, start, _EVER):
@@ -157,6 +177,7 @@ def trace(connection: Connection, message: bytes, scan_max: int, scope: Scope) -
             else:
                 mine = whereabouts.ends(event)
             if mine and (permitted is None or event.queue in permitted):
+                event.detail = errors.detail(event.kind, event.queue, event.detail)
                 found.append(names.record(first + place, event))
     return Trace(found, complete, scanned)
 
@@ -246,14 +267,15 @@ def event_lines(connection: Connection, start: int, stop: int, scope: Scope) -> 
     """The events of these offsets as JSON lines. Raises HistoryTrimmed."""
     check_offset(connection, start)
     permitted = scope.incarnations(connection)
-    names, chosen = Names(connection), scope.wanted.chosen(connection)
+    names, chosen, errors = Names(connection), scope.wanted.chosen(connection), scope.errors(connection)
     stored = takewhile(lambda pair: pair[0] < stop, events_from(connection, start))
-    records = [
-        names.record(offset, event)
-        for offset, event in stored
-        if visible(permitted, event.kind, event.queue)
-        and (chosen is None or chosen.takes(event.kind, event.queue, event.message, event.detail))
-    ]
+    records = []
+    for offset, event in stored:
+        if not visible(permitted, event.kind, event.queue):
+            continue
+        if chosen is None or chosen.takes(event.kind, event.queue, event.message, event.detail):
+            event.detail = errors.detail(event.kind, event.queue, event.detail)
+            records.append(names.record(offset, event))
     return _JSON.encode_lines(records)
 
 

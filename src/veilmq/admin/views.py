@@ -53,7 +53,7 @@ def shown_instant(instant: int | None) -> int | None:
 
 
 def shown_extras(extras: Extras) -> dict[str, Any]:
-    """Group, type, attributes: what the message has of them. The value of a Binary attribute is base64."""
+    """Group, type, attributes, why it last failed: what the message has of them. A Binary attribute is base64."""
     shown: dict[str, Any] = {
         "group": extras.group,
         "deduplication_id": extras.deduplication_id,
@@ -62,6 +62,8 @@ def shown_extras(extras: Extras) -> dict[str, Any]:
         "tag": extras.tag,
     }
     shown = {name: value for name, value in shown.items() if value is not None}
+    if extras.error_type or extras.error:
+        shown["last_error"] = {"type": extras.error_type, "text": extras.error}
     if extras.attributes:
         shown["attributes"] = [
             msgspec.to_builtins({"name": each.name, "type": each.type, "value": each.value})
@@ -69,6 +71,7 @@ def shown_extras(extras: Extras) -> dict[str, Any]:
         ]
     if extras.dead_letter_source is not None:
         shown["dead_letter_source"] = shown_key(extras.dead_letter_source)
+        shown["dead_letter_receives"] = extras.dead_receives
     return shown
 
 

@@ -51,6 +51,12 @@ def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
         for attribute in message.get("attributes", ()):
             name, value = printable(attribute["name"]), printable(attribute["value"])
             print(f"  attribute  {name} = {value} ({printable(attribute['type'])})")
+        if "dead_letter_receives" in message:
+            source = message["dead_letter_source"]["name"]
+            print(f"  dead letter of {source} after {message['dead_letter_receives']} receives")
+        if "last_error" in message:
+            error = message["last_error"]
+            print(f"  last error  {printable(': '.join(part for part in (error['type'], error['text']) if part))}")
         body = message["body"]
         print(f"  body    {printable(body[:_BODY_SHOWN])}{' ...' if len(body) > _BODY_SHOWN else ''}")
 
@@ -97,7 +103,11 @@ def _why(kind: str, detail: Mapping[str, Any]) -> str:
     """What a person wants to know of an event's detail."""
     if kind in {"purged", "queue_deleted"}:
         return f"with {detail['count']} messages"
-    return str(detail.get("reason") or detail.get("part", ""))
+    error = ": ".join(detail[name] for name in ("error_type", "error") if detail.get(name))
+    if kind == "dead_lettered":
+        times = detail.get("receives")
+        return ", ".join(part for part in (f"after {times} receives" if times else "", error) if part)
+    return error or str(detail.get("reason") or detail.get("part", ""))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

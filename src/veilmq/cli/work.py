@@ -36,7 +36,7 @@ from veilmq.server.logs import set_up
 from veilmq.server.settings import PORT_MAX
 
 _TIMES: Final = ("lease", "stop_before_expiry", "wait", "drain", "give_up_after")
-_SAME: Final = ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue")
+_SAME: Final = ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue", "error_report")
 
 T = TypeVar("T")
 

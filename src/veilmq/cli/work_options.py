@@ -48,6 +48,10 @@ def _work(
     ] = None,
     retry_first: Annotated[Time, _time("--retry-first", "Delay after a first failure; doubles [1s].")] = None,
     retry_longest: Annotated[Time, _time("--retry-longest", "Longest delay after a failure [5m].")] = None,
+    error_report: Annotated[
+        str | None,
+        typer.Option("--error-report", metavar="WHAT", help="Tell the server of errors: line, type or none [line]."),
+    ] = None,
     poison_after: Annotated[
         int | None, typer.Option("--poison-after", metavar="N", help="Dead-letter a message after N receives.")
     ] = None,

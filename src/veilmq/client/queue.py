@@ -13,6 +13,7 @@ from typing import Protocol, Self
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.model.errors import VeilError
+from veilmq.model.reports import Failure
 
 
 class Queue(Protocol):
@@ -69,8 +70,11 @@ class Queue(Protocol):
         """Any number, as few requests as the protocol allows; the handle to use next, or an error, an entry."""
         ...
 
-    def release(self, handle: str, delay: float = 0) -> None:
-        """Give the message back, visible after `delay` seconds. Raises as `extend` does."""
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+        """Give the message back, visible after `delay` seconds. Raises as `extend` does.
+
+        `failure`: why, for our server's history; a request of its own is not made for it, and clouds ignore it.
+        """
         ...
 
     def delete(self, handle: str) -> None:

@@ -25,6 +25,7 @@ from veilmq.client.prepared import as_message, attempt
 from veilmq.client.queue import Account, Queue
 from veilmq.client.unreadable import log
 from veilmq.model.errors import ParameterInvalid, QueueExists, ReceiptInvalid, VeilError
+from veilmq.model.reports import Failure
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -207,10 +208,10 @@ class RoutedQueue(Closing):
 
         return self._grouped([(attempt(queue_of, each), each) for each in extensions], extend)
 
-    def release(self, handle: str, delay: float = 0) -> None:
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """See `Queue.release`."""
         queue, inner = self._split(handle)
-        queue.release(inner, delay)
+        queue.release(inner, delay, failure=failure)
 
     def delete(self, handle: str) -> None:
         """See `Queue.delete`."""

@@ -11,6 +11,7 @@ from veilmq.client.identity import identity_of, is_closed
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import VeilError
+from veilmq.model.reports import Failure
 
 
 class Wrapping(Closing):
@@ -56,8 +57,8 @@ class Wrapping(Closing):
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         return self.inner.extend_batch(extensions)
 
-    def release(self, handle: str, delay: float = 0) -> None:
-        self.inner.release(handle, delay)
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+        self.inner.release(handle, delay, failure=failure)
 
     def delete(self, handle: str) -> None:
         self.inner.delete(handle)

@@ -41,8 +41,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
     """Why a message is given back. What is not known is empty. One line each, without bodies."""
 
     reason: str = ""
-    """`raised` (the handler did), `asked` (it asked for a retry), `busy` (another worker has the key) or another word
-    of lower-case letters, digits and hyphens."""
+    """`raised` (the handler did), `asked` (it asked for a retry), `busy` (another worker has the key), `released`
+    (given back unworked) or another word of lower-case letters, digits and hyphens."""
     error_type: str = ""
     error: str = ""
     """First line of the error's text."""
@@ -65,6 +65,15 @@ def failure_of(reason: str, error_type: str = "", text: str = "") -> Failure:
 
 
 WORKING: Final = Report(Reported.WORKING)
+RELEASED: Final = Failure("released")
+"""Given back, for all that is known unworked."""
+
+
+def report_of(delay: float, failure: Failure | None) -> Report | None:
+    """What a client reports with a release: without a delay and a failure nothing."""
+    if failure is None:
+        return Report(Reported.RETRY, RELEASED) if delay else None
+    return Report(Reported.RETRY, failure)
 
 
 def write_header(reported: Reported, failure: Failure = NO_FAILURE) -> str:

@@ -160,6 +160,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     history_bytes_max: Annotated[Bytes, Meta(description="The oldest events beyond this size are trimmed.")] = (
         1024 * MIB
     )
+    error_lines: Annotated[
+        bool, Meta(description="Keep the first line of an error for which a worker gives a message back.")
+    ] = True
     reserve_bytes: Annotated[
         Bytes, Meta(description="Kept back on disk, so that receives and deletes go on when it is full.")
     ] = 64 * MIB
@@ -228,6 +231,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return Options(
             history_us_max=self.history_s_max * SECOND_US,
             history_bytes_max=self.history_bytes_max,
+            error_lines=self.error_lines,
             reserve_bytes=self.reserve_bytes,
             floor_bytes=self.floor_bytes,
             cache_bytes=self.cache_bytes,

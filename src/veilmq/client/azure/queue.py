@@ -25,6 +25,7 @@ from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, S
 from veilmq.client.prepared import attempt, through
 from veilmq.client.unreadable import log, read_each, receive_readable
 from veilmq.model.errors import VeilError
+from veilmq.model.reports import REPORT_HEADER, WORKING, Failure, Report, report_of, write_header
 
 if TYPE_CHECKING:
     from veilmq.client.azure.account import AzureAccount
@@ -154,20 +155,24 @@ class AzureQueue(CloudQueue):
         entries = [attempt(made, extension) for extension in extensions]
         return through(entries, lambda good: self._account.singly.run(good, lambda entry: self._update(*entry)))
 
-    def release(self, handle: str, delay: float = 0) -> None:
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """Update Message to `delay` seconds."""
-        self._update(handle, lease_of("delay", delay, 0))
+        self._update(handle, lease_of("delay", delay, 0), report=report_of(delay, failure))
 
-    def _update(self, handle: str, seconds: int, body: str | None = None) -> str:
+    def _update(self, handle: str, seconds: int, body: str | None = None, report: Report | None = WORKING) -> str:
         self._check_open()
-        return self._updated(handle, seconds, body)
+        return self._updated(handle, seconds, body, report)
 
-    def _updated(self, handle: str, seconds: int, body: str | None = None) -> str:
+    def _updated(self, handle: str, seconds: int, body: str | None = None, report: Report | None = None) -> str:
+        headers = {}
+        if report is not None:
+            headers[REPORT_HEADER.decode()] = write_header(report.reported, report.failure)
         message_id, receipt = parts_of(handle)
         content, size_bytes = (None, 0) if body is None else content_of(body, self._base64)
         updated = self._call(
             self.client.update_message, names={"visibilitytimeout": "lease"}, size_bytes=size_bytes, message=message_id,
             pop_receipt=receipt, content=content, visibility_timeout=seconds, raw_request_hook=keep_line_ends,
+            headers=headers,
         )  # fmt: skip
         return handle_of(message_id, updated.pop_receipt)
 

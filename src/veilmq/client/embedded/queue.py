@@ -22,6 +22,7 @@ from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, DescribeQueue
 from veilmq.model.errors import ParameterInvalid, QueueExists, QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.queue import QueueInfo
+from veilmq.model.reports import WORKING, Failure, report_of
 
 if TYPE_CHECKING:
     from veilmq.client.embedded.account import EmbeddedAccount
@@ -127,10 +128,12 @@ class EmbeddedQueue(Closing):
 
         return self._batch(extensions, make, _handle)
 
-    def release(self, handle: str, delay: float = 0) -> None:
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """See `Queue.release`."""
         delay_us = translation.microseconds(delay, "delay", 0, limits.DELAY_MAX)
-        self._one(self._extend(handle, delay_us, self._shell.now()))
+        command = self._extend(handle, delay_us, self._shell.now())
+        command.report = report_of(delay, failure)
+        self._one(command)
 
     def delete(self, handle: str) -> None:
         """See `Queue.delete`. After its lease's end it still works if nobody else received the message, but not on a
@@ -198,6 +201,7 @@ class EmbeddedQueue(Closing):
             lease_us=lease_us,
             arrived=arrived,
             after_expiry=self._late,
+            report=WORKING,
         )
 
     def _delete(self, handle: Any, arrived: Instant) -> Delete:

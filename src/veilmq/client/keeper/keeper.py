@@ -39,6 +39,7 @@ from veilmq.client.keeper.telling import Teller
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError
+from veilmq.model.reports import Failure
 
 LOOKS_MAX: Final = 1_000
 """Leases looked at before the lock is free for others."""
@@ -199,11 +200,11 @@ class LeaseKeeper(Closing, OfProcess):
                     self._wake.notify()
             self._tell(told)
 
-    def release(self, message: Lease | Received, delay: float = 0) -> None:
+    def release(self, message: Lease | Received, delay: float = 0, *, failure: Failure | None = None) -> None:
         """Give the message back. Raises as `Lease.release`, and ParameterInvalid for what is not held."""
         lease = self._held(message)
         held = lease.status is not State.DONE
-        self._end(lease, lambda: self.queue.release(lease.newest, delay))
+        self._end(lease, lambda: self.queue.release(lease.newest, delay, failure=failure))
         if self._crashes is not None and held and lease.status is State.DONE:
             self._crashes.given_back(lease.message)
 

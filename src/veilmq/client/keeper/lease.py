@@ -13,6 +13,7 @@ from veilmq.client.keeper.hold import Hold
 from veilmq.client.keeper.states import Reason, State
 from veilmq.client.messages import Received
 from veilmq.model.errors import VeilError
+from veilmq.model.reports import Failure
 
 
 class Calls(Protocol):
@@ -21,7 +22,7 @@ class Calls(Protocol):
     clock: Clock
 
     def extend(self, lease: "Lease", seconds: float, body: str | None = None) -> None: ...
-    def release(self, lease: "Lease", delay: float = 0) -> None: ...
+    def release(self, lease: "Lease", delay: float = 0, *, failure: Failure | None = None) -> None: ...
     def delete(self, lease: "Lease") -> None: ...
     def forget(self, lease: "Lease") -> None: ...
     def watch(self, lease: "Lease", callback: Callable[["Lease"], object]) -> None: ...
@@ -110,12 +111,12 @@ class Lease(Hold):
         """
         self.keeper.extend(self, seconds, body)
 
-    def release(self, delay: float = 0) -> None:
+    def release(self, delay: float = 0, *, failure: Failure | None = None) -> None:
         """Give the message back, visible after `delay` seconds; then nothing is extended. Raises as `Queue.release`.
 
         On an error that is no refusal the lease stays held.
         """
-        self.keeper.release(self, delay)
+        self.keeper.release(self, delay, failure=failure)
 
     def delete(self) -> None:
         """Done: delete with the newest handle; then nothing is extended. A second call does nothing.

@@ -31,6 +31,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.unreadable import Policy, checked_policy, log, receive_readable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, StoreUnknown, VeilError
+from veilmq.model.reports import Failure
 
 BODY_BYTES_MAX: Final = 2 << 30
 """The default bound, as AWS's extended client has it."""
@@ -175,9 +176,9 @@ class LargeMessageQueue(Wrapping):
             for held, answer in zip(split, answers, strict=True)
         ]
 
-    def release(self, handle: str, delay: float = 0) -> None:
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """See `Queue.release`."""
-        self.inner.release(self._split(handle).handle, delay)
+        self.inner.release(self._split(handle).handle, delay, failure=failure)
 
     def delete(self, handle: str) -> None:
         """See `Queue.delete`. The message first, its object after; an object that stays is a sweep's."""

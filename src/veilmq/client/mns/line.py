@@ -29,6 +29,7 @@ from veilmq.client.forked import OfProcess
 from veilmq.client.identity import ById, fingerprint
 from veilmq.client.mns.errors import Said, error_of
 from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.reports import REPORT_HEADER, Report, write_header
 
 TIMEOUT_SECONDS: Final = 60
 """Of a connection, longer than any wait; the SDK itself has none for TLS."""
@@ -62,10 +63,15 @@ class _Tls(_Noting, MNSHTTPSConnection):  # type: ignore[misc]
 
 
 class _Client(MNSClient):  # type: ignore[misc]
+    report: str | None = None
+    """The header of the call that is being made: none that MNS signs."""
+
     def build_header(self, req: Any, req_inter: Any) -> None:
         if isinstance(req_inter.data, bytes):
             req_inter.data = req_inter.data.replace(b"\r", b"&#13;")
         super().build_header(req, req_inter)
+        if self.report is not None:
+            req_inter.header[REPORT_HEADER.decode()] = self.report
 
 
 class _Line(OfProcess):
@@ -123,7 +129,15 @@ class Lines:
         fixed = provider.get_credentials()
         return self._url, fingerprint(*map(str, vars(fixed).values()))
 
-    def call(self, method: str, request: Any, response: Any, queue: str, size_bytes: int = 0) -> Any:
+    def call(
+        self,
+        method: str,
+        request: Any,
+        response: Any,
+        queue: str,
+        size_bytes: int = 0,
+        report: Report | None = None,
+    ) -> Any:
         """`response`, filled by the SDK's client. `queue` and `size_bytes` are for errors.
 
         Raises QueueMissing, TransportError, ServiceError, what `mns.errors` has, and BatchRefused.
@@ -134,6 +148,7 @@ class Lines:
             with line.lock:
                 line.drop_ended()
                 line.connection.went_out = False
+                line.client.report = None if report is None else write_header(report.reported, report.failure)
                 getattr(line.client, method)(request, response)
             whole = True
         except MNSServerException as error:

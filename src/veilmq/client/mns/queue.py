@@ -50,6 +50,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
+from veilmq.model.reports import RELEASED, WORKING, Failure, Report, Reported
 
 if TYPE_CHECKING:
     from veilmq.client.mns.account import MnsAccount
@@ -229,7 +230,7 @@ class MnsQueue(CloudQueue):
         """Nobody waits for these any more: let others have them soon."""
         for message in messages:
             try:
-                self._updated(message.handle, 1)
+                self._updated(message.handle, 1, Report(Reported.RETRY, RELEASED))
             except VeilError as error:
                 log.warning("queue %s: a message could not be released: %s", self._name, error)
 
@@ -249,17 +250,18 @@ class MnsQueue(CloudQueue):
         entries = [attempt(made, extension) for extension in extensions]
         return through(entries, lambda good: self._account.singly.run(good, self._extend))
 
-    def release(self, handle: str, delay: float = 0) -> None:
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """ChangeMessageVisibility to `delay` seconds, at least one."""
-        self._extend((handle, _lease("delay", delay)))
+        self._check_open()
+        self._updated(handle, _lease("delay", delay), Report(Reported.RETRY, failure or RELEASED))
 
     def _extend(self, entry: tuple[str, int]) -> str:
         self._check_open()
         return self._updated(*entry)
 
-    def _updated(self, handle: str, seconds: int) -> str:
+    def _updated(self, handle: str, seconds: int, report: Report = WORKING) -> str:
         request = ChangeMessageVisibilityRequest(self._name, _checked(handle), seconds)
-        answer = self._ask("change_message_visibility", request, ChangeMessageVisibilityResponse())
+        answer = self._ask("change_message_visibility", request, ChangeMessageVisibilityResponse(), report=report)
         return str(answer.receipt_handle)
 
     def delete(self, handle: str) -> None:
@@ -324,8 +326,8 @@ class MnsQueue(CloudQueue):
         self._check_open()
         return self._ask(method, request, response, size_bytes)
 
-    def _ask(self, method: str, request: Any, response: Any, size_bytes: int = 0) -> Any:
-        return self._account.lines.call(method, request, response, self._name, size_bytes)
+    def _ask(self, method: str, request: Any, response: Any, size_bytes: int = 0, report: Report | None = None) -> Any:
+        return self._account.lines.call(method, request, response, self._name, size_bytes, report)
 
 
 def _untold() -> TransportError:

@@ -18,6 +18,7 @@ from veilmq.client.ordered.storage import Storage
 from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, VeilError
+from veilmq.model.reports import Failure
 
 
 class OrderedQueue(Wrapping):
@@ -104,7 +105,7 @@ class OrderedQueue(Wrapping):
                 results.append(error)
         return results
 
-    def release(self, handle: str, delay: float = 0) -> None:
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         self.receiver.release(handle, delay)
 
     def delete(self, handle: str) -> None:

@@ -8,7 +8,10 @@ botocore's exceptions.py and endpoint.py.
 """
 
 import threading
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
 
 from botocore.exceptions import (  # type: ignore[import-untyped]
     BotoCoreError,
@@ -27,6 +30,7 @@ from veilmq.client.forked import OfProcess
 from veilmq.client.identity import fingerprint
 from veilmq.client.service_errors import Said, error_of
 from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.reports import REPORT_HEADER, Report, write_header
 
 _UNSENT = (EndpointConnectionError, ConnectTimeoutError, ProxyConnectionError)
 _BROKEN = (HTTPClientError, BotoConnectionError, ResponseParserError)
@@ -39,6 +43,18 @@ class _Attempts(threading.local):
     """An attempt may have been carried out."""
 
 
+_REPORTING: Final = ("ChangeMessageVisibility", "ChangeMessageVisibilityBatch")
+_report: Final[ContextVar[str | None]] = ContextVar("veilmq_report", default=None)
+"""The header of the call that is being made."""
+
+
+def _add_report(params: dict[str, Any], **_: Any) -> None:
+    """Called by botocore before it signs a request."""
+    header = _report.get()
+    if header is not None:
+        params["headers"][REPORT_HEADER.decode()] = header
+
+
 class Calls(OfProcess):
     """A boto3 SQS client whose calls raise the house's errors. As thread-safe as the client is: fully."""
 
@@ -47,7 +63,21 @@ class Calls(OfProcess):
         self._pid = self._this()
         self._attempts = _Attempts()
         self._id = f"veilmq-attempts-{id(self)}"
-        client.meta.events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
+        events = client.meta.events
+        events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
+        for operation in _REPORTING:
+            # Once a client, whoever uses it: it adds nothing but what its own call says.
+            events.register(f"before-call.sqs.{operation}", _add_report, unique_id=f"veilmq-report-{operation}")
+
+    @contextmanager
+    def reporting(self, report: Report | None) -> Iterator[None]:
+        """Calls within tell our server what they are for."""
+        header = None if report is None else write_header(report.reported, report.failure)
+        token = _report.set(header)
+        try:
+            yield
+        finally:
+            _report.reset(token)
 
     def credentials(self) -> bytes | None:
         """A fingerprint of what the client signs with now; None where it cannot be looked up."""

@@ -26,6 +26,7 @@ from veilmq.client.sqs.calls import Calls, entry_error, member
 from veilmq.client.sqs.receiving import received_of
 from veilmq.client.sqs.sending import Entry, entry_of
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
+from veilmq.model.reports import WORKING, Failure, Report, report_of
 
 if TYPE_CHECKING:
     from veilmq.client.sqs.account import SqsAccount
@@ -197,11 +198,13 @@ class SqsQueue(CloudQueue):
         """ChangeMessageVisibility."""
         if body is not None:
             raise CapabilityMissing(capability="body_replaceable")
-        self._change(handle, _lease_seconds(lease))
+        self._change(handle, _lease_seconds(lease), WORKING)
         return handle
 
-    def _change(self, handle: str, seconds: int) -> None:
-        self._call("change_message_visibility", ReceiptHandle=checked.handle(handle), VisibilityTimeout=seconds)
+    def _change(self, handle: str, seconds: int, report: Report | None) -> None:
+        given = {"ReceiptHandle": checked.handle(handle), "VisibilityTimeout": seconds}
+        with self._calls.reporting(report):
+            self._call("change_message_visibility", **given)
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """ChangeMessageVisibilityBatch, as often as it takes."""
@@ -210,15 +213,16 @@ class SqsQueue(CloudQueue):
             extension = checked.extension(given)
             return {"ReceiptHandle": extension.handle, "VisibilityTimeout": _lease_seconds(extension.lease)}
 
-        results = self._entries("change_message_visibility_batch", [attempt(made, each) for each in extensions])
+        with self._calls.reporting(WORKING):
+            results = self._entries("change_message_visibility_batch", [attempt(made, each) for each in extensions])
         return [
             extension.handle if result is None else result
             for extension, result in zip(extensions, results, strict=True)
         ]
 
-    def release(self, handle: str, delay: float = 0) -> None:
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """ChangeMessageVisibility to `delay` seconds."""
-        self._change(handle, _lease_seconds(delay, "delay"))
+        self._change(handle, _lease_seconds(delay, "delay"), report_of(delay, failure))
 
     def delete(self, handle: str) -> None:
         """DeleteMessage. On a standard queue SQS does not tell whether the handle was stale."""

@@ -16,6 +16,7 @@ from veilmq.client.service_errors import Said, error_of
 from veilmq.client.veil.connections import Answer, Connection, Pool
 from veilmq.client.veil.signing import Signer
 from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.reports import Report, write_header
 
 Result = TypeVar("Result")
 LATE_SECONDS: Final = 2.0
@@ -68,18 +69,21 @@ class Line:
         self.interrupts = 0
         self.closed = False
 
-    def call(self, kind: Operation, given: Any, wait: float = 0.0, size_bytes: int = 0) -> tuple[Any, bool]:
+    def call(
+        self, kind: Operation, given: Any, wait: float = 0.0, size_bytes: int = 0, report: Report | None = None
+    ) -> tuple[Any, bool]:
         """(the result, whether the request went out twice). Raises TransportError, ServiceError, the model's errors."""
         try:
             body = _ENCODE(given)
         except UnicodeEncodeError as error:
             raise ParameterInvalid(parameter="body", reason=f"has no UTF-8 form: {error.reason}") from error
-        answer, again = self._exchange(kind, body, wait)
+        header = b"" if report is None else write_header(report.reported, report.failure).encode()
+        answer, again = self._exchange(kind, body, wait, header)
         if answer.status != 200:
             refusal = self._refused(answer, size_bytes)
             if not self._corrected(answer, refusal):
                 raise refusal
-            answer, again = self._exchange(kind, body, wait)
+            answer, again = self._exchange(kind, body, wait, header)
             if answer.status != 200:
                 raise self._refused(answer, size_bytes)
         return self._decoded(kind, answer), again
@@ -135,8 +139,8 @@ class Line:
         for connection in list(self._active):
             connection.abort()
 
-    def _exchange(self, kind: Operation, body: bytes, wait: float) -> tuple[Answer, bool]:
-        request = self._signer.request(kind.target, body)
+    def _exchange(self, kind: Operation, body: bytes, wait: float, report: bytes) -> tuple[Answer, bool]:
+        request = self._signer.request(kind.target, body, report)
         interrupts = self.interrupts
         if self.closed:
             raise self._is_closed(False)

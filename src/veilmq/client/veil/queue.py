@@ -21,6 +21,7 @@ from veilmq.client.unreadable import log
 from veilmq.client.veil.line import Line, Operation, operation
 from veilmq.client.veil.messages import failure_of, peeked_of, received_of, sent_of, wire_bytes, wire_of
 from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
+from veilmq.model.reports import Failure, Report, report_of
 from veilmq.protocols.sqs.operations import veil_shapes as shapes
 
 if TYPE_CHECKING:
@@ -157,8 +158,9 @@ class VeilQueue(CloudQueue):
         self._change(shapes.ExtendEntry(handle=checked.handle(handle), lease=lease, body=body))
         return handle
 
-    def _change(self, entry: shapes.ExtendEntry) -> None:
-        self._raise_first(self._failures(_EXTEND, shapes.ExtendInput(queue=self._path, entries=[entry])))
+    def _change(self, entry: shapes.ExtendEntry, report: Report | None = None) -> None:
+        given = shapes.ExtendInput(queue=self._path, entries=[entry])
+        self._raise_first(self._failures(_EXTEND, given, report))
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """VeilMQ.Extend, as often as it takes. The handles stay as they are."""
@@ -180,10 +182,10 @@ class VeilQueue(CloudQueue):
         failures = self._failures(_EXTEND, shapes.ExtendInput(queue=self._path, entries=list(entries)))
         return [failures.get(index) for index in range(len(entries))]
 
-    def release(self, handle: str, delay: float = 0) -> None:
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """VeilMQ.Extend to `delay` seconds."""
         checked.seconds(delay, "delay", 0, shapes.LEASE_SECONDS_MAX)
-        self._change(shapes.ExtendEntry(handle=checked.handle(handle), lease=delay))
+        self._change(shapes.ExtendEntry(handle=checked.handle(handle), lease=delay), report_of(delay, failure))
 
     def delete(self, handle: str) -> None:
         """VeilMQ.Delete of one."""
@@ -229,9 +231,11 @@ class VeilQueue(CloudQueue):
         plan = described.plan
         return None if plan is None else Recommended(plan.lease, plan.by_type, plan.why, plan.applied)
 
-    def _failures(self, kind: Operation, given: shapes.ExtendInput | shapes.DeleteInput) -> dict[int, VeilError]:
+    def _failures(
+        self, kind: Operation, given: shapes.ExtendInput | shapes.DeleteInput, report: Report | None = None
+    ) -> dict[int, VeilError]:
         """What was not done, by place in the request."""
-        answer, again = self._line.call(kind, given)
+        answer, again = self._line.call(kind, given, report=report)
         if not answer.failures:
             return {}
         failures = {each.index: failure_of(each.error) for each in answer.failures}

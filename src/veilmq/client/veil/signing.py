@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from veilmq import __version__
 from veilmq.client.clock import Clock
+from veilmq.model.reports import REPORT_HEADER
 from veilmq.protocols.keyed import Keyed
 
 _SERVICE: Final = b"sqs"
@@ -61,8 +62,8 @@ class Signer:
         self.ahead_s = 0
         """How far the server's clock is ahead of ours, once it refused a request for that."""
 
-    def request(self, target: bytes, body: bytes) -> bytes:
-        """A whole request: POST / with that X-Amz-Target and JSON body."""
+    def request(self, target: bytes, body: bytes, report: bytes = b"") -> bytes:
+        """A whole request: POST / with that X-Amz-Target and JSON body; `report` is the header of that kind, if any."""
         second = int(self._clock.wall()) + self.ahead_s
         current = self._current
         if current is None or current.second != second:
@@ -73,6 +74,8 @@ class Signer:
         canonical = known[0].copy()
         canonical.update(sha256(body).hexdigest().encode())
         signature = current.day.mac.digest(current.to_sign + canonical.hexdigest().encode()).hex().encode()
+        if report:
+            signature += b"\r\n%b: %b" % (REPORT_HEADER, report)
         return b"%b%b\r\nContent-Length: %d\r\n\r\n%b" % (known[1], signature, len(body), body)
 
     def correct(self, theirs: float) -> None:

@@ -12,6 +12,7 @@ from veilmq.client.clock import Clock
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, MessageGone, VeilError
+from veilmq.model.reports import Failure
 
 
 class Held(Protocol):
@@ -24,7 +25,7 @@ class Held(Protocol):
 
     def extend(self, seconds: float, body: str | None = None) -> None: ...
 
-    def release(self, delay: float = 0) -> None: ...
+    def release(self, delay: float = 0, *, failure: Failure | None = None) -> None: ...
 
     def delete(self) -> None: ...
 
@@ -63,11 +64,11 @@ class PlainLease:
                 callback(self)
             raise
 
-    def release(self, delay: float = 0) -> None:
+    def release(self, delay: float = 0, *, failure: Failure | None = None) -> None:
         """Give the message back. Raises as `Queue.release`; a second call does nothing."""
         with self._lock:
             if not self._ended:
-                self._queue.release(self.handle, delay)
+                self._queue.release(self.handle, delay, failure=failure)
                 self._ended = True
 
     def delete(self) -> None:

@@ -38,6 +38,15 @@ class Kind(StrEnum):
     """Coroutines on one event loop, which has a thread of its own."""
 
 
+class ErrorReport(StrEnum):
+    """What the queue's server is told of the error for which a message is given back."""
+
+    LINE = "line"
+    """Its type and the first line of its text."""
+    TYPE = "type"
+    NONE = "none"
+
+
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """See `Worker`."""
 
@@ -49,6 +58,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     keeper: "bool | Mapping[str, Any] | LeaseKeeper" = True
     stop_before_expiry: float | None = None
     retry: Backoff = Backoff()
+    error_report: ErrorReport | Callable[[str], str] = ErrorReport.LINE
     poison_after: int | None = None
     dead_letter_queue: str | Queue | None = None
     checkpoints: Checkpoints | None = None

@@ -45,6 +45,8 @@ class Result(msgspec.Struct, frozen=True):
     """What the handler returned, where it was for one message."""
     error: str = ""
     """Kind and text, in one line."""
+    error_type: str = ""
+    """The kind alone, of what the handler raised."""
     trace: str = ""
     delay: float | None = None
     """Seconds that the handler asked for."""
@@ -65,9 +67,11 @@ def of_error(error: BaseException) -> Result:
         if isinstance(error, Reject):
             return Result(Verdict.REJECTED, error=error.reason or "rejected by the handler")
         trace = "".join(traceback.format_exception(error))
-        return Result(Verdict.FAILED, error=f"{type(error).__name__}: {error}", trace=trace)
+        kind = type(error).__name__
+        return Result(Verdict.FAILED, error=f"{kind}: {error}", error_type=kind, trace=trace)
     except BaseException:  # noqa: BLE001 its __str__, or a subclass without what its parent has
-        return Result(Verdict.FAILED, error=type(error).__name__, trace=trace)
+        kind = type(error).__name__
+        return Result(Verdict.FAILED, error=kind, error_type=kind, trace=trace)
 
 
 def of_return(jobs: Sequence[JobView], value: Any, batch: bool) -> list[Result]:

@@ -18,9 +18,10 @@ from veilmq.client.worker.dead_letters import DeadLetters
 from veilmq.client.worker.guard import Superseded
 from veilmq.client.worker.hand import Hand
 from veilmq.client.worker.metrics import Counts
-from veilmq.client.worker.parameters import Parameters
+from veilmq.client.worker.parameters import ErrorReport, Parameters
 from veilmq.client.worker.results import HandlerFailed, Result, Verdict, of_error
 from veilmq.model.errors import CapabilityMissing, LeaseError, QueueMissing, ReceiptInvalid, UsageError, VeilError
+from veilmq.model.reports import Failure, failure_of
 
 log = logging.getLogger("veilmq.worker")
 
@@ -28,6 +29,8 @@ _AGAIN = Backoff(first=0.1, longest=5.0)
 _TRIES_MAX = 20
 _LEFT = ("unsettled", "lost", "expired")
 """Outcomes of messages that may be neither deleted nor released: they are left to the end of their leases."""
+_REASONS = {Verdict.FAILED: "raised", Verdict.RETRY: "asked", Verdict.REJECTED: "rejected"}
+"""What a release for a retry says, by the handler's verdict."""
 _REFUSED = (LeaseError, ReceiptInvalid, QueueMissing)
 
 
@@ -95,7 +98,7 @@ class Settling:
 
     def release(self, hand: Hand, delay: float = 0, outcome: str = "stopped") -> None:
         """Give it back unworked."""
-        self.end(hand, self._release(hand, delay, outcome))
+        self.end(hand, self._release(hand, delay, outcome, Failure(outcome) if delay else None))
 
     def end(self, hand: Hand, outcome: str, seconds: float = 0.0) -> None:
         """It is through: nothing more is to be done for it."""
@@ -140,7 +143,24 @@ class Settling:
         delay = result.delay
         if delay is None:
             delay = self._parameters.retry.delay(hand.message.receive_count, chance())
-        return self._release(hand, delay, "retry" if verdict is Verdict.RETRY else "failed")
+        return self._release(hand, delay, "retry" if verdict is Verdict.RETRY else "failed", self._failure(result))
+
+    def _failure(self, result: Result) -> Failure:
+        """What is told of a failed attempt: as much as the user allows."""
+        reason = _REASONS[result.verdict]
+        told = self._parameters.error_report
+        if told is ErrorReport.NONE:
+            return Failure(reason)
+        failure = failure_of(reason, result.error_type, result.error.removeprefix(f"{result.error_type}: "))
+        line = ""
+        if told is ErrorReport.LINE:
+            line = failure.error
+        elif not isinstance(told, ErrorReport):
+            try:
+                line = str(told(failure.error))
+            except BaseException:
+                log.exception("queue %s: error_report failed: nothing is told of the error's text", self._queue.name)
+        return failure_of(reason, failure.error_type, line)
 
     def _done(self, hand: Hand, result: Result) -> str:
         guard, claim = self._parameters.guard, hand.held_claim
@@ -156,7 +176,8 @@ class Settling:
                 if isinstance(error, TypeError):
                     self._abandon(hand)
                 delay = self._parameters.retry.delay(hand.message.receive_count, chance())
-                return self._release(hand, delay, "failed")
+                failed = of_error(error)
+                return self._release(hand, delay, "failed", self._failure(failed))
         if self._parameters.on_result is not None:
             self.tell(self._parameters.on_result, hand.message, result.value)
         return self._delete(hand)
@@ -172,9 +193,9 @@ class Settling:
             self.tell(hand.forget)
         return outcome
 
-    def _release(self, hand: Hand, delay: float, outcome: str) -> str:
+    def _release(self, hand: Hand, delay: float, outcome: str, failure: Failure | None = None) -> str:
         delay = min(max(delay, 0.0), self._longest)
-        return self._insist("release", hand, lambda: hand.lease.release(delay)) or outcome
+        return self._insist("release", hand, lambda: hand.lease.release(delay, failure=failure)) or outcome
 
     def _dead_letter(self, dead_letters: DeadLetters, hand: Hand, reason: str) -> str | None:
         """None if it could not be sent: then it stays in its queue."""
@@ -196,7 +217,8 @@ class Settling:
             outcome = self._dead_letter(self._dead_letters, hand, reason)
         if outcome is None:
             delay = self._parameters.retry.delay(hand.message.receive_count, chance())
-            outcome = "lost" if hand.lost else self._release(hand, delay, "failed")
+            failure = failure_of("poisoned", text=reason)
+            outcome = "lost" if hand.lost else self._release(hand, delay, "failed", failure)
         self.end(hand, outcome)
         return outcome == "dead_lettered"
 

@@ -11,9 +11,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 from queue import SimpleQueue
 from types import FrameType, TracebackType
-from typing import Any, Final, Self, TypedDict, Unpack
+from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
@@ -25,10 +26,11 @@ from veilmq.client.worker.checkpoints import Checkpoints
 from veilmq.client.worker.child import reference
 from veilmq.client.worker.guard import Guard
 from veilmq.client.worker.metrics import Counts, Meter
-from veilmq.client.worker.parameters import Kind, Parameters
+from veilmq.client.worker.parameters import ErrorReport, Kind, Parameters
 from veilmq.client.worker.run import Run, Said
 from veilmq.model.errors import ParameterInvalid, VeilError
 
+Word = TypeVar("Word", bound=StrEnum)
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -51,6 +53,9 @@ class Options(TypedDict, total=False):
     """Cancel the handler so long before its deadline (document 003, 3a)."""
     retry: Backoff
     """When a failed message is visible again, by its receive count."""
+    error_report: ErrorReport | str | Callable[[str], str]
+    """What our server's history is told of a handler's error: `line` (default: its type and the first line of its
+    text), `type`, `none`; or a function of that line that returns what may be told of it."""
     poison_after: int | None
     """After so many receives a message goes to `dead_letter_queue`; None: the queue's own rule decides."""
     dead_letter_queue: str | Queue | None
@@ -83,6 +88,15 @@ class Options(TypedDict, total=False):
     """An OpenTelemetry tracer, or True for the global one."""
 
 
+def _one_of(kind: type[Word], parameter: str, given: object) -> Word:
+    """Raises ParameterInvalid."""
+    try:
+        return kind(given)
+    except ValueError:
+        reason = f"{given!r} is not one of {', '.join(kind)}"
+        raise ParameterInvalid(parameter=parameter, reason=reason) from None
+
+
 class Worker:
     """Runs `handler` on the messages of `queue`, a `Queue` or a URL that is connected when the worker runs.
 
@@ -98,11 +112,9 @@ class Worker:
         if unknown:
             raise ParameterInvalid(parameter=sorted(unknown)[0], reason="no worker has this parameter")
         given: dict[str, Any] = dict(options)
-        try:
-            given["kind"] = Kind(given.get("kind", Kind.THREADS))
-        except ValueError:
-            reason = f"{given['kind']!r} is not one of {', '.join(Kind)}"
-            raise ParameterInvalid(parameter="kind", reason=reason) from None
+        given["kind"] = _one_of(Kind, "kind", given.get("kind", Kind.THREADS))
+        told = given.get("error_report", ErrorReport.LINE)
+        given["error_report"] = told if callable(told) else _one_of(ErrorReport, "error_report", told)
         self.queue = queue
         self.handler = handler
         self.parameters = Parameters(**given)

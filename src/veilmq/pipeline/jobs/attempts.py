@@ -48,7 +48,7 @@ EXTENSIONS: Final = ("extended", "lease_resumed")
 _MINIMA: Final = ("granted", "first_extension", "deleted", "delete_refused", "released", "undelivered", "dropped")
 _SUMS: Final = ("extensions",)
 
-UNWORKED: Final = ("busy", "shortage", "stopped")
+UNWORKED: Final = ("busy", "shortage", "released")
 """Reasons of a release for a retry whose handler never ran, or was stopped."""
 OUTCOMES: Final = (
     "deleted", "redone", "failed", "released", "undelivered", "dropped", "lost", "crashed", "changed", "open",

@@ -266,6 +266,9 @@ def _message(delivery: Delivery, fifo: bool) -> shapes.MessageOut:
     message.type, message.tag = extras.type, extras.tag
     if extras.dead_letter_source is not None:
         message.dead_letter_source = extras.dead_letter_source.name
+        message.dead_letter_receives = extras.dead_receives
+    if extras.error_type or extras.error:
+        message.last_error = shapes.LastError(type=extras.error_type, text=extras.error)
     return message
 
 

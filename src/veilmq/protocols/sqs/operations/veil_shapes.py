@@ -168,6 +168,17 @@ class MessageOut(_Shape):
     tag: str | None = None
     dead_letter_source: str | None = None
     """Name of the queue that dead-lettered it, if one did."""
+    dead_letter_receives: int | None = None
+    """How often the queues that dead-lettered it had handed it out."""
+    last_error: "LastError | None" = None
+
+
+class LastError(_Shape):
+    """Why a worker last gave the message back, where it said so. Either may be empty."""
+
+    type: str = ""
+    text: str = ""
+    """First line of the error's text."""
 
 
 class MessagesResult(_Shape):
