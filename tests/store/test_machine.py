@@ -71,6 +71,7 @@ CHANGES = st.sampled_from(
         {"redrive": RedrivePolicy(DEAD, 1)},
         {"redrive": RedrivePolicy(OTHER, 2)},
         {"redrive": RedrivePolicy(DEAD_LINE, 1)},
+        {"redrive": RedrivePolicy(LINE, 1)},
         {"content_deduplication": False},
         {"content_deduplication": True},
         {"deduplication_scope": DeduplicationScope.GROUP},
@@ -268,8 +269,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def judge_each(self, commands: list[AnyCommand], applied: Applied) -> None:
         """Compare what was applied one by one."""
-        self.reference.settle(applied.at)
         for command, outcome in zip(commands, applied.outcomes, strict=True):
+            self.reference.settle(applied.at)
             if command == impossible():
                 assert type(outcome) is StoreFailed
             else:

@@ -24,6 +24,7 @@ STATUS: Final[Mapping[type[VeilError], int]] = {
     errors.SubscriptionMissing: 404,
     errors.SubscriptionExists: 409,
     errors.SubscriptionsFull: 409,
+    errors.AttemptNotRetryable: 409,
     errors.LeaseExpired: 409,
     errors.LeaseTaken: 409,
     errors.MessageGone: 410,

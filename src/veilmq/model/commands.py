@@ -85,7 +85,7 @@ class Send(Command, tag=True, kw_only=True, gc=False):
 
 class Receive(Command, tag=True, kw_only=True, gc=False):
     """Lease up to `count_max` messages. Outcome `Received`, empty if none; errors QueueMissing, InFlightFull,
-    RateExceeded."""
+    RateExceeded, AttemptNotRetryable."""
 
     count_max: int = 1
     lease_us: int | None = None

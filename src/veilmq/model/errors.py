@@ -4,7 +4,7 @@
         UsageError          the caller broke a rule; repeating the command cannot help
             ParameterInvalid, QueueMissing, QueueExists, QueueDeletedRecently, PurgeInProgress, MessageTooLarge,
             ReceiptInvalid, RedriveRefused, TopicMissing, TopicExists, SubscriptionMissing, SubscriptionExists,
-            SubscriptionsFull
+            SubscriptionsFull, AttemptNotRetryable
         LeaseError          the normal outcome of a race
             LeaseExpired, LeaseTaken, MessageGone
         CapacityError       a limit that time or an operator lifts: retry later
@@ -186,6 +186,14 @@ class SubscriptionsFull(UsageError):
     topic: str
     limit: int
     summary = "topic {topic} has {limit} subscriptions already"
+
+
+class AttemptNotRetryable(UsageError):
+    """A receive is asked for again by its attempt id, and one of its messages was deleted or changed since (SQS FIFO:
+    ReceiveRequestAttemptId)."""
+
+    attempt_id: str
+    summary = "attempt id {attempt_id}: a message of that receive was deleted or changed since"
 
 
 class LeaseExpired(LeaseError):

@@ -8,7 +8,7 @@ right and knows messages by the sequence and handles by their text. Expiry is ap
 store may: the events of what a sweep expired are handed to `buried`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from hashlib import sha256
 from typing import Final
@@ -33,6 +33,7 @@ from veilmq.model.commands import (
     Undeliver,
 )
 from veilmq.model.errors import (
+    AttemptNotRetryable,
     InFlightFull,
     LeaseExpired,
     LeaseTaken,
@@ -57,7 +58,7 @@ from veilmq.model.outcomes import (
 from veilmq.model.plan import NO_PLAN, PlanState
 from veilmq.model.queue import DeduplicationScope, QueueKey, QueueSettings
 from veilmq.model.states import STEPS, State, Step
-from veilmq.testing.reference_groups import VISIBLE, in_flight, turns
+from veilmq.testing.reference_groups import VISIBLE, Served, by_group, by_tenant, forget_empty, in_flight
 from veilmq.testing.reference_moves import Tasks
 from veilmq.testing.reference_settings import change, create, handed, lease_us, plan, within
 
@@ -76,6 +77,8 @@ class Message(msgspec.Struct, eq=False):
     state: State
     due: int
     """End of the lease or delay; where there is none, since when it is visible."""
+    turn: int = 0
+    """Of those visible since the same instant, the greater goes later: raised when a message is given back at once."""
     sequence: int = 0
     """Learnt from the store."""
     attempt: int = 0
@@ -117,6 +120,16 @@ class Attempt(msgspec.Struct, eq=False):
             for message, *known, _ in self.leases
         )
 
+    def has_changed(self, now: int) -> bool:
+        """Whether a message is gone, or its lease was changed by a command."""
+        for message, attempt, rotation, due, _ in self.leases:
+            is_same_lease = (message.attempt, message.rotation) == (attempt, rotation)
+            if message.state is State.GONE or message.expires() <= now:
+                return True
+            if message.due != due if is_same_lease else due > now:
+                return True
+        return False
+
 
 class Queue(msgspec.Struct, eq=False):
     """One incarnation of a queue."""
@@ -125,7 +138,8 @@ class Queue(msgspec.Struct, eq=False):
     settings: QueueSettings
     messages: list[Message] = msgspec.field(default_factory=list)
     window: dict[tuple[str | None, str], Message] = msgspec.field(default_factory=dict)
-    """FIFO: by scope and deduplication id, what was taken last."""
+    """FIFO: by group and deduplication id, what was taken last."""
+    served: Served = msgspec.field(default_factory=dict)
     attempts: dict[str, Attempt] = msgspec.field(default_factory=dict)
     """FIFO: by attempt id."""
     plan: PlanState = NO_PLAN
@@ -157,6 +171,9 @@ class Reference:
         self.now = 0
         self.top = 0
         """The greatest sequence given so far."""
+        self.turn = 0
+        """Raised with each command, but for the extends of a batch: what they give back keeps the order of its
+        sending."""
         self.tasks = Tasks(self)
         self.moves: dict[int, int] = {}
         """Dead-lettered since the last look: the sequence here, and in the dead-letter queue."""
@@ -164,7 +181,9 @@ class Reference:
     def settle(self, now: int) -> None:
         """Time has come to `now`: leases and delays end."""
         self.now = now
+        self.turn += 1
         for queue in self.queues.values():
+            forget_empty(queue.served, queue.messages)
             for message in queue.messages:
                 if message.due <= now and message.state is State.IN_FLIGHT:
                     message.step("lease expires")
@@ -175,10 +194,14 @@ class Reference:
         """What a peek shows, in order."""
         queue = self.queues[key]
         shown: list[Message] = []
-        for message in turns(queue.settings.fifo, queue.messages, shown, self.now):
+        for message in self._turns(queue, shown):
             if message.expires() > self.now:
                 shown.append(message)
         return shown
+
+    def _turns(self, queue: Queue, taken: list[Message]) -> Iterator[Message]:
+        """What a receive meets, one after the other."""
+        return by_group(queue.messages, queue.served) if queue.settings.fifo else by_tenant(queue.messages, taken)
 
     def buried(self, sequences: Iterable[int]) -> None:
         """The store says that it expired these: each must be dead."""
@@ -191,6 +214,7 @@ class Reference:
 
     def judge(self, command: AnyCommand, outcome: Outcome) -> None:
         """Run the command here and hold the store's outcome against what it must be. Raises AssertionError."""
+        self.turn += not isinstance(command, Extend)
         match command:
             case Send():
                 self._send(command, outcome)
@@ -236,6 +260,8 @@ class Reference:
         for message in queue.messages:
             if message.state is not State.GONE:
                 message.step("purge")
+        queue.window.clear()
+        queue.attempts.clear()
         if isinstance(command, DeleteQueue):
             del self.queues[command.queue]
 
@@ -259,7 +285,7 @@ class Reference:
         assert not outcome.duplicate
         message.id = outcome.id
         if settings.fifo:
-            queue.window[self._identity(queue, command)] = message
+            queue.window[message.group, self._identity(command)] = message
         assert outcome.sequence > self.top
         assert (outcome.sent, outcome.visible, outcome.expires) == (self.now, message.due, message.expires())
         message.sequence = self.top = outcome.sequence
@@ -268,12 +294,9 @@ class Reference:
         if outcome.handle:
             self._learn(outcome.handle, message)
 
-    def _identity(self, queue: Queue, command: Send) -> tuple[str | None, str]:
-        extras = command.extras
-        given = extras.deduplication_id
-        identity = sha256(command.body.encode()).hexdigest() if given is None else given
-        by_group = queue.settings.deduplication_scope is DeduplicationScope.GROUP
-        return extras.group if by_group else None, identity
+    def _identity(self, command: Send) -> str:
+        given = command.extras.deduplication_id
+        return sha256(command.body.encode()).hexdigest() if given is None else given
 
     def _not_taken(self, queue: Queue, command: Send, outcome: Outcome) -> bool:
         """Whether a FIFO queue refuses the message, or has had it already."""
@@ -282,17 +305,28 @@ class Reference:
         if extras.group is None or command.delay_us or not identified:
             assert type(outcome) is ParameterInvalid, outcome
             return True
-        first = queue.window.get(self._identity(queue, command))
-        if first is None or first.sent + 5 * MINUTE_US <= self.now:
+        by_group = queue.settings.deduplication_scope is DeduplicationScope.GROUP
+        known = [
+            (True, first.id, first.sequence)
+            for (group, identity), first in queue.window.items()
+            if identity == self._identity(command) and (group == extras.group or not by_group)
+            if first.sent + 5 * MINUTE_US > self.now
+        ]
+        if not known:
             return False
         assert isinstance(outcome, Sent), outcome
-        assert (outcome.duplicate, outcome.id, outcome.sequence) == (True, first.id, first.sequence)
+        assert (outcome.duplicate, outcome.id, outcome.sequence) in known
         return True
 
     def _replays(self, queue: Queue, command: Receive, outcome: Outcome) -> bool:
         """Whether the receive gets again what its attempt id stands for."""
         attempt = queue.attempts.get(command.attempt_id or "")
-        if not queue.settings.fifo or attempt is None or not attempt.holds(self.now):
+        if not queue.settings.fifo or attempt is None or attempt.until <= self.now:
+            return False
+        if attempt.has_changed(self.now):
+            assert type(outcome) is AttemptNotRetryable, outcome
+            return True
+        if not attempt.holds(self.now):
             return False
         assert isinstance(outcome, Received), outcome
         assert [(got.sequence, got.handle, got.receive_count) for got in outcome.messages] == [
@@ -304,6 +338,7 @@ class Reference:
             renewed.append((message, number, rotation, message.due, handle))
             if message.due == self.now:
                 message.step("lease expires")
+                message.turn = self.turn
         attempt.leases = renewed
         assert [(got.body, got.due) for got in outcome.messages] == [(one[0].body, one[0].due) for one in renewed]
         return True
@@ -329,7 +364,8 @@ class Reference:
                 return
         assert isinstance(outcome, Received), outcome
         granted: list[Message] = []
-        for message in turns(queue.settings.fifo, queue.messages, granted, self.now):
+        forget_empty(queue.served, queue.messages)
+        for message in self._turns(queue, granted):
             if len(granted) >= wanted:
                 break
             if message.expires() <= self.now:
@@ -347,6 +383,7 @@ class Reference:
             (one.sequence, one.body, one.priority, one.sent, one.expires(), one.attempt, one.first, one.due)
             for one in granted
         ]
+        queue.served |= {message.group: (self.now, self.turn) for message in granted}
         leases = []
         for got, message in zip(outcome.messages, granted, strict=True):
             self._learn(got.handle, message)
@@ -359,8 +396,10 @@ class Reference:
         message.granted = self.now
         message.due = self.now + lease_us(message, command)
         message.first = self.now if message.first is None else message.first
+        message.turn = 0
         if message.due == self.now:
             message.step("lease expires")
+            message.turn = self.turn
 
     def _moves(self, message: Message) -> bool:
         """Dead-letter the message if it was received too often."""
@@ -377,6 +416,7 @@ class Reference:
         moved.sequence = self.top
         moved.group, moved.id, moved.came_from = message.group, message.id, message.queue.key
         moved.type, moved.lease_hint_us = message.type, message.lease_hint_us
+        moved.turn = 0 if target.settings.fifo else self.turn
         target.messages.append(moved)
         return True
 
@@ -421,13 +461,13 @@ class Reference:
             return
         if found.queue.settings.fifo and command.lease_us and found.state is State.RETURNED and found.attempt:
             others = in_flight(found.queue.messages, found.group)
-            if any(other.granted != found.granted for other in others):
+            if any(other.granted != found.granted and other.sequence < found.sequence for other in others):
                 assert type(outcome) is LeaseExpired, outcome
                 return
         assert isinstance(outcome, Extended), outcome
         assert outcome.due == due
         _move(found, command.lease_us, command.rotate)
-        found.due = due
+        found.due, found.turn = due, 0 if command.lease_us else self.turn
         if command.body is not None:
             found.body = command.body
         assert (outcome.handle == command.handle) is not command.rotate
@@ -449,7 +489,7 @@ class Reference:
         for handle in held:
             message = self.tickets[handle].message
             message.step("undelivered")
-            message.due = self.now
+            message.due, message.turn = self.now, self.turn
 
     def _learn(self, handle: str, message: Message) -> None:
         known = self.tickets.get(handle)

@@ -12,12 +12,17 @@ from veilmq.model.states import State
 
 VISIBLE: Final = frozenset({State.READY, State.RETURNED})
 
+Served = dict[str | None, tuple[int, int]]
+"""FIFO: by group, when it was served last: the instant, and the turn then."""
+
 
 class _Message(Protocol):
     state: State
     sequence: int
     priority: int
     group: str | None
+    due: int
+    turn: int
 
 
 M = TypeVar("M", bound=_Message)
@@ -28,25 +33,33 @@ def in_flight(messages: Sequence[M], group: str | None) -> list[M]:
     return [message for message in messages if message.group == group and message.state is State.IN_FLIGHT]
 
 
-def turns(fifo: bool, messages: Sequence[M], taken: Sequence[M], now: int) -> Iterator[M]:
-    """What a receive meets, one after the other; the dead that nobody met are among it.
+def forget_empty(served: Served, messages: Sequence[M]) -> None:
+    """A group without messages is none: it begins anew."""
+    groups = {message.group for message in messages if message.state is not State.GONE}
+    for group in served.keys() - groups:
+        del served[group]
 
-    The caller does something about each before it asks for the next: those that it put into `taken` are in flight.
+
+def by_group(messages: Sequence[M], served: Served) -> Iterator[M]:
+    """FIFO: the groups whose first message is visible, by how long they have waited since that or since they were
+    served; each until one is in flight or delayed.
+
+    What a receive meets, one after the other; the dead that nobody met are among it. The caller does something about
+    each before it asks for the next.
     """
-    return _by_group(messages) if fifo else _by_tenant(messages, taken)
-
-
-def _by_group(messages: Sequence[M]) -> Iterator[M]:
-    """FIFO: the groups of which none is in flight, by their first message; each until one is delayed."""
     lines: dict[str | None, list[M]] = {}
     for message in sorted(messages, key=lambda message: message.sequence):
         if message.state is not State.GONE:
             lines.setdefault(message.group, []).append(message)
-    for group, line in list(lines.items()):
-        if in_flight(messages, group):
-            continue
-        for message in line:
-            if message.state is State.DELAYED:
+    waiting = []
+    for group, line in lines.items():
+        head = line[0]
+        if head.state in VISIBLE:
+            since = max((head.due, head.turn), served.get(group, (0, 0)))
+            waiting.append((since, head.sequence, group))
+    for _, _, group in sorted(waiting):
+        for message in lines[group]:
+            if message.state not in VISIBLE:
                 break
             yield message
 
@@ -55,8 +68,9 @@ def _tenant(message: _Message) -> str | None:
     return message.group if message.priority == PRIORITY_DEFAULT else None
 
 
-def _by_tenant(messages: Sequence[M], taken: Sequence[M]) -> Iterator[M]:
-    """Standard: urgent ones, then by turns of the tenants with the fewest in flight, then the rest."""
+def by_tenant(messages: Sequence[M], taken: Sequence[M]) -> Iterator[M]:
+    """Standard: urgent ones, then the tenants with the fewest in flight and of them the one that has waited longest,
+    then the rest. As `by_group`; those that the caller put into `taken` are in flight."""
     met: list[M] = []
     while True:
         here = [one for one in messages if one.state in VISIBLE and one not in taken and one not in met]
@@ -66,7 +80,7 @@ def _by_tenant(messages: Sequence[M], taken: Sequence[M]) -> Iterator[M]:
         highest = min(one.priority for one in here)
         turn = min(
             (one for one in here if one.priority == highest),
-            key=lambda one: (flying.count(_tenant(one)), one.sequence),
+            key=lambda one: (flying.count(_tenant(one)), one.due, one.turn, one.sequence),
         )
         yield turn
         met.append(turn)

@@ -16,7 +16,7 @@ from veilmq.model.moves import TASK_US_MAX, MoveFailure, MoveInfo, MoveStatus
 from veilmq.model.outcomes import MoveCancelled, MoveStarted, Outcome
 from veilmq.model.queue import QueueKey
 from veilmq.model.states import State
-from veilmq.testing.reference_groups import VISIBLE, in_flight
+from veilmq.testing.reference_groups import VISIBLE
 
 if TYPE_CHECKING:
     from veilmq.testing.reference import Message, Queue, Reference
@@ -137,7 +137,7 @@ class Tasks:
                 continue
             if task.source.settings.fifo:
                 alive = [other for other in messages if other.group == one.group and other.state is not State.GONE]
-                if in_flight(messages, one.group) or any(other.sequence < one.sequence for other in alive):
+                if any(other.sequence < one.sequence for other in alive):
                     continue
             found.append(one)
         return found

@@ -95,6 +95,8 @@ def _retime(reference: "Reference", queue: "Queue", old_us: int) -> None:
         elif due > reference.now and queue.settings.delay_us > old_us:
             message.due = due
             message.step("delay is raised (FIFO)")
+        elif due <= reference.now and message.state is State.RETURNED:
+            message.due = due
 
 
 def plan(reference: "Reference", command: SuggestPlan | RevertPlan, outcome: Outcome) -> None:

@@ -288,7 +288,10 @@ class Replaying:
         anew = event.kind == "moved"
         sent = event.at if anew else self._sent_anew(event, detail)
         message = detail["target_message"] if anew else event.message
-        self._add(_arrived(event, detail["target"], detail["target_sequence"], message, sent) | _own(detail))
+        arrived = _arrived(event, detail["target"], detail["target_sequence"], message, sent) | _own(detail)
+        if event.visible_since is not None:
+            arrived |= {"rotation": 0, "due": event.visible_since}
+        self._add(arrived)
 
     def _sent_anew(self, event: EventRecord, detail: dict[str, Any]) -> int | None:
         """On a FIFO queue a dead letter's time begins again; the oldest events do not say so."""

@@ -12,6 +12,7 @@ import msgspec
 
 from veilmq.model.commands import AnyCommand, Delete, Extend, Send
 from veilmq.model.errors import (
+    AttemptNotRetryable,
     CapabilityMissing,
     DiskLow,
     InFlightFull,
@@ -335,6 +336,7 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
         (TopicMissing, TopicExists, SubscriptionMissing, SubscriptionExists, SubscriptionsFull),
         lambda error, command: Refusal(INVALID_INPUT, {"Reason": str(error)}),
     ),
+    AttemptNotRetryable: lambda error, command: Refusal(INVALID_INPUT, {"Reason": str(error)}),  # SQS's alone
     LeaseExpired: lambda error, command: Refusal(MESSAGE_NOT_FOUND),
     LeaseTaken: lambda error, command: Refusal(MESSAGE_NOT_FOUND),
     MessageGone: lambda error, command: Refusal(MESSAGE_NOT_FOUND),

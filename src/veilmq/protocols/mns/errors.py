@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import (
+    AttemptNotRetryable,
     CapabilityMissing,
     DiskLow,
     InFlightFull,
@@ -194,6 +195,7 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
     SubscriptionMissing: _just(SUBSCRIPTION_NOT_EXIST),
     SubscriptionExists: _just(SUBSCRIPTION_ALREADY_EXIST),
     SubscriptionsFull: _with_text(INVALID_ARGUMENT),
+    AttemptNotRetryable: _with_text(INVALID_ARGUMENT),  # SQS's alone
     LeaseExpired: _just(MESSAGE_NOT_EXIST),
     LeaseTaken: _just(MESSAGE_NOT_EXIST),
     MessageGone: _just(MESSAGE_NOT_EXIST),

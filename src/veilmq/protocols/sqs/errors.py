@@ -16,6 +16,7 @@ from veilmq.model.commands import AnyCommand, ChangeQueue, CreateQueue, Delete, 
 from veilmq.model.errors import (
     OTHER_QUEUE,
     TARGET_MISSING,
+    AttemptNotRetryable,
     CapabilityMissing,
     DiskLow,
     InFlightFull,
@@ -242,6 +243,7 @@ _PARAMETERS: Final = {
 NO_ACTION: Final = "Please refer to the appropriate WSDL for a list of valid actions."
 """The reason against an action's name that is none."""
 _NOT_AVAILABLE: Final = "Message does not exist or is not available for visibility timeout change."
+_NOT_RETRYABLE: Final = "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable."
 _NO_TARGET: Final = "Dead letter target does not exist."
 _TOTAL: Final = (
     f"Total VisibilityTimeout for the message is beyond the limit [{limits.LEASE_TOTAL_SECONDS_MAX} seconds]"
@@ -361,6 +363,7 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
         (TopicMissing, TopicExists, SubscriptionMissing, SubscriptionExists, SubscriptionsFull),
         lambda error, command: Refusal(UNSUPPORTED_OPERATION, f"{error}."),
     ),
+    AttemptNotRetryable: lambda error, command: Refusal(INVALID_PARAMETER_VALUE, _NOT_RETRYABLE),
     LeaseExpired: _lease_expired,
     LeaseTaken: _message_gone,
     MessageGone: _message_gone,

@@ -2,9 +2,10 @@
 
 Strategy: a row for five minutes from the receive, with the handles it gave and the ends of their leases. The same
 messages are given again, under the same handles, as long as every one of those leases is in force and has the end that
-the row knows: whoever extended, released or deleted one has had the answer. Their visibility timeout starts again; the
-receive count does not rise, since nothing new was granted. Source: ReceiveRequestAttemptId in ReceiveMessage, SQS API
-Reference.
+the row knows. Their visibility timeout starts again; the receive count does not rise, since nothing new was granted.
+If one of the messages was deleted, or its lease changed, the client has had the answer: the id is refused. If the
+leases have simply ended, or the five minutes have, it is a receive like any other. Source: ReceiveRequestAttemptId in
+ReceiveMessage, SQS API Reference.
 """
 
 from typing import Final
@@ -12,6 +13,7 @@ from typing import Final
 import msgspec
 
 from veilmq.model.commands import LeaseSource, Receive
+from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.events import Kind
 from veilmq.model.instant import MINUTE_US, Instant
 from veilmq.model.message import Delivery
@@ -39,14 +41,18 @@ def remember(writer: Writer, queue: LiveQueue, attempt_id: str, granted: list[De
     )
 
 
-def replay(writer: Writer, queue: LiveQueue, command: Receive, attempt_id: str) -> list[Delivery] | None:
-    """What the receive of that id got, leased anew; None if there was none, or one of its messages has changed."""
+def replay(
+    writer: Writer, queue: LiveQueue, command: Receive, attempt_id: str
+) -> list[Delivery] | AttemptNotRetryable | None:
+    """What the receive of that id got, leased anew; None if there was none, or its leases have ended by themselves."""
     row = writer.read_one(_FIND, (queue.generation, attempt_id))
     if row is None or row[1] <= writer.now:
         return None
     leases = _LEASES.decode(row[2])
     held = _held(writer, queue, leases)
     if held is None:
+        return AttemptNotRetryable(attempt_id=attempt_id)
+    if not held:
         return None
     again = []
     for (handle, _), place in zip(leases, held, strict=True):
@@ -55,9 +61,11 @@ def replay(writer: Writer, queue: LiveQueue, command: Receive, attempt_id: str) 
             return None
         again.append(delivery)
     writer.touch(queue)
+    given_back = writer.next_offset
     for place, delivery in zip(held, again, strict=True):
         assert delivery.due is not None
-        writer.write("UPDATE lease SET due = ? WHERE sequence = ?", (delivery.due, place.sequence))
+        turn = 0 if delivery.due > writer.now else given_back
+        writer.write("UPDATE lease SET due = ?, turn = ? WHERE sequence = ?", (delivery.due, turn, place.sequence))
         writer.queues.lower_due(queue, delivery.due)
         event = event_of(Kind.EXTENDED, writer.now, queue, writer.origin(command.origin), place, {"attempt_id": True})
         event.lease_us, event.source = delivery.lease_us, LeaseSource.RECEIVE
@@ -68,26 +76,25 @@ def replay(writer: Writer, queue: LiveQueue, command: Receive, attempt_id: str) 
 
 
 def _held(writer: Writer, queue: LiveQueue, leases: list[tuple[str, int]]) -> list[Place] | None:
-    """Where the messages are, if each is still under the lease that the row knows."""
+    """Where the messages are, if each is still under the lease that the row knows; empty if leases have ended by
+    themselves; None if a message was deleted or its lease changed."""
     receipts = [writer.receipts.unseal(handle) for handle, _ in leases]
     known = [receipt.sequence for receipt in receipts if receipt is not None]
     if len(known) < len(receipts):  # a backup was restored since: its handles are void
-        return None
+        return []
     places = find_places(writer, known)
     held = []
     for receipt, (_, due) in zip(receipts, leases, strict=True):
-        place = None if receipt is None else places.get(receipt.sequence)
-        if (
-            receipt is None
-            or place is None
-            or not place.hidden
-            or (place.attempt, place.rotation, place.due) != (receipt.attempt, receipt.rotation, due)
-            or place.due <= writer.now
-            or place.expires(queue.settings.retention_us) <= writer.now
-        ):
+        assert receipt is not None
+        place = places.get(receipt.sequence)
+        if place is None or place.expires(queue.settings.retention_us) <= writer.now:
             return None
-        held.append(place)
-    return held
+        is_same_lease = (place.attempt, place.rotation) == (receipt.attempt, receipt.rotation)
+        if (is_same_lease and place.due != due) or (not is_same_lease and due > writer.now):
+            return None
+        if is_same_lease and place.hidden and due > writer.now:
+            held.append(place)
+    return held if len(held) == len(leases) else []
 
 
 def _delivery(writer: Writer, queue: LiveQueue, command: Receive, place: Place, handle: str) -> Delivery | None:

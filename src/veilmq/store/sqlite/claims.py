@@ -1,14 +1,17 @@
 """Receives: lease the first visible messages.
 
-Strategy: the candidates are the head of each line beyond its cursor, the young ones, and the returned ones; the lowest
-(priority, sequence) of all goes first. A candidate that turns out dead, damaged or due for the dead-letter queue is
-dealt with on the way and the next one takes its place, within a bound; what the bound leaves is met by the next claim.
+Strategy: the candidates are the head of each line beyond its cursor, the young ones, and the returned ones. Of those
+with the lowest priority the one goes first that has been visible longest (`Candidate.turn`): what was given back waits
+behind what waited already, so that no message keeps others waiting for ever. A candidate that turns out dead, damaged
+or due for the dead-letter queue is dealt with on the way and the next one takes its place, within a bound; what the
+bound leaves is met by the next claim.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import merge
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -49,14 +52,20 @@ _READY: Final = (
 )
 _RETURNED: Final = (
     "SELECT m.sequence, m.id, m.sent, m.expires, l.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5,"
-    " m.body, l.attempt, l.rotation, 1, l.due, l.first"
-    " FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
-    " WHERE l.generation = ? AND l.hidden = 0 ORDER BY l.priority, l.sequence LIMIT ?"
+    " m.body, l.attempt, l.rotation, 1, l.due, l.first, l.turn"
+    " FROM lease l INDEXED BY lease_turn JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 ORDER BY l.priority, l.due, l.turn, l.sequence LIMIT ?"
 )
-_LEASE_MANY: Final = "INSERT INTO lease SELECT value, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11 FROM carray(?1)"
+_NAMED: Final = (
+    "SELECT m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5,"
+    " m.body, coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0), l.first,"
+    " coalesce(l.turn, 0) FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value"
+    " LEFT JOIN lease l ON l.sequence = m.sequence"
+)
+_LEASE_MANY: Final = "INSERT INTO lease SELECT value, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12 FROM carray(?1)"
 _GRANT_AGAIN: Final = (
-    "UPDATE lease SET hidden = 1, due = ?2, attempt = attempt + 1, granted = ?3, first = ifnull(first, ?3), origin = ?4"
-    " WHERE sequence IN (SELECT value FROM carray(?1))"
+    "UPDATE lease SET hidden = 1, due = ?2, attempt = attempt + 1, granted = ?3, first = ifnull(first, ?3),"
+    " origin = ?4, turn = ?5 WHERE sequence IN (SELECT value FROM carray(?1))"
 )
 
 
@@ -80,6 +89,13 @@ class Candidate(msgspec.Struct, gc=False):
     returned: int = 0
     due: Instant = Instant(0)
     first: Instant | None = None
+    given_back: int = 0
+    """`lease.turn`."""
+
+    def turn(self) -> "Turn":
+        """Its place among all visible messages."""
+        since = self.due if self.returned else self.sent
+        return self.priority, since, self.given_back, self.sequence
 
     def place(self, generation: int) -> Place:
         """The same message, as the endings see it."""
@@ -101,6 +117,10 @@ class Candidate(msgspec.Struct, gc=False):
         )
 
 
+Turn = tuple[int, Instant, int, int]
+"""Priority, since when it is visible, `lease.turn`, sequence."""
+
+
 def receive(writer: Writer, command: Receive) -> Outcome:
     """Lease up to `count_max` messages; empty if none is visible."""
     queue = writer.queue(command.queue)
@@ -118,13 +138,18 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         promote(writer)
     line = _sole_line(queue)
     if line is not None:
+        given_back = writer.next_offset
         young = lease_young(writer, queue, command, line, wanted)
+        if queue.next_due <= writer.now:  # what is leased for no time comes back as any other message
+            promote(writer, given_back)
         return Received(young, wait_us, queue.settings.xml_body, wanted < command.count_max)
     granting = Granting(writer, queue, command)
     granted = granting.granted
     while len(granted) < wanted and queue.visible and granting.detours_left > 0:
         if not _take(granting, writer, queue, command, wanted - len(granted)):
             break
+    if queue.next_due <= writer.now:
+        promote(writer, granting.given_back)
     if granting.detours_left <= 0 and queue.visible:
         queue.woken += 1
     return Received(granted, wait_us, queue.settings.xml_body, wanted < command.count_max)
@@ -157,15 +182,17 @@ def _sole_line(queue: LiveQueue) -> "deque[Young] | None":
 
 
 def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Receive, count: int) -> bool:
-    """Lease the first `count` messages by (priority, sequence), wherever they are; False if there was none."""
-    held = _held(writer, queue, count + writer.disorder)
+    """Lease the first `count` messages, wherever they are; False if there was none."""
+    found: Sequence[Candidate | Young]
     if writer.disorder:
-        held = disordered(writer, queue, held, count, writer.disorder)
-    found: Sequence[Candidate | Young] = held
-    if queue.young:
-        young = [each for line in queue.young.values() for each in islice(line, count)]
-        both: list[Candidate | Young] = [*held, *young]
-        found = sorted(both, key=_order)[:count]
+        held = list(_by_turns(_lined(writer, queue, count + writer.disorder), writer, queue, count + writer.disorder))
+        found = disordered(writer, queue, held, count, writer.disorder)
+    else:
+        lined: list[Candidate | Young] = [*_lined(writer, queue, count)]
+        if queue.young:
+            lined += [each for line in queue.young.values() for each in islice(line, count)]
+            lined.sort(key=_order)
+        found = _by_turns(lined, writer, queue, count) if queue.returned else lined[:count]
     for candidate in found:
         if isinstance(candidate, Young):
             waiting = queue.young.get(candidate.contents.priority)
@@ -179,12 +206,30 @@ def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Recei
 
 
 def _order(candidate: Candidate | Young) -> tuple[int, int]:
+    """Of what stands in lines."""
     found = candidate.contents if isinstance(candidate, Young) else candidate
     return found.priority, found.sequence
 
 
-def _held(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
-    """The first of those that the tables hold."""
+def _turn(candidate: Candidate | Young) -> Turn:
+    if isinstance(candidate, Young):
+        contents = candidate.contents
+        return contents.priority, contents.sent, 0, contents.sequence
+    return candidate.turn()
+
+
+Waiting = TypeVar("Waiting", Candidate, Candidate | Young)
+
+
+def _by_turns(lined: Iterable[Waiting], writer: Writer, queue: LiveQueue, count: int) -> list[Waiting]:
+    """What stands in lines and what came back, merged. A line keeps its order, whatever its messages' instants are: a
+    cursor says how far it was claimed."""
+    returned = [Candidate(*row) for row in writer.read(_RETURNED, (queue.generation, count))]
+    return list(islice(merge(lined, returned, key=_turn), count))
+
+
+def _lined(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
+    """The first of those that stand in the tables' lines."""
     found: list[Candidate] = []
     for priority in queue.ready if len(queue.ready) == 1 else sorted(queue.ready):
         if queue.ready[priority]:
@@ -192,11 +237,14 @@ def _held(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
             found += [Candidate(*row) for row in writer.read(_READY, values)]
             if len(found) >= count:
                 break
-    if queue.returned:
-        found += [Candidate(*row) for row in writer.read(_RETURNED, (queue.generation, count))]
-        found.sort(key=lambda candidate: (candidate.priority, candidate.sequence))
-        del found[count:]
     return found
+
+
+def candidates(writer: Writer, sequences: Sequence[int]) -> list[Candidate]:
+    """Those messages of a queue with groups, in that order."""
+    rows = writer.read(_NAMED, (numbers(sequences),)) if sequences else []
+    found = {row[0]: Candidate(*row) for row in rows}
+    return [found[sequence] for sequence in sequences]
 
 
 def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | None:
@@ -228,7 +276,7 @@ def _is_tried(queue: LiveQueue, candidate: Candidate, redrive: RedrivePolicy) ->
 class Granting:
     """The leases of one receive: what they have in common is asked once."""
 
-    __slots__ = ("_again", "_leases", "_origin", "_queue", "_terms", "_writer", "detours_left", "granted")
+    __slots__ = ("_again", "_leases", "_origin", "_queue", "_terms", "_writer", "detours_left", "given_back", "granted")
 
     def __init__(self, writer: Writer, queue: LiveQueue, command: Receive) -> None:
         writer.touch(queue)
@@ -238,6 +286,8 @@ class Granting:
         self._writer = writer
         self._queue = queue
         self._origin = writer.origin(command.origin)
+        self.given_back = writer.next_offset
+        """The turn of those that are leased for no time."""
         self._terms = Terms(writer.now, queue, command)
         self._leases: dict[tuple[int, int, Instant], list[int]] = {}
         """First leases that differ in nothing but the message: sequences by order, line and due."""
@@ -297,7 +347,8 @@ class Granting:
         now = self._writer.now
         few: list[Row] = []
         for (order, line, due), sequences in leases.items():
-            alike = (self._queue.generation, order, line, 1, due, 1, 0, now, now, self._origin)
+            turn = 0 if due > now else self.given_back
+            alike = (self._queue.generation, order, line, 1, due, 1, 0, now, now, self._origin, turn)
             if len(sequences) < MANY:
                 few += [(sequence, *alike) for sequence in sequences]
             else:
@@ -306,4 +357,5 @@ class Granting:
             self._writer.insert_many(INSERT_LEASE, few)
         again, self._again = self._again, {}
         for due, sequences in again.items():
-            self._writer.write(_GRANT_AGAIN, (numbers(sequences), due, now, self._origin))
+            turn = 0 if due > now else self.given_back
+            self._writer.write(_GRANT_AGAIN, (numbers(sequences), due, now, self._origin, turn))

@@ -49,7 +49,7 @@ def _step_aside(writer: Writer, queue: LiveQueue, candidate: "Candidate") -> Non
     sent = candidate.sent
     writer.write(
         INSERT_LEASE,
-        (candidate.sequence, queue.generation, candidate.priority, line, 0, sent, 0, 0, sent, None, origin),
+        (candidate.sequence, queue.generation, candidate.priority, line, 0, sent, 0, 0, sent, None, origin, 0),
     )
     queue.cursors[line] = candidate.sequence
     queue.ready[line] -= 1

@@ -20,7 +20,7 @@ from veilmq.store.sqlite.places import MANY, Place, ending_of, event_of, numbers
 from veilmq.store.sqlite.promotion import promote
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.sends import detail_of
-from veilmq.store.sqlite.writer import INSERT_MESSAGE, Writer
+from veilmq.store.sqlite.writer import INSERT_LEASE, INSERT_MESSAGE, Writer
 
 RETURNS_OF_BATCH: Final = 1_024
 """Leases that may end because commands of one batch look at their queues; beyond, `RETURNS_MIN` a command."""
@@ -171,9 +171,10 @@ _WHOLE: Final = (
 
 
 def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueue, *, expired: bool = False) -> None:
-    """Move a message, with its id and group, to the end of its line in the dead-letter queue.
+    """Move a message, with its id and group, behind all that waits in the dead-letter queue.
 
     On a standard queue its time goes on from its sending, on a FIFO queue anew (Developer Guide, "Dead-letter queues").
+    A line is in the order of its messages' sending: so on a standard queue it waits as one that was given back.
     A deduplication id gives way to the message's id: two messages that shared one at different times must not be taken
     for one there (Developer Guide, "Configure a dead-letter queue redrive").
     """
@@ -194,7 +195,9 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
         dead_receives=receives,
     )
     sent = writer.now if target.settings.fifo else place.sent
-    detail = put_elsewhere(writer, queue, place, target, place.id, sent, (sender, pack_extras(extras), md5, body))
+    contents = (sender, pack_extras(extras), md5, body)
+    aside = not target.settings.fifo
+    detail = put_elsewhere(writer, queue, place, target, place.id, sent, contents, aside=aside)
     if target.settings.fifo:
         detail["sent"] = sent
     if expired:
@@ -202,7 +205,9 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
     if receives:
         detail["receives"] = receives
     detail |= error_detail(extras.error_type, extras.error)
-    writer.events.append(event_of(Kind.DEAD_LETTERED, writer.now, queue, writer.origin(SERVER), place, detail))
+    event = event_of(Kind.DEAD_LETTERED, writer.now, queue, writer.origin(SERVER), place, detail)
+    event.visible_since = writer.now if aside else None
+    writer.events.append(event)
 
 
 def put_elsewhere(
@@ -213,25 +218,36 @@ def put_elsewhere(
     message: bytes,
     sent: Instant,
     contents: tuple[str, bytes | None, bytes, bytes],
+    *,
+    aside: bool = False,
 ) -> dict[str, object]:
     """Take a message out of its queue, and append it to its line in another one, as `message`, sent then.
 
-    contents: sender, packed extras, MD5, body. Returns what an event tells of where it is now.
+    contents: sender, packed extras, MD5, body. aside: not into the line, but as a message that was given back now.
+    Returns what an event tells of where it is now.
     """
     writer.touch(target)
+    given_back = writer.next_offset
     remove(writer, queue, place)
     sequence = writer.next_sequence()
-    line = place.priority
+    order = place.priority
     if place.group is not None and is_grouped(target, place.priority):
-        line = join(writer, target, place.group, sequence)
+        order = join(writer, target, place.group, sequence, aside=aside)
+    line: int | None = order
+    if aside:
+        line = -order if order > LINES_MAX else None
     sender, packed, md5, body = contents
     values = (
         sequence, target.generation, line, place.priority, message, sent, place.own_expiry, sender, place.group,
         place.type, packed, md5, body,
     )  # fmt: skip
     writer.write(INSERT_MESSAGE, values)
-    if line <= LINES_MAX:
-        target.ready[line] = target.ready.get(line, 0) + 1
+    if aside:
+        lease = (sequence, target.generation, order, line, 0, writer.now, 0, 0, sent, None, writer.origin(SERVER))
+        writer.write(INSERT_LEASE, (*lease, given_back))
+        target.returned += 1
+    elif order <= LINES_MAX:
+        target.ready[order] = target.ready.get(order, 0) + 1
     target.visible += 1
     target.woken += not target.settings.fifo
     expires = sent + target.settings.retention_us if place.own_expiry is None else place.own_expiry

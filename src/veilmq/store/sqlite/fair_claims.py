@@ -2,8 +2,8 @@
 
 Strategy: messages of the usual priority that name a group are the group's, a tenant; those that name none are one
 tenant together. Each message is taken of the tenant that has visible ones and the fewest in flight, then of the one
-whose message is oldest: the first entry of an index, however many tenants there are. More urgent messages go before all
-tenants, less urgent ones after, as everywhere. Source: "Amazon SQS fair queues" in the SQS Developer Guide.
+whose message has waited longest: the first entry of an index, however many tenants there are. More urgent messages go
+before all tenants, less urgent ones after, as everywhere. Source: "Amazon SQS fair queues" in the SQS Developer Guide.
 """
 
 from typing import Final
@@ -11,28 +11,22 @@ from typing import Final
 from veilmq.model.commands import Receive
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import PRIORITY_DEFAULT
-from veilmq.store.sqlite.claims import Candidate, Granting, capped, room
+from veilmq.store.sqlite.claims import Candidate, Granting, candidates, capped, room
 from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
 _FIRST: Final = (
-    "SELECT held, free FROM message_group INDEXED BY message_group_free"
-    " WHERE generation = ? AND free IS NOT NULL ORDER BY held, free LIMIT 1"
+    "SELECT held, since, turn, free FROM message_group INDEXED BY message_group_free"
+    " WHERE generation = ? AND free IS NOT NULL ORDER BY held, since, turn, free LIMIT 1"
 )
 _READY: Final = (
-    "SELECT sequence FROM message INDEXED BY message_line"
+    "SELECT sent, sequence FROM message INDEXED BY message_line"
     " WHERE generation = ? AND line = ? AND sequence > ? ORDER BY sequence LIMIT 1"
 )
 _RETURNED: Final = (
-    "SELECT priority, sequence FROM lease INDEXED BY lease_returned"
-    " WHERE generation = ? AND hidden = 0 AND priority <= ? ORDER BY priority, sequence LIMIT 1"
-)
-_MESSAGE: Final = (
-    "SELECT m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5,"
-    " m.body, coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0), l.first"
-    " FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
-    " WHERE m.sequence = ?"
+    "SELECT priority, due, turn, sequence FROM lease INDEXED BY lease_turn"
+    " WHERE generation = ? AND hidden = 0 AND priority <= ? ORDER BY priority, due, turn, sequence LIMIT 1"
 )
 
 
@@ -72,9 +66,10 @@ def _alone(writer: Writer, queue: LiveQueue) -> Candidate | None:
         if queue.ready[priority]:
             row = writer.read_one(_READY, (queue.generation, priority, queue.cursors.get(priority, 0)))
             assert row is not None
-            found.append((priority, row[0]))
+            sent, sequence = row
+            found.append((priority, sent, 0, sequence))
             break
-    return _candidate(writer, min(found)[1]) if found else None
+    return _candidate(writer, min(found)[3]) if found else None
 
 
 def _next(writer: Writer, queue: LiveQueue, alone: Candidate | None) -> Candidate | None:
@@ -84,13 +79,13 @@ def _next(writer: Writer, queue: LiveQueue, alone: Candidate | None) -> Candidat
     first = writer.read_one(_FIRST, (queue.generation,))
     if first is None:
         return alone
-    if alone is None or alone.priority > PRIORITY_DEFAULT:
-        return _candidate(writer, first[1])
-    if (queue.in_flight - queue.grouped, alone.sequence) < first:
-        return alone
-    return _candidate(writer, first[1])
+    if alone is not None and alone.priority == PRIORITY_DEFAULT:
+        _, *turn = alone.turn()
+        if (queue.in_flight - queue.grouped, *turn) < first:
+            return alone
+    return _candidate(writer, first[3])
 
 
 def _candidate(writer: Writer, sequence: int) -> Candidate:
-    (row,) = writer.read(_MESSAGE, (sequence,))
-    return Candidate(*row)
+    (found,) = candidates(writer, (sequence,))
+    return found

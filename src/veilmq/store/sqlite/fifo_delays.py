@@ -102,11 +102,13 @@ def _give(writer: Writer, queue: LiveQueue, rows: list[Row], walk: _Walk, new_us
         if was_hidden is None:
             if not raised or end <= writer.now:
                 continue
-            hidden.append((sequence, walk.generation, line, line, 1, end, 0, 0, sent, None, origin))
+            hidden.append((sequence, walk.generation, line, line, 1, end, 0, 0, sent, None, origin, 0))
         elif attempt or due == end or due - granted not in before:
             continue
         elif visible and end <= writer.now:
             over.append((end, sequence))
+            if not was_hidden:
+                _note(queue, line)  # its group waits since another instant
             continue
         else:
             dues.append((end, sequence))
@@ -125,8 +127,12 @@ def _give(writer: Writer, queue: LiveQueue, rows: list[Row], walk: _Walk, new_us
 
 def _hide(queue: LiveQueue, line: int, *, returned: bool) -> None:
     """A visible message is delayed from now on."""
-    assert queue.groups is not None
-    queue.groups.note(line)
+    _note(queue, line)
     queue.returned -= returned
     queue.visible -= 1
     queue.delayed += 1
+
+
+def _note(queue: LiveQueue, line: int) -> None:
+    assert queue.groups is not None
+    queue.groups.note(line)

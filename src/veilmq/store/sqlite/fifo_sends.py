@@ -12,7 +12,7 @@ import msgspec
 from veilmq.model.commands import Send
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.outcomes import Outcome, Sent
-from veilmq.store.sqlite.deduplication import Window, identity_of, key_of
+from veilmq.store.sqlite.deduplication import Key, Window, identity_of, key_of
 from veilmq.store.sqlite.groups import Joining
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.writer import Writer
@@ -27,7 +27,7 @@ def send_fifo(
     writer: Writer, asked: Sequence[tuple[LiveQueue, Send]], joining: Joining, append: Append
 ) -> list[Outcome]:
     """Take the messages that are right and new, in the order of the commands."""
-    prepared = [_prepare(queue, command) for queue, command in asked]
+    prepared = [_prepare(writer, queue, command) for queue, command in asked]
     names: dict[int, tuple[LiveQueue, set[str]]] = {}
     keys = []
     for (queue, _), ready in zip(asked, prepared, strict=True):
@@ -54,7 +54,7 @@ def send_fifo(
     return outcomes
 
 
-def _prepare(queue: LiveQueue, command: Send) -> tuple[Send, bytes] | ParameterInvalid:
+def _prepare(writer: Writer, queue: LiveQueue, command: Send) -> tuple[Send, Key] | ParameterInvalid:
     """The command with its deduplication id, and the key of that; or what is wrong with it."""
     extras = command.extras
     if extras.group is None:
@@ -69,4 +69,4 @@ def _prepare(queue: LiveQueue, command: Send) -> tuple[Send, bytes] | ParameterI
         command = msgspec.structs.replace(command, extras=extras, delay_us=None)
     elif command.delay_us is not None:  # a delay of 0 is none of its own: the queue's holds
         command = msgspec.structs.replace(command, delay_us=None)
-    return command, key_of(queue, extras.group, identity)
+    return command, key_of(writer, queue, extras.group, identity)

@@ -3,9 +3,17 @@
 Strategy: two questions that `leases.py` asks; everything else is noted by `uncount` and settled later (groups.py).
 """
 
+from typing import Final
+
 from veilmq.store.sqlite.places import Place
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.writer import Writer
+
+_EARLIER_OF_OTHERS: Final = (
+    "SELECT 1 FROM message m INDEXED BY message_line CROSS JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.generation = ? AND m.line = ? AND m.sequence < ?"
+    " AND l.hidden = 1 AND l.attempt > 0 AND l.due > ? AND l.granted <> ? LIMIT 1"
+)
 
 
 def line_aside(queue: LiveQueue, place: Place) -> tuple[int | None, int]:
@@ -16,11 +24,12 @@ def line_aside(queue: LiveQueue, place: Place) -> tuple[int | None, int]:
 
 
 def may_extend(writer: Writer, queue: LiveQueue, place: Place) -> bool:
-    """Whether a lease of a FIFO group may go on: if it has ended, only as long as no other batch has the group."""
-    if place.hidden or not place.attempt:
+    """Whether a lease of a FIFO group may go on. If it has ended, only if no earlier message of the group is leased to
+    somebody else since.
+
+    Earlier messages that are still in the group were received together with this one: there are few.
+    """
+    if not place.attempt or (place.hidden and place.due > writer.now):
         return True
-    assert queue.groups is not None
-    assert place.line is not None
-    row = writer.read_one("SELECT held, granted FROM message_group WHERE number = ?", (place.line,))
-    change, _ = queue.groups.changes.get(place.line, (0, 0))
-    return row is not None and (row[0] + change == 0 or row[1] == place.granted)
+    values = (queue.generation, place.line, place.sequence, writer.now, place.granted)
+    return writer.read_one(_EARLIER_OF_OTHERS, values) is None

@@ -16,32 +16,40 @@ from veilmq.store.sqlite.places import numbers
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 
 _DUE: Final = (
-    "SELECT l.priority, l.sequence, l.attempt > 0, m.priority FROM lease l INDEXED BY lease_hidden"
+    "SELECT l.priority, l.sequence, l.attempt > 0, m.priority, l.due, l.turn FROM lease l INDEXED BY lease_hidden"
     " JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND l.hidden = 1 AND l.due <= ? ORDER BY l.due LIMIT ?"
 )
-_GROUP: Final = "SELECT number, held, free, cursor FROM message_group WHERE number = ?"
 _FREE: Final = (
-    "SELECT number, held, free, cursor FROM message_group INDEXED BY message_group_free"
-    " WHERE generation = ? AND free IS NOT NULL ORDER BY held, free LIMIT ?"
+    "SELECT since, turn, free, number FROM message_group INDEXED BY message_group_free"
+    " WHERE generation = ? AND held = 0 AND free IS NOT NULL ORDER BY since, turn, free LIMIT ?"
 )
 _HEAD: Final = (
-    "SELECT sequence FROM message INDEXED BY message_line WHERE generation = ? AND line = ? ORDER BY sequence LIMIT 1"
+    "SELECT g.granted, g.served, ifnull(l.due, m.sent), ifnull(l.turn, 0), m.sequence, l.hidden = 1 AND l.due > ?"
+    " FROM message_group g CROSS JOIN message m INDEXED BY message_line ON m.generation = g.generation"
+    " AND m.line = g.number LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE g.number = ? ORDER BY m.sequence LIMIT 1"
 )
 _IN_GROUP: Final = (
     "SELECT m.sequence, l.hidden = 1 AND l.due > ?, coalesce(m.expires, m.sent + ?) <= ?"
     " FROM message m INDEXED BY message_line LEFT JOIN lease l ON l.sequence = m.sequence"
     " WHERE m.generation = ? AND m.line = ? ORDER BY m.sequence LIMIT ?"
 )
+_TENANT: Final = "SELECT number, held, cursor FROM message_group WHERE number = ?"
+_TENANTS: Final = (
+    "SELECT number, held, cursor FROM message_group INDEXED BY message_group_free"
+    " WHERE generation = ? AND free IS NOT NULL ORDER BY held, since, turn, free LIMIT ?"
+)
 _ALIVE: Final = "AND coalesce(m.expires, m.sent + ?) > ?"
 _READY: Final = (
-    "SELECT m.sequence FROM message m INDEXED BY message_line"
+    "SELECT m.sent, 0, m.sequence FROM message m INDEXED BY message_line"
     f" WHERE m.generation = ? AND m.line = ? AND m.sequence > ? {_ALIVE} ORDER BY m.sequence LIMIT ?"
 )
 _RETURNED: Final = (
-    "SELECT l.priority, l.sequence FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
+    "SELECT l.priority, l.due, l.turn, l.sequence FROM lease l INDEXED BY lease_turn"
+    " JOIN message m ON m.sequence = l.sequence"
     f" WHERE l.generation = ? AND l.hidden = 0 AND l.priority BETWEEN ? AND ? {_ALIVE}"
-    " ORDER BY l.priority, l.sequence LIMIT ?"
+    " ORDER BY l.priority, l.due, l.turn, l.sequence LIMIT ?"
 )
 _ALIVE_AMONG: Final = (
     f"SELECT m.sequence FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value WHERE 1 {_ALIVE}"
@@ -50,6 +58,9 @@ DEAD_MAX: Final = 256
 """Dead messages in a FIFO group, and FIFO groups of nothing else, that one peek passes over."""
 TENANTS_MORE: Final = 32
 """Tenants with nothing but dead messages that one peek passes over."""
+
+Turn = tuple[int, int, int]
+"""Since when the message is visible, `lease.turn`, sequence."""
 
 
 def next_in_groups(connection: apsw.Connection, queue: LiveQueue, now: int, count: int) -> list[int]:
@@ -61,15 +72,14 @@ def next_in_groups(connection: apsw.Connection, queue: LiveQueue, now: int, coun
 
 
 def _fifo(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, due: list[Any]) -> list[int]:
-    returning = Counter(number for number, _, in_flight, _ in due if in_flight)
     free = _rows(connection, _FREE, (queue.generation, count + DEAD_MAX))
-    heads = [(head, number) for number, held, head, _ in free if held == returning[number]]
-    for number in {number for number, *_ in due} - {row[0] for row in free}:
-        for _, held, _, _ in _rows(connection, _GROUP, (number,)):
-            if held == returning[number]:
-                heads += [(row[0], number) for row in _rows(connection, _HEAD, (queue.generation, number))]
+    waiting: dict[int, Turn] = {number: (since, turn, head) for since, turn, head, number in free}
+    for number in {number for number, *_ in due} - waiting.keys():
+        for granted, served, since, turn, head, is_hidden in _rows(connection, _HEAD, (now, number)):
+            if not is_hidden:
+                waiting[number] = (*max((granted, served), (since, turn)), head)
     found: list[int] = []
-    for _, number in sorted(heads):
+    for number in sorted(waiting, key=waiting.__getitem__):
         if len(found) >= count:
             break
         values = (now, queue.settings.retention_us, now, queue.generation, number, count + DEAD_MAX)
@@ -88,43 +98,51 @@ def _fair(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, d
     if due:
         among = (numbers([row[1] for row in due]), *alive)
         living = {sequence for (sequence,) in _rows(connection, _ALIVE_AMONG, among)}
-    returning = Counter(max(number, LINES_MAX) for number, _, in_flight, _ in due if in_flight)
-    known = {row[0]: row for row in _rows(connection, _FREE, (generation, count + TENANTS_MORE + len(returning)))}
+    back = [
+        (line, priority, (since, turn, sequence))
+        for line, sequence, _, priority, since, turn in due
+        if sequence in living
+    ]
+    returning = Counter(max(number, LINES_MAX) for number, _, in_flight, *_ in due if in_flight)
+    known = {row[0]: row for row in _rows(connection, _TENANTS, (generation, count + TENANTS_MORE + len(returning)))}
     for number in {number for number, *_ in due if number > LINES_MAX} - known.keys():
-        known.update((row[0], row) for row in _rows(connection, _GROUP, (number,)))
-    tenants: dict[int, tuple[int, list[int]]] = {}
-    for number, held, _, cursor in known.values():
-        mine = [row[0] for row in _rows(connection, _READY, (generation, number, cursor, *alive, count))]
-        mine += [row[1] for row in _rows(connection, _RETURNED, (generation, number, number, *alive, count))]
-        mine += [sequence for line, sequence, *_ in due if line == number and sequence in living]
-        tenants[number] = (held - returning[number], sorted(mine))
-    alone = _rows(connection, _RETURNED, (generation, 1, LINES_MAX, *alive, count))
+        known.update((row[0], row) for row in _rows(connection, _TENANT, (number,)))
+    tenants: dict[int, tuple[int, list[Turn]]] = {}
+    for number, held, cursor in known.values():
+        mine: list[Turn] = _rows(connection, _READY, (generation, number, cursor, *alive, count))
+        mine += [turn for _, *turn in _rows(connection, _RETURNED, (generation, number, number, *alive, count))]
+        mine += [turn for line, _, turn in back if line == number]
+        tenants[number] = (held - returning[number], sorted(map(tuple, mine)))
+    alone: list[tuple[int, Turn]] = [
+        (priority, (since, turn, sequence))
+        for priority, since, turn, sequence in _rows(connection, _RETURNED, (generation, 1, LINES_MAX, *alive, count))
+    ]
     for priority in sorted(queue.ready):
         cursor = queue.cursors.get(priority, 0)
         ready = _rows(connection, _READY, (generation, priority, cursor, *alive, count))
-        alone += [(priority, sequence) for (sequence,) in ready]
-    alone += [(priority, sequence) for line, sequence, _, priority in due if line <= LINES_MAX and sequence in living]
+        alone += [(priority, turn) for turn in ready]
+    alone += [(priority, turn) for line, priority, turn in back if line <= LINES_MAX]
     in_flight = queue.in_flight - queue.grouped - returning[LINES_MAX]
     return _by_turns(tenants, sorted(set(alone)), in_flight, count)
 
 
 def _by_turns(
-    tenants: dict[int, tuple[int, list[int]]], alone: list[tuple[int, int]], in_flight: int, count: int
+    tenants: dict[int, tuple[int, list[Turn]]], alone: list[tuple[int, Turn]], in_flight: int, count: int
 ) -> list[int]:
-    """What `fair_claims` would take, one after the other. `alone`: (priority, sequence) of those of no group."""
-    found = [sequence for priority, sequence in alone if priority < PRIORITY_DEFAULT]
+    """What `fair_claims` would take, one after the other. `alone`: those of no group, with their priorities."""
+    found = [turn for priority, turn in alone if priority < PRIORITY_DEFAULT]
     in_flight += len(found)
-    usual = [sequence for priority, sequence in alone if priority == PRIORITY_DEFAULT]
+    usual = [turn for priority, turn in alone if priority == PRIORITY_DEFAULT]
     waiting = {**tenants, 0: (in_flight, usual)}
     while len(found) < count:
         turns = [(held, line[0], number) for number, (held, line) in waiting.items() if line]
         if not turns:
             break
-        held, sequence, number = min(turns)
+        held, turn, number = min(turns)
         waiting[number] = (held + 1, waiting[number][1][1:])
-        found.append(sequence)
-    found += [sequence for priority, sequence in alone if priority > PRIORITY_DEFAULT]
-    return found[:count]
+        found.append(turn)
+    found += [turn for priority, turn in alone if priority > PRIORITY_DEFAULT]
+    return [sequence for _, _, sequence in found[:count]]
 
 
 def _rows(connection: apsw.Connection, statement: str, values: tuple[Any, ...]) -> list[Any]:

@@ -1,15 +1,20 @@
 """Groups: what a claim may take of each, on FIFO queues and, as tenants, on standard ones.
 
 Strategy: the messages of a group stand in a line of their own: `message.line` is the group's number, which is greater
-than any priority, and `lease.priority` too. A group that is not empty has one row: how many of its messages are in
-flight (`held`), and which of them a claim would take (`free`), so that one index shows whom to serve next, whether the
-queue has three groups or 200,000. Every step that moves a message of a group only notes the group (`Groups`, in
-memory); `settle` brings the rows up to date once for all steps, before anybody claims and at the end of the batch.
+than any priority, and `lease.priority` too. A group that is not empty has one row: which of its messages a claim would
+take (`free`), and where it stands among the groups that wait (`since`, `turn`), so that one index shows whom to serve
+next, whether the queue has three groups or 200,000. Every step that moves a message of a group only notes the group
+(`Groups`, in memory); `settle` brings the rows up to date once for all steps, before anybody claims and at the end of
+the batch.
 
-FIFO: `free` is the first message of the group; there is none while one of its messages is in flight, or while the first
-is delayed. Standard: `free` is the first visible message of the tenant, whoever holds others. There the line has a
-cursor, as all lines of a standard queue have; a message that left the line without being claimed (it is delayed) has
-the negative number as its line, so that the group's row stays as long as it has messages.
+FIFO: `free` is the first message of the group, if it is visible: what is in flight or delayed holds back all that is
+behind it, and nothing before it. A group waits since its first message is visible, or since it was served last,
+whichever is later; so a group that was served goes behind those that waited then, and none is passed over for ever.
+
+Standard: `free` is the visible message of the tenant that has waited longest, whatever is in flight. `held` counts the
+tenant's messages in flight: who has fewest goes first. There the line has a cursor, as all lines of a standard queue
+have; a message that left the line without being claimed (it is delayed) has the negative number as its line, so that
+the group's row stays as long as it has messages.
 """
 
 from collections.abc import Iterable
@@ -24,27 +29,44 @@ from veilmq.store.sqlite.queues import LINES_MAX, Groups, LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
 _FIND: Final = (
-    "SELECT g.name, g.number, g.free FROM carray(?) c CROSS JOIN message_group g"
+    "SELECT g.name, g.number, g.free IS NULL OR g.since >= ? FROM carray(?) c CROSS JOIN message_group g"
     " ON g.generation = ? AND g.name = c.value"
 )
-_INSERT: Final = "INSERT INTO message_group VALUES (?, ?, ?, 0, ?, 0, 0)"
-_SETTLE_FIFO: Final = (
-    "UPDATE message_group SET held = held + ?1, free = CASE WHEN held + ?1 > 0 THEN NULL ELSE"
-    " (SELECT iif(l.hidden, NULL, m.sequence) FROM message m INDEXED BY message_line"
-    " LEFT JOIN lease l ON l.sequence = m.sequence WHERE m.generation = ?2 AND m.line = ?3 ORDER BY m.sequence LIMIT 1)"
-    " END WHERE number = ?3 RETURNING held, free"
+_INSERT: Final = (
+    "INSERT INTO message_group (number, generation, name, held, free, granted, cursor, served, since, turn)"
+    " VALUES (?, ?, ?, 0, ?, 0, 0, 0, ?, ?)"
 )
-_NONE: Final = (1 << 63) - 1
-_SETTLE_FAIR: Final = (
-    "UPDATE message_group SET held = held + ?1, cursor = max(cursor, ?4), free = nullif(min("
-    " ifnull((SELECT sequence FROM message INDEXED BY message_line"
-    "  WHERE generation = ?2 AND line = ?3 AND sequence > max(cursor, ?4) ORDER BY sequence LIMIT 1), ?5),"
-    " ifnull((SELECT sequence FROM lease INDEXED BY lease_returned"
-    "  WHERE generation = ?2 AND hidden = 0 AND priority = ?3 ORDER BY sequence LIMIT 1), ?5)), ?5)"
-    " WHERE number = ?3 RETURNING held, free"
+FIRST_OF_FIFO: Final = (
+    "SELECT f.sequence, max(f.since, message_group.granted), CASE WHEN f.since > message_group.granted THEN f.turn"
+    " WHEN f.since < message_group.granted THEN message_group.served ELSE max(f.turn, message_group.served) END"
+    " FROM (SELECT m.sequence, ifnull(l.due, m.sent) AS since, ifnull(l.turn, 0) AS turn, ifnull(l.hidden, 0) AS hidden"
+    "  FROM message m INDEXED BY message_line LEFT JOIN lease l ON l.sequence = m.sequence"
+    "  WHERE m.generation = message_group.generation AND m.line = message_group.number"
+    "  ORDER BY m.sequence LIMIT 1) f"
+    " WHERE NOT f.hidden"
+)
+"""What `free`, `since` and `turn` of a group must be on a FIFO queue; no row: NULL."""
+FIRST_OF_TENANT: Final = (
+    "SELECT sequence, since, turn FROM"
+    " (SELECT * FROM (SELECT sequence, sent AS since, 0 AS turn FROM message INDEXED BY message_line"
+    "   WHERE generation = message_group.generation AND line = message_group.number AND sequence > {cursor}"
+    "   ORDER BY sequence LIMIT 1)"
+    "  UNION ALL SELECT * FROM (SELECT sequence, due, turn FROM lease INDEXED BY lease_turn"
+    "   WHERE generation = message_group.generation AND hidden = 0 AND priority = message_group.number"
+    "   ORDER BY due, turn, sequence LIMIT 1))"
+    " ORDER BY since, turn, sequence LIMIT 1"
+)
+"""The same on a standard queue; `cursor` is the last sequence that was claimed from the line."""
+_SETTLE_FIFO: Final = (
+    f"UPDATE message_group SET (free, since, turn) = ({FIRST_OF_FIFO}) WHERE number = ? RETURNING free, EXISTS"
+    " (SELECT 1 FROM message WHERE generation = message_group.generation AND line = message_group.number)"
+)
+_SETTLE_TENANT: Final = (
+    "UPDATE message_group SET held = held + ?2, cursor = max(cursor, ?3), (free, since, turn) ="
+    f" ({FIRST_OF_TENANT.format(cursor='max(message_group.cursor, ?3)')}) WHERE number = ?1 RETURNING free, held > 0"
 )
 _REMOVE_EMPTY: Final = (
-    "DELETE FROM message_group WHERE number = ?1 AND held = 0 AND free IS NULL"
+    "DELETE FROM message_group WHERE number = ?1"
     " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = ?2 AND line = ?1)"
     " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = ?2 AND line = -?1)"
 )
@@ -53,7 +75,7 @@ _REMOVE_EMPTY: Final = (
 FIRST_OF_GROUPS: Final = (
     "SELECT m.sequence, coalesce(m.expires, m.sent + ?2) AS ends"
     " FROM (SELECT generation, number, free FROM message_group INDEXED BY message_group_free"
-    "  WHERE generation = ?1 AND free IS NOT NULL ORDER BY held, free LIMIT ?3) g"
+    "  WHERE generation = ?1 AND free IS NOT NULL ORDER BY held, since, turn, free LIMIT ?3) g"
     " CROSS JOIN message m INDEXED BY message_line ON m.generation = g.generation AND m.line = g.number"
     " AND m.sequence >= g.free LIMIT ?3"
 )
@@ -73,9 +95,9 @@ class Joining:
         wanted = tuple({name for name in names if (queue.generation, name) not in self._known})
         if not wanted:
             return
-        for name, number, free in self._writer.read(_FIND, (texts(wanted), queue.generation)):
+        for name, number, may_be_first in self._writer.read(_FIND, (self._writer.now, texts(wanted), queue.generation)):
             self._known[queue.generation, name] = number
-            if free is None and not queue.settings.fifo:
+            if may_be_first and not queue.settings.fifo:
                 groups_of(self._writer, queue).note(number)
 
     def join(self, queue: LiveQueue, name: str, sequence: int, *, hidden: bool) -> int:
@@ -87,7 +109,8 @@ class Joining:
         if number is None:
             number = self._known[queue.generation, name] = LINES_MAX + sequence
             groups = groups_of(self._writer, queue)
-            self._new.append((number, queue.generation, name, None if hidden else sequence))
+            first = (None, None, None) if hidden else (sequence, self._writer.now, 0)
+            self._new.append((number, queue.generation, name, *first))
             if queue.settings.fifo:
                 queue.woken += not hidden
             elif hidden:
@@ -101,12 +124,14 @@ class Joining:
             self._new = []
 
 
-def join(writer: Writer, queue: LiveQueue, name: str, sequence: int) -> int:
-    """The number of the group that one visible message joins at its end."""
+def join(writer: Writer, queue: LiveQueue, name: str, sequence: int, *, aside: bool) -> int:
+    """The number of the group that one visible message joins at its end; `aside`: it does not stand in the line."""
     joining = Joining(writer)
     joining.find(queue, (name,))
-    number = joining.join(queue, name, sequence, hidden=False)
+    number = joining.join(queue, name, sequence, hidden=aside)
     joining.flush()
+    if aside:
+        groups_of(writer, queue).note(number)
     return number
 
 
@@ -138,19 +163,19 @@ def settle(writer: Writer, queue: LiveQueue) -> None:
     if groups is None or not groups.changes:
         return
     fifo = queue.settings.fifo
-    generation = queue.generation
     bare: list[tuple[int, int]] = []
     writer.wrote = True
     for number, (held, cursor) in groups.take().items():
         if fifo:
-            row = writer.read_one(_SETTLE_FIFO, (held, generation, number))
+            row = writer.read_one(_SETTLE_FIFO, (number,))
         else:
-            row = writer.read_one(_SETTLE_FAIR, (held, generation, number, cursor, _NONE))
+            row = writer.read_one(_SETTLE_TENANT, (number, held, cursor))
         assert row is not None, f"group {number} has no row"
-        if row[1] is not None:
+        free, stays = row
+        if free is not None:
             queue.woken += fifo
-        elif not row[0]:
-            bare.append((number, generation))
+        elif not stays:
+            bare.append((number, queue.generation))
     if bare:
         writer.write_many(_REMOVE_EMPTY, bare)
 

@@ -22,6 +22,7 @@ from veilmq.store.sqlite.backup import SqliteFailed
 from veilmq.store.sqlite.connections import check_version, open_reader
 from veilmq.store.sqlite.directory import REDO
 from veilmq.store.sqlite.extras import read_extras
+from veilmq.store.sqlite.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.history import bounds, events_from
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.places import ORIGIN_MASK
@@ -170,6 +171,7 @@ def _check_bodies(connection: apsw.Connection, young: Sequence[Young], report: R
     progress("bodies", report.messages, total)
 
 
+_FIFO: Final = "SELECT generation FROM queue WHERE deleted IS NULL AND substr(name, -5) = '.fifo'"
 # Each: kind, the message for a row, and a query whose rows are not in order.
 _ROWS: Final = (
     ("lease", "lease of {}: there is no such message", "SELECT sequence FROM lease WHERE sequence NOT IN message_of"),
@@ -239,7 +241,15 @@ _ROWS: Final = (
         "SELECT g.number FROM message_group g LEFT JOIN"
         " (SELECT generation, priority, count(*) AS held FROM lease WHERE hidden = 1 AND attempt > 0 GROUP BY 1, 2) l"
         " ON l.generation = g.generation AND l.priority = g.number"
-        " WHERE g.held <> ifnull(l.held, 0) AND g.generation NOT IN (SELECT generation FROM garbage)",
+        f" WHERE g.held <> iif(g.generation IN ({_FIFO}), 0, ifnull(l.held, 0))"
+        " AND g.generation NOT IN (SELECT generation FROM garbage)",
+    ),
+    (
+        "group",
+        "group {}: it waits in the wrong place, or nobody would be served of it",
+        "SELECT number FROM message_group WHERE generation NOT IN (SELECT generation FROM garbage) AND"
+        f" (generation IN ({_FIFO}) AND (free, since, turn) IS NOT ({FIRST_OF_FIFO}) OR generation NOT IN ({_FIFO})"
+        f" AND (free, since, turn) IS NOT ({FIRST_OF_TENANT.format(cursor='message_group.cursor')}))",
     ),
     (
         "group",

@@ -136,11 +136,11 @@ def extend_all(writer: Writer, commands: Sequence[Extend]) -> list[Outcome]:
     unseal = writer.receipts.unseal
     receipts = [unseal(command.handle) for command in commands]
     places = Places(writer, receipts)
-    moves: Moves = {}
+    moves = Moves(writer)
     outcomes = [
         _extend(writer, places, command, receipt, moves) for command, receipt in zip(commands, receipts, strict=True)
     ]
-    _write_moves(writer, moves)
+    moves.write()
     return outcomes
 
 
@@ -162,6 +162,8 @@ def _extend(writer: Writer, places: Places, command: Extend, receipt: Receipt | 
         return ParameterInvalid(parameter="lease_us", reason=LEASE_TOTAL_REASON)
     if command.size_bytes > queue.settings.message_bytes_max:
         return MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=queue.settings.message_bytes_max)
+    if queue.settings.fifo and command.lease_us and place.due <= now:
+        moves.write()  # what it is judged by
     if queue.settings.fifo and command.lease_us and not may_extend(writer, queue, place):
         error = LeaseExpired(sequence=place.sequence, attempt=place.attempt)
         return _refused(writer, Kind.EXTEND_REFUSED, command, receipt, error)
@@ -224,6 +226,7 @@ def _keep_failure(writer: Writer, command: Extend, place: Place) -> dict[str, ob
 def undeliver(writer: Writer, command: Undeliver) -> Outcome:
     """Release what was granted to a client that is gone."""
     queue = writer.queue(command.queue)
+    moves = Moves(writer)
     released = 0
     for handle in command.handles:
         receipt = writer.receipts.unseal(handle)
@@ -235,9 +238,8 @@ def undeliver(writer: Writer, command: Undeliver) -> Outcome:
         if place.attempt != receipt.attempt or place.rotation != receipt.rotation:
             continue
         event = event_of(Kind.UNDELIVERED, writer.now, queue, writer.origin(command.origin), place)
-        moves: Moves = {}
         _move(writer, queue, place, writer.now, place.rotation, moves, hidden=False, ending=LeaseEnding.EXPIRED)
-        _write_moves(writer, moves)
+        moves.write()  # the same handle may come again
         writer.events.append(event)
         released += 1
     return Undelivered(released)
@@ -287,10 +289,40 @@ def _refused(
     return error
 
 
-Moves = dict[int, tuple[bool, Instant, int, int]]
-"""Where lease rows go, by sequence: hidden, due, rotation, bits of the ending. The last move of a message counts."""
+class Moves:
+    """Where lease rows go, by sequence: the last move of a message counts. `write` writes them, those that get the same
+    end in one statement."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._given_back = writer.next_offset
+        self._ends: dict[int, tuple[bool, Instant, int, int, int]] = {}
+        """By sequence: hidden, due, rotation, turn, bits of the ending."""
+
+    def turn(self, *, hidden: bool) -> int:
+        """Of the lease row. What is given back together keeps the order of its sending."""
+        return 0 if hidden else self._given_back
+
+    def add(self, place: Place, due: Instant, rotation: int, bits: int, *, hidden: bool) -> None:
+        """The message's lease row gets these values."""
+        self._ends[place.sequence] = (hidden, due, rotation, self.turn(hidden=hidden), bits)
+
+    def write(self) -> None:
+        """Write what was added since."""
+        groups: dict[tuple[bool, Instant, int, int, int], list[int]] = {}
+        for sequence, end in self._ends.items():
+            groups.setdefault(end, []).append(sequence)
+        self._ends = {}
+        for end, sequences in groups.items():
+            if len(sequences) < MANY:
+                for sequence in sequences:
+                    self._writer.write(f"{_MOVE} = ?", (*end, sequence))
+            else:
+                self._writer.write(f"{_MOVE} IN (SELECT value FROM carray(?))", (*end, numbers(sequences)))
+
+
 _MOVE: Final = (
-    f"UPDATE lease SET hidden = ?, due = ?, rotation = ?, origin = (origin & {ORIGIN_MASK}) | ? WHERE sequence"
+    f"UPDATE lease SET hidden = ?, due = ?, rotation = ?, turn = ?, origin = (origin & {ORIGIN_MASK}) | ? WHERE sequence"
 )
 
 
@@ -305,18 +337,18 @@ def _move(
     hidden: bool,
     ending: LeaseEnding,
 ) -> None:
-    """Hide the message until `due`, or make it visible, under the same attempt; a lease row that is there is left to
-    `_write_moves`."""
+    """Hide the message until `due`, or make it visible, under the same attempt."""
     writer.touch(queue)
     bits = holder_bits(ending)
     if place.leased:
-        moves[place.sequence] = (hidden, due, rotation, bits)
+        moves.add(place, due, rotation, bits, hidden=hidden)
     else:
         line, order = line_aside(queue, place)
         writer.write("UPDATE message SET line = ? WHERE sequence = ?", (line, place.sequence))
         origin = writer.origin(SERVER)
         values = (
             place.sequence, queue.generation, order, line, hidden, due, 0, rotation, place.sent, None, origin,
+            moves.turn(hidden=hidden),
         )  # fmt: skip
         writer.write(INSERT_LEASE, values)
     place.holder = origin_of(place.holder or writer.origin(SERVER)) | bits
@@ -335,16 +367,3 @@ def _move(
         queue.delayed += 1
     if due < queue.next_due:
         writer.queues.lower_due(queue, due)
-
-
-def _write_moves(writer: Writer, moves: Moves) -> None:
-    """Leases that get the same end go in one statement."""
-    groups: dict[tuple[bool, Instant, int, int], list[int]] = {}
-    for sequence, move in moves.items():
-        groups.setdefault(move, []).append(sequence)
-    for move, sequences in groups.items():
-        if len(sequences) < MANY:
-            for sequence in sequences:
-                writer.write(f"{_MOVE} = ?", (*move, sequence))
-        else:
-            writer.write(f"{_MOVE} IN (SELECT value FROM carray(?))", (*move, numbers(sequences)))

@@ -67,8 +67,13 @@ _RETURNED: Final = (
 )
 _OF_GROUPS: Final = (
     "SELECT free FROM message_group INDEXED BY message_group_free"
-    " WHERE generation = ? AND free IS NOT NULL AND free <= ? ORDER BY held, free LIMIT ?"
+    " WHERE generation = ? AND free IS NOT NULL AND free <= ? ORDER BY held, since, turn, free LIMIT ?"
 )
+_RETURNED_OF_TENANTS: Final = (
+    "SELECT sequence FROM lease INDEXED BY lease_returned"
+    " WHERE generation = ? AND hidden = 0 AND priority > ? AND sequence <= ? LIMIT ?"
+)
+"""What `_OF_GROUPS` does not show, because the tenant has a later message that has waited longer."""
 
 
 class _Task(msgspec.Struct, gc=False):
@@ -265,7 +270,7 @@ def _step(writer: Writer, task: _Task, source: LiveQueue, room: _Room) -> bool:
 
 
 def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Place]:
-    """Up to `count` visible messages, in the order in which they would be received; of each group only the first."""
+    """Up to `count` visible messages, the most urgent first and of those the oldest; of each group only the first."""
     generation = source.generation
     sequences: list[int] = []
     for priority in sorted(range(1, LINES_MAX + 1) if source.returned else source.ready):
@@ -280,7 +285,10 @@ def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Plac
             break
     if source.groups is not None and len(sequences) < count:
         settle(writer, source)
-        sequences += [row[0] for row in writer.read(_OF_GROUPS, (generation, last, count))]
+        rows = writer.read(_OF_GROUPS, (generation, last, count))
+        if not rows and not source.settings.fifo:
+            rows = writer.read(_RETURNED_OF_TENANTS, (generation, LINES_MAX, last, count))
+        sequences += [row[0] for row in rows]
     if not sequences:
         return []
     places = find_places(writer, sequences[:count])

@@ -22,26 +22,27 @@ from veilmq.store.sqlite.young import Young, replay
 
 _COLUMNS: Final = "m.sequence, m.id, m.sent, m.expires, m.priority, m.sender, m.extras, m.md5, m.body"
 _READY: Final = (
-    f"SELECT {_COLUMNS}, 0, NULL FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
+    f"SELECT {_COLUMNS}, 0, NULL, m.sent, 0 FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
     " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? AND l.sequence IS NULL"
     " AND coalesce(m.expires, m.sent + ?) > ? ORDER BY m.sequence LIMIT ?"
 )
 _LEASED: Final = (
-    f"SELECT {_COLUMNS}, l.attempt, l.first FROM lease l INDEXED BY {{index}} JOIN message m ON m.sequence = l.sequence"
-    " WHERE l.generation = ? AND {where} AND coalesce(m.expires, m.sent + ?) > ? ORDER BY {order} LIMIT ?"
+    f"SELECT {_COLUMNS}, l.attempt, l.first, l.due, l.turn"
+    " FROM lease l INDEXED BY {index} JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND {where} AND coalesce(m.expires, m.sent + ?) > ?"
+    " ORDER BY l.priority, l.due, l.turn, l.sequence LIMIT ?"
 )
-_RETURNED: Final = _LEASED.format(index="lease_returned", where="l.hidden = 0", order="l.priority, l.sequence")
+_RETURNED: Final = _LEASED.format(index="lease_turn", where="l.hidden = 0")
 _DUE: Final = _LEASED.format(
     index="lease_hidden",
     # Those that a claim would return first, and of them the ones that it would then take.
     where="l.hidden = 1 AND l.sequence IN (SELECT sequence FROM lease INDEXED BY lease_hidden"
     " WHERE generation = ? AND hidden = 1 AND due <= ? ORDER BY due LIMIT ?)",
-    order="l.priority, l.sequence",
 )
 
 _NAMED: Final = (
-    f"SELECT {_COLUMNS}, coalesce(l.attempt, 0), l.first FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value"
-    " LEFT JOIN lease l ON l.sequence = m.sequence"
+    f"SELECT {_COLUMNS}, coalesce(l.attempt, 0), l.first, 0, 0"
+    " FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value LEFT JOIN lease l ON l.sequence = m.sequence"
 )
 
 
@@ -60,9 +61,14 @@ def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instan
         rows += connection.execute(_READY, (generation, priority, cursor, retention_us, now, count)).fetchall()
     rows += connection.execute(_RETURNED, (generation, retention_us, now, count)).fetchall()
     rows += connection.execute(_DUE, (generation, generation, now, RETURNS_MAX, retention_us, now, count)).fetchall()
-    rows.sort(key=lambda row: (row[4], row[0]))
+    rows.sort(key=_turn)
     found = _intact(rows, retention_us)[:count]
     return Received(found, xml_body=queue.settings.xml_body)
+
+
+def _turn(row: tuple[Any, ...]) -> tuple[int, int, int, int]:
+    """As `claims.Candidate.turn`."""
+    return row[4], row[11], row[12], row[0]
 
 
 def _is_shown(young: Young, retention_us: int, now: Instant) -> bool:
@@ -74,7 +80,7 @@ def _row(young: Young) -> tuple[Any, ...]:
     found, first = young.contents, young.granted if young.leased else None
     return (
         found.sequence, found.id, found.sent, found.own_expiry, found.priority, found.sender, found.packed, found.md5,
-        found.body, int(young.leased), first,
+        found.body, int(young.leased), first, young.due if young.leased else found.sent, 0,
     )  # fmt: skip
 
 
@@ -87,7 +93,7 @@ def _peek_groups(connection: apsw.Connection, queue: LiveQueue, command: Peek, n
 def _intact(rows: list[tuple[Any, ...]], retention_us: int) -> list[Delivery]:
     """Those that can be shown; a claim will set a damaged one aside."""
     found = []
-    for sequence, message, sent, own_expiry, priority, sender, packed, md5, body, attempt, first in rows:
+    for sequence, message, sent, own_expiry, priority, sender, packed, md5, body, attempt, first, *_ in rows:
         extras = intact(body, md5, packed)
         if extras is not None:
             expires = sent + retention_us if own_expiry is None else own_expiry

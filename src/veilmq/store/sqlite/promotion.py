@@ -15,8 +15,8 @@ from veilmq.store.sqlite.writer import INSERT_LEASE, INSERT_MESSAGE, Writer
 from veilmq.store.sqlite.young import Young
 
 
-def promote(writer: Writer) -> None:
-    """Write all young messages into the tables."""
+def promote(writer: Writer, given_back: int | None = None) -> None:
+    """Write all young messages into the tables. given_back: the turn of those that were leased for no time."""
     nursery = writer.nursery
     nursery.changed = True
     if nursery.batches:
@@ -26,8 +26,9 @@ def promote(writer: Writer) -> None:
             writer.touch(queue)
         messages: list[Row] = []
         leases: list[Row] = []
+        turn = writer.next_offset if given_back is None else given_back
         for young in nursery.messages.values():
-            lease = _lease(nursery.queues[young.contents.generation], young)
+            lease = _lease(nursery.queues[young.contents.generation], young, turn)
             if lease is not None:
                 leases.append(lease)
             messages.append(msgspec.structs.astuple(young.contents))
@@ -45,7 +46,7 @@ def promote_named(writer: Writer, sequences: Sequence[int]) -> None:
         promote(writer)
 
 
-def _lease(queue: LiveQueue, young: Young) -> Row | None:
+def _lease(queue: LiveQueue, young: Young, turn: int) -> Row | None:
     """The lease row of a message that is in flight; one that waits counts in its line.
 
     The queue knows the line from either: who looks for its oldest message looks in the lines that `ready` names.
@@ -59,4 +60,5 @@ def _lease(queue: LiveQueue, young: Young) -> Row | None:
     granted = young.granted
     return (
         contents.sequence, contents.generation, priority, priority, 1, young.due, 1, 0, granted, granted, young.origin,
+        0 if young.due > granted else turn,
     )  # fmt: skip

@@ -143,7 +143,10 @@ def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings
 
 
 def _redrive_refusal(writer: Writer, source: QueueKey, settings: QueueSettings) -> VeilError | None:
-    """Whether the dead-letter queue exists, is of the same kind, and lets this source in (SQS RedriveAllowPolicy)."""
+    """Whether the dead-letter queue exists, is of the same kind, and lets this source in (SQS RedriveAllowPolicy).
+
+    It may be the queue itself.
+    """
     assert settings.redrive is not None
     target = writer.queues.by_key.get(settings.redrive.target)
     name = str(settings.redrive.target)

@@ -224,6 +224,40 @@ CREATE TABLE redo_log (
 ) STRICT;
 """
 
+_TURNS: Final = """
+-- What was given back waits behind what was visible before it; groups take turns.
+ALTER TABLE lease ADD COLUMN turn INTEGER NOT NULL DEFAULT 0;
+-- Of those visible since the same `due`, the greater goes later: an offset of the history when it was given back at
+-- once (released, undelivered, leased for no time, dead-lettered into the queue); else 0.
+CREATE INDEX lease_turn ON lease (generation, priority, due, turn) WHERE hidden = 0;
+
+DROP INDEX message_group_free;
+ALTER TABLE message_group ADD COLUMN served INTEGER NOT NULL DEFAULT 0;  -- FIFO: offset of the history at `granted`
+ALTER TABLE message_group ADD COLUMN since INTEGER;  -- its place among the groups that wait: visible since then,
+ALTER TABLE message_group ADD COLUMN turn INTEGER;   -- and of those the greater goes later; NULL without `free`
+-- On FIFO a group is free as soon as its first message is visible, whatever is in flight behind it: `held` stays 0.
+UPDATE message_group SET held = 0, (free, since, turn) = (
+    SELECT f.sequence, max(f.since, message_group.granted), 0 FROM (
+        SELECT m.sequence, ifnull(l.due, m.sent) AS since, ifnull(l.hidden, 0) AS hidden
+        FROM message m INDEXED BY message_line LEFT JOIN lease l ON l.sequence = m.sequence
+        WHERE m.generation = message_group.generation AND m.line = message_group.number ORDER BY m.sequence LIMIT 1
+    ) f WHERE NOT f.hidden
+) WHERE generation IN (SELECT generation FROM queue WHERE substr(name, -5) = '.fifo');
+UPDATE message_group SET (free, since, turn) = (
+    SELECT sequence, since, 0 FROM (
+        SELECT * FROM (
+            SELECT sequence, sent AS since FROM message INDEXED BY message_line
+            WHERE generation = message_group.generation AND line = message_group.number
+            AND sequence > message_group.cursor ORDER BY sequence LIMIT 1)
+        UNION ALL SELECT * FROM (
+            SELECT sequence, due FROM lease INDEXED BY lease_turn
+            WHERE generation = message_group.generation AND hidden = 0 AND priority = message_group.number
+            ORDER BY due, sequence LIMIT 1)
+    ) ORDER BY since, sequence LIMIT 1
+) WHERE generation NOT IN (SELECT generation FROM queue WHERE substr(name, -5) = '.fifo');
+CREATE UNIQUE INDEX message_group_free ON message_group (generation, held, since, turn, free) WHERE free IS NOT NULL;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     _BIRTH,
     _TOPICS,
@@ -236,6 +270,7 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     _NURSERY,
     _REDO_LOG,
     _REDO_PRESENCE,
+    _TURNS,
 )
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"

@@ -166,7 +166,7 @@ class _Appending:
         visible = Instant(now + delay_us)
         self._messages.append(contents)
         self._hidden.append(
-            (contents.sequence, queue.generation, order, line, 1, visible, 0, 0, now, None, self._origin)
+            (contents.sequence, queue.generation, order, line, 1, visible, 0, 0, now, None, self._origin, 0)
         )
         queue.delayed += 1
         self._writer.queues.lower_due(queue, visible)

@@ -121,7 +121,7 @@ class Snapshots:
                 self._task = msgspec.structs.replace(self._task, met=rows[-1][1])
 
     def _end(self, writer: Writer, task: _Task) -> None:
-        end = _next_offset(writer)
+        end = writer.next_offset
         writer.events.append(_event(writer, None, {"part": Part.END, "begin": task.begin}))
         writer.write(_KEEP, (task.begin, end))
         self._base = Base(task.begin, end, task.at, task.bytes_before, None)
@@ -185,7 +185,7 @@ def _with_sizes(writer: Writer, base: Base) -> Base:
 
 
 def _begin(writer: Writer) -> _Task:
-    begin = _next_offset(writer)
+    begin = writer.next_offset
     last = writer.mark.sequence
     writer.events.append(_event(writer, None, {"part": Part.BEGIN, "last": last}))
     queues = sorted(writer.queues.by_incarnation)
@@ -220,8 +220,3 @@ def _tell_messages(writer: Writer, task: _Task, rows: list[Row]) -> None:
 
 def _event(writer: Writer, incarnation: int | None, detail: dict[str, Any]) -> Event:
     return Event(Kind.SNAPSHOT, writer.now, incarnation, writer.origin(SERVER), detail=detail)
-
-
-def _next_offset(writer: Writer) -> int:
-    """The offset that the next event of the open batch gets."""
-    return writer.mark.offset + len(writer.events)

@@ -42,7 +42,7 @@ _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 """What a random byte 6 and 8 becomes in a UUID of version 4 (RFC 9562, 5.4)."""
 
 INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _SYNCHRONOUS_NORMAL: Final = 1
 """Commits to a WAL are not synced, checkpoints are."""
@@ -91,6 +91,8 @@ class Writer:
         self.types = MessageTypes()
         self.error_lines = True
         """Whether the first line of a worker's error is kept."""
+        self.has_old_keys = False
+        """Whether deduplication finds rows of an earlier release (deduplication.py)."""
         self.disk_low: int | None = None
         """Free bytes when they are below the floor."""
         self.events: list[Event] = []
@@ -363,6 +365,11 @@ class Writer:
         """A sequence greater than any before."""
         self.mark.sequence += 1
         return self.mark.sequence
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next event of the open batch gets: what is given back later has a greater one."""
+        return self.mark.offset + len(self.events)
 
     def next_generation(self) -> int:
         """A generation that no row has."""

@@ -44,6 +44,7 @@ from veilmq.testing.contract.sends import TestSends
 from veilmq.testing.contract.snapshots import TestSnapshots
 from veilmq.testing.contract.stage import Stage, StoreFactory, stage
 from veilmq.testing.contract.topics import TestTopics
+from veilmq.testing.contract.turns import TestGroupTurns, TestTurns
 from veilmq.testing.contract.xml_bodies import TestXmlBodies
 
 SUITE = (
@@ -62,6 +63,7 @@ SUITE = (
     TestFifoDeduplication,
     TestFifoDelay,
     TestFifoWaking,
+    TestGroupTurns,
     TestHandles,
     TestHistory,
     TestInterleaving,
@@ -80,6 +82,7 @@ SUITE = (
     TestSends,
     TestSnapshots,
     TestTopics,
+    TestTurns,
     TestXmlBodies,
 )
 

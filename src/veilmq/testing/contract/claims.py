@@ -111,14 +111,14 @@ class TestClaims:
         again = stage.take(queue)
         assert (again.id, again.receive_count, again.first_received) == (first.id, 2, first.first_received)
 
-    def test_what_came_back_goes_before_what_was_sent_later(self, stage: Stage) -> None:
+    def test_what_was_given_back_goes_behind_what_waits_in_the_order_of_giving_back(self, stage: Stage) -> None:
         queue = stage.create()
         for number in range(4):
             stage.send(queue, str(number))
         first, second = stage.receive(queue, 2)
         stage.extend(queue, second.handle, 0)
         stage.extend(queue, first.handle, 0)
-        assert bodies(stage.receive(queue, 10)) == ["0", "1", "2", "3"]
+        assert bodies(stage.receive(queue, 10)) == ["2", "3", "1", "0"]
 
     def test_the_protocols_cap_on_messages_in_flight_cuts_and_then_refuses(self, stage: Stage) -> None:
         queue = stage.create()

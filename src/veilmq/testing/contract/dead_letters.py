@@ -7,6 +7,7 @@ import pytest
 from veilmq.model.commands import Receive
 from veilmq.model.errors import MessageGone, RedriveRefused
 from veilmq.model.instant import HOUR_US, SECOND_US
+from veilmq.model.message import Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey, RedriveAllowPolicy, RedrivePermission, RedrivePolicy
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, refused
@@ -49,8 +50,25 @@ class TestDeadLetters:
             stage.send(queue, str(number))
         assert len(stage.receive(queue, 3, lease_us=LEASE_US)) == 3
         stage.later(LEASE_US)
-        assert bodies(stage.receive(queue, 2)) == ["3", "4"]
+        assert bodies(stage.receive(queue, 3)) == ["3", "4"]
         assert bodies(stage.receive(dead, 10)) == ["0", "1", "2"]
+
+    @pytest.mark.parametrize("group", [None, "a"])
+    def test_a_queue_may_be_its_own_dead_letter_queue(self, stage: Stage, group: str | None) -> None:
+        queue = stage.create()
+        stage.change(queue, redrive=RedrivePolicy(queue, 1))
+        sent = [stage.send(queue, body, extras=Extras(group=group)) for body in ("poison", "good")]
+        poison = stage.take(queue)
+        stage.extend(queue, poison.handle, 0)
+        assert bodies(stage.receive(queue, 1, lease_us=HOUR_US)) == ["good"]
+        (moved,) = stage.receive(queue, 10)
+        assert (moved.body, moved.id, moved.receive_count) == ("poison", sent[0].id, 1)
+        assert moved.sequence > sent[1].sequence
+        assert moved.extras.dead_letter_source == queue
+        stage.reopen(kill=True)
+        assert stage.counts(queue) == (0, 0, 2)
+        stage.extend(queue, moved.handle, 0)
+        assert bodies(stage.receive(queue, 10)) == ["poison"], "and so on"
 
     def test_a_move_is_one_event_that_names_both_ends(self, stage: Stage) -> None:
         queue, dead = _pair(stage, 1)

@@ -81,9 +81,9 @@ class TestFair:
         put(stage, queue, "a1", "a2", "b1", "b2")
         first = stage.receive(queue, 2, lease_us=LEASE_US)
         expect(stage.extend(queue, first[0].handle, 0), Extended)
-        assert stage.take(queue, lease_us=HOUR_US).body == "a1"
+        assert stage.take(queue, lease_us=HOUR_US).body == "a2"
         stage.later(LEASE_US)
-        assert bodies(stage.receive(queue, 10)) == ["b1", "a2", "b2"]
+        assert bodies(stage.receive(queue, 10)) == ["b2", "a1", "b1"]
 
     def test_delays_are_the_messages_own(self, stage: Stage) -> None:
         queue = stage.create()
@@ -101,7 +101,7 @@ class TestFair:
         clear(stage, queue, [stage.take(queue)])
         put(stage, queue, "a3")
         stage.later(SECOND_US)
-        assert bodies(stage.receive(queue, 10)) == ["a1", "a3"]
+        assert bodies(stage.receive(queue, 10)) == ["a3", "a1"]
 
     @pytest.mark.parametrize("number", [1, 3])
     def test_a_tenant_whose_first_message_is_delayed_is_known_in_the_same_batch(
@@ -142,7 +142,7 @@ class TestFair:
         stage.reopen(kill=kill)
         assert stage.counts(queue) == counts == (3, 1, 3)
         stage.later(LEASE_US)
-        assert bodies(stage.receive(queue, 10)) == ["a1", "b1", "c1", "a2", "-2", "a3"]
+        assert bodies(stage.receive(queue, 10)) == ["a2", "b1", "c1", "a3", "-2", "a1"]
 
     def test_a_batch_that_is_rolled_back_leaves_tenants_as_they_were(self, stage: Stage) -> None:
         queue = stage.create()
@@ -208,9 +208,9 @@ class TestFair:
         stage.take(queue, lease_us=SECOND_US)
         assert bodies(stage.peek(queue)) == ["b1", "-1", "a2", "a3"]
         stage.later(SECOND_US)
-        assert bodies(stage.peek(queue)) == ["a1", "b1", "-1", "c1", "a2", "a3"]
-        assert bodies(stage.peek(queue, 3)) == ["a1", "b1", "-1"]
-        assert bodies(stage.receive(queue, 10)) == ["a1", "b1", "-1", "c1", "a2", "a3"]
+        assert bodies(stage.peek(queue)) == ["a2", "b1", "-1", "c1", "a3", "a1"]
+        assert bodies(stage.peek(queue, 3)) == ["a2", "b1", "-1"]
+        assert bodies(stage.receive(queue, 10)) == ["a2", "b1", "-1", "c1", "a3", "a1"]
 
     def test_every_message_wakes_as_on_any_standard_queue(self, stage: Stage) -> None:
         queue = stage.create()

@@ -59,15 +59,60 @@ class TestFifo:
         clear(stage, queue, [first])
         assert bodies(stage.receive(queue, 10)) == ["a3", "a4"]
 
-    def test_what_comes_back_comes_first(self, stage: Stage) -> None:
-        queue = fifo(stage)
+    @pytest.mark.parametrize("per_group", [False, True])
+    def test_one_that_is_released_comes_at_once_and_alone_while_later_ones_are_in_flight(
+        self, stage: Stage, per_group: bool
+    ) -> None:
+        """Recorded of AWS: blocked is what is behind the first message in flight, and nothing before it."""
+        change = {"deduplication_scope": DeduplicationScope.GROUP, "throughput_per_group": True} if per_group else {}
+        queue = fifo(stage, **change)
         put(stage, queue, "a1", "a2", "a3")
         first, second = stage.receive(queue, 2, lease_us=LEASE_US)
         expect(stage.extend(queue, first.handle, 0), Extended)
-        assert stage.receive(queue, 10) == [], "the second one is in flight"
-        expect(stage.extend(queue, second.handle, 0), Extended)
         again = stage.receive(queue, 10)
-        assert [(message.body, message.receive_count) for message in again] == [("a1", 2), ("a2", 2), ("a3", 1)]
+        assert [(message.body, message.receive_count) for message in again] == [("a1", 2)]
+        assert stage.receive(queue, 10) == []
+        clear(stage, queue, again)
+        assert stage.receive(queue, 10) == [], "now the second one is the first in flight"
+        expect(stage.extend(queue, second.handle, 0), Extended)
+        assert bodies(stage.receive(queue, 10)) == ["a2", "a3"]
+
+    def test_one_in_the_middle_that_is_released_waits_for_what_is_before_it(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1", "a2", "a3", "a4", "a5")
+        first, second, third, _ = stage.receive(queue, 4, lease_us=LEASE_US)
+        expect(stage.extend(queue, second.handle, 0), Extended)
+        assert stage.receive(queue, 10) == []
+        clear(stage, queue, [first])
+        assert bodies(stage.receive(queue, 10)) == ["a2"], "a3 and a4 are in flight"
+        expect(stage.extend(queue, third.handle, 0), Extended)
+        assert stage.receive(queue, 10) == [], "a2 is in flight again"
+
+    @pytest.mark.parametrize("sweep", [False, True])
+    def test_a_lease_that_ends_waits_behind_one_that_was_extended(self, stage: Stage, sweep: bool) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1", "a2", "a3", "a4")
+        _, second, *_ = stage.receive(queue, 4, lease_us=LEASE_US)
+        expect(stage.extend(queue, second.handle, 2 * LEASE_US), Extended)
+        stage.later(LEASE_US)
+        if sweep:
+            stage.sweep()
+        assert bodies(stage.peek(queue)) == ["a1"]
+        (first,) = stage.receive(queue, 10, lease_us=HOUR_US)
+        assert first.body == "a1"
+        clear(stage, queue, [first])
+        assert stage.receive(queue, 10) == []
+        stage.later(LEASE_US)
+        assert bodies(stage.receive(queue, 10)) == ["a2", "a3", "a4"]
+
+    def test_a_group_with_messages_in_flight_behind_its_first_is_as_it_was_after_a_kill(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1", "a2", "a3")
+        first, *_ = stage.receive(queue, 2, lease_us=LEASE_US)
+        expect(stage.extend(queue, first.handle, 0), Extended)
+        stage.reopen(kill=True)
+        assert stage.counts(queue) == (2, 0, 1)
+        assert bodies(stage.receive(queue, 10)) == ["a1"]
 
     def test_a_lease_that_ends_frees_the_group_when_it_is_the_last(self, stage: Stage) -> None:
         queue = fifo(stage)
@@ -99,11 +144,11 @@ class TestFifo:
             assert stage.receive(queue, 10) == []
             clear(stage, queue, list(reversed(taken)))
 
-    def test_free_groups_are_served_by_their_oldest_message(self, stage: Stage) -> None:
+    def test_a_group_that_was_served_goes_behind_those_that_wait(self, stage: Stage) -> None:
         queue = fifo(stage)
         put(stage, queue, "a1", "b1", "a2", "c1")
         clear(stage, queue, [stage.take(queue)])
-        assert [stage.take(queue).body for _ in range(3)] == ["b1", "a2", "c1"]
+        assert [stage.take(queue).body for _ in range(3)] == ["b1", "c1", "a2"]
 
     def test_a_group_that_was_empty_begins_anew(self, stage: Stage) -> None:
         queue = fifo(stage)
@@ -281,7 +326,7 @@ class TestFifo:
         assert counts == (3, 0, 2)
         stage.reopen(kill=kill)
         assert stage.counts(queue) == counts
-        assert bodies(stage.receive(queue, 10, lease_us=HOUR_US)) == ["b1", "c1", "c2"]
+        assert bodies(stage.receive(queue, 10, lease_us=HOUR_US)) == ["c1", "c2", "b1"]
         clear(stage, queue, [first])
         stage.later(LEASE_US)
         assert bodies(stage.receive(queue, 10)) == ["a2"]
@@ -301,7 +346,7 @@ class TestFifo:
         assert bodies(stage.receive(queue, 10)) == ["b1"]
         clear(stage, queue, [held])
         put(stage, queue, "c1")
-        assert bodies(stage.receive(queue, 10)) == ["a2", "c1"]
+        assert bodies(stage.receive(queue, 10)) == ["c1", "a2"]
 
     def test_a_peek_shows_what_a_receive_would_take(self, stage: Stage) -> None:
         queue = fifo(stage)
@@ -310,7 +355,7 @@ class TestFifo:
         assert bodies(stage.peek(queue)) == ["a1", "a2", "c1"]
         assert bodies(stage.peek(queue, 2)) == ["a1", "a2"]
         stage.later(LEASE_US)
-        assert bodies(stage.peek(queue)) == ["b1", "b2", "a1", "a2", "c1"]
+        assert bodies(stage.peek(queue)) == ["a1", "a2", "c1", "b1", "b2"]
         refused(stage.delete(queue, held.handle, arrived=stage.now + 1), LeaseExpired)
 
     def test_sequences_grow_in_the_order_of_the_sends(self, stage: Stage) -> None:
@@ -393,5 +438,11 @@ class TestFifoWaking:
         queue = fifo(stage)
         put(stage, queue, "a1", "a2")
         first, second = stage.receive(queue, 2)
-        assert stage.batch([stage.releasing(queue, first.handle)]).visible == {}
-        assert stage.batch([stage.releasing(queue, second.handle)]).visible == {queue: 1}
+        assert stage.batch([stage.releasing(queue, second.handle)]).visible == {}
+        assert stage.batch([stage.releasing(queue, first.handle)]).visible == {queue: 1}
+
+    def test_a_release_wakes_though_later_messages_are_in_flight(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1", "a2")
+        first, _ = stage.receive(queue, 2)
+        assert stage.batch([stage.releasing(queue, first.handle)]).visible == {queue: 1}

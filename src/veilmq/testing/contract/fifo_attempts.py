@@ -1,15 +1,16 @@
-"""Receive attempts: who asks again under the same id gets the same messages, unless one of them has changed."""
+"""Receive attempts: who asks again under the same id gets the same messages, or is refused if one of them changed."""
 
 import pytest
 
-from veilmq.model.commands import SuggestPlan, Undeliver
+from veilmq.model.commands import Receive, SuggestPlan, Undeliver
+from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.plan import Adaptive, LeasePlan
 from veilmq.model.queue import QueueKey
 from veilmq.testing.contract.fifo import clear, fifo, put
-from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect
+from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, refused
 
 LEASE_US = 30 * SECOND_US
 WINDOW_US = 5 * MINUTE_US
@@ -98,7 +99,7 @@ class TestFifoAttempts:
         assert ask(stage, queue, "z") == []
 
     @pytest.mark.parametrize("change", ["delete", "extend", "release", "undeliver"])
-    def test_once_one_has_changed_it_is_a_receive_like_any(self, stage: Stage, change: str) -> None:
+    def test_once_one_has_changed_it_is_refused_for_five_minutes(self, stage: Stage, change: str) -> None:
         queue = fifo(stage)
         put(stage, queue, "a1", "a2", "b1")
         first, second = ask(stage, queue)
@@ -109,10 +110,30 @@ class TestFifoAttempts:
             stage.do(Undeliver(queue=queue, origin=TESTER, handles=(first.handle, second.handle)))
         else:
             expect(stage.extend(queue, second.handle, 0 if change == "release" else HOUR_US), Extended)
-        again = ask(stage, queue)
-        assert bodies(again) == (["a1", "a2"] if change == "undeliver" else ["b1"])
-        assert set(handles(again)).isdisjoint(handles([first, second]))
-        assert handles(ask(stage, queue)) == handles(again), "the id stands for the later receive now"
+        receive = Receive(queue=queue, origin=TESTER, count_max=2, attempt_id="x", lease_us=LEASE_US)
+        for _ in range(2):
+            applied = stage.batch([receive])
+            assert refused(applied.outcomes[0], AttemptNotRetryable) == AttemptNotRetryable(attempt_id="x")
+            assert not applied.wrote
+        assert (
+            bodies(ask(stage, queue, "y"))
+            == {"delete": ["b1"], "extend": ["b1"], "release": ["b1"], "undeliver": ["b1", "a1"]}[change]
+        )
+        stage.later(WINDOW_US - SECOND_US - 1)
+        refused(stage.do(receive), AttemptNotRetryable)
+        stage.later(1)
+        assert ask(stage, queue) != [], "after five minutes the id stands for nothing"
+
+    def test_a_message_that_somebody_received_after_a_release_has_changed(self, stage: Stage) -> None:
+        queue = fifo(stage)
+        put(stage, queue, "a1")
+        (first,) = ask(stage, queue)
+        expect(stage.extend(queue, first.handle, 0), Extended)
+        stage.take(queue, lease_us=HOUR_US)
+        receive = Receive(queue=queue, origin=TESTER, attempt_id="x")
+        refused(stage.do(receive), AttemptNotRetryable)
+        stage.later(LEASE_US)
+        assert stage.receive(queue, attempt_id="x") == [], "the lease that the id stood for has ended in any case"
 
     def test_after_the_lease_it_is_a_receive_like_any(self, stage: Stage) -> None:
         queue = fifo(stage)

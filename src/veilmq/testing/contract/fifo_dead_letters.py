@@ -36,10 +36,10 @@ class TestFifoDeadLetters:
         queue, dead = pair(stage)
         (sent, *_) = put(stage, queue, "a1", "a2", "a3", "b1")
         fail(stage, queue)
-        assert bodies(stage.receive(queue, 2)) == ["a2", "a3"]
+        assert bodies(stage.receive(queue, 3)) == ["b1", "a2", "a3"]
         if kill:
             stage.reopen(kill=True)
-        assert (stage.counts(queue), stage.counts(dead)) == ((1, 0, 2), (1, 0, 0))
+        assert (stage.counts(queue), stage.counts(dead)) == ((0, 0, 3), (1, 0, 0))
         moved = stage.take(dead)
         assert (moved.id, moved.body, moved.receive_count) == (sent.id, "a1", 1)
         assert (moved.extras.group, moved.extras.dead_letter_source) == ("a", queue)
@@ -115,6 +115,36 @@ class TestFifoDeadLetters:
         moved = stage.receive(dead, 10)
         assert [got.extras.deduplication_id for got in moved] == [str(UUID(bytes=sent.id)) for sent in (given, made)]
         assert [got.id for got in moved] == [given.id, made.id]
+
+    def test_only_what_was_received_too_often_goes_while_later_ones_are_in_flight(self, stage: Stage) -> None:
+        queue, dead = pair(stage)
+        put(stage, queue, "a1", "a2", "a3")
+        first, second = stage.receive(queue, 2, lease_us=HOUR_US)
+        stage.extend(queue, first.handle, 0)
+        assert stage.receive(queue, 10) == [], "a1 is gone, a2 is in flight, a3 waits"
+        assert (stage.counts(queue), stage.counts(dead)) == ((1, 0, 1), (1, 0, 0))
+        clear(stage, queue, [second])
+        assert bodies(stage.receive(queue, 10)) == ["a3"]
+
+    @pytest.mark.parametrize("count", [1, 3, 10])
+    def test_a_queue_may_be_its_own_dead_letter_queue(self, stage: Stage, count: int) -> None:
+        queue = fifo(stage)
+        stage.change(queue, redrive=RedrivePolicy(queue, 1))
+        put(stage, queue, "a1", "a2", "b1", "a3")
+        fail(stage, queue, 1)
+        got = bodies(stage.receive(queue, count, lease_us=HOUR_US))
+        assert got == ["b1", "a2", "a3"][:count], "a1 goes to the end of its group, and comes no more in this receive"
+        assert stage.counts(queue) == (4 - len(got), 0, len(got))
+        stage.reopen(kill=True)
+        assert sum(stage.counts(queue)) == 4
+        stage.later(HOUR_US)
+        got = []
+        for _ in range(4):
+            taken = stage.receive(queue, 10)
+            got += bodies(taken)
+            clear(stage, queue, taken)
+        assert sorted(got) == ["a1", "a2", "a3", "b1"]
+        assert stage.counts(queue) == (0, 0, 0)
 
     def test_both_ends_are_of_one_kind(self, stage: Stage) -> None:
         queue, standard = fifo(stage), stage.create("standard")

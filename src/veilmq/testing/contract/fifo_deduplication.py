@@ -74,9 +74,18 @@ class TestFifoDeduplication:
         first = give(stage, queue, "one", "x")
         expect(stage.delete(queue, stage.take(queue).handle), Deleted)
         assert give(stage, queue, "two", "x").id == first.id
-        stage.purge(queue)
-        assert give(stage, queue, "three", "x").id == first.id
         assert stage.counts(queue) == (0, 0, 0)
+
+    @pytest.mark.parametrize("by_group", [False, True])
+    def test_a_purge_forgets_it(self, stage: Stage, by_group: bool) -> None:
+        queue = fifo(stage, **({"deduplication_scope": DeduplicationScope.GROUP} if by_group else {}))
+        give(stage, queue, "one", "x")
+        stage.purge(queue)
+        second = give(stage, queue, "two", "x")
+        assert not second.duplicate
+        stage.reopen(kill=True)
+        assert give(stage, queue, "three", "x").id == second.id
+        assert bodies(stage.receive(queue, 10)) == ["two"]
 
     def test_it_does_not_outlive_the_queue(self, stage: Stage) -> None:
         queue = fifo(stage)
@@ -135,6 +144,22 @@ class TestFifoDeduplication:
         give(stage, queue, "one", "x", "a")
         assert not give(stage, queue, "one", "x", "b").duplicate
         assert give(stage, queue, "two", "x", "a").duplicate
+
+    @pytest.mark.parametrize("kill", [False, True])
+    def test_a_change_of_the_scope_forgets_nothing(self, stage: Stage, kill: bool) -> None:
+        queue = fifo(stage)
+        first = give(stage, queue, "one", "x", "a")
+        stage.change(queue, deduplication_scope=DeduplicationScope.GROUP)
+        if kill:
+            stage.reopen(kill=True)
+        assert give(stage, queue, "again", "x", "a").id == first.id
+        other = give(stage, queue, "two", "y", "b")
+        stage.change(queue, deduplication_scope=DeduplicationScope.QUEUE)
+        assert give(stage, queue, "again", "x", "b").id == first.id
+        assert give(stage, queue, "again", "y", "a").id == other.id
+        assert bodies(stage.receive(queue, 10)) == ["one", "two"]
+        stage.later(WINDOW_US)
+        assert not give(stage, queue, "anew", "x", "b").duplicate
 
     def test_scope_and_id_cannot_be_taken_for_each_other(self, stage: Stage) -> None:
         queue = fifo(stage, deduplication_scope=DeduplicationScope.GROUP)

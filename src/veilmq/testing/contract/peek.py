@@ -38,7 +38,7 @@ class TestPeek:
         stage.take(queue, lease_us=SECOND_US)
         stage.later(3 * SECOND_US)
         for count in range(1, 5):
-            assert bodies(stage.peek(queue, count)) == ["0", "1", "2", "3"][:count]
+            assert bodies(stage.peek(queue, count)) == ["3", "2", "1", "0"][:count]
 
     def test_a_peek_does_not_show_the_dead_or_the_delayed(self, stage: Stage) -> None:
         queue = stage.create()

@@ -22,7 +22,7 @@ class TestPriority:
         stage.extend(queue, low.handle, 0)
         stage.send(queue, "high", priority=2)
         stage.later(SECOND_US)
-        assert bodies(stage.receive(queue, 10)) == ["delayed and high", "high", "low"]
+        assert bodies(stage.receive(queue, 10)) == ["high", "delayed and high", "low"]
 
     def test_priorities_survive_a_reopening(self, stage: Stage) -> None:
         queue = stage.create()
