@@ -6,6 +6,7 @@ import pytest
 from tests.engine.conftest import Shell
 
 from veilmq.model.commands import CreateQueue, Delete, Extend, Receive
+from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Received
@@ -75,6 +76,35 @@ def test_a_batch_that_leaves_one_by_one_wakes_once(line: Shell) -> None:
         assert line.got("waiting") is None
     delete(line, held[2])
     assert line.got("waiting") == ["a4"]
+
+
+def test_a_release_wakes_though_later_messages_of_the_group_are_in_flight(line: Shell) -> None:
+    put(line, "a1", "a2", "a3")
+    first, second = take(line, 2)
+    for ticket in ("first", "second"):
+        wait(line, ticket)
+    line.call(Extend(queue=LINE, origin=TESTER, handle=first.handle, lease_us=0, arrived=line.clock.now))
+    assert (line.got("first"), line.got("second")) == (["a1"], None)
+    line.call(Extend(queue=LINE, origin=TESTER, handle=second.handle, lease_us=0, arrived=line.clock.now))
+    assert line.got("second") is None, "a1 is in flight again"
+
+
+def test_the_end_of_a_lease_wakes_though_a_later_one_was_extended(line: Shell) -> None:
+    put(line, "a1", "a2", "a3")
+    _, second = take(line, 2, lease_us=SECOND_US)
+    line.call(Extend(queue=LINE, origin=TESTER, handle=second.handle, lease_us=WAIT_US, arrived=line.clock.now))
+    wait(line, "waiting")
+    line.later(SECOND_US)
+    assert line.got("waiting") == ["a1"]
+
+
+def test_a_repeated_attempt_whose_message_was_deleted_is_refused_and_nobody_waits_for_it(line: Shell) -> None:
+    put(line, "a1", "b1")
+    (first,) = take(line, attempt_id="again")
+    delete(line, first)
+    wait(line, "repeated", attempt_id="again")
+    assert line.answers["repeated"] == [AttemptNotRetryable(attempt_id="again")]
+    assert [message.body for message in take(line)] == ["b1"]
 
 
 def test_the_end_of_a_lease_wakes_for_the_whole_group(line: Shell) -> None:

@@ -189,7 +189,7 @@ class TestReleasedFile:
         assert bodies(stage.receive(line, 10)) == ["b: second"]
         assert bodies(stage.receive(tenants, 10)) == ["y: visible", "x: visible"]
         stage.later(HOUR_US)
-        assert bodies(stage.receive(line, 10)) == ["a: in flight", "a: waits", "b: second"]
+        assert bodies(stage.receive(line, 10)) == ["b: second", "a: in flight", "a: waits"]
         assert "x: delayed" in bodies(stage.receive(tenants, 10))
 
     @pytest.mark.parametrize("recorded", WITH_YOUNG, ids=lambda path: path.stem, indirect=True)

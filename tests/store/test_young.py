@@ -135,14 +135,14 @@ def test_a_rollback_takes_it_back_to_where_it_was(stage: Stage) -> None:
     expect(stage.delete(queue, handle), Deleted)
 
 
-def test_a_lease_that_ends_comes_back_in_its_place(stage: Stage) -> None:
+def test_a_lease_that_ends_comes_back_behind_what_waits(stage: Stage) -> None:
     queue = stage.create(redrive=RedrivePolicy(stage.create("dead"), 2))
     for body in ("first", "second"):
         stage.send(queue, body)
     late = stage.take(queue, lease_us=SECOND_US)
     stage.later(SECOND_US + 1)
     stage.send(queue, "third")
-    assert bodies(stage.receive(queue, 10, lease_us=SECOND_US)) == ["first", "second", "third"]
+    assert bodies(stage.receive(queue, 10, lease_us=SECOND_US)) == ["second", "first", "third"]
     refused(stage.delete(queue, late.handle), LeaseTaken)
     stage.later(SECOND_US + 1)
     assert bodies(stage.receive(queue, 10)) == ["second", "third"]

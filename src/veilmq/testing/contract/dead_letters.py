@@ -158,7 +158,7 @@ class TestDeadLetters:
         refused(stage.change(queue, redrive=policy), RedriveRefused)
         assert stage.describe(queue).settings.redrive is None
 
-    def test_a_queue_may_be_its_own_dead_letter_queue(self, stage: Stage) -> None:
+    def test_a_dead_letter_of_its_own_queue_begins_anew(self, stage: Stage) -> None:
         """AWS takes it: a message that was received too often begins anew, at the end of its own queue."""
         queue = stage.create()
         stage.change(queue, redrive=RedrivePolicy(queue, 1))
