@@ -31,7 +31,7 @@ from veilmq.store.sqlite.places import MANY, Place, numbers
 from veilmq.store.sqlite.promotion import promote
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.terms import Terms
-from veilmq.store.sqlite.writer import INSERT_LEASE, Writer
+from veilmq.store.sqlite.writer import INSERT_LEASE, LEASE_COLUMNS, Writer
 from veilmq.store.sqlite.young import Young
 from veilmq.store.sqlite.young_leases import lease_young
 
@@ -62,10 +62,12 @@ _NAMED: Final = (
     " coalesce(l.turn, 0) FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value"
     " LEFT JOIN lease l ON l.sequence = m.sequence"
 )
-_LEASE_MANY: Final = "INSERT INTO lease SELECT value, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12 FROM carray(?1)"
+_LEASE_MANY: Final = (
+    f"INSERT INTO lease ({LEASE_COLUMNS}) SELECT value, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12 FROM carray(?1)"
+)
 _GRANT_AGAIN: Final = (
     "UPDATE lease SET hidden = 1, due = ?2, attempt = attempt + 1, granted = ?3, first = ifnull(first, ?3),"
-    " origin = ?4, turn = ?5 WHERE sequence IN (SELECT value FROM carray(?1))"
+    " origin = ?4, turn = ?5, ending = 0 WHERE sequence IN (SELECT value FROM carray(?1))"
 )
 
 

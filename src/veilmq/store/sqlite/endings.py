@@ -16,7 +16,7 @@ from veilmq.model.message import id_text
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.extras import pack_extras, read_extras
 from veilmq.store.sqlite.groups import is_grouped, join
-from veilmq.store.sqlite.places import MANY, Place, ending_of, event_of, numbers, origin_of, uncount
+from veilmq.store.sqlite.places import MANY, Place, event_of, numbers, uncount
 from veilmq.store.sqlite.promotion import promote
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.sends import detail_of
@@ -35,7 +35,8 @@ class _Due(msgspec.Struct, array_like=True, gc=False):
     attempt: int
     rotation: int
     granted: Instant
-    holder: int
+    origin: int
+    ending: int
     id: str
     """In hexadecimal digits: JSON carries no blobs."""
     sent: Instant
@@ -46,8 +47,8 @@ class _Due(msgspec.Struct, array_like=True, gc=False):
 
 
 _DUE: Final = (
-    "SELECT json_group_array(json_array(l.sequence, l.due, l.attempt, l.rotation, l.granted, l.origin, hex(m.id),"
-    " m.sent, m.group_id, m.type, length(m.body), l.line)) FROM"
+    "SELECT json_group_array(json_array(l.sequence, l.due, l.attempt, l.rotation, l.granted, l.origin, l.ending,"
+    " hex(m.id), m.sent, m.group_id, m.type, length(m.body), l.line)) FROM"
     " (SELECT * FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1 AND due <= ? ORDER BY due"
     " LIMIT ?) l CROSS JOIN message m ON m.sequence = l.sequence"
 )
@@ -79,10 +80,10 @@ def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
         queue.in_flight -= 1
         writer.events.append(
             Event(
-                ENDED_BY_ITSELF[ending_of(each.holder)],
+                ENDED_BY_ITSELF[each.ending],
                 each.due,
                 queue.incarnation,
-                origin_of(each.holder),
+                each.origin,
                 bytes.fromhex(each.id),
                 each.sequence,
                 each.attempt,
@@ -113,8 +114,8 @@ def end_lease(writer: Writer, queue: LiveQueue, place: Place) -> None:
     writer.touch(queue)
     writer.write("UPDATE lease SET hidden = 0 WHERE sequence = ?", (place.sequence,))
     uncount(queue, place)
-    origin = origin_of(place.holder) if place.holder else writer.origin(SERVER)
-    event = event_of(ENDED_BY_ITSELF[ending_of(place.holder)], place.due, queue, origin, place)
+    origin = place.origin or writer.origin(SERVER)
+    event = event_of(ENDED_BY_ITSELF[place.ending], place.due, queue, origin, place)
     event.visible_since = place.due
     writer.events.append(event)
     place.hidden = False

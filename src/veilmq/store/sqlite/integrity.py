@@ -25,7 +25,6 @@ from veilmq.store.sqlite.extras import read_extras
 from veilmq.store.sqlite.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.history import bounds, events_from
 from veilmq.store.sqlite.options import Options
-from veilmq.store.sqlite.places import ORIGIN_MASK
 from veilmq.store.sqlite.queues import LINES_MAX
 from veilmq.store.sqlite.redo import Entry
 from veilmq.store.sqlite.schema import VERSION, SchemaOlder, check_ours
@@ -191,7 +190,7 @@ _ROWS: Final = (
     (
         "lease",
         "lease of message {}: held by an origin that is not known",
-        f"SELECT sequence FROM lease WHERE origin & {ORIGIN_MASK} NOT IN (SELECT id FROM origin)",
+        "SELECT sequence FROM lease WHERE origin NOT IN (SELECT id FROM origin)",
     ),
     (
         "message",

@@ -31,14 +31,11 @@ from veilmq.store.sqlite.extras import pack_extras, read_extras
 from veilmq.store.sqlite.group_leases import line_aside, may_extend
 from veilmq.store.sqlite.places import (
     MANY,
-    ORIGIN_MASK,
     Place,
     event_of,
     find_place,
     find_places,
-    holder_bits,
     numbers,
-    origin_of,
     uncount,
 )
 from veilmq.store.sqlite.queues import LiveQueue
@@ -297,15 +294,15 @@ class Moves:
         self._writer = writer
         self._given_back = writer.next_offset
         self._ends: dict[int, tuple[bool, Instant, int, int, int]] = {}
-        """By sequence: hidden, due, rotation, turn, bits of the ending."""
+        """By sequence: hidden, due, rotation, turn, ending."""
 
     def turn(self, *, hidden: bool) -> int:
         """Of the lease row. What is given back together keeps the order of its sending."""
         return 0 if hidden else self._given_back
 
-    def add(self, place: Place, due: Instant, rotation: int, bits: int, *, hidden: bool) -> None:
+    def add(self, place: Place, due: Instant, rotation: int, ending: int, *, hidden: bool) -> None:
         """The message's lease row gets these values."""
-        self._ends[place.sequence] = (hidden, due, rotation, self.turn(hidden=hidden), bits)
+        self._ends[place.sequence] = (hidden, due, rotation, self.turn(hidden=hidden), ending)
 
     def write(self) -> None:
         """Write what was added since."""
@@ -321,9 +318,7 @@ class Moves:
                 self._writer.write(f"{_MOVE} IN (SELECT value FROM carray(?))", (*end, numbers(sequences)))
 
 
-_MOVE: Final = (
-    f"UPDATE lease SET hidden = ?, due = ?, rotation = ?, turn = ?, origin = (origin & {ORIGIN_MASK}) | ? WHERE sequence"
-)
+_MOVE: Final = "UPDATE lease SET hidden = ?, due = ?, rotation = ?, turn = ?, ending = ? WHERE sequence"
 
 
 def _move(
@@ -339,9 +334,8 @@ def _move(
 ) -> None:
     """Hide the message until `due`, or make it visible, under the same attempt."""
     writer.touch(queue)
-    bits = holder_bits(ending)
     if place.leased:
-        moves.add(place, due, rotation, bits, hidden=hidden)
+        moves.add(place, due, rotation, ending, hidden=hidden)
     else:
         line, order = line_aside(queue, place)
         writer.write("UPDATE message SET line = ? WHERE sequence = ?", (line, place.sequence))
@@ -351,9 +345,8 @@ def _move(
             moves.turn(hidden=hidden),
         )  # fmt: skip
         writer.write(INSERT_LEASE, values)
-    place.holder = origin_of(place.holder or writer.origin(SERVER)) | bits
     uncount(queue, place)
-    place.leased, place.hidden, place.due, place.rotation = True, hidden, due, rotation
+    place.leased, place.hidden, place.due, place.rotation, place.ending = True, hidden, due, rotation, ending
     if not hidden:
         queue.returned += 1
         queue.visible += 1

@@ -11,7 +11,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from veilmq.model.events import Event
+from veilmq.model.events import Event, LeaseEnding
 from veilmq.model.instant import Instant
 from veilmq.store.sqlite.promotion import promote_named
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
@@ -39,39 +39,19 @@ class Place(msgspec.Struct, array_like=True, gc=False):
     hidden: int = False
     due: Instant = Instant(0)
     granted: int = 0
-    holder: int | None = None
-    """The column `origin`: see `origin_of` and `ending_of`."""
+    origin: int | None = None
+    ending: int = LeaseEnding.EXPIRED.value
 
     def expires(self, retention_us: int) -> int:
         """The instant from which the message is dead."""
         return self.sent + retention_us if self.own_expiry is None else self.own_expiry
 
 
-_ORIGIN_BITS: Final = 32
-ORIGIN_MASK: Final = (1 << _ORIGIN_BITS) - 1
-"""The column `origin` of a lease holds an origin's number below, and above it a `LeaseEnding`: 0 from the grant on."""
-
-
-def origin_of(holder: int) -> int:
-    """The number of the origin that holds the lease."""
-    return holder & ORIGIN_MASK
-
-
-def ending_of(holder: int | None) -> int:
-    """What it will mean if the lease runs out: a `LeaseEnding`."""
-    return 0 if holder is None else holder >> _ORIGIN_BITS
-
-
-def holder_bits(ending: int) -> int:
-    """What `ending` adds to the number of an origin."""
-    return ending << _ORIGIN_BITS
-
-
 # What stands for the id is bound late: JSON carries no blobs.
 _PLACE: Final = (
     "m.generation, m.sequence, {id}, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, length(m.body),"
     " coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.hidden, 0),"
-    " coalesce(l.due, 0), coalesce(l.granted, 0), l.origin"
+    " coalesce(l.due, 0), coalesce(l.granted, 0), l.origin, coalesce(l.ending, 0)"
 )
 _WHERE: Final = (
     " FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value LEFT JOIN lease l ON l.sequence = m.sequence"

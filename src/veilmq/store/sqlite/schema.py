@@ -230,6 +230,8 @@ ALTER TABLE lease ADD COLUMN turn INTEGER NOT NULL DEFAULT 0;
 -- Of those visible since the same `due`, the greater goes later: an offset of the history when it was given back at
 -- once (released, undelivered, leased for no time, dead-lettered into the queue); else 0.
 CREATE INDEX lease_turn ON lease (generation, priority, due, turn) WHERE hidden = 0;
+-- What it means if the lease runs out: LeaseEnding (model/events.py).
+ALTER TABLE lease ADD COLUMN ending INTEGER NOT NULL DEFAULT 0;
 
 DROP INDEX message_group_free;
 ALTER TABLE message_group ADD COLUMN served INTEGER NOT NULL DEFAULT 0;  -- FIFO: offset of the history at `granted`

@@ -42,7 +42,11 @@ _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 """What a random byte 6 and 8 becomes in a UUID of version 4 (RFC 9562, 5.4)."""
 
 INSERT_MESSAGE: Final = "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-INSERT_LEASE: Final = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+LEASE_COLUMNS: Final = (
+    "sequence, generation, priority, line, hidden, due, attempt, rotation, granted, first, origin, turn"
+)
+"""Of a row of `lease` as it begins; the rest have their defaults."""
+INSERT_LEASE: Final = f"INSERT INTO lease ({LEASE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _SYNCHRONOUS_NORMAL: Final = 1
 """Commits to a WAL are not synced, checkpoints are."""
