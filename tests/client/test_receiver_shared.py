@@ -52,7 +52,7 @@ class Waiting:
     def __init__(self, receiver: Receiver, timeout: float | None = None) -> None:
         self.outcome: Received | VeilError | None = None
         waiting = receiver.waiting
-        self.thread = threading.Thread(target=self._wait, args=(receiver, timeout))
+        self.thread = threading.Thread(target=self._wait, args=(receiver, timeout), daemon=True)
         self.thread.start()
         eventually(lambda: receiver.waiting == waiting + 1 or not self.thread.is_alive())
 
@@ -101,7 +101,7 @@ class Crowd:
         self.errors: list[BaseException] = []
         self.receivers: list[Receiver] = []
         self.stopping = False
-        self.threads = [threading.Thread(target=self._work, args=(connect,)) for _ in range(count)]
+        self.threads = [threading.Thread(target=self._work, args=(connect,), daemon=True) for _ in range(count)]
         for thread in self.threads:
             thread.start()
 
