@@ -17,7 +17,7 @@ import pytest
 
 from veilmq.model.commands import Origin, Receive
 from veilmq.model.queue import QueueKey
-from veilmq.protocols.sqs import limits
+from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.errors import KMS_FAULTS
 from veilmq.testing.contract.stage import sending
 
@@ -381,6 +381,31 @@ def test_every_documented_error_is_reached(world: World, operation: str, error: 
     reach = REACHED_BY.get((operation, error)) or REACHED[error]
     (given, *_) = GIVEN[operation](world)
     assert reach(world, operation, given) == error
+
+
+STATUSES = {
+    "InvalidAddress": 404,
+    "InvalidSecurity": 403,
+    "KmsOptInRequired": 403,
+    "OverLimit": 403,
+    "PurgeQueueInProgress": 403,
+    "ReceiptHandleIsInvalid": 404,
+    "RequestThrottled": 403,
+    "ResourceNotFoundException": 404,
+}
+"""Of AWS's Smithy model (httpResponseCode), which botocore's does not have; every other error shape is 400. Replies of
+the service show them in the JSON form too."""
+
+
+def test_every_error_shape_has_its_status() -> None:
+    known = [*vars(errors).values(), *KMS_FAULTS.values()]
+    found = {
+        fault.shape.removeprefix("com.amazonaws.sqs#"): fault.status
+        for fault in known
+        if isinstance(fault, errors.Fault) and fault.shape.startswith("com.amazonaws.sqs#")
+    }
+    shapes = {shape for _, shape in DOCUMENTED} - {"InvalidIdFormat"}
+    assert {shape: found.get(shape) for shape in shapes} == {shape: STATUSES.get(shape, 400) for shape in shapes}
 
 
 def test_what_is_never_reached_is_in_the_model() -> None:

@@ -35,7 +35,7 @@ class _Batch(NamedTuple):
     """What the answer to a batch needs to know."""
 
     entries: list[Entry]
-    system_md5s: dict[str, str | None]
+    system_md5s: dict[str | None, str | None]
     mixed: bool
     """Of a FIFO queue, and only some of its messages have a deduplication id."""
 
