@@ -42,3 +42,12 @@ def extended(at: int, attempt: int = 1, lease: int = 30, **more: Any) -> Event:
 
 def event(kind: str, at: int, attempt: int = 1, **more: Any) -> Event:
     return {"kind": kind, "at": at * S, "attempt": attempt, **more}
+
+
+def resumed(at: int, attempt: int = 1, lease: int = 30, **more: Any) -> Event:
+    return extended(at, attempt, lease) | {"kind": "lease_resumed", **more}
+
+
+def retried(at: int, delay: int, reason: str | None, attempt: int = 1, **more: Any) -> Event:
+    detail = None if reason is None else {"reason": reason}
+    return event("released_for_retry", at, attempt, lease_us=delay * S, detail=detail, **more)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from tests.pipeline.histories_stage import S, event, extended, frame, received, sent, table_of
+from tests.pipeline.histories_stage import S, event, extended, frame, received, resumed, retried, sent, table_of
 
 from veilmq.client.timeouts import Costs
 from veilmq.pipeline.jobs.attempts import attempts, judged, merged, partials
@@ -54,6 +54,39 @@ STORIES = {
     "a refused extension is a sign of life": (
         [received(100), event("lease_expired", 130), event("extend_refused", 135, detail={"reason": "expired"})],
         ("lost", False, 35.0),
+    ),
+    "a handler that failed took exactly that long": (
+        [received(100), retried(109, 60, "raised"), event("retry_due", 169)],
+        ("failed", True, 9.0),
+    ),
+    "a retry whose reason nobody gave is a failure too": (
+        [received(100), extended(120), retried(125, 0, None)],
+        ("failed", True, 25.0),
+    ),
+    "what another worker had was not worked": ([received(100), retried(101, 60, "busy")], ("released", False, 1.0)),
+    "a worker that went on after all": (
+        [received(100), retried(109, 60, "raised"), extended(110), event("deleted", 115)],
+        ("deleted", True, 15.0),
+    ),
+    "a worker that went on after all, and crashed": (
+        [received(100), retried(109, 60, "raised"), extended(112), event("lease_expired", 142)],
+        ("crashed", False, 12.0),
+    ),
+    "a lease that was shortened and ran out is no crash": (
+        [received(100), extended(110, lease=5), event("expired_after_change", 115)],
+        ("changed", False, 10.0),
+    ),
+    "a late extension takes the lease up again": (
+        [received(100), event("lease_expired", 130), resumed(140), event("deleted", 150)],
+        ("deleted", True, 50.0),
+    ),
+    "a lease that was taken up again may still end in a crash": (
+        [received(100), event("lease_expired", 130), resumed(140), event("lease_expired", 170)],
+        ("crashed", False, 40.0),
+    ),
+    "a lease that was taken up again runs on": (
+        [received(100), event("lease_expired", 130), resumed(140)],
+        ("open", False, 40.0),
     ),
     "given back": ([received(100), event("released", 109, lease_us=0)], ("released", False, 9.0)),
     "reached nobody": ([received(100), event("undelivered", 101)], ("undelivered", False, 0.0)),

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, sent, table_of
+from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, resumed, retried, sent, table_of
 
 from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
@@ -170,6 +170,42 @@ def test_a_true_history_has_no_findings(spark: Any) -> None:
 @pytest.mark.parametrize(("name", "rule"), [(name, rule) for name, (_, rule) in FALSE.items() if rule != "offsets"])
 def test_a_false_history_is_found_out(broken: dict[str, set[str]], name: str, rule: str) -> None:
     assert rule in broken[name]
+
+
+RETRIED: list[Event] = [
+    sent(10),
+    received(12),
+    retried(20, 10, "raised"),
+    event("retry_due", 30),
+    received(31, attempt=2, visible_since=30 * S),
+    extended(35, attempt=2, lease=5),
+    event("expired_after_change", 40, attempt=2),
+    resumed(45, attempt=2),
+    retried(50, 0, "asked", attempt=2),
+    received(51, attempt=3, visible_since=50 * S),
+    retried(52, 60, None, attempt=3),
+    extended(60, attempt=3),
+    event("lease_expired", 90, attempt=3),
+    received(91, attempt=4, visible_since=90 * S),
+    retried(92, 60, None, attempt=4),
+    event("deleted", 93, attempt=4),
+]
+RETRIED_FALSE: dict[str, tuple[Callable[[list[Event]], None], set[str]]] = {
+    "nothing": (lambda events: None, set()),
+    "received before the retry is due": (without(3), {"one lease"}),
+    "a retry is due early": (changed(3, at=25 * S), {"lease end"}),
+    "a changed lease ends late": (changed(6, at=41 * S), {"lease end"}),
+    "taken up again before it ended": (without(6), {"one lease"}),
+    "a stale handle gives back": (changed(8, attempt=1), {"stale handles"}),
+}
+
+
+@pytest.mark.parametrize("name", RETRIED_FALSE)
+def test_retries_and_resumed_leases_are_judged(spark: Any, name: str) -> None:
+    events = [dict(each) for each in RETRIED]
+    falsify, found = RETRIED_FALSE[name]
+    falsify(events)
+    assert rules(spark, [{"offset": at} | each for at, each in enumerate(events)]) == found
 
 
 @pytest.mark.parametrize("name", [name for name, (_, rule) in FALSE.items() if rule == "offsets"])

@@ -22,12 +22,16 @@ def test_windows_count_what_happened(spark: Any) -> None:
         received(base + 41, attempt=2, lease=45, sent=base * 1_000_000),
         *(event("delete_refused", base + 50 + n, detail={"reason": "stale"}) for n in range(5)),
         event("delete_refused", base + 56, detail={"reason": "gone"}),
+        event("released_for_retry", base + 57, lease_us=1),
+        event("retry_due", base + 58),
+        event("expired_after_change", base + 59),
         event("dead_lettered", base + 6 * MINUTE, attempt=2, sent=base * 1_000_000),
     ]
     first, second = health(frame(spark, table_of(events))).orderBy("from").collect()
     assert (first["to"] - first["from"]).total_seconds() == 5 * MINUTE
     assert (first.sent, first.received, first.redeliveries, first.expired_leases) == (1, 2, 1, 1)
     assert (first.stale_deletes, first.gone_deletes, first.dead_letters) == (5, 1, 0)
+    assert (first.retries, first.changed_leases, second.retries) == (1, 1, 0)
     assert first.oldest_s == pytest.approx(41)
     assert (first.lease_s, first.raise_to_s) == (45.0, 90.0)
     assert (second.dead_letters, second.raise_to_s) == (1, None)
