@@ -202,8 +202,7 @@ class LeaseKeeper(Closing, OfProcess):
 
     def release(self, message: Lease | Received, delay: float = 0, *, failure: Failure | None = None) -> None:
         """Give the message back. Raises as `Lease.release`, and ParameterInvalid for what is not held."""
-        lease = self._held(message)
-        held = lease.status is not State.DONE
+        held = (lease := self._held(message)).status is not State.DONE
         self._end(lease, lambda: self.queue.release(lease.newest, delay, failure=failure))
         if self._crashes is not None and held and lease.status is State.DONE:
             self._crashes.given_back(lease.message)

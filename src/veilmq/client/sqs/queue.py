@@ -202,7 +202,7 @@ class SqsQueue(CloudQueue):
         return handle
 
     def _change(self, handle: str, seconds: int, report: Report | None) -> None:
-        given = {"ReceiptHandle": checked.handle(handle), "VisibilityTimeout": seconds}
+        given: dict[str, Any] = {"ReceiptHandle": checked.handle(handle), "VisibilityTimeout": seconds}
         with self._calls.reporting(report):
             self._call("change_message_visibility", **given)
 
