@@ -88,7 +88,7 @@ class Options(TypedDict, total=False):
     """An OpenTelemetry tracer, or True for the global one."""
 
 
-def _one_of(kind: type[Word], parameter: str, given: object) -> Word:
+def _one_of(kind: type[Word], parameter: str, given: Any) -> Word:
     """Raises ParameterInvalid."""
     try:
         return kind(given)

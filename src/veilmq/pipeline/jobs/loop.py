@@ -154,8 +154,8 @@ class Loop:
         before = self._left(state)
         if before is not None:
             # An earlier release knew fewer columns.
-            pending = spark.read.parquet(tables.literal(str(before)))
-            leases = attempts.merged(leases.unionByName(pending, allowMissingColumns=True))
+            earlier = spark.read.parquet(tables.literal(str(before)))
+            leases = attempts.merged(leases.unionByName(earlier, allowMissingColumns=True))
         leases = leases.where(F.col("granted").isNotNull()).persist()
         try:
             ends = ("deleted", "delete_refused", "failed", "released", "returned", "undelivered", "dropped")
