@@ -72,7 +72,7 @@ def starts(directory: Path) -> dict[str, dict[int, tuple[float, int]]]:
         for line in file.read_text().splitlines():
             what, message, count, at = line.split()
             if what == "start":
-                found.setdefault(message.replace("-", ""), {})[int(count)] = float(at), int(file.stem)
+                found.setdefault(message, {})[int(count)] = float(at), int(file.stem)
     return found
 
 

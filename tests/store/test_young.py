@@ -12,7 +12,7 @@ from veilmq.admin.reading import message_page
 from veilmq.model.commands import AfterExpiry, Delete, Peek, Receive
 from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
-from veilmq.model.message import Attribute, Extras
+from veilmq.model.message import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite import nursery, peeks, young
@@ -245,8 +245,8 @@ def test_handles_of_a_message_are_judged_in_their_order(stage: Stage) -> None:
     handle = stage.take(queue, lease_us=HOUR_US).handle
     stage.batch([Delete(queue=queue, origin=TESTER, handle=handle, arrived=stage.now)] * 2)
     assert [(event.kind, event.message) for event in stage.events()[-2:]] == [
-        ("deleted", sent.id.hex()),
-        ("delete_refused", sent.id.hex()),
+        ("deleted", id_text(sent.id)),
+        ("delete_refused", id_text(sent.id)),
     ]
 
 

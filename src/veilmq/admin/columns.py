@@ -16,6 +16,7 @@ import msgspec
 from veilmq.admin.reading import Errors, Scope, check_offset, visible
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, Kind, shown_detail
+from veilmq.model.message import id_text
 from veilmq.store.sqlite.rows import Connection, oldest_first, origin_names, queue_names
 
 MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
@@ -114,7 +115,7 @@ class ArrowStream:
             "offset": pa.array(offsets, pa.int64()),
             "kind": self._named(pa.array(column["kind"], pa.int64()), [lambda kind: _KINDS.get(kind, str(kind))])[0],
             "incarnation": queues,
-            "message": pa.array([None if each is None else each.hex() for each in column["message"]], pa.string()),
+            "message": pa.array([None if each is None else id_text(each) for each in column["message"]], pa.string()),
             "source": self._named(pa.array(column["source"], pa.int64()), [_SOURCES.get])[0],
             "detail": pa.array(
                 [

@@ -30,6 +30,7 @@ from veilmq.admin.service import Service
 from veilmq.model.access import Action
 from veilmq.model.errors import DiskLow
 from veilmq.model.events import HistoryTrimmed
+from veilmq.model.message import id_text
 from veilmq.store.sqlite.backup import backup
 from veilmq.store.sqlite.large_files import SyncedInPieces
 from veilmq.store.sqlite.rows import Connection, head
@@ -180,7 +181,8 @@ class Feed:
     def _trace(self, message: bytes, scan_max: int, scope: Scope) -> dict[str, object]:
         with self._service.store.readers.lend() as connection:
             found = trace(connection, message, scan_max, scope)
-        return {"message": message.hex(), "complete": found.complete, "scanned": found.scanned, "events": found.events}
+        shown = {"complete": found.complete, "scanned": found.scanned, "events": found.events}
+        return {"message": id_text(message)} | shown
 
     async def snapshot(self, request: Request) -> Response:
         """Queues and messages as they are at one offset, as JSON lines."""

@@ -17,7 +17,7 @@ from veilmq.admin.views import shown_extras, shown_instant, shown_key, shown_set
 from veilmq.model.access import AccessKey, Action
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
-from veilmq.model.message import NO_EXTRAS
+from veilmq.model.message import NO_EXTRAS, id_text
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite import rows, snapshots
 from veilmq.store.sqlite.extras import read_extras
@@ -118,7 +118,7 @@ def message_page(store: SqliteStore, key: QueueKey, state: str, after: str, limi
 def _message(held: Held, retention_us: int) -> dict[str, Any]:
     return (
         {
-            "id": held.id.hex(),
+            "id": id_text(held.id),
             "sequence": held.sequence,
             "priority": held.priority,
             "sent": held.sent,
@@ -357,7 +357,7 @@ def _live(row: tuple[Any, ...], retention_us: int) -> dict[str, Any]:
     shown = {
         "incarnation": incarnation,
         "sequence": sequence,
-        "id": message.hex(),
+        "id": id_text(message),
         "priority": priority,
         "sent": sent,
         "expires": shown_instant(sent + retention_us if expires is None else expires),

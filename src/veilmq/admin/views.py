@@ -1,7 +1,8 @@
 """Queues and messages as the admin port shows them: dictionaries of plain values.
 
 Strategy: the engine's own units under the engine's own names (`_us`, `_bytes`; instants are microseconds since 1970),
-so that nothing is lost. What never comes is null. Ids of messages are 32 hexadecimal digits, as in the history.
+so that nothing is lost. What never comes is null. Ids of messages are UUIDs, as in the history and as clients
+get them.
 """
 
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from veilmq.model.instant import FOREVER
-from veilmq.model.message import Delivery, Extras
+from veilmq.model.message import Delivery, Extras, id_text
 from veilmq.model.moves import MoveInfo
 from veilmq.model.outcomes import Sent
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
@@ -78,7 +79,7 @@ def shown_extras(extras: Extras) -> dict[str, Any]:
 def shown_delivery(message: Delivery) -> dict[str, Any]:
     """A message as a receive hands it out, or a peek: then without `handle` and `due`."""
     shown: dict[str, Any] = {
-        "id": message.id.hex(),
+        "id": id_text(message.id),
         "sequence": message.sequence,
         "body": message.body,
         "md5": message.md5.hex(),
@@ -97,7 +98,7 @@ def shown_delivery(message: Delivery) -> dict[str, Any]:
 def shown_sent(sent: Sent) -> dict[str, Any]:
     """What a sender gets to know."""
     return {
-        "id": sent.id.hex(),
+        "id": id_text(sent.id),
         "sequence": sent.sequence,
         "sent": sent.sent,
         "visible": sent.visible,

@@ -26,6 +26,7 @@ from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
 from veilmq.model.errors import StoreError, VeilError
 from veilmq.model.events import HistoryTrimmed
+from veilmq.model.message import id_text
 from veilmq.model.outcomes import Outcome, QueuesListed
 from veilmq.model.queue import QueueKey
 from veilmq.server.clock import LeaseClock
@@ -139,9 +140,10 @@ class DirectDoor:
         from msgspec import to_builtins
 
         with _failures(), self._store.readers.lend() as connection:
-            found = trace(connection, inputs.message_id(message), _SCAN_MAX, Scope())
+            sought = inputs.message_id(message)
+            found = trace(connection, sought, _SCAN_MAX, Scope())
         shown = {"complete": found.complete, "scanned": found.scanned, "events": to_builtins(found.events)}
-        return {"message": message.replace("-", "").lower()} | shown
+        return {"message": id_text(sought)} | shown
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
         """See `Door.events`; nothing can come while nobody serves, so there is no wait."""

@@ -17,8 +17,11 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model.instant import Instant
+from veilmq.model.message import id_text
 
 SCHEMA_VERSION: Final = 1
+_IDS: Final = ("target_message", "published")
+"""What a detail has of a message's id, in hexadecimal as it is stored; no kind has both."""
 
 
 class Kind(IntEnum):
@@ -122,7 +125,7 @@ class HeldMessage(msgspec.Struct, array_like=True, gc=False):
         """As readers get it, under the names of `GET /api/v1/snapshot`; what is not there is left out."""
         values: dict[str, Any] = {
             "sequence": self.sequence,
-            "id": self.id.hex(),
+            "id": id_text(self.id),
             "priority": self.priority,
             "sent": self.sent,
             "expires": self.own_expiry,
@@ -176,8 +179,13 @@ class Event(msgspec.Struct, array_like=True, gc=False):
 
 
 def shown_detail(kind: int, detail: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The detail as readers get it: the messages of a snapshot by the names of their fields."""
-    if kind != Kind.SNAPSHOT or detail is None or "messages" not in detail:
+    """The detail as readers get it: the messages of a snapshot by the names of their fields, ids as UUIDs."""
+    if detail is None:
+        return None
+    for name in _IDS:
+        if name in detail:
+            return detail | {name: id_text(bytes.fromhex(detail[name]))}
+    if kind != Kind.SNAPSHOT or "messages" not in detail:
         return detail
     held = msgspec.convert(detail["messages"], list[HeldMessage])
     return detail | {"messages": [message.shown() for message in held]}

@@ -5,6 +5,7 @@ A task that says it has completed has left nothing behind that it could have mov
 """
 
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 import msgspec
 
@@ -104,7 +105,7 @@ class Tasks:
             target, message.body, message.priority, self._reference.now, message.own_expiry, State.READY,
             self._reference.now,
         )  # fmt: skip
-        new.sequence, new.group, new.id = sequence, message.group, bytes.fromhex(event.detail["target_message"])
+        new.sequence, new.group, new.id = sequence, message.group, UUID(event.detail["target_message"]).bytes
         new.type, new.lease_hint_us = message.type, message.lease_hint_us
         target.messages.append(new)
 

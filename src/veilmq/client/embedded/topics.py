@@ -26,6 +26,7 @@ from veilmq.model.commands import (
     Subscribe,
 )
 from veilmq.model.errors import QueueMissing, VeilError
+from veilmq.model.message import id_text
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import ContentFormat, SubscriptionSettings, TopicKey
 
@@ -108,7 +109,7 @@ class EmbeddedTopics:
             return [
                 self._told(each, topic, "")
                 if isinstance(each, VeilError)
-                else NativePublished(each.id.hex(), each.copies)
+                else NativePublished(id_text(each.id), each.copies)
                 for each in found
             ]
 

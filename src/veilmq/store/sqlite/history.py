@@ -15,6 +15,7 @@ import msgspec
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind, shown_detail
 from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.message import id_text
 from veilmq.store.sqlite.holds import HOLD_S_MAX, Holds
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.rows import origin_names, queue_names
@@ -161,7 +162,7 @@ class Names:
             protocol=protocol,
             principal=principal,
             client=client,
-            message=None if event.message is None else event.message.hex(),
+            message=None if event.message is None else id_text(event.message),
             sequence=event.sequence,
             attempt=event.attempt,
             rotation=event.rotation,

@@ -4,6 +4,7 @@ import pytest
 
 from veilmq.model.errors import MessageGone
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
+from veilmq.model.message import id_text
 from veilmq.testing.conservation import ledgers
 from veilmq.testing.contract.stage import Stage, bodies, refused
 
@@ -25,7 +26,7 @@ class TestDamage:
         assert bodies(stage.receive(queue, 10)) == ["sound"]
         assert stage.counts(queue) == (0, 0, 1)
         (event,) = [event for event in stage.events(start) if event.kind == "quarantined"]
-        assert (event.sequence, event.message) == (damaged.sequence, damaged.id.hex())
+        assert (event.sequence, event.message) == (damaged.sequence, id_text(damaged.id))
         if handle:
             refused(stage.delete(queue, handle), MessageGone)
         for _ in range(2):

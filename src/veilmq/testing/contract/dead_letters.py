@@ -7,7 +7,7 @@ import pytest
 from veilmq.model.commands import Receive
 from veilmq.model.errors import MessageGone, RedriveRefused
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.message import Extras
+from veilmq.model.message import Extras, id_text
 from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey, RedriveAllowPolicy, RedrivePermission, RedrivePolicy
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, refused
@@ -80,7 +80,7 @@ class TestDeadLetters:
         assert stage.kinds(start) == ["lease_expired", "dead_lettered"]
         event = stage.events(start)[1]
         moved = stage.take(dead)
-        assert (event.sequence, event.message, event.attempt) == (sent.sequence, sent.id.hex(), 1)
+        assert (event.sequence, event.message, event.attempt) == (sent.sequence, id_text(sent.id), 1)
         target = {"target": stage.describe(dead).incarnation, "target_sequence": moved.sequence}
         assert event.detail == {**target, "receives": 1}
 

@@ -6,7 +6,7 @@ import pytest
 
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid
 from veilmq.model.instant import MINUTE_US
-from veilmq.model.message import Extras
+from veilmq.model.message import Extras, id_text
 from veilmq.model.outcomes import Deleted, Sent
 from veilmq.model.queue import DeduplicationScope, QueueKey
 from veilmq.testing.contract.fifo import fifo
@@ -42,7 +42,7 @@ class TestFifoDeduplication:
         events = stage.events(start)
         assert [event.kind for event in events] == ["duplicate_absorbed"] * 2
         assert {(event.message, event.sequence, event.group) for event in events} == {
-            (first.id.hex(), first.sequence, "a")
+            (id_text(first.id), first.sequence, "a")
         }
         assert [event.detail for event in events] == [{"same_body": True}, {"same_body": False}]
         assert [event.body_bytes for event in events] == [3, 7]

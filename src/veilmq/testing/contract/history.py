@@ -5,7 +5,7 @@ import pytest
 from veilmq.model.commands import AfterExpiry, Delete, Origin, PollCount, Receive, RecordPolls, Undeliver
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
-from veilmq.model.message import Extras
+from veilmq.model.message import Extras, id_text
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.testing.conservation import ledgers
 from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, sending
@@ -53,7 +53,7 @@ class TestHistory:
             "received", stage.now, ACCOUNT, REGION, "jobs"
         )  # fmt: skip
         assert (event.protocol, event.principal, event.client) == ("azure", "worker", "sdk/1.0")
-        assert (event.message, event.sequence, event.attempt, event.rotation) == (sent.id.hex(), sent.sequence, 1, 0)
+        assert (event.message, event.sequence, event.attempt, event.rotation) == (id_text(sent.id), sent.sequence, 1, 0)
         assert (event.lease_us, event.source, event.held_us) == (MINUTE_US, "receive", None)
         assert (event.sent, event.visible_since, event.body_bytes) == (sent.sent, sent.sent, 5)
         assert (event.group, event.type) == ("g", "resize")

@@ -10,7 +10,7 @@ import pytest
 from veilmq.model.commands import Delete, Extend, Origin
 from veilmq.model.errors import LeaseTaken, MessageGone, ReceiptInvalid, VeilError
 from veilmq.model.instant import SECOND_US
-from veilmq.model.message import Delivery, Extras
+from veilmq.model.message import Delivery, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Outcome
 from veilmq.model.queue import QueueKey
 from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, sending
@@ -48,7 +48,7 @@ class TestManyHandles:
         for event, message in zip(events, held + held, strict=True):
             known = (event.message, event.sequence, event.attempt, event.group, event.type, event.body_bytes)
             extras = message.extras
-            assert known == (message.id.hex(), message.sequence, 1, extras.group, extras.type, len(message.body))
+            assert known == (id_text(message.id), message.sequence, 1, extras.group, extras.type, len(message.body))
 
     def test_deletes_of_two_queues_by_two_senders_in_turns(self, stage: Stage) -> None:
         held: list[tuple[QueueKey, Delivery]] = []

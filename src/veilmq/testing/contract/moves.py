@@ -8,7 +8,7 @@ import pytest
 from veilmq.model.commands import CancelMove, CreateQueue, ListMoves, Receive, StartMove, Sweep
 from veilmq.model.errors import MovesFull, ParameterInvalid, QueueMissing
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.message import Attribute, Extras
+from veilmq.model.message import Attribute, Extras, id_text
 from veilmq.model.moves import (
     MOVES_PER_SECOND_MAX,
     TASK_US_MAX,
@@ -118,12 +118,13 @@ class TestMoves:
         _finish(stage, dead)
         (event,) = stage.events(start)
         new = stage.take(queue)
-        assert (event.kind, event.queue, event.sequence, event.message) == ("moved", "dead", old.sequence, old.id.hex())
+        assert (event.kind, event.queue) == ("moved", "dead")
+        assert (event.sequence, event.message) == (old.sequence, id_text(old.id))
         assert (event.protocol, event.principal) == (TESTER.protocol, TESTER.principal)
         assert event.detail == {
             "target": stage.describe(queue).incarnation,
             "target_sequence": new.sequence,
-            "target_message": new.id.hex(),
+            "target_message": id_text(new.id),
         }
 
     def test_a_waiting_receiver_of_the_destination_is_told(self, stage: Stage) -> None:

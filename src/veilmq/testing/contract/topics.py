@@ -38,7 +38,7 @@ from veilmq.model.errors import (
     TopicMissing,
 )
 from veilmq.model.instant import HOUR_US, SECOND_US
-from veilmq.model.message import Extras
+from veilmq.model.message import Extras, id_text
 from veilmq.model.outcomes import (
     Deleted,
     Extended,
@@ -331,8 +331,8 @@ class TestTopics:
         subscribe(stage, "push", to_url())
         published = expect(stage.do(publishing()), Published)
         sent = [event for event in stage.events() if event.kind == "sent"]
-        assert [event.detail for event in sent] == [{"published": published.id.hex()}] * 2
-        assert published.id.hex() not in {event.message for event in sent}
+        assert [event.detail for event in sent] == [{"published": id_text(published.id)}] * 2
+        assert id_text(published.id) not in {event.message for event in sent}
 
     def test_changes_are_seen_and_survive_a_reopening(self, stage: Stage) -> None:
         queue = stage.create("q")
