@@ -57,6 +57,8 @@ def delete(sqs: Any, url: str, *messages: dict[str, Any]) -> None:
     entries = [{"Id": str(i), "ReceiptHandle": one["ReceiptHandle"]} for i, one in enumerate(messages)]
     assert len(sqs.delete_message_batch(QueueUrl=url, Entries=entries)["Successful"]) == len(messages)
 
+NOT_RETRYABLE = "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable."
+
 
 def refused(call: Any, **given: Any) -> tuple[str, str]:
     """Code and message of the error that the call must raise."""
@@ -80,6 +82,16 @@ class TestOrder:
         assert take(sqs, url) == []
         sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=first[0]["ReceiptHandle"], VisibilityTimeout=0)
         assert bodies(take(sqs, url)) == ["a1", "a3"]
+
+    def test_a_released_message_comes_at_once_while_later_ones_of_its_group_are_in_flight(self, sqs: Any) -> None:
+        url = create(sqs)
+        put(sqs, url, "a1", "a2", "a3")
+        first = take(sqs, url, 2)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(take, sqs, url, 10, WaitTimeSeconds=20)
+            sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=first[0]["ReceiptHandle"], VisibilityTimeout=0)
+            assert bodies(waiting.result(timeout=15)) == ["a1"]
+        assert take(sqs, url) == []
 
     def test_sequence_numbers_have_twenty_digits_and_grow(self, sqs: Any) -> None:
         url = create(sqs)
@@ -243,7 +255,8 @@ class TestAttempts:
         veilmq_server.advance(seconds=29)
         assert bodies(take(sqs, url)) == ["b1"], "the timeout of a1 and a2 began anew"
         delete(sqs, url, *again)
-        assert take(sqs, url, ReceiveRequestAttemptId="try") == []
+        veilmq_server.advance(minutes=5)
+        assert bodies(take(sqs, url, ReceiveRequestAttemptId="try")) == ["b1"], "after five minutes it is a new receive"
 
     def test_a_repeated_attempt_does_not_wait_behind_others(self, sqs: Any) -> None:
         url = create(sqs)
@@ -262,7 +275,9 @@ class TestAttempts:
         (first,) = take(sqs, url, 1, ReceiveRequestAttemptId="try")
         handle = first["ReceiptHandle"]
         sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=600)
-        assert bodies(take(sqs, url, 1, ReceiveRequestAttemptId="try")) == ["b1"]
+        code, text = refused(sqs.receive_message, QueueUrl=url, ReceiveRequestAttemptId="try")
+        assert (code, text) == ("InvalidParameterValue", NOT_RETRYABLE)
+        assert bodies(take(sqs, url, 1, ReceiveRequestAttemptId="another")) == ["b1"]
 
     def test_only_on_fifo_and_of_right_form(self, sqs: Any) -> None:
         standard = sqs.create_queue(QueueName="standard")["QueueUrl"]

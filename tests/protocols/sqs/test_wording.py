@@ -86,3 +86,15 @@ def task_handle(source: str) -> str:
     """Of a task that there never was."""
     inside = {"taskId": "00010203-0405-4607-8809-0a0b0c0d0e0f", "sourceArn": source}
     return b64encode(json.dumps(inside).encode()).decode()
+
+
+def test_an_attempt_id_whose_message_was_deleted(served: Any, client: Any) -> None:
+    url = create(client, "jobs.fifo", FifoQueue="true", ContentBasedDeduplication="true")
+    for group in "ab":
+        client.send_message(QueueUrl=url, MessageBody=group, MessageGroupId=group)
+    (message,) = client.receive_message(QueueUrl=url, ReceiveRequestAttemptId="try")["Messages"]
+    client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    found = served.refused(client.receive_message, QueueUrl=url, ReceiveRequestAttemptId="try")
+    words = "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable."
+    assert found == ("InvalidParameterValue", words)
+    assert [each["Body"] for each in client.receive_message(QueueUrl=url)["Messages"]] == ["b"]
