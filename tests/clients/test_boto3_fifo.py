@@ -57,6 +57,7 @@ def delete(sqs: Any, url: str, *messages: dict[str, Any]) -> None:
     entries = [{"Id": str(i), "ReceiptHandle": one["ReceiptHandle"]} for i, one in enumerate(messages)]
     assert len(sqs.delete_message_batch(QueueUrl=url, Entries=entries)["Successful"]) == len(messages)
 
+
 NOT_RETRYABLE = "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable."
 
 
