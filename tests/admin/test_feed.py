@@ -41,7 +41,7 @@ def lively(http: httpx.Client) -> httpx.Client:
         http.post(ORDERS + "/extend", json={"handles": handles, "lease_us": 0 if round_ else 60_000_000})
         http.post(ORDERS + "/delete", json={"handles": handles[:2]})
         http.post(ORDERS + "/delete", json={"handles": handles[:1]})
-    http.post(ORDERS + "/receive", json={"count": 5})
+    http.post(ORDERS + "/receive", json={"count": 10})  # what was given back comes behind the last five
     http.post(ORDERS + "/purge")
     return http
 

@@ -1,5 +1,6 @@
 """attempts, survival, timeouts and split, against histories whose laws are known."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,6 +149,7 @@ def test_attempts_tells_how_long_a_lease_that_runs_on_was_watched(spark: Any) ->
     assert [row.held_us for row in rows] == [0, 0, 100 * S]
 
 
+@pytest.mark.slow
 def test_attempts_can_be_taken_in_two_halves(spark: Any) -> None:
     table = history([Workload("q", lognormal(20, 1), "t", 400, crashes_per_second=1 / 300, extend=20.0)], seed=1)
     whole = attempts(frame(spark, table))
@@ -169,6 +171,7 @@ def test_buckets_agree_with_spark(spark: Any) -> None:
     assert np.all(BOUNDS[bucket_of(inside)] >= inside * (1 - 1e-9))
 
 
+MESSAGES = {"messages": 5_000}
 NEVER = {"lease": 60.0, "crashes_per_second": 0.0}
 CASES: dict[str, tuple[Law, dict[str, Any]]] = {
     "70 %: crashes, extended": (lognormal(20, 0.8), {"extend": 10.0, "crashes_per_second": 1 / 14}),
@@ -187,32 +190,51 @@ CASES: dict[str, tuple[Law, dict[str, Any]]] = {
     "plan: 70 % censored": (lognormal(300, 0.8), {"lease": 120.0, "extend": 60.0, "crashes_per_second": 1 / 210}),
     "few": (lognormal(20, 1.0), {"messages": 20, "lease": 600.0}),
 }
-"""Law and workload; each is a queue of one history."""
+"""Law and workload; each is a queue of a history, that of the fast ones or that of the others."""
+FAST = ("stale deletes", "cut: bimodal", "plan: lognormal", "few")
+
+
+def named(start: str) -> list[Any]:
+    """The cases whose name begins so, as parameters; most are slow."""
+    names = [name for name in CASES if name.startswith(start)]
+    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
 
 
 class Analysed(NamedTuple):
-    """What the jobs say of all cases, by queue."""
+    """What the jobs say of one case."""
 
-    curves: dict[str, Curve]
-    quantiles: dict[str, Any]
-    recommended: dict[str, Any]
-    points: dict[str, list[Any]]
+    curve: Curve
+    quantiles: Any
+    recommended: Any
+    points: list[Any]
 
 
 @pytest.fixture(scope="module")
-def cases(spark: Any) -> Analysed:
-    workloads = [Workload(name, law, "t", **({"messages": 5_000} | how)) for name, (law, how) in CASES.items()]
-    cells = cells_of(spark, *workloads)
+def cases(spark: Any) -> Callable[[str], Analysed]:
+    """By name. A case is analysed together with all that are as fast or as slow."""
+    groups: dict[bool, dict[str, Analysed]] = {}
+
+    def case(name: str) -> Analysed:
+        is_fast = name in FAST
+        if is_fast not in groups:
+            groups[is_fast] = analysed(spark, [each for each in CASES if (each in FAST) == is_fast])
+        return groups[is_fast][name]
+
+    return case
+
+
+def analysed(spark: Any, names: list[str]) -> dict[str, Analysed]:
+    cells = cells_of(spark, *(Workload(name, CASES[name][0], "t", **MESSAGES | CASES[name][1]) for name in names))
     rows = cells.toPandas()
-    points: dict[str, list[Any]] = {name: [] for name in CASES}
+    points: dict[str, list[Any]] = {name: [] for name in names}
     for row in redelivery_curve(cells).orderBy("timeout_s").collect():
         points[row.queue].append(row)
-    return Analysed(
-        {name: Curve(sample_of(rows[rows.queue == name])) for name in CASES},
-        {row.queue: row for row in quantiles(cells).collect()},
-        {row.queue: row for row in recommended(cells).collect()},
-        points,
-    )
+    told = {row.queue: row for row in quantiles(cells).collect()}
+    leases = {row.queue: row for row in recommended(cells).collect()}
+    return {
+        name: Analysed(Curve(sample_of(rows[rows.queue == name])), told[name], leases[name], points[name])
+        for name in names
+    }
 
 
 def cells_of(spark: Any, *workloads: Workload, seed: int = 7) -> Any:
@@ -221,10 +243,10 @@ def cells_of(spark: Any, *workloads: Workload, seed: int = 7) -> Any:
     return spark.createDataFrame(found)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("70 %")])
-def test_a_lognormal_law_shows_through_70_percent_of_censoring(cases: Analysed, name: str) -> None:
+@pytest.mark.parametrize("name", named("70 %"))
+def test_a_lognormal_law_shows_through_70_percent_of_censoring(cases: Callable[[str], Analysed], name: str) -> None:
     law, how = CASES[name]
-    row = cases.quantiles[name]
+    row = cases(name).quantiles
     assert 0.6 < row.censored_share < 0.78
     assert row.p50_s == pytest.approx(law.quantile(0.5), rel=0.1)
     assert row.p99_s == pytest.approx(law.quantile(0.99), rel=0.1)
@@ -232,28 +254,29 @@ def test_a_lognormal_law_shows_through_70_percent_of_censoring(cases: Analysed, 
     assert row.crashes_per_second == pytest.approx(how["crashes_per_second"], rel=0.2)
 
 
-def test_the_p99_is_not_capped_by_the_lease(cases: Analysed) -> None:
+def test_the_p99_is_not_capped_by_the_lease(cases: Callable[[str], Analysed]) -> None:
     """Without the stale deletes that tell of long work, 30 s of lease would be the longest time there is."""
-    row = cases.quantiles["stale deletes"]
+    row = cases("stale deletes").quantiles
     assert row.p99_s == pytest.approx(lognormal(20, 0.8).quantile(0.99), rel=0.1)
     assert row.redone_share > 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bimodal", "Pareto", "drifting"])
-def test_other_laws_show_as_far_as_the_curve_reaches(cases: Analysed, name: str) -> None:
-    law, row = CASES[name][0], cases.quantiles[name]
+def test_other_laws_show_as_far_as_the_curve_reaches(cases: Callable[[str], Analysed], name: str) -> None:
+    law, row = CASES[name][0], cases(name).quantiles
     for share, found in ((0.5, row.p50_s), (0.9, row.p90_s), (0.99, row.p99_s)):
         assert found == pytest.approx(law.quantile(share), rel=0.1), share
     assert row.p99_basis == "curve"
     assert row.crashes_per_second == pytest.approx(1 / 3_000, rel=0.2)
 
 
-@pytest.mark.parametrize("name", ["cut: Pareto", "cut: bimodal"])
-def test_beyond_its_reach_it_says_at_least(cases: Analysed, name: str) -> None:
-    row = cases.quantiles[name]
+@pytest.mark.parametrize("name", named("cut"))
+def test_beyond_its_reach_it_says_at_least(cases: Callable[[str], Analysed], name: str) -> None:
+    row = cases(name).quantiles
     assert (row.p99_s, row.p99_basis) == (None, "at least")
     assert row.at_least_s == pytest.approx(30, rel=0.03)
-    plain = cases.recommended[name]
+    plain = cases(name).recommended
     assert plain.timeout_s is None
     assert plain.timeout_at_least_s == pytest.approx(30, rel=0.03)
     assert plain.basis == "level"
@@ -271,14 +294,15 @@ def test_a_curve_by_window_functions_is_the_curve_by_hand(spark: Any) -> None:
     assert {row.within_reach for row in rows if row.seconds < expected.reach_s} == {True}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("plan")])
-def test_recommended_leases_cost_what_the_best_would(cases: Analysed, name: str) -> None:
+@pytest.mark.parametrize("name", named("plan"))
+def test_recommended_leases_cost_what_the_best_would(cases: Callable[[str], Analysed], name: str) -> None:
     law, how = CASES[name]
-    row, rate = cases.recommended[name], how["crashes_per_second"]
+    found, rate = cases(name), how["crashes_per_second"]
+    row = found.recommended
     true = Costs(crashes_per_second=rate)
     alive = np.asarray(law.survival(BOUNDS), float)
     best = plan(alive, true)
-    mine = plan(cases.curves[name].extended(), rated(cases.curves[name].sample, None))
+    mine = plan(found.curve.extended(), rated(found.curve.sample, None))
     assert row.first_lease_s == pytest.approx(mine.first)
     assert row.renew_after_s == pytest.approx(mine.first - mine.margin)
     cheapest = float(schedule_price(alive, rate, best, true).cost(true))
@@ -302,6 +326,7 @@ CUT: dict[str, dict[str, Any]] = {
 """How leases are held whose history ends while a quarter of them runs on."""
 
 
+@pytest.mark.slow
 def test_work_that_goes_on_when_the_history_ends_does_not_look_short(spark: Any) -> None:
     law = lognormal(1_200, 1)
     workloads = [Workload(name, law, "t", 4_000, **how) for name, how in CUT.items()]
@@ -316,26 +341,27 @@ def test_work_that_goes_on_when_the_history_ends_does_not_look_short(spark: Any)
         assert row.crashes_per_second == pytest.approx(how.get("crashes_per_second", 0.0), rel=0.2)
 
 
-def test_too_few_attempts_are_said_to_be_too_few(cases: Analysed) -> None:
-    row = cases.recommended["few"]
+def test_too_few_attempts_are_said_to_be_too_few(cases: Callable[[str], Analysed]) -> None:
+    row = cases("few").recommended
     assert (row.basis, row.timeout_s, row.first_lease_s) == ("too few", None, None)
     assert "30 are needed" in row.note
-    assert cases.points["few"] == []
+    assert cases("few").points == []
 
 
-def test_today_is_what_leases_were_granted(cases: Analysed) -> None:
-    row, law = cases.recommended["stale deletes"], lognormal(20, 0.8)
+def test_today_is_what_leases_were_granted(cases: Callable[[str], Analysed]) -> None:
+    found, law = cases("stale deletes"), lognormal(20, 0.8)
+    row = found.recommended
     assert row.today_lease_s == pytest.approx(30)
     assert row.today_renewed is False
     lives = sum(float(law.survival(30.0 * number)) for number in range(1, 20))
     assert row.today_redelivered == pytest.approx(lives, rel=0.1)
     assert row.today_cost > 3 * row.timeout_cost
-    points = cases.points["stale deletes"]
+    points = found.points
     near = min(points, key=lambda point: abs(point.timeout_s - 30))
     assert near.redelivered == pytest.approx(float(law.survival(near.timeout_s)), abs=0.03)
     assert [point.redelivered for point in points] == sorted((point.redelivered for point in points), reverse=True)
     assert [point.recovery_s for point in points] == sorted(point.recovery_s for point in points)
-    extended = cases.recommended["plan: lognormal"]
+    extended = cases("plan: lognormal").recommended
     assert extended.today_renewed is True
     assert extended.today_lease_s == pytest.approx(30)
 
@@ -366,6 +392,7 @@ def test_types_that_take_differently_get_queues_of_their_own(spark: Any) -> None
 
 
 class TestCurves:
+    @pytest.mark.slow
     def test_histograms_of_two_halves_add_up(self, spark: Any) -> None:
         one = cells_of(spark, Workload("q", lognormal(20, 1), "t", 500), seed=1)
         two = cells_of(spark, Workload("q", lognormal(20, 1), "t", 500), seed=2)

@@ -49,6 +49,11 @@ def after(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(then(table, *happened), tmp_path_factory.mktemp("after"))
 
 
+def test_queues_that_were_deleted_are_left_out(spark: Any, after: Path) -> None:
+    assert Analysis(spark.read.format("veilmq-events").option("path", str(after)).load()).left_out == [OLD]
+
+
+@pytest.mark.slow
 def test_a_deleted_queue_gets_no_recommendation(spark: Any, table: pa.Table, after: Path) -> None:
     before = Analysis(frame(spark, table))
     found = Analysis(spark.read.format("veilmq-events").option("path", str(after)).load())
@@ -63,6 +68,7 @@ def test_a_deleted_queue_gets_no_recommendation(spark: Any, table: pa.Table, aft
     assert_frame_equal(found.quantiles, before.quantiles)
 
 
+@pytest.mark.slow
 def test_a_loop_leaves_deleted_queues_out_until_they_are_back(spark: Any, table: pa.Table, tmp_path: Path) -> None:
     place, loop = tmp_path / "events", Loop(tmp_path / "loop")
 
@@ -101,6 +107,7 @@ def test_kinds_that_nobody_asks_for_do_not_leave_the_source(spark: Any, after: P
         Wanted({"path": str(after), "kinds": "deleted,send"})
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_every_event_in_spark(spark: Any, after: Path) -> None:
     """A job that reads only the kinds that it needs finds what it finds among all events."""
     exported = ParquetHistory(str(after))

@@ -48,6 +48,7 @@ def test_the_threshold_is_the_documents(spark: Any) -> None:
     assert row.raise_to_s == 90.0
 
 
+@pytest.mark.slow
 def test_a_stream_says_what_a_batch_says(spark: Any, tmp_path: Path) -> None:
     workload = Workload("q", lognormal(20, 1), "t", 2_000, lease=20.0, crashes_per_second=1 / 500)
     exported = write(history([workload], seed=2, span=7_200), tmp_path / "events", file_rows=1_000)

@@ -63,9 +63,12 @@ def stage(spark: Any, tmp_path: Path) -> Stage:
     return Stage(spark, tmp_path)
 
 
-def test_runs_add_up_to_one_look_at_everything(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    "shares", [(0.62, 1.0), pytest.param((0.31, 0.62, 0.63, 1.0), marks=pytest.mark.slow)], ids=["two", "four"]
+)
+def test_runs_add_up_to_one_look_at_everything(stage: Stage, shares: tuple[float, ...]) -> None:
     ran = []
-    for share in (0.31, 0.62, 0.63, 1.0):
+    for share in shares:
         stage.grow(share)
         ran.append(stage.run())
     assert [each.start for each in ran[1:]] == [each.stop for each in ran[:-1]]
@@ -82,6 +85,7 @@ def test_runs_add_up_to_one_look_at_everything(stage: Stage) -> None:
     assert apart.sum() == pending
 
 
+@pytest.mark.slow
 def test_groups_are_planned_again_when_they_grew(stage: Stage) -> None:
     stage.grow(0.5)
     first = stage.run()
@@ -96,6 +100,7 @@ def test_groups_are_planned_again_when_they_grew(stage: Stage) -> None:
     assert after[None].first_lease_s > 0
 
 
+@pytest.mark.slow
 def test_groups_are_planned_again_though_old_days_go_as_new_ones_come(stage: Stage) -> None:
     """Of work that goes on evenly as much is dropped as is new: what is kept grows no more."""
     stage.grow(0.5)
@@ -118,6 +123,7 @@ def test_a_loop_has_its_own_offsets(stage: Stage) -> None:
         stage.loop.run(stage.spark, history, options, now=NOW, timer=lambda: 0.0)
 
 
+@pytest.mark.slow
 def test_plans_are_what_was_learnt_above_what_heartbeats_need(stage: Stage) -> None:
     stage.grow(0.3)
     assert stage.loop.plans() == {}
@@ -132,6 +138,7 @@ def test_plans_are_what_was_learnt_above_what_heartbeats_need(stage: Stage) -> N
     assert plan["lease_us"] == int(rows[None].first_lease_s * 1e6)
 
 
+@pytest.mark.slow
 def test_nothing_new_is_a_success(stage: Stage) -> None:
     stage.grow(0.2)
     first = stage.run(NOW)
@@ -143,6 +150,7 @@ def test_nothing_new_is_a_success(stage: Stage) -> None:
     assert f"veilmq_pipeline_next_offset {ran.stop}\n" in metrics
 
 
+@pytest.mark.slow
 def test_a_run_that_died_is_done_again(stage: Stage, tmp_path: Path) -> None:
     stage.grow(0.5)
     stage.run()
@@ -156,6 +164,7 @@ def test_a_run_that_died_is_done_again(stage: Stage, tmp_path: Path) -> None:
     assert stage.loop.cells().equals(whole)
 
 
+@pytest.mark.slow
 def test_one_run_at_a_time(stage: Stage) -> None:
     stage.grow(0.1)
     stage.directory.mkdir()
@@ -166,6 +175,7 @@ def test_one_run_at_a_time(stage: Stage) -> None:
     assert stage.run().stop > 0
 
 
+@pytest.mark.slow
 def test_a_history_trimmed_beyond_the_last_run_is_refused(stage: Stage) -> None:
     stage.grow(0.5)
     stage.run()
@@ -179,6 +189,7 @@ def test_a_history_trimmed_beyond_the_last_run_is_refused(stage: Stage) -> None:
     assert json.loads(state.read_bytes())["next"] == 10
 
 
+@pytest.mark.slow
 def test_another_history_is_refused(stage: Stage, tmp_path: Path) -> None:
     stage.grow(0.1)
     stage.run()
@@ -187,6 +198,7 @@ def test_another_history_is_refused(stage: Stage, tmp_path: Path) -> None:
         stage.run()
 
 
+@pytest.mark.slow
 def test_old_days_are_dropped_and_new_ones_compacted(stage: Stage) -> None:
     stage.loop = Loop(stage.directory, retention_days=2)
     stage.grow(0.5)
