@@ -80,6 +80,8 @@ def _redrive(asked: Asked, policy: Element) -> RedrivePolicy | None:
     fields, target = dead_letter_queue(asked, policy)
     if target is None:
         return None
+    if target == asked.queue():  # SQS takes that; here it is more likely a slip
+        raise bad("DeadLetterTargetQueue", "it is another queue.")
     if "MaxReceiveCount" not in fields:
         raise bad("MaxReceiveCount", "it is required.")
     return RedrivePolicy(target, number(fields["MaxReceiveCount"], 1, limits.RECEIVE_COUNT_MAX))
