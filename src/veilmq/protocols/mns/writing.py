@@ -1,4 +1,8 @@
-"""XML answers, written by hand: joined strings, no tree. The namespace is always the form with the final slash."""
+"""XML answers, written by hand: joined strings, no tree.
+
+The namespace has the final slash, but for `Error`: the Java SDK reads an error only without it, and all else only with
+it. The other clients read both.
+"""
 
 from typing import Final
 
@@ -9,6 +13,7 @@ CONTENT_TYPE: Final = b"text/xml;charset=utf-8"
 """Without `text/xml` @alicloud/mns reads an error as a success."""
 DECLARATION: Final = '<?xml version="1.0" encoding="UTF-8"?>\n'
 XMLNS: Final = 'xmlns="http://mns.aliyuncs.com/doc/v1/"'
+_ERROR_XMLNS: Final = 'xmlns="http://mns.aliyuncs.com/doc/v1"'
 
 
 def document(root: str, inside: str, status: int = 200) -> Response:
@@ -24,4 +29,4 @@ def elements(fields: dict[str, str]) -> str:
 def error_body(code: str, message: str, request_id: str, host: str) -> bytes:
     """An error document. The Python SDK takes one without all four children for a broken connection."""
     fields = f"<Code>{code}</Code><Message>{clean(message)}</Message><RequestId>{request_id}</RequestId>"
-    return f"{DECLARATION}<Error {XMLNS}>{fields}<HostId>{clean(host)}</HostId></Error>".encode()
+    return f"{DECLARATION}<Error {_ERROR_XMLNS}>{fields}<HostId>{clean(host)}</HostId></Error>".encode()

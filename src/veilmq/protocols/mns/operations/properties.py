@@ -109,16 +109,17 @@ def write_properties(message: Delivery) -> str:
         if attribute.name in SYSTEM_NAMES and isinstance(attribute.value, str):
             system[attribute.name] = attribute.value
         else:
-            user.append(_property("PropertyValue", attribute.name, *_typed(attribute)))
+            user.append(_user_property(attribute.name, *_typed(attribute)))
     source = message.extras.dead_letter_source
     if source is not None:
         origin = message.extras.published_id or message.id
         system |= {_SOURCE: arn(source), _ORIGIN: origin.hex().upper()}
-    text = f"<UserProperties>{''.join(user)}</UserProperties>" if user else ""
+    # The PHP SDK reads user properties to the end of the document: whatever follows them is lost to it.
+    text = ""
     if system:
-        values = "".join(_property("SystemPropertyValue", name, value, "STRING") for name, value in system.items())
-        text += f"<SystemProperties>{values}</SystemProperties>"
-    return text
+        values = "".join(_system_property(name, value) for name, value in system.items())
+        text = f"<SystemProperties>{values}</SystemProperties>"
+    return f"{text}<UserProperties>{''.join(user)}</UserProperties>" if user else text
 
 
 def _typed(attribute: Attribute) -> tuple[str, str]:
@@ -132,5 +133,12 @@ def _typed(attribute: Attribute) -> tuple[str, str]:
     return value, "NUMBER" if attribute.type.startswith("Number") and _NUMBER.match(value) else "STRING"
 
 
-def _property(element: str, name: str, value: str, kind: str) -> str:
-    return f"<{element}><Name>{escape(name)}</Name><Value>{escape(value)}</Value><Type>{kind}</Type></{element}>"
+def _system_property(name: str, value: str) -> str:
+    """The PHP SDK passes over the node behind each of the three: white space, or it misses the next one."""
+    inside = f"<Name>{escape(name)}</Name>\n<Value>{escape(value)}</Value>\n<Type>STRING</Type>\n"
+    return f"<SystemPropertyValue>{inside}</SystemPropertyValue>"
+
+
+def _user_property(name: str, value: str, kind: str) -> str:
+    inside = f"<Name>{escape(name)}</Name><Value>{escape(value)}</Value><Type>{kind}</Type>"
+    return f"<PropertyValue>{inside}</PropertyValue>"
