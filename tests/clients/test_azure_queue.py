@@ -305,6 +305,24 @@ def test_the_secondary_endpoint(local: LocalServer, queue: QueueClient) -> None:
         assert code_of(raised) == "InsufficientAccountPermissions"
 
 
+def test_a_secondary_that_is_given_by_its_path(local: LocalServer, queue: QueueClient) -> None:
+    """The SDK puts it before the path of the primary, account and all."""
+    queue.send_message("x")
+    host = urlsplit(local.process.azure).netloc
+    second = f"{host}/{ACCOUNT}-secondary"
+    credential = {"account_name": ACCOUNT, "account_key": KEY}
+    sas = generate_account_sas(
+        ACCOUNT,
+        KEY,
+        ResourceTypes(service=True),
+        AccountSasPermissions(read=True),
+        datetime.now(UTC) + timedelta(hours=1),
+    )
+    for given in (credential, sas):
+        with QueueServiceClient(f"http://{host}/{ACCOUNT}", given, secondary_hostname=second, retry_total=0) as there:
+            assert there.get_service_stats()["geo_replication"]["status"] == "live"
+
+
 @pytest.mark.alone
 def test_use_development_storage(tmp_path: Path) -> None:
     """The port is fixed in the SDKs: nobody else may have it meanwhile."""

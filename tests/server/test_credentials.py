@@ -57,7 +57,8 @@ BAD = [
     ('azure_name = "examplename"', "", ["azure_name", "belong together"]),
     ('azure_name = "examplename"', 'azure_name = "Example"', ["line 4", "azure_name"]),
     ('"aHVzaGh1c2gy"', '"hush!"', ["line 5", "azure_keys", "base64"]),
-    (', "aHVzaGh1c2gy"', "", ["line 5", "azure_keys"]),
+    ('"aHVzaGh1c2g=", "aHVzaGh1c2gy"', "", ["line 5", "azure_keys"]),
+    (', "aHVzaGh1c2gy"', ', "aHVzaGh1c2gy", "aHVzaGh1c2gz"', ["line 5", "azure_keys"]),
     ("[[account.key]]\nid", "[[account.keys]]\nid", ["unknown field keys"]),
     (GOOD, "", ["no [[account]]"]),
     (GOOD, 'account = "hush"', ["no [[account]]"]),
@@ -79,6 +80,14 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return write(tmp_path / "keys.toml", GOOD)
+
+
+def test_one_azure_key_is_enough(tmp_path: Path) -> None:
+    """The emulator's clients know one."""
+    credentials = Credentials(write(tmp_path / "keys.toml", GOOD.replace(', "aHVzaGh1c2gy"', "")))
+    named = credentials.find_account("examplename")
+    assert named is not None
+    assert named.secrets == (b"hushhush",)
 
 
 def test_accounts_keys_and_grants(file: Path) -> None:

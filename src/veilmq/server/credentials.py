@@ -3,7 +3,7 @@
     [[account]]
     id = "111111111111"
     home_region = "us-east-1"          # where Azure and MNS see queues; the default
-    azure_name = "examplename"         # with two keys, base64
+    azure_name = "examplename"         # with one or two keys, base64
     azure_keys = ["...", "..."]
 
     [[account.key]]
@@ -195,7 +195,7 @@ class _AccountTable(msgspec.Struct, forbid_unknown_fields=True):
     id: Annotated[str, Meta(pattern=r"^[0-9]{12}\Z")]
     home_region: Annotated[str, Meta(pattern=r"^[a-z]{2,4}(-[a-z0-9]{1,16}){1,4}\Z")] = HOME_REGION_DEFAULT
     azure_name: Annotated[str, Meta(pattern=r"^[a-z0-9]{3,24}\Z")] | None = None
-    azure_keys: Annotated[list[str], Meta(min_length=2, max_length=2)] | None = None
+    azure_keys: Annotated[list[str], Meta(min_length=1, max_length=2)] | None = None
     key: list[Any] = []
     identity: list[Any] = []
 
@@ -284,7 +284,7 @@ class _Reader:
         except binascii.Error:
             raw = b""
         if not raw:
-            raise self._error(f"{who}: field azure_keys: expected two keys in base64", where)
+            raise self._error(f"{who}: field azure_keys: expected one or two keys in base64", where)
         return raw
 
     def _unique(self, what: str, value: str, who: str, where: tuple[Any, ...]) -> None:

@@ -306,6 +306,16 @@ def test_a_slash_at_the_end_changes_nothing(wire: Any) -> None:
     assert wire.ask("GET", f"{queue}/?comp=metadata").status == 200
 
 
+def test_a_secondary_before_the_path_of_the_primary(wire: Any) -> None:
+    wire.queue("orders")
+    listed = wire.ask("GET", "/examplename-secondary/examplename?comp=list")
+    assert listed.status == 200
+    assert listed.xml.get("ServiceEndpoint").endswith("/examplename-secondary/")
+    assert wire.ask("GET", "/examplename-secondary/examplename/orders/messages?peekonly=true").status == 200
+    assert wire.ask("GET", "/examplename-secondary/another/orders/messages?peekonly=true").status == 400
+    assert wire.ask("GET", "/examplename/examplename/orders/messages?peekonly=true").status == 400
+
+
 def test_the_secondary_endpoint_only_reads(wire: Any) -> None:
     queue = wire.queue()
     wire.put(queue, "seen from both")

@@ -471,6 +471,11 @@ class TestBearer:
             assert self.ask(wire, **claims).status == status, claims
         assert self.ask(wire, nbf=now + 301).status == 401
 
+    def test_the_audiences_of_azure_storage(self, wire: Any) -> None:
+        application = "e406a681-f3d4-42a8-90b6-c2b029497af1"
+        for audience in ("https://storage.azure.com/", application, "https://examplename.queue.core.windows.net"):
+            assert self.ask(wire, aud=audience).status == 200, audience
+
     def test_an_account_that_nobody_knows(self, wire: Any) -> None:
         for audience, code in (
             ("https://storage.azure.com", "AuthorizationPermissionMismatch"),

@@ -106,6 +106,9 @@ def _place(host: bytes, path: bytes, base_domain: str | None) -> Place:
         account, *segments = segments
     secondary = account.endswith(SECONDARY)
     account = account.removesuffix(SECONDARY)
+    if path_style and secondary and segments and segments[0] == account:
+        # For a secondary in path style the Python SDK puts `ACCOUNT-secondary` before the path of the primary.
+        del segments[0]
     if not segments:
         return Place(account, secondary, Kind.SERVICE, "", "", path_style)
     queue = segments[0]

@@ -15,6 +15,8 @@ from veilmq.protocols.azure.caller import Identity
 from veilmq.protocols.azure.errors import AUTHORIZATION_PERMISSION_MISMATCH, INVALID_TOKEN, Refusal
 
 RESOURCE: Final = "https://storage.azure.com"
+_APPLICATION: Final = "e406a681-f3d4-42a8-90b6-c2b029497af1"
+"""Azure Storage's own application: the audience of a token that was asked for by its id."""
 _SKEW_US: Final = 300 * SECOND_US
 _TENANT: Final = re.compile(r"[A-Za-z0-9.-]{1,253}\Z")
 _COMMON_TENANT: Final = "common"
@@ -70,7 +72,7 @@ def identify(tokens: Tokens, authority: str, account: NamedAccount | None, token
 
 def _check(claims: dict[str, Any], audiences: frozenset[str], account: NamedAccount | None, wall: Instant) -> Instant:
     """The end of the token's time; raises TokenRefused if it is not for us or not now."""
-    allowed = {RESOURCE, *audiences}
+    allowed = {RESOURCE, _APPLICATION, *audiences}
     if account is not None:
         allowed.add(f"https://{account.name}.queue.core.windows.net")
     named = claims.get("aud")
