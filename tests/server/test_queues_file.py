@@ -123,7 +123,8 @@ def test_a_setting_that_is_switched_off_is_declared_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("queues.toml", '[[queue]]\nname = "a"'), ("elasticmq.conf", "queues { a { } }")]
+    ("name", "text"),
+    [("queues.toml", '[[queue]]\nname = "a"'), ("elasticmq.conf", "aws.region = eu-west-1, queues { a { } }")],
 )
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str, text: str) -> None:
     (queue,) = declared(tmp_path, "\ufeff" + text, name).queues
@@ -243,6 +244,22 @@ def test_elasticmq(tmp_path: Path) -> None:
     ] * 2
 
 
+def test_what_elasticmq_writes_itself_is_left_out(tmp_path: Path) -> None:
+    """Its file of the queues that it keeps (queues-storage)."""
+    text = "queues { a { created = 1700000000, lastModified = 1700000001, delay = 5 s } }"
+    found = declared(tmp_path, text, "elasticmq.conf")
+    assert found.queues[0].create.change == {"delay_us": 5_000_000}
+    assert found.warnings == []
+
+
+@pytest.mark.parametrize("given", ["my-account", "1234", '"acme.dev_1"'])
+def test_an_account_id_that_is_not_12_digits_is_an_alias(tmp_path: Path, given: str) -> None:
+    found = declared(tmp_path, f"aws {{ accountId = {given} }}\nqueues {{ a {{ }} }}", "elasticmq.conf")
+    assert found.account_alias == given.strip('"')
+    assert found.queues[0].create.queue == key("a", "elasticmq")
+    assert declared(tmp_path, ELASTICMQ, "elasticmq.conf").account_alias is None
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -257,7 +274,7 @@ def test_elasticmq(tmp_path: Path) -> None:
 def test_layouts_of_hocon(tmp_path: Path, text: str) -> None:
     """The specification of HOCON, "Whitespace", "Path expressions": only values end with their line."""
     (queue,) = declared(tmp_path, text, "elasticmq.conf").queues
-    assert queue.create.queue == key("orders")
+    assert queue.create.queue == key("orders", "elasticmq")
     assert queue.create.change == {"delay_us": 5_000_000}
 
 
@@ -283,6 +300,7 @@ def test_objects_of_one_name_are_joined_however_deep(tmp_path: Path) -> None:
         ("queues {\n a { copyTo = [b] } }", ["line 2", "queue a: copyTo: a list is not supported"]),
         ("queues {\n a = [] }", ["line 2", "queue a: expected {"]),
         ("aws {\n region = ${?R} }", ["line 2", "aws: region: the reference"]),
+        ('\naws { accountId = "a/b" }', ["line 2", "accountId", "12 digits"]),
         ("x = [\n1", ["line 1", "without its end"]),
         ("x = 1]", ["line 1", "expected a key, not ']'"]),
         ("x = $y", ["line 1", "'$'"]),

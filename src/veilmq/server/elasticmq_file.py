@@ -2,7 +2,9 @@
 
 Strategy: a small reader of the part of HOCON that such files use: objects, `=` and `:`, dotted and quoted keys, values
 that end with the line, `#` and `//` comments. Other top-level objects (ports, storage) are not about queues and are
-left out with a warning, but for `aws`, which says the account and region. References and lists may stand in what is
+left out with a warning, but for `aws`, which says the account and region: without it the region is `elasticmq`, with
+which ElasticMQ's documentation has clients sign. An account id that is not twelve digits is no account: clients may
+name their own by it in queue URLs. References and lists may stand in what is
 left out and are refused elsewhere, by line; multi-line strings are refused everywhere. Source: the specification of
 HOCON (lightbend/config); its sections are named where they are followed.
 """
@@ -12,9 +14,12 @@ import re
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from veilmq.server.credentials import ACCOUNT_ID
 from veilmq.server.toml_file import FileInvalid
 
 DEPTH_MAX: Final = 16
+REGION_DEFAULT: Final = "elasticmq"
+_ACCOUNT_ALIAS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 _TOKEN: Final = re.compile(
     r"""(?P<skip>[^\S\n]+|(?:\#|//)[^\n]*)
@@ -46,6 +51,8 @@ _DURATIONS: Final = {
 _BOOLEANS: Final = {"fifo": "fifo", "contentBasedDeduplication": "content_deduplication"}
 _WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NOT_DONE: Final = ("copyTo", "moveTo")
+_STATE: Final = ("created", "lastModified")
+"""What ElasticMQ itself writes into the file of queues that it keeps (`queues-storage`)."""
 _KEYS: Final = (*_DURATIONS, *_BOOLEANS, *_NOT_DONE, "deadLettersQueue", "tags")
 
 
@@ -55,6 +62,8 @@ class Found(NamedTuple):
     tables: list[dict[str, Any]]
     lines: list[int]
     warnings: list[str]
+    account_alias: str | None
+    """What a queue URL may have in place of the account, beside its id."""
 
 
 class _Value(NamedTuple):
@@ -90,7 +99,11 @@ def read(path: Path, text: str) -> Found:
     whole = _Parser(path, text).whole()
     reader = _Queues(path)
     aws = whole.members.get("aws")
-    place = reader.place(aws) if isinstance(aws, _Object) else {}
+    place = {"region": REGION_DEFAULT} | (reader.place(aws) if isinstance(aws, _Object) else {})
+    account_alias = None if ACCOUNT_ID.fullmatch(place.get("account", "0" * 12)) else place.pop("account")
+    if account_alias is not None and not _ACCOUNT_ALIAS.fullmatch(account_alias):
+        expected = "aws: accountId: expected 12 digits, or up to 64 of A-Z, a-z, 0-9, _, - and ."
+        raise FileInvalid(path, expected, aws.line if aws is not None else None)
     reader.warnings += [
         f"{path}: line {value.line}: {name} is not about queues and is left out"
         for name, value in whole.members.items()
@@ -101,7 +114,7 @@ def read(path: Path, text: str) -> Found:
         raise FileInvalid(path, "queues: expected { ... }", queues.line)
     tables = [place | reader.queue(name, value) for name, value in queues.members.items()]
     _suffix(tables)
-    return Found(tables, [value.line for value in queues.members.values()], reader.warnings)
+    return Found(tables, [value.line for value in queues.members.values()], reader.warnings, account_alias)
 
 
 def _suffix(tables: list[dict[str, Any]]) -> None:
@@ -145,7 +158,7 @@ class _Queues:
                 self.warnings.append(
                     f"{self._path}: line {value.line}: {who}: VeilMQ forwards no messages between queues; left out"
                 )
-            else:
+            elif key not in _STATE:
                 raise FileInvalid(self._path, f"{who}: unknown key; the keys are {', '.join(_KEYS)}", value.line)
         return table
 

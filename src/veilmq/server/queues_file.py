@@ -68,6 +68,8 @@ class Declared(NamedTuple):
     path: Path
     queues: list[Declaration]
     warnings: list[str]
+    account_alias: str | None
+    """What a queue URL may have in place of the caller's account (an ElasticMQ file's account id)."""
 
 
 DECLARED_TOGETHER: Final = 250
@@ -126,11 +128,11 @@ def read(path: Path, accounts: Sequence[Account], *, checks: bool = False) -> De
     """
     if path.suffix in ELASTICMQ_SUFFIXES:
         found = elasticmq_file.read(path, read_text(path))
-        tables, warnings = found.tables, found.warnings
+        tables, warnings, account_alias = found.tables, found.warnings, found.account_alias
         lines: Lines | Sequence[int] = found.lines
     else:
         whole, lines = read_toml(path)
-        tables, warnings = _tables(path, whole, lines), []
+        tables, warnings, account_alias = _tables(path, whole, lines), [], None
     reader = _Reader(path, lines, accounts)
     entries = [reader.entry(*each) for each in enumerate(tables)]
     if checks:
@@ -140,7 +142,7 @@ def read(path: Path, accounts: Sequence[Account], *, checks: bool = False) -> De
             for key, _, _ in entries
             if key.account not in known
         ]
-    return Declared(path, _in_order(path, entries), warnings)
+    return Declared(path, _in_order(path, entries), warnings, account_alias)
 
 
 def _tables(path: Path, whole: Mapping[str, Any], lines: Lines) -> list[Any]:

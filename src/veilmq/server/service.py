@@ -142,15 +142,16 @@ class Service:
         if declared is not None:
             await queues_file.declare(declared, self.shell.call)
         before_ports()
-        await self._listen(undo, "sqs", settings.sqs, self._sqs())
+        await self._listen(undo, "sqs", settings.sqs, self._sqs(None if declared is None else declared.account_alias))
         await self._listen(undo, "azure", settings.azure, self._azure())
         await self._listen(undo, "mns", settings.mns, self._mns())
         self.announce({})
 
-    def _sqs(self) -> tuple[AnyCodec, Hosts]:
+    def _sqs(self, account_alias: str | None) -> tuple[AnyCodec, Hosts]:
         settings = self.settings
         strategy = settings.sqs_endpoint_strategy
         endpoint = sqs_codec.Endpoint(
+            account_alias=account_alias,
             external_url=settings.external_url,
             base_domain=settings.sqs_domain,
             strategy=None if strategy == "dynamic" else strategy,

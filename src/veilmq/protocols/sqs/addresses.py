@@ -33,6 +33,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     external_url: str | None = None
     """What queue URLs begin with, instead of how the client addressed us."""
+    account_alias: str | None = None
+    """In place of an account in a queue URL: the caller's own, as `queue` is."""
     base_domain: str | None = None
     """`sqs.<region>.<base_domain>` names the region: in the Host header and in queue URLs."""
     strategy: str | None = None
@@ -63,7 +65,7 @@ def is_fifo(name: str) -> bool:
     return name.endswith(limits.FIFO_SUFFIX)
 
 
-def resolve(caller: Caller, url: str, base_domain: str | None) -> QueueKey:
+def resolve(caller: Caller, url: str, endpoint: Endpoint) -> QueueKey:
     """The queue of a URL, path or name, of another account too. Raises Refusal: QueueDoesNotExist."""
     path = url.removesuffix("/")  # the API Reference writes queue URLs of the Query form with a slash at the end
     region = None
@@ -71,13 +73,13 @@ def resolve(caller: Caller, url: str, base_domain: str | None) -> QueueKey:
         segments = ["", caller.key.account, url]
     elif "://" in url:
         segments = path.partition("://")[2].split("/")
-        if base_domain is not None:
-            region = region_of_host(base_domain, segments[0])
+        if endpoint.base_domain is not None:
+            region = region_of_host(endpoint.base_domain, segments[0])
     else:
         segments = ["", *path.lstrip("/").split("/")]
     if len(segments) > 4 and segments[-4] == _OWN and limits.REGION.match(segments[-3]):
         region = segments[-3]
-    if len(segments) > 2 and segments[-2] == _OWN:
+    if len(segments) > 2 and segments[-2] in {_OWN, endpoint.account_alias}:
         segments[-2] = caller.key.account
     if len(segments) < 3 or not limits.ACCOUNT.match(segments[-2]) or not is_queue_name(segments[-1]):
         raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)

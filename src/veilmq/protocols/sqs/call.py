@@ -53,7 +53,7 @@ class Asked(msgspec.Struct, gc=False):
         return self.caller.queues.get(url) or self._resolved(url)
 
     def _resolved(self, url: str) -> QueueKey:
-        queue = resolve(self.caller, url, self.endpoint.base_domain)
+        queue = resolve(self.caller, url, self.endpoint)
         if self.caller.verified and queue.account != self.caller.key.account:
             self.foreign = queue
         return queue
