@@ -50,7 +50,8 @@ def test_a_failure_inside_is_counted(http: httpx.Client, monkeypatch: Any) -> No
     assert samples(http)["veilmq_failures_total", "admin"] == 0
     with monkeypatch.context() as breaking:
         breaking.setattr(metrics.Outcomes, "catch_up", broken)
-        assert http.get("/metrics").status_code == 500
+        failed = http.get("/metrics")
+        assert (failed.status_code, failed.headers["connection"]) == (500, "close")
     assert samples(http)["veilmq_failures_total", "admin"] == 1
 
 

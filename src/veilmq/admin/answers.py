@@ -118,7 +118,10 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 
 async def failed(request: Request, error: Exception) -> Response:
-    """A bug: the log has it, the caller a request id to name."""
+    """A bug: the log has it, the caller a request id to name.
+
+    The server closes the connection after it, and the answer says so: a client must not send its next request there.
+    """
     request_id = request.scope.get("veilmq.request_id")
     logger.error("%s: failed", asked(request.scope, None), exc_info=error, extra={"request": request_id})
     body: dict[str, Any] = {
@@ -128,4 +131,6 @@ async def failed(request: Request, error: Exception) -> Response:
         "data": {},
         "request_id": request_id,
     }
-    return answer(body, 500)
+    response = answer(body, 500)
+    response.headers["connection"] = "close"
+    return response
