@@ -20,7 +20,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from veilmq.admin.ages import oldest_ages_us
 from veilmq.admin.answers import caller_of
+from veilmq.admin.queue_events import QueueEvents
 from veilmq.admin.service import Service
 from veilmq.model.access import Action
 from veilmq.model.events import Kind
@@ -32,7 +34,7 @@ from veilmq.server.shell import COMMIT_BUCKETS_US
 from veilmq.store.sqlite.history import bounds
 from veilmq.store.sqlite.moves import every
 from veilmq.store.sqlite.queues import LiveQueue
-from veilmq.store.sqlite.rows import oldest_first, oldest_sent, oldest_young
+from veilmq.store.sqlite.rows import oldest_first
 from veilmq.store.sqlite.store import SqliteStore
 
 LABELLED_QUEUES_MAX: Final = 200
@@ -56,6 +58,7 @@ _LEASE_KINDS: Final = {
     )
 }
 _MOVED: Final = "moved"
+_OF_QUEUE: Final = _LEASE_KINDS | {int(kind): kind.name.lower() for kind in (Kind.SENT, Kind.EXPIRED, Kind.MOVED)}
 _COUNTED: Final = _LEASE_KINDS | {int(Kind.MOVED): _MOVED}
 _TASKS_MAX: Final = 10_000
 _QUEUE_LABELS: Final = ("account", "region", "queue")
@@ -81,12 +84,16 @@ class Gathered(NamedTuple):
     """Move tasks that the store remembers, by status."""
     queues: int
     """Those that exist, but for those of pushes, which are the server's own."""
+    events: list[tuple[tuple[str, str, str, str], int]]
+    """Counts by account, region, queue and event."""
 
 
 class _Kind(msgspec.Struct, array_like=True, gc=False):
-    """The first field of a packed event; the others are skipped."""
+    """The first fields of a packed event; the others are skipped."""
 
     kind: int
+    at: int
+    queue: int | None
 
 
 _KINDS: Final = msgspec.msgpack.Decoder(list[_Kind])
@@ -100,6 +107,7 @@ class Outcomes:
 
     def __init__(self, store: SqliteStore) -> None:
         self.counts: dict[str, int] = dict.fromkeys(_COUNTED.values(), 0)
+        self._by_queue = QueueEvents(tuple(_OF_QUEUE.values()))
         self._store = store
         self._lock = threading.Lock()
         self._at = store.first_event
@@ -114,7 +122,16 @@ class Outcomes:
                     name = _COUNTED.get(event.kind)
                     if name is not None:
                         self.counts[name] += 1
+                    name = _OF_QUEUE.get(event.kind)
+                    if name is not None and event.queue is not None:
+                        self._by_queue.count(event.queue, name)
                 self._at = max(self._at, first + len(events))
+
+    def of_queues(self, alive: dict[int, QueueKey]) -> list[tuple[tuple[str, str, str, str], int]]:
+        """Counts by queue and event, of those that are alive. Blocks."""
+        with self._lock:
+            self._by_queue.keep(alive)
+            return list(self._by_queue.shown(alive))
 
 
 class _Families:
@@ -145,25 +162,16 @@ class Metrics:
         every = self._service.store.queues.by_key.values()
         queues = [queue for queue in every if queue.key.name not in SETTINGS_QUEUES]
         labelled, rest = await run_in_threadpool(_sorted_out, queues)
-        oldest_us = await run_in_threadpool(self._oldest_us, [(queue, list(queue.ready)) for queue in labelled])
+        lines = [(queue, list(queue.ready)) for queue in labelled]
+        oldest_us = await run_in_threadpool(oldest_ages_us, self._service.store, lines, self._service.shell.now())
         await run_in_threadpool(self._outcomes.catch_up)
         registry = CollectorRegistry(auto_describe=False)
         count = sum(not is_hidden(queue.key.name) for queue in queues)
-        gathered = Gathered(labelled, rest, oldest_us, await run_in_threadpool(self._tasks), count)
+        alive = {queue.incarnation: queue.key for queue in queues}
+        events = await run_in_threadpool(self._outcomes.of_queues, alive)
+        gathered = Gathered(labelled, rest, oldest_us, await run_in_threadpool(self._tasks), count, events)
         registry.register(_Families(list(self._families(gathered))))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    def _oldest_us(self, queues: list[tuple[LiveQueue, list[int]]]) -> dict[int, int]:
-        now = self._service.shell.now()
-        ages = {}
-        with self._service.store.readers.lend() as connection:
-            young = oldest_young(connection)
-            for queue, lines in queues:
-                found = (oldest_sent(connection, queue.generation, lines), young.get(queue.generation))
-                sent = min((each for each in found if each is not None), default=None)
-                if sent is not None:
-                    ages[queue.incarnation] = max(0, now - sent)
-        return ages
 
     def _tasks(self) -> Counter[MoveStatus]:
         with self._service.store.readers.lend() as connection:
@@ -171,6 +179,8 @@ class Metrics:
 
     def _families(self, gathered: Gathered) -> Iterator[Metric]:
         yield from _queue_families(gathered)
+        text = "What happened to the messages of a queue; empty labels: all further queues."
+        yield _counters("veilmq_queue_events", text, (*_QUEUE_LABELS, "event"), gathered.events)
         tasks = GaugeMetricFamily("veilmq_move_tasks", "Message move tasks that are remembered.", labels=("status",))
         for status in MoveStatus:
             tasks.add_metric((status.value,), gathered.tasks[status])
@@ -241,6 +251,8 @@ class Metrics:
 
     def _commands(self) -> dict[str, Counter[type]]:
         found = {name: port.commands for name, port in self._service.ports.items()}
+        for port in self._service.ports.values():
+            found |= port.others
         return found | {"admin": self._admin_commands}
 
 

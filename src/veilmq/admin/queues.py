@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin import inputs, views
+from veilmq.admin.ages import oldest_ages_us
 from veilmq.admin.answers import answer, body_of, caller_of, members_of
 from veilmq.admin.errors import Refused
 from veilmq.admin.operations import OPERATIONS, Asked, Operation
@@ -66,11 +67,11 @@ class Queues:
         if isinstance(outcome, VeilError):
             raise outcome
         assert isinstance(outcome, QueuesListed)
-        shown = [
-            views.shown_queue(info)
-            for info in outcome.queues
-            if caller.may(Action.LIST_QUEUES, info.key.account, info.key.name)
-        ]
+        may = [info for info in outcome.queues if caller.may(Action.LIST_QUEUES, info.key.account, info.key.name)]
+        by_key = self._service.store.queues.by_key
+        lines = [(queue, list(queue.ready)) for info in may if (queue := by_key.get(info.key)) is not None]
+        ages = await run_in_threadpool(oldest_ages_us, self._service.store, lines, self._service.shell.now())
+        shown = [views.shown_listed(info, ages.get(info.incarnation)) for info in may]
         last = outcome.queues[-1].key if outcome.more else None
         after = None if last is None else str(last) if everything else last.name
         return answer({"queues": shown, "more": outcome.more, "after": after})

@@ -36,6 +36,11 @@ def shown_counts(counts: QueueCounts) -> dict[str, int]:
     }
 
 
+def shown_listed(info: QueueInfo, oldest_us: int | None) -> dict[str, Any]:
+    """A queue of a list; oldest_us: the age of its oldest message that is visible or in flight."""
+    return shown_queue(info) | {"oldest_age_us": oldest_us}
+
+
 def shown_queue(info: QueueInfo) -> dict[str, Any]:
     """A queue with settings and counts."""
     return shown_key(info.key) | {

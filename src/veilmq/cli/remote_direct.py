@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import veilmq
 from veilmq.admin import inputs, views
+from veilmq.admin.ages import oldest_ages_us
 from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS, Asked
 from veilmq.admin.reading import Scope, event_lines, find_start, trace
@@ -119,8 +120,12 @@ class DirectDoor:
         with _failures():
             (outcome,) = self._call([command])
         assert isinstance(outcome, QueuesListed)
+        by_key = self._store.queues.by_key
+        lines = [(by_key[info.key], list(by_key[info.key].ready)) for info in outcome.queues]
+        with _failures():
+            ages = oldest_ages_us(self._store, lines, self._clock.now())
         for info in outcome.queues:
-            yield views.shown_queue(info)
+            yield views.shown_listed(info, ages.get(info.incarnation))
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `Door.topics`. Nothing is pushed while nobody serves."""

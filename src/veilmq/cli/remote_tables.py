@@ -18,7 +18,7 @@ _UNITS: Final = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"
 
 def queue_table(queues: Iterable[Mapping[str, Any]], *, whose: bool) -> None:
     """Queues with counts and main settings; `whose` shows account and region too."""
-    heads = ["queue", "visible", "in flight", "delayed", "timeout", "retention", "dead letters to"]
+    heads = ["queue", "visible", "in flight", "delayed", "oldest", "timeout", "retention", "dead letters to"]
     rows = []
     for queue in queues:
         counts, settings = queue["counts"], queue["settings"]
@@ -28,6 +28,7 @@ def queue_table(queues: Iterable[Mapping[str, Any]], *, whose: bool) -> None:
             counts["visible"],
             counts["in_flight"],
             counts["delayed"],
+            "" if queue.get("oldest_age_us") is None else duration(queue["oldest_age_us"]),
             duration(settings["visibility_timeout_us"]),
             duration(settings["retention_us"]),
             f"{redrive['target']['name']} after {redrive['receive_count_max']}" if redrive else "",

@@ -19,7 +19,7 @@ from veilmq.server.toml_file import FileInvalid, read_toml
 
 PREFIX: Final = "VEILMQ_"
 CONFIG: Final = "config"
-_OF_CLIENTS: Final = (f"{PREFIX}QUEUE", f"{PREFIX}TOKEN_FILE")
+_OF_CLIENTS: Final = (f"{PREFIX}QUEUE", f"{PREFIX}TOKEN_FILE", f"{PREFIX}CLIENT_NAME")
 """Read by other commands than `serve`."""
 _ADMIN_ADVICE: Final = (
     "To serve it is the address where its own admin port listens; to other commands, where they find a server. "

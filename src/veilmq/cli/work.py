@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.words import refused_value
+from veilmq.client.client_name import name_client
 from veilmq.client.connect import connect
 from veilmq.client.errors import TransportError
 from veilmq.client.queue import Queue
@@ -47,6 +48,10 @@ def work(handler: str, url: str, given: Mapping[str, Any]) -> Exit:
     """Work until SIGTERM, or as `given` says. Raises Failure."""
     set_up("json" if given["as_json"] else "human", "info")
     found = handler_of(handler)
+    try:
+        name_client(given["name"])
+    except ParameterInvalid as error:
+        raise Failure(Exit.USAGE, f"--name: {error.reason}") from None
     with open_queue(url) as queue:
         counts = run(queue, found, {"kind": kind_of(found), **parameters(given)}, given)
     summary = {"received": counts.received, **counts.outcomes}

@@ -64,6 +64,16 @@ def _work(
     guard: Annotated[
         Path | None, typer.Option("--guard", metavar="DIR", help="Remember there what was done; never do it twice.")
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="TEXT",
+            envvar="VEILMQ_CLIENT_NAME",
+            show_envvar=False,
+            help="What the history calls this worker; '' for nothing [host and process].",
+        ),
+    ] = None,
     wait: Annotated[Time, _time("--wait", "Of one poll [20s].")] = None,
     drain: Annotated[Time, _time("--drain", "How long handlers may go on after SIGTERM [30s].")] = None,
     give_up_after: Annotated[

@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from veilmq.client import urls
+from veilmq.client.client_name import client_name
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account, Queue
 from veilmq.client.urls import Address
@@ -113,6 +114,7 @@ def _veil(address: Address) -> Account:
 
 def _sqs(address: Address) -> Account:
     import boto3  # type: ignore[import-untyped]
+    import botocore.config  # type: ignore[import-untyped]
     from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
 
     from veilmq.client.sqs import SqsAccount
@@ -127,7 +129,8 @@ def _sqs(address: Address) -> Account:
         session = boto3.session.Session()
         # An endpoint of one's own has no region to ask for; a server of ours sees queues in this one.
         region = address.region or session.region_name or (HOME_REGION_DEFAULT if address.host else None)
-        client = session.client("sqs", region_name=region, **given)
+        named = botocore.config.Config(user_agent_extra=client_name())
+        client = session.client("sqs", region_name=region, config=named, **given)
     except (BotoCoreError, ValueError) as error:
         raise ParameterInvalid(parameter="url", reason=f"boto3 does not take it: {type(error).__name__}") from error
     return SqsAccount(client, owner=address.account, owns_client=True)
@@ -150,8 +153,9 @@ def _azure(address: Address) -> Account:
     try:
         # The SDK's own default waits 15 seconds and more before it tries again: longer than many a lease.
         client = QueueServiceClient(
-            url, credential=key, retry_total=2, initial_backoff=0, increment_base=1, random_jitter_range=0
-        )
+            url, credential=key, retry_total=2, initial_backoff=0, increment_base=1, random_jitter_range=0,
+            user_agent=client_name(),
+        )  # fmt: skip
     except ValueError as error:
         raise ParameterInvalid(parameter="url", reason="azure-storage-queue does not take it") from error
     return AzureAccount(client, base64=bool(address.base64), owns_client=True)

@@ -24,7 +24,7 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
     """Who asks, and how: kept with every event."""
 
     protocol: str
-    """`sqs`, `azure`, `mns`, `admin`, `embedded` or `server`."""
+    """`sqs`, `veil`, `azure`, `mns`, `admin`, `embedded` or `server`."""
     principal: str
     """The access key, SAS or account that was verified."""
     client: str = ""

@@ -156,6 +156,8 @@ class Port:
         self._keyring = keyring
         self._hosts = hosts
         self.commands: Counter[type] = Counter()
+        self.others: dict[str, Counter[type]] = {}
+        """Commands of further protocols that come by this port, by protocol: `veil` by that of SQS."""
         """Commands submitted, by type."""
         self._queries: set[asyncio.Task[None]] = set()
 
@@ -187,7 +189,9 @@ class Port:
         first = commands[0]
         if self._aliases:
             call_by_own_names(commands, self._aliases)
-        self.commands[type(first)] += len(commands)
+        protocol = first.origin.protocol
+        counts = self.commands if protocol == self.name else self.others.setdefault(protocol, Counter())
+        counts[type(first)] += len(commands)
         if call.key.grants is not EVERYTHING:
             action = denied_action(call.key, commands)
             if action is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
+from veilmq.client.client_name import client_name
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.embedded import directories
@@ -55,7 +56,7 @@ class EmbeddedAccount(Closing):
             raise ParameterInvalid(parameter="region", reason=f"must be a name of 1 to 64 characters, not {region!r}")
         self.directory = Path(directory)
         self._account, self._region = account, region
-        self._origin = Origin("embedded", account, "veilmq")
+        self._origin = Origin("embedded", account, client_name())
         self._queues: WeakSet[EmbeddedQueue] = WeakSet()
         self._lock = threading.Lock()
         self._closed = False

@@ -24,6 +24,7 @@ from mns.mns_exception import (  # type: ignore[import-untyped]
 )
 from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[import-untyped]
 
+from veilmq.client.client_name import client_name
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.forked import OfProcess
 from veilmq.client.identity import ById, fingerprint
@@ -70,6 +71,7 @@ class _Client(MNSClient):  # type: ignore[misc]
         if isinstance(req_inter.data, bytes):
             req_inter.data = req_inter.data.replace(b"\r", b"&#13;")
         super().build_header(req, req_inter)
+        req_inter.header["user-agent"] += f" {client_name()}"
         if self.report is not None:
             req_inter.header[REPORT_HEADER.decode()] = self.report
 

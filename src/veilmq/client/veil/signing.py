@@ -10,14 +10,13 @@ import time
 from hashlib import sha256
 from typing import Any, Final
 
-from veilmq import __version__
+from veilmq.client.client_name import client_name
 from veilmq.client.clock import Clock
 from veilmq.model.reports import REPORT_HEADER
 from veilmq.protocols.keyed import Keyed
 
 _SERVICE: Final = b"sqs"
 _TERMINATOR: Final = b"aws4_request"
-USER_AGENT: Final = f"veilmq/{__version__}".encode()
 
 
 class _Day:
@@ -106,5 +105,5 @@ class Signer:
         head = (
             b"POST / HTTP/1.1\r\n%bUser-Agent: %b\r\nContent-Type: application/x-amz-json-1.0\r\n"
             b"Authorization: AWS4-HMAC-SHA256 Credential=%b/%b, SignedHeaders=%b, Signature="
-        ) % (sent, USER_AGENT, self._key, current.day.scope, names)
+        ) % (sent, client_name().encode(), self._key, current.day.scope, names)
         return canonical, head

@@ -51,7 +51,9 @@ _SIGNATURE_HEX: Final = 64
 _SCHEMES_MAX: Final = 1_024
 _SCHEME_BYTES_MAX: Final = 1_024
 _SIGNING_KEYS_MAX: Final = 1_024
-_CALLERS_MAX: Final = 64
+_CALLERS_MAX: Final = 256
+_VEIL_TARGET: Final = b"VeilMQ."
+"""What an X-Amz-Target of a VeilMQ operation begins with."""
 _SHAPES_MAX: Final = 64
 _SHAPE_BYTES_MAX: Final = 2_048
 _QUEUES_MAX: Final = 4_096
@@ -97,6 +99,8 @@ class _Scheme(msgspec.Struct, gc=False):
     shapes: "Bounded[tuple[bytes, ...], bool]"
     """Sequences of header names in which all that must be signed is."""
     callers: "Bounded[bytes, Caller]"
+    veil_callers: "Bounded[bytes, Caller]"
+    """Of VeilMQ operations, which the history tells from SQS's own."""
     queues: "Bounded[str, QueueKey]"
 
 
@@ -209,6 +213,7 @@ class Verifier:
             mac=self._signing_key(key.secret, day, region),
             shapes=Bounded(_SHAPES_MAX),
             callers=Bounded(_CALLERS_MAX),
+            veil_callers=Bounded(_CALLERS_MAX),
             queues=Bounded(_QUEUES_FEW),
         )
 
@@ -297,12 +302,12 @@ def _matches(scheme: _Scheme, stamp: bytes, canonical: bytes, signature: bytes) 
 
 def _caller(scheme: _Scheme, headers: dict[bytes, bytes]) -> Caller:
     client = headers.get(b"user-agent", b"")[:CLIENT_NAME_CHARACTERS_MAX]
-    caller = scheme.callers.get(client)
+    is_veil = headers.get(b"x-amz-target", b"").startswith(_VEIL_TARGET)
+    callers = scheme.veil_callers if is_veil else scheme.callers
+    caller = callers.get(client)
     if caller is None:
-        origin = Origin("sqs", scheme.key.id, client.decode("utf-8", "replace"))
-        caller = scheme.callers.keep(
-            client, Caller(scheme.key, scheme.region, scheme.scope != b"", origin, scheme.queues)
-        )
+        origin = Origin("veil" if is_veil else "sqs", scheme.key.id, client.decode("utf-8", "replace"))
+        caller = callers.keep(client, Caller(scheme.key, scheme.region, scheme.scope != b"", origin, scheme.queues))
     return caller
 
 
@@ -320,6 +325,7 @@ def _unsigned_scheme(key: AccessKey, region: str) -> _Scheme:
         mac=_UNUSED,
         shapes=Bounded(0),
         callers=Bounded(_CALLERS_MAX),
+        veil_callers=Bounded(_CALLERS_MAX),
         queues=Bounded(_QUEUES_FEW),
     )
 

@@ -9,6 +9,7 @@ when the database has that too.
 
 import logging
 import os
+import re
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -36,6 +37,10 @@ from veilmq.store.sqlite.young import Contents
 
 ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new ones are recorded without their user agent."""
+PROCESSES_MAX: Final = 50_000
+"""Beyond this many, new ones are recorded without their process: each restart of a worker makes one."""
+_PROCESS: Final = re.compile(r"; pid \d+")
+"""Of a client name (veilmq.client.client_name)."""
 _IDS: Final = struct.Struct("16s" * 256)
 _VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
@@ -407,8 +412,8 @@ class Writer:
             return self._last_origin_row
         row = self._origins.get(origin)
         if row is None:
-            if len(self._origins) >= ORIGINS_MAX and origin.client:
-                return self.origin(Origin(origin.protocol, origin.principal))
+            if len(self._origins) >= PROCESSES_MAX and (plainer := self._plainer(origin)) != origin:
+                return self.origin(plainer)
             row = len(self._origins) + 1
             values = (row, origin.protocol, origin.principal, origin.client)
             self.write("INSERT INTO origin VALUES (?, ?, ?, ?)", values)
@@ -416,6 +421,11 @@ class Writer:
             self.undo(lambda: self._forget_origin(origin))
         self._last_origin, self._last_origin_row = origin, row
         return row
+
+    def _plainer(self, origin: Origin) -> Origin:
+        """What is recorded of a new client when there are many already."""
+        client = "" if len(self._origins) >= ORIGINS_MAX else _PROCESS.sub("", origin.client)
+        return Origin(origin.protocol, origin.principal, client)
 
     def _forget_origin(self, origin: Origin) -> None:
         del self._origins[origin]
