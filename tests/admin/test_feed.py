@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -424,3 +425,48 @@ def test_pages_of_arrow_pass_over_the_bounds_of_commits(lively: httpx.Client, se
 
 def _client(server: Any) -> httpx.Client:
     return httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ({"kind": "sent"}, lambda event: event["kind"] == "sent"),
+        ({"kind": "sent, lease_expired,deleted"}, lambda event: event["kind"] in {"sent", "lease_expired", "deleted"}),
+        ({"queue": "failed"}, lambda event: "failed" in (event["queue"], event["goes_to"])),
+        ({"queue": "000000000000/us-east-1/orders"}, lambda event: "orders" in (event["queue"], event["goes_to"])),
+        ({"queue": "000000000000/eu-west-1/orders"}, lambda event: False),
+        ({"queue": "failed", "kind": "dead_lettered"}, lambda event: event["kind"] == "dead_lettered"),
+    ],
+    ids=lambda each: "-".join(each.values()) if isinstance(each, dict) else "",
+)
+def test_events_are_chosen(lively: httpx.Client, asked: dict[str, str], wanted: Any) -> None:
+    everything = lines(lively.get("/api/v1/events"))
+    names = {event["incarnation"]: event["queue"] for event in everything}
+    for event in everything:
+        event["goes_to"] = names.get((event["detail"] or {}).get("target"))
+    expected = [event["offset"] for event in everything if wanted(event)]
+    answer = lively.get("/api/v1/events", params=asked)
+    assert [event["offset"] for event in lines(answer)] == expected
+    assert answer.headers["veilmq-next-offset"] == str(len(everything))
+    table = pa.ipc.open_stream(lively.get("/api/v1/events", params=asked, headers=ARROW).content).read_all()
+    assert table["offset"].to_pylist() == expected
+
+
+def test_events_of_one_message_are_chosen_by_its_id_in_either_form(lively: httpx.Client) -> None:
+    everything = lines(lively.get("/api/v1/events"))
+    message = next(event["message"] for event in everything if event["kind"] == "dead_lettered")
+    expected = [event for event in everything if event["message"] == message]
+    assert len(expected) > 2
+    assert uuid.UUID(message).version == 4
+    for text in (message, message.replace("-", "").upper()):
+        assert lines(lively.get("/api/v1/events", params={"message": text})) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [({"kind": "sent,nope"}, "dead_lettered"), ({"queue": "a/b"}, "account/region/name"), ({"message": "x"}, "UUID")],
+)
+def test_what_cannot_be_chosen_is_refused(lively: httpx.Client, asked: dict[str, str], says: str) -> None:
+    answer = lively.get("/api/v1/events", params=asked)
+    assert (answer.status_code, answer.json()["field"]) == (400, *asked)
+    assert says in answer.json()["message"]

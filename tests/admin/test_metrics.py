@@ -7,7 +7,7 @@ import httpx
 from admin_under_test import TOKEN
 from prometheus_client.parser import text_string_to_metric_families
 
-from veilmq.admin import metrics
+from veilmq.admin import metrics, queue_events
 from veilmq.model.commands import SERVER, CreateQueue, StartMove, Sweep
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.moves import MoveStatus
@@ -202,3 +202,42 @@ def test_move_tasks_are_counted(http: httpx.Client, server: Any) -> None:
     assert found["veilmq_move_tasks", "completed"] == 1
     assert found["veilmq_moved_messages_total",] == before["veilmq_moved_messages_total",] + 2
     assert found["veilmq_queue_messages", "000000000000", "elsewhere", "us-east-1", "visible"] == 2
+
+
+def of_queues(http: httpx.Client) -> dict[tuple[str, str], float]:
+    """(queue, event) -> count, but for zeros; an empty name is all further queues."""
+    found = samples(http).items()
+    return {(key[3], key[2]): value for key, value in found if key[0] == "veilmq_queue_events_total" and value}
+
+
+def test_events_are_counted_by_queue(http: httpx.Client) -> None:
+    orders = f"{QUEUES}/orders"
+    http.put(f"{QUEUES}/dead")
+    http.put(orders, json={"redrive": {"target": "dead", "receive_count_max": 1}})
+    assert samples(http)["veilmq_queue_events_total", "000000000000", "sent", "orders", "us-east-1"] == 0
+    http.post(orders + "/messages", json={"messages": [{"body": "a"}] * 3})
+    http.post(f"{QUEUES}/dead/messages", json={"messages": [{"body": "b"}]})
+    handles = [each["handle"] for each in http.post(orders + "/receive", json={"count": 3}).json()["messages"]]
+    http.post(orders + "/delete", json={"handles": handles[:1]})
+    http.post(orders + "/extend", json={"handles": handles[1:2], "lease_us": 0})
+    http.post(orders + "/receive")  # which dead-letters the released one
+    for _ in range(2):
+        assert {key: count for key, count in of_queues(http).items() if key[0] != "dead"} == {
+            ("orders", "sent"): 3, ("orders", "received"): 3, ("orders", "deleted"): 1, ("orders", "released"): 1,
+            ("orders", "dead_lettered"): 1,
+        }  # fmt: skip
+        assert of_queues(http)["dead", "sent"] == 1
+
+
+def test_queues_beyond_the_bound_share_one_count_that_never_goes_back(http: httpx.Client, monkeypatch: Any) -> None:
+    monkeypatch.setattr(queue_events, "QUEUES_MAX", 2)
+    for number in range(4):
+        http.put(f"{QUEUES}/q{number}")
+        http.post(f"{QUEUES}/q{number}/messages", json={"messages": [{"body": "a"}]})
+    assert of_queues(http) == {("q0", "sent"): 1, ("q1", "sent"): 1, ("", "sent"): 2}
+    http.delete(f"{QUEUES}/q0")
+    http.put(f"{QUEUES}/q4")
+    http.post(f"{QUEUES}/q4/messages", json={"messages": [{"body": "a"}]})
+    assert of_queues(http) == {("q1", "sent"): 1, ("", "sent"): 3}
+    http.post(f"{QUEUES}/q4/messages", json={"messages": [{"body": "a"}]})
+    assert of_queues(http) == {("q1", "sent"): 1, ("q4", "sent"): 1, ("", "sent"): 3}

@@ -248,6 +248,32 @@ def test_events_are_printed_from_an_offset_on(veilmq: Run) -> None:
     assert "ends at offset 6" in beyond.err
 
 
+def test_events_are_chosen_and_runs_are_folded(veilmq: Run) -> None:
+    for queue in ("orders", "others"):
+        veilmq("queues", "create", queue)
+        veilmq("send", queue, "--lines", stdin="a\n" * 20)
+    (message,) = veilmq("receive", "orders", "--json").json
+    for _ in range(4):
+        veilmq("extend", "orders", message["handle"], "--lease", "1m")
+    events = veilmq("events", "--json").json
+    sent = [event for event in events if event["kind"] == "sent"]
+    assert veilmq("events", "--json", "--kind", "sent").json == sent
+    assert veilmq("events", "--json", "--kind", "sent", "--queue", "others", "--limit", "3").json == sent[20:23]
+    assert veilmq("events", "--json", "--kind", "sent", "--last", "21").json == sent[-21:]
+    assert veilmq("events", "--json", "--queue", "others", "--region", "eu-west-1").json == []
+    own = [event for event in events if event["message"] == message["id"]]
+    assert veilmq("events", "--json", "--message", message["id"].replace("-", "")).json == own
+    assert message["id"] in veilmq("events", "--kind", "received").out
+    assert "extended, 4 times in" in veilmq("trace", message["id"]).out
+    assert veilmq("trace", message["id"], "--all").out.count("extended") == 4
+    assert len(veilmq("trace", message["id"], "--json").json[0]["events"]) == 6
+    assert "is none of content_updated, " in veilmq("events", "--kind", "nope").err
+    assert " UTC" in veilmq("peek", "orders").out
+    listed = veilmq("queues", "list", "--json").json
+    assert all(0 < queue["oldest_age_us"] < 10**9 for queue in listed)
+    assert "oldest" in veilmq("queues", "list").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
