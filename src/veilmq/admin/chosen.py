@@ -58,4 +58,4 @@ class Chosen(NamedTuple):
                 return False
         if self.message is None or message == self.message:
             return True
-        return bool(detail) and detail.get("target_message") == self.message.hex()
+        return detail is not None and detail.get("target_message") == self.message.hex()

@@ -56,14 +56,12 @@ def _names(target: "Target", account: str | None, region: str | None, prefix: st
 
 
 def _names_there(directory: Path, account: str | None, region: str | None, prefix: str) -> Iterator[str]:
-    import apsw
-
     from veilmq.store.sqlite import rows
-    from veilmq.store.sqlite.connections import open_reader
+    from veilmq.store.sqlite.connections import SqliteError, open_reader
     from veilmq.store.sqlite.directory import DATABASE
     from veilmq.store.sqlite.options import Options
 
-    with suppress(apsw.Error):
+    with suppress(SqliteError):
         connection = open_reader(directory / DATABASE, Options())
         try:
             for _, its_account, its_region, name, *_ in rows.live_queues(connection):

@@ -26,7 +26,7 @@ class _Naming:
 def name_client(name: str | None) -> None:
     """What is told of this process from now on: up to 100 printable ASCII characters, an empty text for nothing but the
     release; None: host and process, as before any call. Raises ParameterInvalid."""
-    if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
+    if name is not None and (type(name) is not str or not _NAME.fullmatch(name)):
         raise ParameterInvalid(parameter="name", reason="must be of up to 100 printable ASCII characters")
     _Naming.name = name
 

@@ -189,7 +189,7 @@ class Port:
         first = commands[0]
         if self._aliases:
             call_by_own_names(commands, self._aliases)
-        protocol = first.origin.protocol
+        protocol = first.origin.protocol  # type: ignore[union-attr]  # what has none is no client's to ask
         counts = self.commands if protocol == self.name else self.others.setdefault(protocol, Counter())
         counts[type(first)] += len(commands)
         if call.key.grants is not EVERYTHING:
