@@ -39,6 +39,7 @@ from veilmq.model.outcomes import (
     Sent,
 )
 from veilmq.model.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
+from veilmq.model.reports import WORKING
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.sqs.checksums import body_md5
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
@@ -192,10 +193,23 @@ COMMANDS = [
         "Extend",
         {"Queue": "jobs", "Entries": [{"Handle": "h", "Lease": 604_800}, {"Handle": "i", "Lease": 0, "Body": "new"}]},
         [
-            Extend(queue=QUEUE, origin=ORIGIN, handle="h", lease_us=7 * DAY_US, arrived=ARRIVED),
+            Extend(
+                queue=QUEUE, origin=ORIGIN, handle="h", lease_us=7 * DAY_US, arrived=ARRIVED,
+                after_expiry=AfterExpiry.ALLOW, report=WORKING,
+            ),
             Extend(
                 queue=QUEUE, origin=ORIGIN, handle="i", lease_us=0, arrived=ARRIVED, body="new",
-                md5=body_md5(b"new"), size_bytes=3,
+                md5=body_md5(b"new"), size_bytes=3, after_expiry=AfterExpiry.ALLOW, report=WORKING,
+            ),
+        ],
+    ),
+    (
+        "Extend",
+        {"Queue": "jobs.fifo", "Entries": [{"Handle": "h", "Lease": 1}]},
+        [
+            Extend(
+                queue=FIFO, origin=ORIGIN, handle="h", lease_us=SECOND_US, arrived=ARRIVED,
+                after_expiry=AfterExpiry.REFUSE, report=WORKING,
             ),
         ],
     ),
@@ -507,6 +521,9 @@ def test_a_receive_tells_all_there_is(door: Door) -> None:
         type="resize",
         tag="blue",
         dead_letter_source=QUEUE,
+        dead_receives=3,
+        error_type="ValueError",
+        error="bad zip",
     )
     answer = door.answer("Receive", {"Queue": "jobs.fifo", "CountMax": 2}, Received([delivery(extras=extras)]))
     message = {
@@ -525,6 +542,8 @@ def test_a_receive_tells_all_there_is(door: Door) -> None:
         "Type": "resize",
         "Tag": "blue",
         "DeadLetterSource": "jobs",
+        "DeadLetterReceives": 3,
+        "LastError": {"Type": "ValueError", "Text": "bad zip"},
     }
     assert answer == {"Messages": [message], "Waited": 10.0}
     wire = msgspec.convert(answer, shapes.MessagesResult)
