@@ -58,7 +58,7 @@ from veilmq.model.outcomes import (
 from veilmq.model.plan import NO_PLAN, PlanState
 from veilmq.model.queue import DeduplicationScope, QueueKey, QueueSettings
 from veilmq.model.states import STEPS, State, Step
-from veilmq.testing.reference_groups import VISIBLE, Served, by_group, by_tenant, forget_empty, in_flight
+from veilmq.testing.reference_groups import VISIBLE, Attempt, Served, by_group, by_tenant, forget_empty, in_flight
 from veilmq.testing.reference_moves import Tasks
 from veilmq.testing.reference_settings import change, create, handed, lease_us, plan, within
 
@@ -103,32 +103,6 @@ class Message(msgspec.Struct, eq=False):
         self.state = step.target
         self.attempt += step.raises_attempt
         self.rotation += step.raises_rotation and rotate
-
-
-class Attempt(msgspec.Struct, eq=False):
-    """What a receive with an attempt id was given."""
-
-    until: int
-    leases: list[tuple[Message, int, int, int, str]]
-    """Message, attempt, rotation, end of the lease, handle."""
-
-    def holds(self, now: int) -> bool:
-        """Whether every lease is as it was given."""
-        return now < self.until and all(
-            (message.state, message.attempt, message.rotation, message.due) == (State.IN_FLIGHT, *known)
-            and message.expires() > now
-            for message, *known, _ in self.leases
-        )
-
-    def has_changed(self, now: int) -> bool:
-        """Whether a message is gone, or its lease was changed by a command."""
-        for message, attempt, rotation, due, _ in self.leases:
-            is_same_lease = (message.attempt, message.rotation) == (attempt, rotation)
-            if message.state is State.GONE or message.expires() <= now:
-                return True
-            if message.due != due if is_same_lease else due > now:
-                return True
-        return False
 
 
 class Queue(msgspec.Struct, eq=False):

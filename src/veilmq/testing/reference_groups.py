@@ -5,15 +5,46 @@ the messages without a group.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+import msgspec
 
 from veilmq.model.queue import PRIORITY_DEFAULT
 from veilmq.model.states import State
+
+if TYPE_CHECKING:
+    from veilmq.testing.reference import Message
 
 VISIBLE: Final = frozenset({State.READY, State.RETURNED})
 
 Served = dict[str | None, tuple[int, int]]
 """FIFO: by group, when it was served last: the instant, and the turn then."""
+
+
+class Attempt(msgspec.Struct, eq=False):
+    """What a receive with an attempt id was given."""
+
+    until: int
+    leases: list[tuple["Message", int, int, int, str]]
+    """Message, attempt, rotation, end of the lease, handle."""
+
+    def holds(self, now: int) -> bool:
+        """Whether every lease is as it was given."""
+        return now < self.until and all(
+            (message.state, message.attempt, message.rotation, message.due) == (State.IN_FLIGHT, *known)
+            and message.expires() > now
+            for message, *known, _ in self.leases
+        )
+
+    def has_changed(self, now: int) -> bool:
+        """Whether a message is gone, or its lease was changed by a command."""
+        for message, attempt, rotation, due, _ in self.leases:
+            is_same_lease = (message.attempt, message.rotation) == (attempt, rotation)
+            if message.state is State.GONE or message.expires() <= now:
+                return True
+            if message.due != due if is_same_lease else due > now:
+                return True
+        return False
 
 
 class _Message(Protocol):

@@ -78,7 +78,7 @@ class _Claim:
 
     def walk(self) -> None:
         """Take what there is, group by group."""
-        after = (0, 0, 0)
+        after: Sequence[int] = (0, 0, 0)
         while room := self._room():
             rows = self._writer.read(_FREE, (self._queue.generation, *after, self._last, room))
             self._take(rows)

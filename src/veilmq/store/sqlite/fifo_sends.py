@@ -57,7 +57,8 @@ def send_fifo(
 def _prepare(writer: Writer, queue: LiveQueue, command: Send) -> tuple[Send, Key] | ParameterInvalid:
     """The command with its deduplication id, and the key of that; or what is wrong with it."""
     extras = command.extras
-    if extras.group is None:
+    group = extras.group
+    if group is None:
         return ParameterInvalid(parameter="group", reason=GROUP_REASON)
     if command.delay_us:
         return ParameterInvalid(parameter="delay_us", reason=DELAY_REASON)
@@ -69,4 +70,4 @@ def _prepare(writer: Writer, queue: LiveQueue, command: Send) -> tuple[Send, Key
         command = msgspec.structs.replace(command, extras=extras, delay_us=None)
     elif command.delay_us is not None:  # a delay of 0 is none of its own: the queue's holds
         command = msgspec.structs.replace(command, delay_us=None)
-    return command, key_of(writer, queue, extras.group, identity)
+    return command, key_of(writer, queue, group, identity)

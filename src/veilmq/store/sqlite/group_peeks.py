@@ -110,9 +110,9 @@ def _fair(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, d
     tenants: dict[int, tuple[int, list[Turn]]] = {}
     for number, held, cursor in known.values():
         mine: list[Turn] = _rows(connection, _READY, (generation, number, cursor, *alive, count))
-        mine += [turn for _, *turn in _rows(connection, _RETURNED, (generation, number, number, *alive, count))]
+        mine += [row[1:] for row in _rows(connection, _RETURNED, (generation, number, number, *alive, count))]
         mine += [turn for line, _, turn in back if line == number]
-        tenants[number] = (held - returning[number], sorted(map(tuple, mine)))
+        tenants[number] = (held - returning[number], sorted(mine))
     alone: list[tuple[int, Turn]] = [
         (priority, (since, turn, sequence))
         for priority, since, turn, sequence in _rows(connection, _RETURNED, (generation, 1, LINES_MAX, *alive, count))

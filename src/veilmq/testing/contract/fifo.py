@@ -64,7 +64,9 @@ class TestFifo:
         self, stage: Stage, per_group: bool
     ) -> None:
         """Recorded of AWS: blocked is what is behind the first message in flight, and nothing before it."""
-        change = {"deduplication_scope": DeduplicationScope.GROUP, "throughput_per_group": True} if per_group else {}
+        change: dict[str, Any] = {}
+        if per_group:
+            change = {"deduplication_scope": DeduplicationScope.GROUP, "throughput_per_group": True}
         queue = fifo(stage, **change)
         put(stage, queue, "a1", "a2", "a3")
         first, second = stage.receive(queue, 2, lease_us=LEASE_US)
