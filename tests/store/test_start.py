@@ -43,11 +43,12 @@ def test_an_announcement_that_cannot_be_read_is_none(tmp_path: Path, raw: bytes)
 
 
 def test_a_new_directory_is_no_migration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert said(tmp_path / "data", Options(reserve_bytes=0), caplog) == []
+    (told,) = said(tmp_path / "data", Options(reserve_bytes=0), caplog)
+    assert told == f"made a new data directory: {tmp_path / 'data'}"
 
 
 def test_a_reserve_that_has_no_room_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (told,) = said(tmp_path / "data", Options(reserve_bytes=1 << 60), caplog)
+    told, _ = said(tmp_path / "data", Options(reserve_bytes=1 << 60), caplog)
     assert told.startswith(f"no room for the reserve of {1 << 60} bytes")
 
 
