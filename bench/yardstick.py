@@ -1,11 +1,11 @@
 """The CPU of a request, by stage and in all, of this tree and of another: whether a change costs anything.
 
     make yardstick ARGS="--against ../before"
-    python bench/yardstick.py [--against DIR] [--turns 8] [--rounds 80]
+    python bench/yardstick.py [--against DIR] [--turns 8] [--rounds 200]
 
 Strategy: bench/yardstick_lane.py drives a whole server in its own process, with signed requests as bytes and with the
 real store and its sync. Each tree has a lane, this tree has two: what its second lane differs from the first by is the
-noise. The processes of a turn live side by side and do one round after the other, of some 50 ms, so that
+noise. The processes of a turn live side by side and do one short round after the other, of some 20 ms, so that
 whatever slows the machine meets all of them; what counts is the ratio of two lanes' rounds, and of these the median.
 In a turn all have the same hash seed, and none has random addresses: else two processes with the same code differ by 4
 to 8 % for as long as they live. Each turn has fresh processes and another seed, so that no one layout decides.
@@ -165,8 +165,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--against", type=Path, help="the checkout to compare this one with; none: the noise alone")
     parser.add_argument("--turns", type=int, default=8, help="fresh processes of each lane")
-    parser.add_argument("--rounds", type=int, default=80, help="of a turn")
-    parser.add_argument("--waves", type=int, default=3, help="of a round: one request over each of 32 connections")
+    parser.add_argument("--rounds", type=int, default=200, help="of a turn")
+    parser.add_argument("--waves", type=int, default=1, help="of a round: one request over each of 32 connections")
     parser.add_argument("--home", type=Path, default=ROOT / "bench" / ".data", help="where the data directories lie")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     options = parser.parse_args()
