@@ -8,7 +8,7 @@ go into `data_received` as bytes, and the answer is what is written to the trans
 measured (HTTP, signature, codec, engine, store, commit and its sync, answer), and nothing of a client or of sockets.
 
 Each line on standard input asks for one round, and gets one line of JSON: CPU in microseconds a request, by operation.
-A round is a wave or more, a wave is one request over each connection; the waves send, receive and delete in turn, so that
+A round is a wave or more, a wave one request over each connection; the waves send, receive and delete in turn, so that
 the queue stays shallow. `round` measures each wave as a whole: CPU of the process, and retired instructions where the
 machine counts them. `stages` splits it: the methods of `STAGES` are wrapped with a stopwatch from then on. What a tree
 does not have under that name counts for the stage around it.
