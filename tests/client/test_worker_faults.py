@@ -11,7 +11,7 @@ from tests.client.worker_stage import WAIT_S, Gate, Stage
 
 from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.large import LargeMessageQueue
-from veilmq.client.messages import Received, Template
+from veilmq.client.messages import Message, Received, Template
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import keep
 from veilmq.client.worker import Backoff, Reject, Retry, Worker
@@ -308,3 +308,37 @@ class TestCallbacksThatExit:
         assert working.counts is not None
         assert working.counts.outcomes == {"stopped": 1}
         assert stage.visible() == ["a"]
+
+
+class Counting(Wrapping):
+    """Notes how many messages are in flight when one is given back because its handler failed."""
+
+    def __init__(self, inner: Queue) -> None:
+        super().__init__(inner)
+        self.in_flight: list[int | None] = []
+
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+        if failure is not None:
+            self.in_flight.append(self.inner.stats().in_flight)
+        self.inner.release(handle, delay, failure=failure)
+
+
+@pytest.mark.parametrize("options", [{"prefetch": 4}, {"batch": 2, "prefetch": 4}], ids=["waiting", "in one batch"])
+def test_the_rest_of_a_group_goes_back_before_the_message_that_failed(stage: Stage, options: dict[str, Any]) -> None:
+    """A message that is given back can be received at once: nobody may get it while we hold what follows it."""
+    queue = Counting(stage.make("work.fifo", fifo=True, content_deduplication=True))
+    answers = queue.send_batch([Message(body, group="g") for body in "abcd"])
+    assert not [each for each in answers if isinstance(each, Exception)]
+    failed: list[str] = []
+
+    def handler(given: Any) -> Any:
+        jobs = given if isinstance(given, list) else [given]
+        if not failed:
+            failed.append(jobs[0].body)
+            raise RuntimeError("once")
+        for job in jobs:
+            stage.note(job)
+
+    stage.work(handler, queue, **options)
+    assert (failed, stage.seen) == (["a"], ["a", "b", "c", "d"])
+    assert queue.in_flight[0] == 1

@@ -92,12 +92,17 @@ class Flow:
         """Those to be worked; the others are settled."""
         todo: list[Hand] = []
         blocked: set[str] = set()
-        for hand in hands:
+        for at, hand in enumerate(hands):
+            if hand.settled:
+                continue
             if hand.lane in blocked:
                 self._settling.release(hand)
                 continue
             more = self.ready.holds(hand.lane)
-            if (out := self._sort_out(hand)) is None:
+            self._lead(hand, hands[at + 1 :])
+            out = self._sort_out(hand)
+            hand.before_release = None
+            if out is None:
                 todo.append(hand)
                 self._watch(hand)
             elif not out and hand.lane is not None:
@@ -134,8 +139,9 @@ class Flow:
         blocked = False
         lane = chain[0][0].lane
         more = self.ready.holds(lane)
-        for hand, result in chain:
-            if self._ours(hand):
+        for at, (hand, result) in enumerate(chain):
+            if self._ours(hand) and not hand.settled:
+                self._lead(hand, [each for each, _ in chain[at + 1 :]])
                 out = self._settling.settle(hand, STOPPED if blocked else result, seconds)
                 blocked = blocked or not out
         if blocked and lane is not None:
@@ -175,11 +181,27 @@ class Flow:
         with self._lock:
             return hand in self._running
 
-    def _send_back(self, lane: str, more: bool) -> None:
-        """Give back the rest of a group, in order.
+    def _lead(self, hand: Hand, others: Sequence[Hand]) -> None:
+        """What follows in the group, among `others` and among those that wait, is given back before the hand is.
 
-        more: whether any waited before the last settling; if not, those that wait now were received anew after it, for
-        a group is locked until all that was received of it is gone or back.
+        A message that is given back can be received at once, though later ones of its group are in flight. Whoever
+        received it then, this worker included, would have it while we hold what follows.
+        """
+        if hand.lane is not None:
+            rest = [each for each in others if each.lane == hand.lane]
+            hand.before_release = partial(self._give_back_rest, hand.lane, rest)
+
+    def _give_back_rest(self, lane: str, rest: Sequence[Hand]) -> None:
+        for hand in rest:
+            if self._ours(hand) and not hand.settled:
+                self._settling.settle(hand, STOPPED, 0.0)
+        self._send_back(lane, True)
+
+    def _send_back(self, lane: str, more: bool) -> None:
+        """Give back what waits of a group.
+
+        more: whether any waited before the last message was settled. If not, those that wait now were received after
+        it, and may be worked.
         """
         for hand in self.ready.withdraw(lane) if more else ():
             self._settling.release(hand)

@@ -67,6 +67,8 @@ class Hand:
         self.keep_claim: Callable[[], object] | None = None
         """Called after its handler has moved the lease's end: so must the claim's. Raises LeaseTaken, and what the
         guard's storage raises."""
+        self.before_release: Callable[[], object] | None = None
+        """Gives back what we hold of its group behind it; called before it is given back itself."""
         self.timer: Entry | None = None
         """Tells its handler before its time is over."""
         self.settled = False

@@ -109,6 +109,8 @@ class Intake:
                     self._fatal(closed)
                 return
             before = self._clock.monotonic()
+            # What is given back while a poll is under way may have come too late for it.
+            idle = self._ready.in_hand == 0
             try:
                 came = self._poll.receive(places, lease=self._parameters.first_lease, wait=self._wait)
             except BaseException as error:  # noqa: BLE001 a policy of the user's, too, may fail in any way
@@ -124,7 +126,7 @@ class Intake:
             self._ready.give_back(places - taken)
             if came:
                 early = 0
-            elif self._until_empty and self._ready.in_hand == 0:
+            elif self._until_empty and idle and self._ready.in_hand == 0:
                 self._idle()
                 return
             elif self._clock.monotonic() - before < self._wait / 2 or not self._wait:

@@ -195,6 +195,9 @@ class Settling:
 
     def _release(self, hand: Hand, delay: float, outcome: str, failure: Failure | None = None) -> str:
         delay = min(max(delay, 0.0), self._longest)
+        give_back_rest, hand.before_release = hand.before_release, None
+        if give_back_rest is not None:
+            give_back_rest()
         return self._insist("release", hand, lambda: hand.lease.release(delay, failure=failure)) or outcome
 
     def _dead_letter(self, dead_letters: DeadLetters, hand: Hand, reason: str) -> str | None:
