@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import apsw
 import msgspec
@@ -115,6 +116,11 @@ def as_today(visible: dict[str, list[Any]]) -> dict[str, list[Delivery]]:
     return msgspec.json.decode(msgspec.json.encode(visible), type=dict[str, list[Delivery]])
 
 
+def with_uuids(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Events as they are told today: when the older files were made, messages had their ids in 32 digits."""
+    return [event | {"message": event["message"] and str(UUID(event["message"]))} for event in events]
+
+
 def test_every_version_has_its_file() -> None:
     assert [path.stem for path in RELEASED] == [f"schema-{version}" for version in range(1, VERSION + 1)]
 
@@ -126,7 +132,7 @@ class TestReleasedFile:
         found = MAKE["seen"](stage.store, stage.now, recorded.handles)
         assert found.queues == recorded.queues
         assert as_today(found.visible) == as_today(recorded.visible)
-        assert found.events[: len(recorded.events)] == recorded.events
+        assert found.events[: len(recorded.events)] == with_uuids(recorded.events)
         assert len(found.events) == len(recorded.events)
 
     def test_it_has_the_tables_of_a_new_file(self, stage: Stage, tmp_path: Path) -> None:
