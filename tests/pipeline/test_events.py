@@ -134,6 +134,7 @@ class TestStream:
         run()
         assert len(offsets) == total
 
+    @pytest.mark.slow
     def test_it_goes_on_with_what_a_server_gets(self, spark: Any, server: Server, tmp_path: Path) -> None:
         before = server.history.bounds().following
         place = {"path": str(tmp_path / "table"), "checkpointLocation": str(tmp_path / "checkpoint")}
@@ -444,6 +445,7 @@ class TestBadInput:
         finally:
             started.stop()
 
+    @pytest.mark.slow
     def test_a_full_history_of_a_busy_server_is_read_from_its_beginning(self, spark: Any, tmp_path: Path) -> None:
         """Though its oldest events are trimmed all the time: not those that a reader has planned to read."""
         started = Server(tmp_path, "--history-bytes-max", "600000")
