@@ -23,7 +23,7 @@ NEW = "made a new data directory"
 GIVEN = dict.fromkeys(
     ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue", "lease", "stop_before_expiry", "wait",
      "drain", "give_up_after", "max_hold", "retry_first", "retry_longest", "kind", "checkpoints", "guard", "metrics",
-     "traces")
+     "traces", "error_report")
 ) | {"keeper": True}  # fmt: skip
 
 

@@ -157,7 +157,8 @@ def test_a_trace_shows_what_took_all_messages_away(veilmq: Run) -> None:
     veilmq("queues", "create", "orders", "--dead-letters", "dead", "--max-receives", "1")
     ids = {body: veilmq("send", "orders", body, "--json").json[0]["id"] for body in ("moved", "done", "stays")}
     veilmq("receive", "orders", "--lease", "0")
-    veilmq("receive", "orders", "--delete", "--lease", "1m")  # `moved` goes to the dead-letter queue on the way
+    veilmq("receive", "orders", "--delete", "--lease", "1m")
+    veilmq("receive", "orders", "--count", "2", "--lease", "1m")  # `moved` goes to the dead-letter queue on the way
     for _ in range(2):
         veilmq("purge", "orders", "--yes")
     late = veilmq("send", "orders", "late", "--json").json[0]["id"]
@@ -171,7 +172,7 @@ def test_a_trace_shows_what_took_all_messages_away(veilmq: Run) -> None:
 
     assert kinds(ids["moved"])[-2:] == [("dead_lettered", "orders"), ("purged", "dead")]
     assert kinds(ids["done"])[-1] == ("deleted", "orders")
-    assert kinds(ids["stays"]) == [("sent", "orders"), ("purged", "orders")]
+    assert kinds(ids["stays"]) == [("sent", "orders"), ("received", "orders"), ("purged", "orders")]
     assert kinds(late) == [("sent", "orders"), ("queue_deleted", "orders")]
     shown = veilmq("trace", ids["stays"]).out
     assert "purged" in shown

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from veilmq.client.keeper import LeaseKeeper
-from veilmq.client.messages import Message
+from veilmq.client.messages import Message, Template
+from veilmq.client.queue import Queue
 from veilmq.client.timeouts import AdaptiveTimeout, ThresholdTimeout
 from veilmq.model.errors import LeaseError
 from veilmq.testing.client_contract.embedded import EmbeddedClient
@@ -45,13 +46,23 @@ def test_what_messages_take_is_learnt_by_type(client: EmbeddedClient) -> None:
     assert 5 < schedule.first < 150
 
 
-def test_a_lost_lease_is_learnt(client: EmbeddedClient) -> None:
-    client.account.create("jobs")
-    queue = client.account.queue("jobs")
+@pytest.fixture
+def fifo(client: EmbeddedClient) -> Queue:
+    """A queue on which a lease that has ended is over; on others the keeper would take it up again."""
+    client.account.create("jobs.fifo", Template(fifo=True))
+    return client.account.queue("jobs.fifo")
+
+
+def job(number: int = 0) -> Message:
+    return Message("job", group="g", deduplication_id=f"{number}")
+
+
+def test_a_lost_lease_is_learnt(client: EmbeddedClient, fifo: Queue) -> None:
+    queue = fifo
     plan = AdaptiveTimeout()
     before = plan.costs.crashes_per_second
     with LeaseKeeper(queue, plan=plan, clock=client.clock) as keeper:
-        queue.send("job")
+        queue.send(job())
         (message,) = queue.receive(lease=5)
         lease = keeper.register(message, lease=5)
         client.pass_time(6)
@@ -67,13 +78,14 @@ def test_a_lost_lease_is_learnt(client: EmbeddedClient) -> None:
 
 
 @pytest.mark.parametrize(("margin", "extended"), [(0, False), (10, True)])
-def test_the_documents_rule_is_told_of_what_came_back(client: EmbeddedClient, margin: float, extended: bool) -> None:
-    client.account.create("jobs")
-    queue = client.account.queue("jobs")
+def test_the_documents_rule_is_told_of_what_came_back(
+    client: EmbeddedClient, fifo: Queue, margin: float, extended: bool
+) -> None:
+    queue = fifo
     plan = ThresholdTimeout(30, failures=2, margin=margin, clock=client.clock)
     with LeaseKeeper(queue, plan=plan, clock=client.clock) as keeper:
-        for _ in range(2):
-            queue.send("job")
+        for number in range(2):
+            queue.send(job(number))
             (message,) = queue.receive(lease=30)
             client.pass_time(0.2)
             lease = keeper.register(message)
@@ -86,7 +98,7 @@ def test_the_documents_rule_is_told_of_what_came_back(client: EmbeddedClient, ma
             (again,) = queue.receive(lease=30)
             queue.delete(again.handle)
         assert plan.timeout == 60
-        queue.send("job")
+        queue.send(job(2))
         (message,) = queue.receive(lease=60)
         lease = keeper.register(message)
         client.pass_time(55)

@@ -255,10 +255,10 @@ def test_close_waits_for_what_is_released_too(queue: Counting, monkeypatch: pyte
     begun, may = threading.Event(), threading.Event()
     release = queue.inner.release
 
-    def slow(handle: str, delay: float = 0) -> None:
+    def slow(handle: str, delay: float = 0, **options: object) -> None:
         begun.set()
         assert may.wait(30)
-        release(handle, delay)
+        release(handle, delay, **options)
 
     monkeypatch.setattr(queue.inner, "release", slow)
     receiver = Receiver(queue)

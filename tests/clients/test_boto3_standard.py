@@ -158,24 +158,24 @@ def test_a_queues_url_opened_in_a_browser(sqs: Any, queue: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "given", "error"),
+    ("operation", "given", "error", "status"),
     [
-        ("change_message_visibility", {"ReceiptHandle": "AQ=="}, "ReceiptHandleIsInvalid"),
-        ("delete_message", {"ReceiptHandle": "AQ=="}, "ReceiptHandleIsInvalid"),
-        ("send_message", {"MessageBody": "\x00"}, "InvalidMessageContents"),
-        ("send_message_batch", {"Entries": []}, "EmptyBatchRequest"),
-        ("send_message_batch", {"Entries": [{"Id": "a", "MessageBody": "x"}] * 2}, "BatchEntryIdsNotDistinct"),
-        ("get_queue_attributes", {"AttributeNames": ["Nonsense"]}, "InvalidAttributeName"),
-        ("set_queue_attributes", {"Attributes": {"VisibilityTimeout": "43201"}}, "InvalidAttributeValue"),
+        ("change_message_visibility", {"ReceiptHandle": "AQ=="}, "ReceiptHandleIsInvalid", 404),
+        ("delete_message", {"ReceiptHandle": "AQ=="}, "ReceiptHandleIsInvalid", 404),
+        ("send_message", {"MessageBody": "\x00"}, "InvalidMessageContents", 400),
+        ("send_message_batch", {"Entries": []}, "EmptyBatchRequest", 400),
+        ("send_message_batch", {"Entries": [{"Id": "a", "MessageBody": "x"}] * 2}, "BatchEntryIdsNotDistinct", 400),
+        ("get_queue_attributes", {"AttributeNames": ["Nonsense"]}, "InvalidAttributeName", 400),
+        ("set_queue_attributes", {"Attributes": {"VisibilityTimeout": "43201"}}, "InvalidAttributeValue", 400),
     ],
 )
 def test_errors_come_out_as_botocores_own_classes(
-    sqs: Any, queue: str, operation: str, given: dict[str, Any], error: str
+    sqs: Any, queue: str, operation: str, given: dict[str, Any], error: str, status: int
 ) -> None:
     extra = {"VisibilityTimeout": 1} if operation == "change_message_visibility" else {}
     with pytest.raises(getattr(sqs.exceptions, error)) as raised:
         getattr(sqs, operation)(QueueUrl=queue, **given, **extra)
-    assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+    assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == status
 
 
 @pytest.mark.parametrize("batch", [False, True])

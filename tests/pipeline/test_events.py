@@ -374,7 +374,7 @@ class TestBadInput:
             ServerHistory(server.admin, "x" * 32).bounds()
 
     def test_a_port_that_is_no_admin_port(self, server: Server) -> None:
-        with pytest.raises(SourceUnreachable, match=r"is no VeilMQ admin port: it answers 400. Is the URL right"):
+        with pytest.raises(SourceUnreachable, match=r"is no VeilMQ admin port: it answers 404. Is the URL right"):
             ServerHistory(server.sqs, "x").bounds()
 
     @pytest.mark.parametrize(

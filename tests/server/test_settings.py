@@ -25,7 +25,7 @@ GOOD = [
 BAD = [
     ("sqs", "9324", "HOST:PORT"),
     ("sqs", ":9324", "HOST:PORT"),
-    ("sqs", "127.0.0.1:65536", "HOST:PORT"),
+    ("sqs", "127.0.0.1:65536", "up to 65535"),
     ("sqs", "::1:9324", "HOST:PORT"),
     ("sqs", "[x]:9324", "HOST:PORT"),
     ("sqs", "[1]:9324", "IPv6"),
