@@ -342,3 +342,32 @@ def test_the_rest_of_a_group_goes_back_before_the_message_that_failed(stage: Sta
     stage.work(handler, queue, **options)
     assert (failed, stage.seen) == (["a"], ["a", "b", "c", "d"])
     assert queue.in_flight[0] == 1
+
+
+class Slow(Wrapping):
+    """The answer to the release of a failed message takes until the worker has received it again."""
+
+    worker: Worker
+
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+        self.inner.release(handle, delay, failure=failure)
+        if failure is not None:
+            run = self.worker._run
+            assert run is not None
+            eventually(lambda: run.ready.holds("g"))
+
+
+def test_a_message_that_comes_again_at_once_is_worked_again(stage: Stage) -> None:
+    queue = Slow(stage.make("work.fifo", fifo=True, content_deduplication=True))
+    queue.send_batch([Message(body, group="g") for body in "abcd"])
+    counts: list[int] = []
+
+    def handler(job: Any) -> None:
+        if job.body == "a":
+            counts.append(job.receive_count)
+            if len(counts) < 4:
+                raise Retry(delay=0)
+
+    queue.worker = stage.worker(handler, queue, prefetch=4)
+    queue.worker.run(until_empty=True)
+    assert counts == [1, 2, 3, 4]

@@ -24,6 +24,7 @@ from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.jobs import tables
 from veilmq.pipeline.jobs.loop import Loop
+from veilmq.pipeline.sinks import delta
 from veilmq.pipeline.sinks.delta import Written, add_files
 from veilmq.store.files import sync_directory
 from veilmq.testing.histories import MadeUp, Workload, history, lognormal
@@ -156,8 +157,11 @@ def test_a_manifest_and_its_quarantine_outlive_it(disk: Disk, tmp_path: Path, re
     assert quarantine.quarantined(left) == [row]
 
 
-def test_a_commit_to_a_delta_table_outlives_it(disk: Disk, tmp_path: Path) -> None:
-    """Its messages are deleted next."""
+@pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies before it syncs"])
+def test_a_commit_to_a_delta_table_outlives_it(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """Its messages are deleted next, also by a process that finds the batch committed by one that died."""
     table, rows = tmp_path / "deep" / "table", pa.table({"n": [1, 2]})
     table.mkdir(parents=True)
     for batch in (0, 1):
@@ -165,7 +169,12 @@ def test_a_commit_to_a_delta_table_outlives_it(disk: Disk, tmp_path: Path) -> No
         pq.write_table(rows, table / name)
         with (table / name).open("rb") as file:
             os.fsync(file.fileno())
-        add_files(str(table), rows.schema, [Written(name, (table / name).stat().st_size, 2, "q")], "q", batch)
+        written = [Written(name, (table / name).stat().st_size, 2, "q")]
+        with monkeypatch.context() as patch:
+            if dies:
+                patch.setattr(delta, "_sync_log", lambda path: None)
+            assert add_files(str(table), rows.schema, written, "q", batch)
+        assert not add_files(str(table), rows.schema, written, "q", batch)
     sync_directory(tmp_path)
     left = disk.after_cut(tmp_path / "deep", tmp_path / "left", removals_last=False) / "table"
     assert DeltaTable(left).to_pyarrow_table()["n"].to_pylist() == [1, 2, 1, 2]

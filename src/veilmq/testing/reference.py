@@ -301,6 +301,7 @@ class Reference:
             assert type(outcome) is AttemptNotRetryable, outcome
             return True
         if not attempt.holds(self.now):
+            del queue.attempts[command.attempt_id or ""]
             return False
         assert isinstance(outcome, Received), outcome
         assert [(got.sequence, got.handle, got.receive_count) for got in outcome.messages] == [

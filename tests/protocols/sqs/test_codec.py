@@ -215,6 +215,14 @@ def test_a_request_for_nothing_is_an_unknown_operation(asked: Request, ring: Rin
     assert answer.body == b"<UnknownOperationException/>\n"
 
 
+def test_the_same_in_the_json_form() -> None:
+    asked = request("GET", b"/000000000000/q", content_type="application/x-amz-json-1.0")
+    answer = Codec(Checking(), Endpoint()).decode(asked, Instant(0), Instant(0))
+    assert isinstance(answer, Response)
+    assert code_of(answer) == (404, "UnknownOperationException")
+    assert answer.content_type == b"application/x-amz-json-1.0"
+
+
 def test_the_member_that_does_not_fit_is_named() -> None:
     body = b'{"QueueUrl":"/000000000000/q","Entries":[{"Id":"1","MessageBody":"x","DelaySeconds":"5"}]}'
     answer = decode(request(x_amz_target="AmazonSQS.SendMessageBatch", body=body))

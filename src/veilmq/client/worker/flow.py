@@ -101,6 +101,7 @@ class Flow:
             more = self.ready.holds(hand.lane)
             self._lead(hand, hands[at + 1 :])
             out = self._sort_out(hand)
+            more = more and hand.before_release is not None
             hand.before_release = None
             if out is None:
                 todo.append(hand)
@@ -144,6 +145,7 @@ class Flow:
                 self._lead(hand, [each for each, _ in chain[at + 1 :]])
                 out = self._settling.settle(hand, STOPPED if blocked else result, seconds)
                 blocked = blocked or not out
+                more = more and hand.before_release is not None
         if blocked and lane is not None:
             self._send_back(lane, more)
 
@@ -200,8 +202,8 @@ class Flow:
     def _send_back(self, lane: str, more: bool) -> None:
         """Give back what waits of a group.
 
-        more: whether any waited before the last message was settled. If not, those that wait now were received after
-        it, and may be worked.
+        more: whether any waited before the last message was settled, and still do. If not, those that wait now were
+        received after it, and may be worked.
         """
         for hand in self.ready.withdraw(lane) if more else ():
             self._settling.release(hand)

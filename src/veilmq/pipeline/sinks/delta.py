@@ -18,7 +18,7 @@ import json
 import logging
 import secrets
 from collections.abc import Iterator
-from itertools import count
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,8 @@ from veilmq.store.files import sync_directory
 _ROWS_FLUSHED: Final = 65_536
 _ELSEWHERE: Final = ("s3://", "gs://", "gcs://", "abfs://", "abfss://", "hdfs://", "viewfs://")
 _LOG: Final = "_delta_log"
+_LAST_CHECKPOINT: Final = "_last_checkpoint"
+"""Of the files in the log, the one that is replaced."""
 
 log = logging.getLogger("veilmq.pipeline")
 
@@ -66,33 +68,32 @@ def add_files(
     app: the query, or a name for it, which is refused where another query has it. Raises DeltaRefused, and
     SourceUnreachable if the table cannot be reached; whether the batch landed, the next call then finds out.
     """
-    from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
     query = files[0].query
     own = app if app == query else f"{app}/{query}"
     if _is_done(path, app, own, batch, storage):
+        _sync_log(path)  # the process that committed it may have died before it did so
         return False
     try:
-        before = _commit(path, schema, files, app, own, batch, storage)
+        _commit(path, schema, files, app, own, batch, storage)
     except Exception as error:
         if _is_done(path, app, own, batch, storage):
             log.warning("table %s has batch %d, though its commit raised: %s", path, batch, error)
-            _sync_log(path, DeltaTable(path, storage_options=storage).version() - 1)
+            _sync_log(path)
             return True
         if isinstance(error, DeltaError):
             raise DeltaRefused(f"The table {path} refuses batch {batch}: {error}.", "Do its columns fit?") from error
         if isinstance(error, OSError):
             raise _unreachable(path, batch, error) from error
         raise
-    _sync_log(path, before)
+    _sync_log(path)
     return True
 
 
 def _commit(
     path: str, schema: Any, files: list[Written], app: str, own: str, batch: int, storage: dict[str, str] | None
-) -> int:
-    """The version before it; -1 if there was no table."""
+) -> None:
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     from deltalake.transaction import AddAction
 
@@ -102,32 +103,37 @@ def _commit(
         for each in files
         if each.name
     ]
-    is_new = not DeltaTable.is_deltatable(path, storage)
-    if is_new:
+    if not DeltaTable.is_deltatable(path, storage):
         write_deltalake(path, schema.empty_table(), storage_options=storage)
     table = DeltaTable(path, storage_options=storage)
-    before = -1 if is_new else int(table.version())
     check_table(table, schema)
     check_nulls(table, frozenset().union(*(each.nulls for each in files)))
     versions = {app: max(batch, table.transaction_version(app) or 0), own: batch}
     properties = CommitProperties(app_transactions=[Transaction(*each) for each in versions.items()])
     table.create_write_transaction(actions, "append", schema, [], commit_properties=properties)
-    return before
 
 
-def _sync_log(path: str, before: int) -> None:
-    """Make the versions after one outlive a power cut, for the messages are deleted next.
+_synced: dict[int, set[str]] = {}
+"""Files of the logs of local tables that this process has synced, by the log's inode. They never change."""
 
-    On a local disk; delta-rs syncs nothing there.
+
+def _sync_log(path: str) -> None:
+    """Make what the table's log says outlive a power cut, for the messages are deleted next.
+
+    On a local disk; delta-rs syncs nothing there. Another process may have died before it synced its own versions, so
+    whatever this one has not synced yet is synced.
     """
     table = _local(path)
     if table is None:
         return
-    for version in count(before + 1):
-        entry = table / _LOG / f"{version:020}.json"
-        if not entry.exists():
-            break
-        sync_file(entry)
+    synced = _synced.setdefault((table / _LOG).stat().st_ino, set())
+    for entry in sorted((table / _LOG).iterdir()):
+        if entry.name in synced or not entry.is_file():
+            continue
+        with suppress(FileNotFoundError):  # a clean-up of the log took it
+            sync_file(entry)
+        if entry.name != _LAST_CHECKPOINT:
+            synced.add(entry.name)
     for directory in (table / _LOG, table, table.parent):
         sync_directory(directory)
 

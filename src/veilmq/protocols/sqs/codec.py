@@ -56,7 +56,7 @@ class Codec:
                 return self._preflight(request)
             elif request.method != "GET":
                 raise Refusal(errors.METHOD_NOT_SUPPORTED, f"The HTTP method {request.method} is not supported.")
-            elif form is not Form.JSON and not request.query:
+            elif not request.query and (form is not Form.JSON or b"x-amz-target" not in request.headers):
                 raise query_form.nothing_asked()  # before any signature: a browser that opens a queue's URL has none
             caller = self._verifier.verify(request, wall)
             asked = Asked(request, caller, arrived, self._endpoint)

@@ -17,7 +17,7 @@ from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.events import Kind
 from veilmq.model.instant import MINUTE_US, Instant
 from veilmq.model.message import Delivery
-from veilmq.store.sqlite.extras import intact
+from veilmq.store.sqlite.extras import intact, with_failure
 from veilmq.store.sqlite.places import Place, event_of, find_places
 from veilmq.store.sqlite.queues import LiveQueue
 from veilmq.store.sqlite.writer import Writer
@@ -27,8 +27,8 @@ _LEASES: Final = msgspec.msgpack.Decoder(list[tuple[str, int]])
 _PACK: Final = msgspec.msgpack.Encoder()
 _FIND: Final = "SELECT number, ends, leases FROM receive_attempt WHERE generation = ? AND id = ?"
 _MESSAGE: Final = (
-    "SELECT m.sender, m.extras, m.md5, m.body, l.first FROM message m JOIN lease l ON l.sequence = m.sequence"
-    " WHERE m.sequence = ?"
+    "SELECT m.sender, m.extras, m.md5, m.body, l.first, l.failure FROM message m"
+    " JOIN lease l ON l.sequence = m.sequence WHERE m.sequence = ?"
 )
 
 
@@ -52,7 +52,8 @@ def replay(
     held = _held(writer, queue, leases)
     if held is None:
         return AttemptNotRetryable(attempt_id=attempt_id)
-    if not held:
+    if not held:  # a new receive, also if it finds nothing and looks again later
+        writer.write("DELETE FROM receive_attempt WHERE number = ?", (row[0],))
         return None
     again = []
     for (handle, _), place in zip(leases, held, strict=True):
@@ -101,10 +102,12 @@ def _delivery(writer: Writer, queue: LiveQueue, command: Receive, place: Place, 
     """The message as it is delivered again; None if it is damaged."""
     row = writer.read_one(_MESSAGE, (place.sequence,))
     assert row is not None
-    sender, packed, md5, body, first = row
+    sender, packed, md5, body, first, failure = row
     extras = intact(body, md5, packed)
     if extras is None:
         return None
+    if failure is not None:
+        extras = with_failure(extras, failure)
     lease_us = command.lease_us
     if lease_us is None:
         lease_us = extras.lease_hint_us

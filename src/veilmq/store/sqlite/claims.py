@@ -25,7 +25,7 @@ from veilmq.model.queue import RedrivePolicy
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.disorder import disordered
 from veilmq.store.sqlite.endings import dead_letter, expire, look_for_due, quarantine
-from veilmq.store.sqlite.extras import intact
+from veilmq.store.sqlite.extras import intact, with_failure
 from veilmq.store.sqlite.inserts import Row
 from veilmq.store.sqlite.places import MANY, Place, numbers
 from veilmq.store.sqlite.promotion import promote
@@ -52,14 +52,14 @@ _READY: Final = (
 )
 _RETURNED: Final = (
     "SELECT m.sequence, m.id, m.sent, m.expires, l.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5,"
-    " m.body, l.attempt, l.rotation, 1, l.due, l.first, l.turn"
+    " m.body, l.attempt, l.rotation, 1, l.due, l.first, l.turn, l.failure"
     " FROM lease l INDEXED BY lease_turn JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND l.hidden = 0 ORDER BY l.priority, l.due, l.turn, l.sequence LIMIT ?"
 )
 _NAMED: Final = (
     "SELECT m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5,"
     " m.body, coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0), l.first,"
-    " coalesce(l.turn, 0) FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value"
+    " coalesce(l.turn, 0), l.failure FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value"
     " LEFT JOIN lease l ON l.sequence = m.sequence"
 )
 _LEASE_MANY: Final = (
@@ -93,6 +93,7 @@ class Candidate(msgspec.Struct, gc=False):
     first: Instant | None = None
     given_back: int = 0
     """`lease.turn`."""
+    failure: bytes | None = None
 
     def turn(self) -> "Turn":
         """Its place among all visible messages."""
@@ -318,6 +319,8 @@ class Granting:
             visible_since = candidate.due
             self._again.setdefault(due, []).append(sequence)
             queue.returned -= 1
+            if candidate.failure is not None:
+                extras = with_failure(extras, candidate.failure)
         else:
             line = candidate.line
             assert line is not None

@@ -14,7 +14,7 @@ from veilmq.model.events import ENDED_BY_ITSELF, Event, Kind
 from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.message import id_text
 from veilmq.model.topic import is_hidden
-from veilmq.store.sqlite.extras import pack_extras, read_extras
+from veilmq.store.sqlite.extras import pack_extras, read_extras, with_failure
 from veilmq.store.sqlite.groups import is_grouped, join
 from veilmq.store.sqlite.places import MANY, Place, event_of, numbers, uncount
 from veilmq.store.sqlite.promotion import promote
@@ -166,8 +166,8 @@ def error_detail(error_type: str, error: str) -> dict[str, object]:
 
 
 _WHOLE: Final = (
-    "SELECT m.sender, m.extras, m.md5, m.body, l.first FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
-    " WHERE m.sequence = ?"
+    "SELECT m.sender, m.extras, m.md5, m.body, l.first, l.failure FROM message m"
+    " LEFT JOIN lease l ON l.sequence = m.sequence WHERE m.sequence = ?"
 )
 
 
@@ -180,11 +180,13 @@ def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueu
     for one there (Developer Guide, "Configure a dead-letter queue redrive").
     """
     (row,) = writer.read(_WHOLE, (place.sequence,))
-    sender, packed, md5, body, first = row
+    sender, packed, md5, body, first, failure = row
     extras = read_extras(packed)
     if extras is None:
         quarantine(writer, queue, place)
         return
+    if failure is not None:
+        extras = with_failure(extras, failure)
     first = None if target.settings.fifo else extras.dead_first_received or first
     identity = None if extras.deduplication_id is None else id_text(place.id)
     receives = 0 if is_hidden(queue.key.name) else extras.dead_receives + place.attempt

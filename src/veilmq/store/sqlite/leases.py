@@ -7,8 +7,6 @@ handle is judged against that, and what is not current changes nothing and is re
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from veilmq.model.commands import SERVER, AfterExpiry, Delete, Extend, LeaseSource, Undeliver
 from veilmq.model.errors import (
     OTHER_QUEUE,
@@ -27,7 +25,7 @@ from veilmq.model.outcomes import Deleted, Extended, Outcome, Undelivered
 from veilmq.model.receipt import Receipt
 from veilmq.model.reports import Reported
 from veilmq.store.sqlite.endings import end_lease, error_detail, expire, remove_rows
-from veilmq.store.sqlite.extras import pack_extras, read_extras
+from veilmq.store.sqlite.extras import pack_failure
 from veilmq.store.sqlite.group_leases import line_aside, may_extend
 from veilmq.store.sqlite.places import (
     MANY,
@@ -87,7 +85,7 @@ class Places:
         if place.attempt != receipt.attempt or place.rotation != receipt.rotation:
             return LeaseTaken(sequence=receipt.sequence, attempt=receipt.attempt)
         if place.attempt and command.arrived > place.due and (not place.hidden or place.due <= writer.now):
-            # On FIFO a later message may have been received since: nobody acts on a lease that has ended.
+            # On FIFO nobody acts on a lease that has ended, as at AWS: the message may be received again at any moment.
             if command.after_expiry is AfterExpiry.REFUSE or queue.settings.fifo:
                 return LeaseExpired(sequence=receipt.sequence, attempt=receipt.attempt)
             if place.hidden:
@@ -202,19 +200,14 @@ def _meaning(command: Extend, place: Place, due: Instant) -> tuple[int, LeaseEnd
 
 
 def _keep_failure(writer: Writer, command: Extend, place: Place) -> dict[str, object] | None:
-    """Note the error with the message, so that a dead letter has it; returns the event's detail."""
+    """Note the error with the lease, so that later receives and a dead letter show it; returns the event's detail."""
     assert command.report is not None
     failure = command.report.failure
     error = failure.error if writer.error_lines else ""
     detail = error_detail(failure.error_type, error)
     if detail:
-        ((packed,),) = writer.read("SELECT extras FROM message WHERE sequence = ?", (place.sequence,))
-        extras = read_extras(packed)
-        # The row is written with its body: not for the same error again. Damaged extras are for a claim to find.
-        if extras is not None and (extras.error_type, extras.error) != (failure.error_type, error):
-            extras = msgspec.structs.replace(extras, error_type=failure.error_type, error=error)
-            values = (pack_extras(extras), place.sequence)
-            writer.write("UPDATE message SET extras = ? WHERE sequence = ?", values)
+        packed = pack_failure(failure.error_type, error)
+        writer.write("UPDATE lease SET failure = ? WHERE sequence = ?", (packed, place.sequence))
     if failure.reason:
         detail = {"reason": failure.reason, **detail}
     return detail or None

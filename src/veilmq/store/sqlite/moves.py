@@ -315,7 +315,9 @@ def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool 
     if place.body_bytes > to.settings.message_bytes_max:
         return MoveFailure.MESSAGE_TOO_LARGE
     if packed is not None:
-        extras = msgspec.structs.replace(extras, dead_letter_source=None, dead_first_received=None, dead_receives=0)
+        extras = msgspec.structs.replace(
+            extras, dead_letter_source=None, dead_first_received=None, dead_receives=0, error_type="", error=""
+        )
         packed = pack_extras(extras)
     message = writer.next_id()
     detail = put_elsewhere(writer, source, place, to, message, writer.now, (sender, packed, md5, body))

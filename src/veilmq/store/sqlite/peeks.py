@@ -14,7 +14,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.store.sqlite.claims import RETURNS_MAX
-from veilmq.store.sqlite.extras import intact
+from veilmq.store.sqlite.extras import intact, with_failure
 from veilmq.store.sqlite.group_peeks import next_in_groups
 from veilmq.store.sqlite.places import numbers
 from veilmq.store.sqlite.queues import LiveQueue, Queues
@@ -22,12 +22,12 @@ from veilmq.store.sqlite.young import Young, replay
 
 _COLUMNS: Final = "m.sequence, m.id, m.sent, m.expires, m.priority, m.sender, m.extras, m.md5, m.body"
 _READY: Final = (
-    f"SELECT {_COLUMNS}, 0, NULL, m.sent, 0 FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
+    f"SELECT {_COLUMNS}, 0, NULL, m.sent, 0, NULL FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
     " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? AND l.sequence IS NULL"
     " AND coalesce(m.expires, m.sent + ?) > ? ORDER BY m.sequence LIMIT ?"
 )
 _LEASED: Final = (
-    f"SELECT {_COLUMNS}, l.attempt, l.first, l.due, l.turn"
+    f"SELECT {_COLUMNS}, l.attempt, l.first, l.due, l.turn, l.failure"
     " FROM lease l INDEXED BY {index} JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND {where} AND coalesce(m.expires, m.sent + ?) > ?"
     " ORDER BY l.priority, l.due, l.turn, l.sequence LIMIT ?"
@@ -41,7 +41,7 @@ _DUE: Final = _LEASED.format(
 )
 
 _NAMED: Final = (
-    f"SELECT {_COLUMNS}, coalesce(l.attempt, 0), l.first, 0, 0"
+    f"SELECT {_COLUMNS}, coalesce(l.attempt, 0), l.first, 0, 0, l.failure"
     " FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value LEFT JOIN lease l ON l.sequence = m.sequence"
 )
 
@@ -80,7 +80,7 @@ def _row(young: Young) -> tuple[Any, ...]:
     found, first = young.contents, young.granted if young.leased else None
     return (
         found.sequence, found.id, found.sent, found.own_expiry, found.priority, found.sender, found.packed, found.md5,
-        found.body, int(young.leased), first, young.due if young.leased else found.sent, 0,
+        found.body, int(young.leased), first, young.due if young.leased else found.sent, 0, None,
     )  # fmt: skip
 
 
@@ -93,9 +93,11 @@ def _peek_groups(connection: apsw.Connection, queue: LiveQueue, command: Peek, n
 def _intact(rows: list[tuple[Any, ...]], retention_us: int) -> list[Delivery]:
     """Those that can be shown; a claim will set a damaged one aside."""
     found = []
-    for sequence, message, sent, own_expiry, priority, sender, packed, md5, body, attempt, first, *_ in rows:
+    for sequence, message, sent, own_expiry, priority, sender, packed, md5, body, attempt, first, *_, failure in rows:
         extras = intact(body, md5, packed)
         if extras is not None:
+            if failure is not None:
+                extras = with_failure(extras, failure)
             expires = sent + retention_us if own_expiry is None else own_expiry
             text = body.decode()
             found.append(

@@ -232,6 +232,8 @@ ALTER TABLE lease ADD COLUMN turn INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX lease_turn ON lease (generation, priority, due, turn) WHERE hidden = 0;
 -- What it means if the lease runs out: LeaseEnding (model/events.py).
 ALTER TABLE lease ADD COLUMN ending INTEGER NOT NULL DEFAULT 0;
+-- msgpack of type and first line of the error for which a worker last gave the message back.
+ALTER TABLE lease ADD COLUMN failure BLOB;
 
 DROP INDEX message_group_free;
 ALTER TABLE message_group ADD COLUMN served INTEGER NOT NULL DEFAULT 0;  -- FIFO: offset of the history at `granted`

@@ -8,7 +8,7 @@ from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.plan import Adaptive, LeasePlan
-from veilmq.model.queue import QueueKey
+from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.testing.contract.fifo import clear, fifo, put
 from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, refused
 
@@ -45,6 +45,17 @@ class TestFifoAttempts:
         assert stage.counts(queue) == (2, 0, 2)
         clear(stage, queue, again)
         assert sorted(bodies(stage.receive(queue, 2))) == ["a3", "b1"]
+
+    def test_a_new_receive_that_finds_nothing_forgets_the_one_before(self, stage: Stage) -> None:
+        """As a parked poll does, whose first look dead-letters the message and whose second one finds another."""
+        dead = fifo(stage, "dead.fifo")
+        queue = fifo(stage, redrive=RedrivePolicy(dead, 1))
+        put(stage, queue, "a1")
+        assert bodies(ask(stage, queue)) == ["a1"]
+        stage.later(LEASE_US)
+        assert ask(stage, queue) == []
+        put(stage, queue, "a2")
+        assert bodies(ask(stage, queue)) == ["a2"]
 
     def test_the_visibility_timeout_starts_again(self, stage: Stage) -> None:
         queue = fifo(stage)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from veilmq.model.commands import AfterExpiry
+from veilmq.model.commands import AfterExpiry, StartMove
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.message import Extras
-from veilmq.model.outcomes import Extended
+from veilmq.model.outcomes import Extended, MoveStarted
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.reports import Failure, Report, Reported
-from veilmq.testing.contract.stage import Stage, expect, sending
+from veilmq.testing.contract.stage import TESTER, Stage, expect, sending
 from veilmq.testing.replaying import replay
 
 RAISED = Report(Reported.RETRY, Failure("raised", "ValueError", "bad zip code"))
@@ -161,6 +161,30 @@ class TestLastErrors:
             {"reason": "raised", "error_type": "KeyError", "error": "'zip'"},
             {"reason": "busy"},
         ]
+
+    def test_a_message_that_is_moved_back_begins_without_an_error(self, stage: Stage) -> None:
+        dead, queue = _with_dead_letters(stage, 1)
+        stage.send(queue)
+        _fail(stage, queue, Failure("raised", "ValueError", "first"))
+        assert stage.receive(queue) == []
+        expect(stage.do(StartMove(queue=dead, origin=TESTER)), MoveStarted)
+        stage.sweep()
+        message = stage.take(queue, lease_us=SECOND_US)
+        assert (message.extras.error_type, message.extras.error) == ("", "")
+        stage.later(SECOND_US)
+        assert stage.receive(queue) == []
+        *_, event = [event for event in stage.events() if event.kind == "dead_lettered"]
+        assert {"error_type", "error"} & set(event.detail or {}) == set()
+
+    def test_an_error_is_kept_without_the_body_being_written_again(self, stage: Stage) -> None:
+        """Also in what a peek shows, and for the next receive of the same attempt."""
+        queue = stage.create()
+        stage.send(queue, "body")
+        _fail(stage, queue, Failure("raised", "ValueError", "first"))
+        (shown,) = stage.peek(queue)
+        assert (shown.extras.error_type, shown.extras.error) == ("ValueError", "first")
+        stage.reopen(kill=True)
+        assert stage.take(queue).extras.error == "first"
 
     def test_the_body_that_a_retry_replaces_and_its_error_are_both_kept(self, stage: Stage) -> None:
         queue = stage.create()
