@@ -336,11 +336,28 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(passing=PASSING, count=st.sampled_from([1, 3, 10]))
     def peek(self, passing: int, count: int) -> None:
+        self.peek_after(passing, count)
+
+    def peek_after(self, passing: int, count: int) -> None:
+        """Let time pass, peek into every queue, and compare."""
         self.stage.later(passing)
         self.reference.settle(self.stage.now)
         for key in self.reference.queues:
             shown = [(one.sequence, one.body, one.receive_count) for one in self.stage.peek(key, count)]
             assert shown == [(one.sequence, one.body, one.attempt) for one in self.reference.peek(key)[:count]]
+
+    @rule(busy=GROUPS, idle=GROUPS, count=st.integers(1, 10), passing=PASSING)
+    def give_back_at_once(self, busy: str | None, idle: str | None, count: int, passing: int) -> None:
+        for group, lease_us in ((busy, 30 * SECOND_US), (busy, 0), (idle, 0)):
+            self.bodies += 1
+            extras = Extras(group=group) if group else NO_EXTRAS
+            self.run([sending(OTHER, str(self.bodies), extras=extras)])
+            self.run([Receive(queue=OTHER, origin=TESTER, lease_us=lease_us)])
+        for _ in range(count):
+            self.stage.later(passing)
+            self.run([Receive(queue=OTHER, origin=TESTER, lease_us=0)])
+        self.peek_after(0, 10)
+        self.run([Receive(queue=OTHER, origin=TESTER, count_max=3)])
 
     @rule()
     def listed(self) -> None:
@@ -365,6 +382,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert {key: self.stage.describe(key) for key in self.reference.queues} == before
         for queue in self.reference.queues.values():
             queue.bucket = NO_BUCKET
+            queue.patience.passed_over = 0
 
     @rule(queue=QUEUES, change=CHANGES, passing=PASSING)
     def change(self, queue: QueueKey, change: dict[str, int], passing: int) -> None:

@@ -58,7 +58,16 @@ from veilmq.model.outcomes import (
 from veilmq.model.plan import NO_PLAN, PlanState
 from veilmq.model.queue import DeduplicationScope, QueueKey, QueueSettings
 from veilmq.model.states import STEPS, State, Step
-from veilmq.testing.reference_groups import VISIBLE, Attempt, Served, by_group, by_tenant, forget_empty, in_flight
+from veilmq.testing.reference_groups import (
+    VISIBLE,
+    Attempt,
+    Patience,
+    Served,
+    by_group,
+    by_tenant,
+    forget_empty,
+    in_flight,
+)
 from veilmq.testing.reference_moves import Tasks
 from veilmq.testing.reference_settings import change, create, handed, lease_us, plan, within
 
@@ -114,6 +123,7 @@ class Queue(msgspec.Struct, eq=False):
     window: dict[tuple[str | None, str], Message] = msgspec.field(default_factory=dict)
     """FIFO: by group and deduplication id, what was taken last."""
     served: Served = msgspec.field(default_factory=dict)
+    patience: Patience = msgspec.field(default_factory=Patience)
     attempts: dict[str, Attempt] = msgspec.field(default_factory=dict)
     """FIFO: by attempt id."""
     plan: PlanState = NO_PLAN
@@ -167,15 +177,19 @@ class Reference:
     def peek(self, key: QueueKey) -> list[Message]:
         """What a peek shows, in order."""
         queue = self.queues[key]
+        if queue.settings.fifo:
+            return [one for one in by_group(queue.messages, queue.served) if one.expires() > self.now]
+        present = [one for one in queue.messages if one.state not in VISIBLE or one.expires() > self.now]
         shown: list[Message] = []
-        for message in self._turns(queue, shown):
-            if message.expires() > self.now:
-                shown.append(message)
+        for message in by_tenant(present, shown, msgspec.structs.replace(queue.patience)):
+            shown.append(message)
         return shown
 
     def _turns(self, queue: Queue, taken: list[Message]) -> Iterator[Message]:
         """What a receive meets, one after the other."""
-        return by_group(queue.messages, queue.served) if queue.settings.fifo else by_tenant(queue.messages, taken)
+        if queue.settings.fifo:
+            return by_group(queue.messages, queue.served)
+        return by_tenant(queue.messages, taken, queue.patience)
 
     def buried(self, sequences: Iterable[int]) -> None:
         """The store says that it expired these: each must be dead."""
@@ -236,6 +250,7 @@ class Reference:
                 message.step("purge")
         queue.window.clear()
         queue.attempts.clear()
+        queue.patience.passed_over = 0
         if isinstance(command, DeleteQueue):
             del self.queues[command.queue]
 

@@ -95,13 +95,24 @@ def by_group(messages: Sequence[M], served: Served) -> Iterator[M]:
             yield message
 
 
+def _waiting(message: _Message) -> tuple[int, int, int]:
+    return message.due, message.turn, message.sequence
+
+
 def _tenant(message: _Message) -> str | None:
     return message.group if message.priority == PRIORITY_DEFAULT else None
 
 
-def by_tenant(messages: Sequence[M], taken: Sequence[M]) -> Iterator[M]:
+class Patience(msgspec.Struct):
+    """Standard: how many messages went in a row before the one that has waited longest."""
+
+    passed_over: int = 0
+
+
+def by_tenant(messages: Sequence[M], taken: Sequence[M], patience: Patience) -> Iterator[M]:
     """Standard: urgent ones, then the tenants with the fewest in flight and of them the one that has waited longest,
-    then the rest. As `by_group`; those that the caller put into `taken` are in flight."""
+    then the rest. The message that has waited longest of all tenants' is passed over 7 times in a row at most. As
+    `by_group`; those that the caller put into `taken` are in flight."""
     met: list[M] = []
     while True:
         here = [one for one in messages if one.state in VISIBLE and one not in taken and one not in met]
@@ -109,9 +120,11 @@ def by_tenant(messages: Sequence[M], taken: Sequence[M]) -> Iterator[M]:
             return
         flying = [_tenant(one) for one in messages if one.state is State.IN_FLIGHT or one in taken]
         highest = min(one.priority for one in here)
-        turn = min(
-            (one for one in here if one.priority == highest),
-            key=lambda one: (flying.count(_tenant(one)), one.due, one.turn, one.sequence),
-        )
+        here = sorted((one for one in here if one.priority == highest), key=_waiting)
+        turn = min(here, key=lambda one: (flying.count(_tenant(one)), _waiting(one)))
+        if highest == PRIORITY_DEFAULT and patience.passed_over == 7:
+            turn = here[0]
         yield turn
+        if highest == PRIORITY_DEFAULT:  # it counts when the caller has done something about it
+            patience.passed_over = 0 if turn is here[0] else patience.passed_over + 1
         met.append(turn)

@@ -2,10 +2,14 @@
 
 Strategy: messages of the usual priority that name a group are the group's, a tenant; those that name none are one
 tenant together. Each message is taken of the tenant that has visible ones and the fewest in flight, then of the one
-whose message has waited longest: the first entry of an index, however many tenants there are. More urgent messages go
-before all tenants, less urgent ones after, as everywhere. Source: "Amazon SQS fair queues" in the SQS Developer Guide.
+whose message has waited longest. A tenant that gives everything back at once never has anything in flight, and would
+keep the others waiting for ever: so the message that has waited longest of all is passed over `PASSED_OVER_MAX` times
+in a row at most, and one behind k others is received after (PASSED_OVER_MAX + 1) * (k + 1) messages at the latest. Both
+choices are first entries of an index, however many tenants there are. More urgent messages go before all tenants, less
+urgent ones after, as everywhere. Source: "Amazon SQS fair queues" in the SQS Developer Guide.
 """
 
+from operator import itemgetter
 from typing import Final
 
 from veilmq.model.commands import Receive
@@ -16,10 +20,16 @@ from veilmq.store.sqlite.groups import settle
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.writer import Writer
 
+PASSED_OVER_MAX: Final = 7
+"""How many messages in a row may go before the one that has waited longest."""
 _FIRST: Final = (
-    "SELECT held, since, turn, free FROM message_group INDEXED BY message_group_free"
-    " WHERE generation = ? AND free IS NOT NULL ORDER BY held, since, turn, free LIMIT 1"
+    "SELECT * FROM (SELECT held, since, turn, free FROM message_group INDEXED BY message_group_free"
+    "  WHERE generation = ?1 AND free IS NOT NULL ORDER BY held, since, turn, free LIMIT 1)"
+    " UNION ALL SELECT * FROM (SELECT held, since, turn, free FROM message_group INDEXED BY message_group_busy"
+    "  WHERE generation = ?1 AND held > 0 AND free IS NOT NULL ORDER BY since, turn, free LIMIT 1)"
 )
+"""The tenant with the fewest in flight, and of those with any the one that has waited longest: one of the two has
+waited longest of all."""
 _READY: Final = (
     "SELECT sent, sequence FROM message INDEXED BY message_line"
     " WHERE generation = ? AND line = ? AND sequence > ? ORDER BY sequence LIMIT 1"
@@ -76,14 +86,17 @@ def _next(writer: Writer, queue: LiveQueue, alone: Candidate | None) -> Candidat
     """Whose turn it is."""
     if alone is not None and alone.priority < PRIORITY_DEFAULT:
         return alone
-    first = writer.read_one(_FIRST, (queue.generation,))
-    if first is None:
-        return alone
+    waiting = writer.read(_FIRST, (queue.generation,))
     if alone is not None and alone.priority == PRIORITY_DEFAULT:
         _, *turn = alone.turn()
-        if (queue.in_flight - queue.grouped, *turn) < first:
-            return alone
-    return _candidate(writer, first[3])
+        waiting.append((queue.in_flight - queue.grouped, *turn))
+    if not waiting:
+        return alone
+    longest = min(waiting, key=itemgetter(1, 2, 3))
+    first = longest if queue.passed_over >= PASSED_OVER_MAX else min(waiting)
+    queue.passed_over = 0 if first == longest else queue.passed_over + 1
+    sequence = first[3]
+    return alone if alone is not None and sequence == alone.sequence else _candidate(writer, sequence)
 
 
 def _candidate(writer: Writer, sequence: int) -> Candidate:

@@ -2,16 +2,19 @@
 
 Strategy: the rows of the groups are read as committed, and what has come due since and nobody has looked at yet is
 reckoned in, as a receive would return it first. Of each group no more is read than the peek shows; dead messages are
-passed over, as a receive expires them on its way.
+passed over, as a receive expires them on its way. One exception: a dead message that nobody has met yet may be the one
+that has waited longest of all tenants', which a peek does not reckon with; then the turns may differ.
 """
 
 from collections import Counter
+from operator import itemgetter
 from typing import Any, Final
 
 import apsw
 
 from veilmq.model.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.claims import RETURNS_MAX
+from veilmq.store.sqlite.fair_claims import PASSED_OVER_MAX
 from veilmq.store.sqlite.places import numbers
 from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 
@@ -39,6 +42,10 @@ _TENANT: Final = "SELECT number, held, cursor FROM message_group WHERE number = 
 _TENANTS: Final = (
     "SELECT number, held, cursor FROM message_group INDEXED BY message_group_free"
     " WHERE generation = ? AND free IS NOT NULL ORDER BY held, since, turn, free LIMIT ?"
+)
+_BUSY_TENANTS: Final = (
+    "SELECT number, held, cursor FROM message_group INDEXED BY message_group_busy"
+    " WHERE generation = ? AND held > 0 AND free IS NOT NULL ORDER BY since, turn, free LIMIT ?"
 )
 _ALIVE: Final = "AND coalesce(m.expires, m.sent + ?) > ?"
 _READY: Final = (
@@ -104,7 +111,12 @@ def _fair(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, d
         if sequence in living
     ]
     returning = Counter(max(number, LINES_MAX) for number, _, in_flight, *_ in due if in_flight)
-    known = {row[0]: row for row in _rows(connection, _TENANTS, (generation, count + TENANTS_MORE + len(returning)))}
+    tenants_max = count + TENANTS_MORE + len(returning)
+    known = {
+        row[0]: row
+        for statement in (_TENANTS, _BUSY_TENANTS)
+        for row in _rows(connection, statement, (generation, tenants_max))
+    }
     for number in {number for number, *_ in due if number > LINES_MAX} - known.keys():
         known.update((row[0], row) for row in _rows(connection, _TENANT, (number,)))
     tenants: dict[int, tuple[int, list[Turn]]] = {}
@@ -123,11 +135,15 @@ def _fair(connection: apsw.Connection, queue: LiveQueue, now: int, count: int, d
         alone += [(priority, turn) for turn in ready]
     alone += [(priority, turn) for line, priority, turn in back if line <= LINES_MAX]
     in_flight = queue.in_flight - queue.grouped - returning[LINES_MAX]
-    return _by_turns(tenants, sorted(set(alone)), in_flight, count)
+    return _by_turns(tenants, sorted(set(alone)), in_flight, queue.passed_over, count)
 
 
 def _by_turns(
-    tenants: dict[int, tuple[int, list[Turn]]], alone: list[tuple[int, Turn]], in_flight: int, count: int
+    tenants: dict[int, tuple[int, list[Turn]]],
+    alone: list[tuple[int, Turn]],
+    in_flight: int,
+    passed_over: int,
+    count: int,
 ) -> list[int]:
     """What `fair_claims` would take, one after the other. `alone`: those of no group, with their priorities."""
     found = [turn for priority, turn in alone if priority < PRIORITY_DEFAULT]
@@ -138,7 +154,10 @@ def _by_turns(
         turns = [(held, line[0], number) for number, (held, line) in waiting.items() if line]
         if not turns:
             break
-        held, turn, number = min(turns)
+        longest = min(turns, key=itemgetter(1))
+        first = longest if passed_over >= PASSED_OVER_MAX else min(turns)
+        passed_over = 0 if first is longest else passed_over + 1
+        held, turn, number = first
         waiting[number] = (held + 1, waiting[number][1][1:])
         found.append(turn)
     found += [turn for priority, turn in alone if priority > PRIORITY_DEFAULT]

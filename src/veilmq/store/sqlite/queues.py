@@ -49,6 +49,7 @@ class LiveQueue:
         "modified",
         "next_due",
         "next_expiry",
+        "passed_over",
         "plan",
         "purged",
         "ready",
@@ -85,6 +86,8 @@ class LiveQueue:
         """How many in flight held up a receive, or part of it: who parks is woken when one of them ends."""
         self.grouped = 0
         """Those in flight that are of a group."""
+        self.passed_over = 0
+        """Messages that went in a row before the one that has waited longest: see fair_claims.py."""
         self.groups: Groups | None = None
         """None: a standard queue that never had a message of a group."""
         self.woken = 0
@@ -111,6 +114,7 @@ class LiveQueue:
             self.delayed,
             self.in_flight,
             self.grouped,
+            self.passed_over,
             self.handed,
             self.next_due,
             self.next_expiry,
@@ -131,6 +135,7 @@ class LiveQueue:
             self.delayed,
             self.in_flight,
             self.grouped,
+            self.passed_over,
             self.handed,
             self.next_due,
             self.next_expiry,
@@ -144,7 +149,7 @@ class LiveQueue:
         self.generation = generation
         self.cursors = {}
         self.ready = {}
-        self.visible = self.returned = self.delayed = self.in_flight = self.grouped = 0
+        self.visible = self.returned = self.delayed = self.in_flight = self.grouped = self.passed_over = 0
         self.next_due = self.next_expiry = FOREVER
         if self.groups is not None:
             self.groups.take()

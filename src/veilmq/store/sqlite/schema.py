@@ -260,6 +260,9 @@ UPDATE message_group SET (free, since, turn) = (
     ) ORDER BY since, sequence LIMIT 1
 ) WHERE generation NOT IN (SELECT generation FROM queue WHERE substr(name, -5) = '.fifo');
 CREATE UNIQUE INDEX message_group_free ON message_group (generation, held, since, turn, free) WHERE free IS NOT NULL;
+-- Standard queues: of the tenants with messages in flight, who has waited longest.
+CREATE UNIQUE INDEX message_group_busy ON message_group (generation, since, turn, free)
+    WHERE held > 0 AND free IS NOT NULL;
 """
 
 MIGRATIONS: Final[tuple[str, ...]] = (

@@ -139,6 +139,60 @@ class TestTurns:
             release(stage, queue, taken)
         assert {"good", "alone"} <= set(got)
 
+    @pytest.mark.parametrize(("poison", "good"), [("a", "b"), ("a", None), (None, "b")])
+    def test_what_is_given_back_at_once_does_not_starve_a_tenant_with_more_in_flight(
+        self, stage: Stage, poison: str | None, good: str | None
+    ) -> None:
+        queue = stage.create()
+        stage.batch([sending(queue, "good", extras=Extras(group=good)) for _ in range(12)])
+        stage.take(queue, lease_us=HOUR_US)
+        stage.send(queue, "poison", extras=Extras(group=poison))
+        for _ in range(10):
+            got = []
+            for _ in range(8):
+                stage.later(SECOND_US)
+                taken = [stage.take(queue)]
+                got += bodies(taken)
+                release(stage, queue, [message for message in taken if message.body == "poison"])
+            assert "good" in got
+
+    def test_new_tenants_do_not_starve_one_with_more_in_flight(self, stage: Stage) -> None:
+        queue = stage.create()
+        stage.batch([sending(queue, text, extras=Extras(group="busy")) for text in ("held", "waits")])
+        stage.take(queue, lease_us=HOUR_US)
+        got = []
+        for number in range(8):
+            stage.later(SECOND_US)
+            stage.send(queue, "new", extras=Extras(group=f"tenant {number}"))
+            taken = stage.take(queue)
+            got.append(taken.body)
+            expect(stage.delete(queue, taken.handle), Deleted)
+        assert got == ["new"] * 7 + ["waits"]
+
+    def test_a_peek_shows_when_the_one_that_has_waited_longest_comes(self, stage: Stage) -> None:
+        queue = stage.create()
+        stage.batch([sending(queue, text, extras=Extras(group=text[0])) for text in ("a1", "a2", "a3")])
+        stage.receive(queue, 2, lease_us=HOUR_US)
+        stage.send(queue, "b1", extras=Extras(group="b"))
+        for _ in range(6):
+            release(stage, queue, [stage.take(queue)])
+        stage.batch([sending(queue, text, extras=Extras(group=text[0])) for text in ("c1", "c2", "c3", "c4")])
+        shown = ["c1", "a3", "b1", "c2", "c3", "c4"]
+        assert bodies(stage.peek(queue)) == shown
+        assert bodies(stage.receive(queue, 10)) == shown
+
+    def test_a_receive_that_is_rolled_back_passes_nobody_over(self, stage: Stage) -> None:
+        queue = stage.create()
+        stage.batch([sending(queue, text, extras=Extras(group=text[0])) for text in ("a1", "a2")])
+        stage.take(queue, lease_us=HOUR_US)
+        stage.batch([sending(queue, f"b{number}", extras=Extras(group="b")) for number in range(9)])
+        for _ in range(7):
+            stage.later(SECOND_US)
+            release(stage, queue, [stage.take(queue)])
+            stage.store.apply([Receive(queue=queue, origin=TESTER)], stage.now)
+            stage.factory.abandon(stage.store)
+        assert stage.take(queue).body == "a2"
+
 
 class TestGroupTurns:
     """Turns of the groups of FIFO queues."""
