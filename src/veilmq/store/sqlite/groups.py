@@ -72,14 +72,19 @@ _REMOVE_EMPTY: Final = (
 )
 
 
-FIRST_OF_GROUPS: Final = (
-    "SELECT m.sequence, coalesce(m.expires, m.sent + ?2) AS ends"
-    " FROM (SELECT generation, number, free FROM message_group INDEXED BY message_group_free"
-    "  WHERE generation = ?1 AND free IS NOT NULL ORDER BY held, since, turn, free LIMIT ?3) g"
-    " CROSS JOIN message m INDEXED BY message_line ON m.generation = g.generation AND m.line = g.number"
-    " AND m.sequence >= g.free LIMIT ?3"
+_OLDEST_GROUPS: Final = (
+    "(SELECT generation, number, free FROM message_group INDEXED BY message_group_oldest"
+    " WHERE generation = ?1 AND free IS NOT NULL ORDER BY free LIMIT ?3)"
 )
-"""The messages that come first in the groups with the least in flight, and when they expire."""
+_ENDS: Final = "m.sequence, coalesce(m.expires, m.sent + ?2) AS ends"
+FIRST_OF_GROUPS: Final = (
+    f"SELECT {_ENDS} FROM {_OLDEST_GROUPS} g CROSS JOIN message m ON m.sequence = g.free"
+    f" UNION ALL SELECT * FROM (SELECT {_ENDS} FROM {_OLDEST_GROUPS} g"
+    "  CROSS JOIN message m INDEXED BY message_line ON m.generation = g.generation AND m.line = g.number"
+    "  AND m.sequence > g.free LIMIT ?3)"
+)
+"""The first message of each of the groups whose first messages are the oldest, some that follow in the first of these
+groups, and when they expire."""
 
 
 class Joining:

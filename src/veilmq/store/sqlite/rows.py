@@ -54,7 +54,7 @@ _OF_GROUPS: Final = (
 _ANY_GROUP: Final = "SELECT 1 FROM message_group INDEXED BY message_group_name WHERE generation = ? LIMIT 1"
 _OLDEST_OF_GROUPS: Final = (
     "SELECT sent FROM message WHERE sequence = (SELECT min(s) FROM ("
-    " SELECT min(free) s FROM message_group INDEXED BY message_group_free WHERE generation = ?1 AND free IS NOT NULL"
+    " SELECT min(free) s FROM message_group INDEXED BY message_group_oldest WHERE generation = ?1 AND free IS NOT NULL"
     " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_returned"
     " WHERE generation = ?1 AND hidden = 0 AND priority > ?2"
     " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_hidden"

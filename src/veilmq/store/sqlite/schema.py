@@ -263,6 +263,8 @@ CREATE UNIQUE INDEX message_group_free ON message_group (generation, held, since
 -- Standard queues: of the tenants with messages in flight, who has waited longest.
 CREATE UNIQUE INDEX message_group_busy ON message_group (generation, since, turn, free)
     WHERE held > 0 AND free IS NOT NULL;
+-- The sweeper: which groups may have messages that have expired, whatever their turns are.
+CREATE UNIQUE INDEX message_group_oldest ON message_group (generation, free) WHERE free IS NOT NULL;
 """
 
 MIGRATIONS: Final[tuple[str, ...]] = (

@@ -16,7 +16,7 @@ from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import Outcome, Recorded, Swept
 from veilmq.store.sqlite import fifo_delays, history, moves
 from veilmq.store.sqlite.endings import expire, remove_rows, return_due
-from veilmq.store.sqlite.groups import FIRST_OF_GROUPS
+from veilmq.store.sqlite.groups import FIRST_OF_GROUPS, settle
 from veilmq.store.sqlite.holds import Holds
 from veilmq.store.sqlite.options import MIB, Options
 from veilmq.store.sqlite.places import Place, find_places, numbers
@@ -181,7 +181,8 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
                 break
     if gone:
         expire(writer, queue, *gone)
-    if steps >= steps_max:
+        settle(writer, queue)
+    if steps >= steps_max or (gone and queue.groups is not None):  # more dead ones may follow in their groups
         writer.queues.lower_expiry(queue, writer.now)
     elif queue.in_flight or queue.delayed or queue.visible:
         # One bound a look: a second one, days away, would stay in the heap for days.

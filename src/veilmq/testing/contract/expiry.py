@@ -7,7 +7,7 @@ import pytest
 from veilmq.model.errors import MessageGone, ParameterInvalid
 from veilmq.model.instant import DAY_US, FOREVER, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.message import Extras
-from veilmq.model.outcomes import Extended, Sent
+from veilmq.model.outcomes import Deleted, Extended, Sent
 from veilmq.model.queue import QueueKey
 from veilmq.testing.contract.stage import Stage, bodies, expect, refused, sending
 
@@ -176,6 +176,38 @@ class TestExpiry:
         assert stage.counts(queue) == (0, 0, 0)
         assert stage.kinds().count("expired") == 400
         assert stage.factory.rows(stage.store) == 0
+
+    @pytest.mark.parametrize("name", ["jobs", "jobs.fifo"])
+    def test_the_sweeper_finds_the_dead_of_a_group_that_was_served_lately(self, stage: Stage, name: str) -> None:
+        queue = stage.create(name, retention_us=HOUR_US)
+        for number in range(5):
+            stage.send(queue, extras=Extras(group="old", deduplication_id=f"old {number}"))
+        stage.later(HOUR_US // 2)
+        held = stage.take(queue, lease_us=HOUR_US)
+        young = [Extras(group=f"young {number}", deduplication_id=f"young {number}") for number in range(600)]
+        stage.batch([sending(queue, extras=extras) for extras in young])
+        if name == "jobs.fifo":  # there the one in flight would hold back the others, here it makes its tenant the last
+            expect(stage.delete(queue, held.handle), Deleted)
+        stage.later(HOUR_US // 2)
+        stage.sweep_expired()
+        assert stage.counts(queue)[0] == 600
+        assert stage.kinds().count("expired") == 4
+
+    @pytest.mark.parametrize("name", ["jobs", "jobs.fifo"])
+    def test_messages_with_a_long_life_hide_no_dead_ones_of_other_groups(self, stage: Stage, name: str) -> None:
+        queue = stage.create(name, retention_us=HOUR_US)
+        stage.batch(
+            [
+                sending(queue, extras=Extras(group="long", deduplication_id=str(number)), ttl_us=FOREVER)
+                for number in range(300)
+            ]
+        )
+        for number in range(3):
+            stage.send(queue, extras=Extras(group="short", deduplication_id=f"short {number}"))
+        stage.later(HOUR_US)
+        stage.sweep()
+        assert stage.counts(queue) == (300, 0, 0)
+        assert stage.kinds().count("expired") == 3
 
     def test_a_lease_does_not_keep_a_dead_message_for_ever(self, stage: Stage) -> None:
         queue = stage.create(retention_us=MINUTE_US)
