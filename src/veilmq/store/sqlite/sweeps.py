@@ -20,7 +20,7 @@ from veilmq.store.sqlite.groups import FIRST_OF_GROUPS, settle
 from veilmq.store.sqlite.holds import Holds
 from veilmq.store.sqlite.options import MIB, Options
 from veilmq.store.sqlite.places import Place, find_places, numbers
-from veilmq.store.sqlite.queues import LiveQueue
+from veilmq.store.sqlite.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.snapshots import Snapshots
 from veilmq.store.sqlite.writer import Writer
 
@@ -52,10 +52,16 @@ _FIRST_IN_LINE: Final = (
     " WHERE generation = ?1 AND line = ?3 AND sequence > ?4 ORDER BY sequence LIMIT ?5"
 )
 _FIRST_RETURNED: Final = (
-    "SELECT l.sequence, coalesce(m.expires, m.sent + ?2) AS ends"
-    " FROM lease l INDEXED BY lease_returned CROSS JOIN message m ON m.sequence = l.sequence"
-    " WHERE l.generation = ?1 AND l.hidden = 0 ORDER BY l.priority, l.sequence LIMIT ?3"
+    "SELECT m.sequence, coalesce(m.expires, m.sent + ?2) AS ends FROM"
+    " (SELECT sequence FROM lease INDEXED BY lease_returned"
+    "  WHERE generation = ?1 AND hidden = 0 ORDER BY priority, sequence LIMIT ?3) l"
+    " CROSS JOIN message m ON m.sequence = l.sequence"
+    " UNION ALL SELECT m.sequence, coalesce(m.expires, m.sent + ?2) FROM"
+    f" (VALUES {', '.join(f'({priority})' for priority in range(1, LINES_MAX + 1))}) p"
+    " CROSS JOIN message m ON m.sequence = (SELECT sequence FROM lease INDEXED BY lease_returned"
+    "  WHERE generation = ?1 AND hidden = 0 AND priority = p.column1 ORDER BY sequence LIMIT 1)"
 )
+"""Some, and the first one of each priority, so that many of one priority hide nobody."""
 _ENDS: Final = "SELECT json_group_array(json_array(sequence, ends)) FROM ({rows})"
 _ENDS_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int]])
 
@@ -182,7 +188,7 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
     if gone:
         expire(writer, queue, *gone)
         settle(writer, queue)
-    if steps >= steps_max or (gone and queue.groups is not None):  # more dead ones may follow in their groups
+    if steps >= steps_max or (gone and (queue.returned or queue.groups is not None)):  # more may follow the first ones
         writer.queues.lower_expiry(queue, writer.now)
     elif queue.in_flight or queue.delayed or queue.visible:
         # One bound a look: a second one, days away, would stay in the heap for days.

@@ -209,6 +209,19 @@ class TestExpiry:
         assert stage.counts(queue) == (300, 0, 0)
         assert stage.kinds().count("expired") == 3
 
+    def test_returned_messages_hide_no_dead_ones_of_a_lower_priority(self, stage: Stage) -> None:
+        queue = stage.create(retention_us=HOUR_US)
+        stage.batch([sending(queue, priority=9) for _ in range(3)])
+        old = stage.receive(queue, 3)
+        stage.later(HOUR_US // 2)
+        stage.batch([sending(queue, priority=1) for _ in range(300)])
+        young = stage.receive(queue, 300)
+        stage.batch([stage.releasing(queue, message.handle) for message in (*old, *young)])
+        stage.later(HOUR_US // 2)
+        stage.sweep_expired()
+        assert stage.counts(queue) == (300, 0, 0)
+        assert stage.kinds().count("expired") == 3
+
     def test_a_lease_does_not_keep_a_dead_message_for_ever(self, stage: Stage) -> None:
         queue = stage.create(retention_us=MINUTE_US)
         stage.send(queue)
