@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import GapFound, QueueRecreated, ServiceError, StateInvalid, StorageHeld, TransportError
-from veilmq.client.messages import Message, Received, Sent, Template
+from veilmq.client.messages import Extension, Message, Received, Sent, Template
 from veilmq.client.ordered import LocalFile, Ordered, OrderedQueue, OrderedReceiver, OrderedSender, run
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import DeadLetters
@@ -472,6 +472,38 @@ def test_a_small_buffer_still_finds_the_next_one(place: Place) -> None:
         assert receiver.buffered <= 4
         place.embedded.pass_time(1)
     assert came == bodies(30)
+
+
+def test_what_a_dead_receiver_had_is_found_behind_all_that_waits(place: Place) -> None:
+    """Its leases end, and what came back is handed out behind what waited: all of that passes by, many at a time."""
+
+    class Counting(Wrapping):
+        requests = received = 0
+
+        def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+            came = self.inner.receive(count_max, lease=lease, wait=wait)
+            self.received += len(came)
+            return came
+
+        def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
+            self.requests += 1
+            return self.inner.extend_batch(extensions)
+
+        def release(self, handle: str, delay: float = 0, **options: object) -> None:
+            self.requests += 1
+            self.inner.release(handle, delay, **options)  # type: ignore[arg-type]
+
+    place.sender().send_batch(bodies(500))
+    assert len(place.queue.receive(10, lease=30)) == 10
+    place.embedded.pass_time(30)
+    queue = Counting(place.queue)
+    receiver = place.receiver(queue, buffer_max=10)
+    came: list[str] = []
+    while len(came) < 100:
+        came += drain(receiver)
+        place.embedded.pass_time(1)
+    assert came == bodies(500)[: len(came)]
+    assert queue.requests < queue.received / 5, "not one for each message that is too far ahead"
 
 
 def test_a_lost_lease_in_the_buffer_comes_again(place: Place) -> None:

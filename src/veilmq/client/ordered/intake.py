@@ -13,7 +13,7 @@ from typing import Final
 from veilmq.client.clock import Clock
 from veilmq.client.errors import Unordered
 from veilmq.client.keeper import LeaseKeeper
-from veilmq.client.messages import Received
+from veilmq.client.messages import Extension, Received
 from veilmq.client.ordered.deleting import Deletions
 from veilmq.client.ordered.entries import Entry, give_back
 from veilmq.client.ordered.marking import Mark, Marking
@@ -108,17 +108,39 @@ class Intake:
             return False, self._clock.monotonic() - before < wait / 2 or wait == 0
         read = deque(sorted(((self._marking.read(message), message) for message in arrived), key=_by_mark))
         came = False
+        ahead: list[str] = []
         try:
             while read and not self._closed:
                 found, raw = read.popleft()
-                if found is not None:
-                    came = self._admit(*found, raw) or came
-                else:
+                if found is None:
                     self._set_aside(raw, "it has no number")
                     came = True
+                elif self._is_too_far(found[0]):
+                    ahead.append(raw.handle)
+                else:
+                    came = self._admit(*found, raw) or came
         finally:
             release_all(self._queue, [raw.handle for _, raw in read])
+            self._put_off(ahead)
         return came, False
+
+    def _is_too_far(self, mark: Mark) -> bool:
+        place = Place(mark.epoch, mark.number)
+        with self._changed:
+            return self._reorder.late(place) is None and self._reorder.is_too_far(place)
+
+    def _put_off(self, handles: list[str]) -> None:
+        """Give messages back for a while, all at once.
+
+        What a receiver that died had in its buffer comes back behind all that waits: on the way to it, everything that
+        waits passes through here.
+        """
+        if not handles:
+            return
+        try:
+            self._queue.extend_batch([Extension(handle, ASIDE_SECONDS) for handle in handles])
+        except VeilError as error:
+            log.info("queue %s: %d messages come back when their leases end: %s", self._queue.name, len(handles), error)
 
     def _admit(self, mark: Mark, message: Received, raw: Received) -> bool:
         """Put one message where it belongs; whether that changed anything. `raw`: as the queue gave it."""

@@ -60,6 +60,10 @@ class Reorder(Generic[Item]):
         """No room for what is not among the first."""
         return len(self.held) + len(self.out) >= self.room
 
+    def is_too_far(self, place: Place) -> bool:
+        """Whether the buffer is full of what comes before it."""
+        return self.full and place not in self.out and place > max(self.held, default=place)
+
     def late(self, place: Place) -> str | None:
         """Why what nobody has seen may not be seen any more; None: it may."""
         state = self.state
