@@ -258,3 +258,36 @@ class TestLaziness:
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
         assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+class TestManyAccountsOfSqs:
+    """Each has a client of its own; what botocore reads from its files is read once a process."""
+
+    def test_its_models_are_read_once(self) -> None:
+        script = (
+            "import sys, threading, collections\n"
+            "from veilmq.client.connect import connect_account\n"
+            "reads = collections.Counter()\n"
+            "def seen(event, given):\n"
+            "    if event == 'open' and '/botocore/data/' in str(given[0]): reads[given[0]] += 1\n"
+            "sys.addaudithook(seen)\n"
+            "def make(): connect_account('sqs://id:secret@127.0.0.1:1/?tls=0').close()\n"
+            "threads = [threading.Thread(target=make) for _ in range(8)]\n"
+            "for each in threads: each.start()\n"
+            "for each in threads: each.join()\n"
+            "print(len(reads) > 3, max(reads.values()))"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+        assert (done.stdout, done.stderr) == ("True 1\n", "")
+
+    def test_credentials_are_each_accounts_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def key_of(url: str) -> str:
+            with connect_account(url) as account:
+                return str(account.client._request_signer._credentials.access_key)
+
+        found = []
+        for key in ("first", "second"):
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+            found += [key_of("sqs://127.0.0.1:1/?tls=0"), key_of(f"sqs://own-{key}:secret@127.0.0.1:1/?tls=0")]
+        assert found == ["first", "own-first", "second", "own-second"]

@@ -6,7 +6,9 @@ with itself; what the caller brought stays the caller's.
 """
 
 import importlib
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -113,7 +115,6 @@ def _veil(address: Address) -> Account:
 
 
 def _sqs(address: Address) -> Account:
-    import boto3  # type: ignore[import-untyped]
     import botocore.config  # type: ignore[import-untyped]
     from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
 
@@ -126,14 +127,44 @@ def _sqs(address: Address) -> Account:
     if address.key is not None:
         given["aws_access_key_id"], given["aws_secret_access_key"] = address.key, address.secret
     try:
-        session = boto3.session.Session()
+        session = _botocore_session()
         # An endpoint of one's own has no region to ask for; a server of ours sees queues in this one.
-        region = address.region or session.region_name or (HOME_REGION_DEFAULT if address.host else None)
+        configured = session.get_config_variable("region")
+        region = address.region or configured or (HOME_REGION_DEFAULT if address.host else None)
         named = botocore.config.Config(user_agent_extra=client_name())
-        client = session.client("sqs", region_name=region, config=named, **given)
+        client = session.create_client("sqs", region_name=region, config=named, **given)
     except (BotoCoreError, ValueError) as error:
         raise ParameterInvalid(parameter="url", reason=f"boto3 does not take it: {type(error).__name__}") from error
     return SqsAccount(client, owner=address.account, owns_client=True)
+
+
+_loading: Final = threading.Lock()
+_loaders: Final[list[Any]] = []
+"""Of the whole process: none before the first session; then the one whose cache has what botocore reads from files."""
+
+
+def _botocore_session() -> Any:
+    """A session of its own, so that no two accounts share credentials; only the models are shared.
+
+    Reading them is most of what a client costs, and a hundred threads that do it at the same time need half a minute.
+    """
+    import boto3  # type: ignore[import-untyped]
+    import botocore.session  # type: ignore[import-untyped]
+    from botocore.exceptions import DataNotFoundError
+
+    session = botocore.session.Session()
+    session.user_agent_name, session.user_agent_version = "Boto3", boto3.__version__
+    with _loading:
+        if not _loaders:
+            loader = session.get_component("data_loader")
+            with suppress(DataNotFoundError):  # a version that has other files reads them when it needs them
+                for kind in ("service-2", "endpoint-rule-set-1"):
+                    loader.load_service_model("sqs", kind)
+                for name in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
+                    loader.load_data(name)
+            _loaders.append(loader)
+    session.register_component("data_loader", _loaders[0])
+    return session
 
 
 def _azure(address: Address) -> Account:
