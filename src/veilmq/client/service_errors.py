@@ -91,10 +91,12 @@ def port_name(parameter: str) -> str:
 
 def error_of(said: Said) -> VeilError:
     """The error that the code stands for. Never raises."""
-    if said.status == _ENTITY_TOO_LARGE:
-        return _too_large(said)
     make = _TABLE.get(said.code.removeprefix(_PREFIX))
-    return service_error(said) if make is None else make(said)
+    if said.status == _ENTITY_TOO_LARGE:
+        make = _too_large
+    error = service_error(said) if make is None else make(said)
+    error.request_id = said.request_id
+    return error
 
 
 def service_error(said: Said) -> ServiceError:

@@ -34,6 +34,9 @@ class VeilError(Exception):
 
     fields: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str] = ""
+    request_id: str = ""
+    """The service's id of the request that it refused, where a client was given one. It is no field: errors that differ
+    in it alone are equal."""
 
     def __init__(self, **values: Any) -> None:
         if set(values) != set(self.fields):
@@ -56,7 +59,7 @@ class VeilError(Exception):
         return f"{type(self).__name__}({values})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_made, (type(self), as_fields(self)))
+        return (_made, (type(self), as_fields(self)), {"request_id": self.request_id} if self.request_id else None)
 
 
 def _made(kind: type[VeilError], values: dict[str, Any]) -> VeilError:

@@ -35,14 +35,14 @@ class _Theirs(VeilError):
 
     def getRequestId(self) -> str:
         """The service's id of the request, where it told one; else empty."""
-        return str(getattr(self, "request_id", ""))
+        return self.request_id
 
     def printStackTrace(self) -> None:
         """To standard error."""
         traceback.print_exception(self, file=sys.stderr)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.ours, as_fields(self))
+        return _again, (self.ours, as_fields(self)), {"request_id": self.request_id} if self.request_id else None
 
 
 class ClientException(_Theirs):
@@ -89,7 +89,9 @@ def in_their_words(error: VeilError) -> VeilError:
     if isinstance(error, (_Theirs, *_OF_THIS_MACHINE)):
         return error
     family = ClientException if isinstance(error, _OF_NETWORK) else ServiceException
-    return _both(family, type(error))(**as_fields(error))
+    theirs = _both(family, type(error))(**as_fields(error))
+    theirs.request_id = error.request_id
+    return theirs
 
 
 _made: Final[dict[type[VeilError], type[VeilError]]] = {}

@@ -55,7 +55,9 @@ class Said(NamedTuple):
 def error_of(said: Said) -> VeilError:
     """The error that the code stands for. Never raises."""
     make = _TABLE.get(said.code)
-    return service_error(said) if make is None else make(said)
+    error = service_error(said) if make is None else make(said)
+    error.request_id = said.request_id
+    return error
 
 
 def service_error(said: Said) -> ServiceError:

@@ -14,9 +14,11 @@ import msgspec
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.service_errors import Said, error_of
 from veilmq.client.veil.connections import Answer, Connection, Pool
+from veilmq.client.veil.messages import failure_of
 from veilmq.client.veil.signing import Signer
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.reports import Report, write_header
+from veilmq.protocols.sqs.operations.veil_shapes import Failure
 
 Result = TypeVar("Result")
 LATE_SECONDS: Final = 2.0
@@ -41,6 +43,25 @@ class Operation(NamedTuple):
 def operation(target: str, result: type[msgspec.Struct], *, repeatable: bool, brings_leases: bool = False) -> Operation:
     """`target`: as X-Amz-Target has it."""
     return Operation(target.encode(), msgspec.json.Decoder(result), repeatable, brings_leases)
+
+
+class Done(NamedTuple):
+    """What a call gave."""
+
+    result: Any
+    again: bool
+    """The request went out twice."""
+    answer: Answer
+
+    def failure_of(self, failure: Failure) -> VeilError:
+        """The error of one entry, with the request's id."""
+        error = failure_of(failure)
+        error.request_id = _request_id(self.answer)
+        return error
+
+
+def _request_id(answer: Answer) -> str:
+    return answer.header(b"x-amzn-requestid").decode("latin-1")
 
 
 class _Error(msgspec.Struct):
@@ -71,8 +92,8 @@ class Line:
 
     def call(
         self, kind: Operation, given: Any, wait: float = 0.0, size_bytes: int = 0, report: Report | None = None
-    ) -> tuple[Any, bool]:
-        """(the result, whether the request went out twice). Raises TransportError, ServiceError, the model's errors."""
+    ) -> Done:
+        """The result, and how it came. Raises TransportError, ServiceError, the model's errors."""
         try:
             body = _ENCODE(given)
         except UnicodeEncodeError as error:
@@ -86,7 +107,7 @@ class Line:
             answer, again = self._exchange(kind, body, wait, header)
             if answer.status != 200:
                 raise self._refused(answer, size_bytes)
-        return self._decoded(kind, answer), again
+        return Done(self._decoded(kind, answer), again, answer)
 
     def _decoded(self, kind: Operation, answer: Answer) -> Any:
         try:
@@ -206,7 +227,7 @@ class Line:
             Said(
                 code=code or said.type.rpartition("#")[2] or f"HTTP {answer.status}",
                 status=answer.status,
-                request_id=answer.header(b"x-amzn-requestid").decode("latin-1"),
+                request_id=_request_id(answer),
                 message=said.message,
                 queue=self._name,
                 size_bytes=size_bytes,

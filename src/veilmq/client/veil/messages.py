@@ -76,10 +76,8 @@ def wire_bytes(message: MessageIn) -> int:
     )
 
 
-def sent_of(line: SentLine) -> Sent | VeilError:
-    """One line of a Send's answer."""
-    if line.error is not None:
-        return failure_of(line.error)
+def sent_of(line: SentLine) -> Sent:
+    """One line of a Send's answer, of a message that was sent."""
     return Sent(line.id, line.handle, line.sequence_number, line.duplicate)
 
 

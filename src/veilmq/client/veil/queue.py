@@ -19,7 +19,7 @@ from veilmq.client.queue_attributes import FIFO_SUFFIX
 from veilmq.client.requests import in_requests, split
 from veilmq.client.unreadable import log
 from veilmq.client.veil.line import Line, Operation, operation
-from veilmq.client.veil.messages import failure_of, peeked_of, received_of, sent_of, wire_bytes, wire_of
+from veilmq.client.veil.messages import peeked_of, received_of, sent_of, wire_bytes, wire_of
 from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
 from veilmq.model.reports import Failure, Report, report_of
 from veilmq.protocols.sqs.operations import veil_shapes as shapes
@@ -114,10 +114,10 @@ class VeilQueue(CloudQueue):
 
     def _send(self, messages: list[shapes.MessageIn], size_bytes: int) -> list[Sent | VeilError]:
         given = shapes.SendInput(queue=self._path, messages=messages, want_handles=True)
-        answer, _ = self._line.call(_SEND, given, size_bytes=size_bytes)
-        if len(answer.results) != len(messages):
+        done = self._line.call(_SEND, given, size_bytes=size_bytes)
+        if len(done.result.results) != len(messages):
             raise _other_count()
-        return [sent_of(line) for line in answer.results]
+        return [sent_of(line) if line.error is None else done.failure_of(line.error) for line in done.result.results]
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """VeilMQ.Receive. An empty list also if the queue is closed or interrupted meanwhile."""
@@ -129,7 +129,7 @@ class VeilQueue(CloudQueue):
         was_open, interrupts = not self._line.closed, self._line.interrupts
         started = self._clock.monotonic()
         try:
-            answer, _ = self._line.call(_RECEIVE, given, wait)
+            answer = self._line.call(_RECEIVE, given, wait).result
         except TransportError:
             if (was_open and self._line.closed) or (wait and self._line.interrupts != interrupts):
                 return []  # the server gives back what it was about to hand out
@@ -209,12 +209,12 @@ class VeilQueue(CloudQueue):
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """VeilMQ.Peek."""
         self._check_count(count_max)
-        answer, _ = self._line.call(_PEEK, shapes.PeekInput(queue=self._path, count_max=count_max))
+        answer = self._line.call(_PEEK, shapes.PeekInput(queue=self._path, count_max=count_max)).result
         return [peeked_of(message) for message in answer.messages]
 
     def stats(self) -> Stats:
         """VeilMQ.DescribeQueue."""
-        described, _ = self._line.call(DESCRIBE, shapes.QueueInput(queue=self._path))
+        described = self._line.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
         return Stats(
             visible=described.visible,
             delayed=described.delayed,
@@ -227,7 +227,7 @@ class VeilQueue(CloudQueue):
 
     def recommended(self) -> Recommended | None:
         """VeilMQ.DescribeQueue."""
-        described, _ = self._line.call(DESCRIBE, shapes.QueueInput(queue=self._path))
+        described = self._line.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
         plan = described.plan
         return None if plan is None else Recommended(plan.lease, plan.by_type, plan.why, plan.applied)
 
@@ -235,11 +235,11 @@ class VeilQueue(CloudQueue):
         self, kind: Operation, given: shapes.ExtendInput | shapes.DeleteInput, report: Report | None = None
     ) -> dict[int, VeilError]:
         """What was not done, by place in the request."""
-        answer, again = self._line.call(kind, given, report=report)
-        if not answer.failures:
+        done = self._line.call(kind, given, report=report)
+        if not done.result.failures:
             return {}
-        failures = {each.index: failure_of(each.error) for each in answer.failures}
-        if again and kind is _DELETE:
+        failures = {each.index: done.failure_of(each.error) for each in done.result.failures}
+        if done.again and kind is _DELETE:
             return {index: error for index, error in failures.items() if not isinstance(error, MessageGone)}
         return failures
 
