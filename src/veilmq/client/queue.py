@@ -121,6 +121,10 @@ class Account(Protocol):
         """A queue that exists. Raises QueueMissing."""
         ...
 
+    def capabilities(self, name: str) -> Capabilities:
+        """What a queue of that name can do, whether it is there or not. No I/O."""
+        ...
+
     def create(self, name: str, template: Template | None = None) -> bool:
         """Make sure the queue exists; True if it did not. Raises QueueExists if its settings differ."""
         ...

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from veilmq.client.azure.calls import call
-from veilmq.client.azure.queue import AzureQueue
+from veilmq.client.azure.queue import AzureQueue, capabilities_of
 from veilmq.client.azure.settings import differing, metadata_of, with_incarnation
 from veilmq.client.azure.under_way import UnderWay
+from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.messages import Template
@@ -54,6 +55,10 @@ class AzureAccount(Closing):
         with self._lock:
             self._queues.add(queue)
         return queue
+
+    def capabilities(self, name: str) -> Capabilities:
+        """See `Account.capabilities`."""
+        return capabilities_of(self.base64)
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """Create Queue; True if there was none. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""

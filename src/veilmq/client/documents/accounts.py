@@ -10,8 +10,8 @@ import logging
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar, Final
-from urllib.parse import quote, urlsplit, urlunsplit
+from typing import Any, ClassVar, Final
+from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
 import msgspec
 
@@ -21,18 +21,22 @@ from veilmq.client.connect import connect_account
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import QueueMeta, TopicMessage, TopicMeta
 from veilmq.client.documents.queues import AnyQueue, MessageQueue, queue_of, with_wait_within
-from veilmq.client.documents.transactions import TransactionChecker, TransactionQueue
+from veilmq.client.documents.transactions import TransactionChecker, TransactionQueue, check_checker
 from veilmq.client.messages import Message as Outgoing
 from veilmq.client.messages import Template
 from veilmq.client.own_directory import make_own, own_path
 from veilmq.client.queue import Account
 from veilmq.client.topics import PullTopic, create_pull_topic
 from veilmq.client.transaction import Form, Times
-from veilmq.client.transaction.parameters import form_for
-from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.client.transaction.parameters import check_half, check_log, form_for, times_for
+from veilmq.client.urls import SCHEMES
+from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
+from veilmq.model.queue import FIFO_SUFFIX
 
 DEFINITIONS_DEFAULT: Final = own_path("veilmq-pull-topics")
 _LOG_SUFFIX: Final = "-operation-log"
+_RETENTION_DEFAULT: Final = 4 * 24 * 3_600.0
+"""Of a queue that is created without one, in SQS, MNS and on our server."""
 _TLS: Final = {"http": 0, "https": 1}
 """Scheme of one of MNS's endpoints -> the same in an account's URL."""
 
@@ -43,9 +47,9 @@ log = logging.getLogger("veilmq.documents")
 class CloudQueue(MessageQueue):
     """A queue by the documents' names: putMessage, popMessage, peekMessage, deleteMessage, delete."""
 
-    def __init__(self, queue: AnyQueue) -> None:
-        """queue: one of ours, of this room, or of an SDK."""
-        self.queue = queue_of(queue)
+    def __init__(self, queue: AnyQueue, *, owned: bool = False) -> None:
+        """queue: one of ours, of this room, or of an SDK. owned: it is ours, and is closed with this one."""
+        self.queue = queue_of(queue, owned=owned)
 
     def getQueueName(self) -> str:
         """Its name."""
@@ -60,8 +64,10 @@ class CloudQueue(MessageQueue):
 class CloudPullTopic(Closing):
     """One message to many queues (document 002): ours, `topic`."""
 
-    def __init__(self, topic: PullTopic) -> None:
+    def __init__(self, topic: PullTopic, *, owned: bool = False) -> None:
+        """owned: it is closed with this one."""
         self.topic = topic
+        self._owned = owned
 
     def publishMessage(self, message: TopicMessage) -> TopicMessage:
         """A copy to every queue."""
@@ -73,16 +79,19 @@ class CloudPullTopic(Closing):
         self.topic.delete()
 
     def close(self) -> None:
-        """Let its queues' connections go."""
-        self.topic.close()
+        """Let its queues' connections go, unless the topic is the caller's."""
+        if self._owned:
+            self.topic.close()
 
 
 @documented
 class MNSClient(Closing):
     """Queues and topics of one account: ours, `account`."""
 
-    def __init__(self, account: Account, definitions: str | None = None) -> None:
+    def __init__(self, account: Account, definitions: str | None = None, *, owned: bool = False) -> None:
+        """owned: the account is closed with this one."""
         self.account = account
+        self._owned = owned
         self._definitions = definitions
 
     def createQueue(self, queueMeta: QueueMeta) -> CloudQueue:
@@ -93,7 +102,7 @@ class MNSClient(Closing):
 
     def getQueueRef(self, queueName: str) -> CloudQueue:
         """A queue that exists. Raises QueueMissing."""
-        return CloudQueue(self.account.queue(queueName))
+        return CloudQueue(self.account.queue(queueName), owned=True)
 
     def createPullTopic(
         self,
@@ -115,34 +124,56 @@ class MNSClient(Closing):
             )
 
         if queueMetaTemplate is None:
-            return CloudPullTopic(make(None))
-        return CloudPullTopic(with_wait_within(queueMetaTemplate.template(), make))
+            return CloudPullTopic(make(None), owned=True)
+        return CloudPullTopic(with_wait_within(queueMetaTemplate.template(), make), owned=True)
 
     def createTransQueue(
         self, queueMeta: QueueMeta, checker: TransactionChecker, operationTimeout: float | None = None
     ) -> TransactionQueue:
         """A transaction queue with its log, and the checker at work. All of it is made, or nothing.
 
-        operationTimeout: seconds after which the checker is asked about an operation that nobody finished; None: 600.
+        operationTimeout: seconds after which the checker is asked about an operation that nobody finished; None: 600,
+        and 180 for a FIFO queue.
         Raises ParameterInvalid for times that would lose a message.
         """
-        times = Times(timeout=operationTimeout)
+        check_checker(checker)
         if operationTimeout is not None:
             checked.positive(operationTimeout, "operationTimeout")
+        times = Times(timeout=operationTimeout)
         name = queueMeta.queue_name
-        log_name = name + _LOG_SUFFIX
+        log_name = name.removesuffix(FIFO_SUFFIX) + _LOG_SUFFIX
+        template = self._checked_template(name, log_name, queueMeta.template(), times)
         with ExitStack() as undo:
-            self._create(undo, log_name, Template())
-            entries = undo.enter_context(self.account.queue(log_name))
-            able, template = entries.capabilities, queueMeta.template()
-            if form_for(None, able) is Form.HIDDEN and not able.ttl and template.retention is None:
-                # A half message ends with its queue's retention, which the document's SDK sets.
-                template = msgspec.structs.replace(template, retention=times.half_life)
+            # The queue first: what the service refuses in its settings is refused before there is a log.
             with_wait_within(template, lambda within: self._create(undo, name, within))
-            queue = undo.enter_context(self.account.queue(name))
-            made = TransactionQueue(self.account, queue, entries, checker, times)
+            self._create(undo, log_name, Template())
+            queue, entries = (undo.enter_context(self.account.queue(each)) for each in (name, log_name))
+            made = TransactionQueue(self.account, queue, entries, checker, times, owned=True)
             undo.pop_all()
         return made
+
+    def _checked_template(self, name: str, log_name: str, template: Template, times: Times) -> Template:
+        """The settings of the queue. Raises ParameterInvalid for times that would lose a message there.
+
+        All of it before anything is created: a queue that was created and deleted leaves its name blocked for a while.
+        """
+        able = self.account.capabilities(name)
+        form, resolved = form_for(None, able), times_for(times, able)
+        if form is Form.HIDDEN and not able.ttl and template.retention is None:
+            # A half message ends with its queue's retention, which the document's SDK sets.
+            template = msgspec.structs.replace(template, retention=resolved.half_life)
+        if form is Form.HIDDEN:
+            check_half(resolved, able, self._retention(name, template.retention))
+        check_log(resolved, form, self.account.capabilities(log_name), self._retention(log_name, None))
+        return template
+
+    def _retention(self, name: str, wanted: float | None) -> float | None:
+        """That of the queue if it is there; else what it will be created with."""
+        try:
+            with self.account.queue(name) as queue:
+                return queue.stats().retention
+        except QueueMissing:
+            return _RETENTION_DEFAULT if wanted is None else wanted
 
     def _create(self, undo: ExitStack, name: str, template: Template) -> None:
         if self.account.create(name, template):
@@ -155,8 +186,9 @@ class MNSClient(Closing):
             log.warning("queue %s was made, is not needed, and could not be deleted: %s", name, error)
 
     def close(self) -> None:
-        """Let connections go."""
-        self.account.close()
+        """Let connections go, those of its queues too, unless the account is the caller's."""
+        if self._owned:
+            self.account.close()
 
 
 def _own_definitions() -> str:
@@ -169,14 +201,31 @@ def _own_definitions() -> str:
     return f"file://{DEFINITIONS_DEFAULT}"
 
 
+def _parts_of(endpoint: Any) -> SplitResult:
+    """Raises ParameterInvalid."""
+    if not isinstance(endpoint, str):
+        raise ParameterInvalid(parameter="endpoint", reason=f"must be text, not {type(endpoint).__name__}")
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError:
+        raise ParameterInvalid(parameter="endpoint", reason="must be a URL: an IPv6 address needs brackets") from None
+    if parts.scheme not in {*_TLS, *SCHEMES}:
+        others = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        reason = f"must begin with http:// or https:// (an endpoint of MNS), or with one of {others}"
+        raise ParameterInvalid(parameter="endpoint", reason=reason)
+    return parts
+
+
 @documented
 class CloudAccount:
     """An account by its access key and endpoint."""
 
     def __init__(self, accessKeyId: str, accessKeySecret: str, endpoint: str, definitions: str | None = None) -> None:
         """endpoint: one of MNS, `http://...` or `https://...`, as the documents have it, or an account's URL.
-        definitions: URL of the place where pull topics are written down; see docs/patterns/pull-topic.md."""
-        parts = urlsplit(endpoint)
+        definitions: URL of the place where pull topics are written down; see docs/patterns/pull-topic.md.
+
+        Raises ParameterInvalid for an endpoint without one of these schemes."""
+        parts = _parts_of(endpoint)
         if accessKeyId and parts.netloc and "@" not in parts.netloc:
             user = f"{quote(accessKeyId, safe='')}:{quote(accessKeySecret, safe='')}"
             parts = parts._replace(netloc=f"{user}@{parts.netloc}")
@@ -188,7 +237,7 @@ class CloudAccount:
 
     def getMNSClient(self) -> MNSClient:
         """A client; initialise it once."""
-        return MNSClient(connect_account(self._endpoint), self._definitions)
+        return MNSClient(connect_account(self._endpoint), self._definitions, owned=True)
 
 
 _SETTINGS: Final = {

@@ -4,13 +4,14 @@ Strategy: ours are LeaseKeeper and Receiver.
 """
 
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import Message, received_of
-from veilmq.client.documents.queues import AnyQueue, is_ours, queue_of
+from veilmq.client.documents.queues import AnyQueue, queue_of
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.lease import Lease
 from veilmq.client.keeper.states import State
@@ -22,7 +23,7 @@ from veilmq.client.receiver import Receiver
 class Manager(Closing):
     """Changes visibility in time, until a message is deleted or MessageTimeout is over.
 
-    A message is one of this room, of ours, or of an SDK (aliyun-mns-sdk, boto3).
+    A message is one of this room, of ours, or of an SDK (aliyun-mns-sdk, boto3, azure-storage-queue).
     """
 
     def __init__(
@@ -36,15 +37,16 @@ class Manager(Closing):
         clock: Clock = SYSTEM,
     ) -> None:
         """Seconds. Raises ParameterInvalid unless the visibility timeout exceeds interval and minimal life together."""
-        self.keeper = LeaseKeeper(
-            queue_of(queue),
-            minimal_life=MessageMinimalLife,
-            interval=TimerInterval,
-            visibility_timeout=QueueMessageVisibilityTimeout,
-            max_hold=MessageTimeout,
-            clock=clock,
-        )
-        self._opened = not is_ours(queue)
+        with ExitStack() as undo:
+            self.keeper = LeaseKeeper(
+                undo.enter_context(queue_of(queue)),
+                minimal_life=MessageMinimalLife,
+                interval=TimerInterval,
+                visibility_timeout=QueueMessageVisibilityTimeout,
+                max_hold=MessageTimeout,
+                clock=clock,
+            )
+            undo.pop_all()
         self._leases: dict[str, Lease] = {}
         """By the handle of the receive; those that are done leave with the next call."""
         self._lock = threading.Lock()
@@ -93,10 +95,9 @@ class Manager(Closing):
         self.DeleteMessage(message)
 
     def close(self) -> None:
-        """Extend no more, and release what is held."""
+        """Extend no more, and release what is held. The caller's queue stays open."""
         self.keeper.close()
-        if self._opened:
-            self.keeper.queue.close()
+        self.keeper.queue.close()
 
 
 _ENDED = (State.DONE, State.LOST)
@@ -126,14 +127,20 @@ class ChangeVisibilityTask:
 
 
 @documented
-class MessageReceiver:
+class MessageReceiver(Closing):
     """Each thread makes one of its own, over a queue object of its own or a common one: all that receive from the same
     queue in this process share one parked poll."""
 
     def __init__(self, queue: AnyQueue) -> None:
-        self.receiver = Receiver(queue_of(queue))
+        self._queue = queue_of(queue)
+        self.receiver = Receiver(self._queue)
 
     def receiveMessage(self, waitSeconds: float | None = None) -> Message | None:
         """The next message for this thread; None if none came in time. Without a wait, for ever."""
         found = self.receiver.receive(waitSeconds)
         return None if found is None else Message.of(found)
+
+    def close(self) -> None:
+        """Callers that wait get None at once. The caller's queue stays open, and so do the other receivers."""
+        self.receiver.close()
+        self._queue.close()

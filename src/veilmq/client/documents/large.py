@@ -4,11 +4,12 @@ Strategy: ours is LargeMessageQueue. `ossClient` is a URL up to the bucket (`s3:
 since the object store comes through fsspec; `ossBucketName` is appended.
 """
 
+from contextlib import ExitStack
+
 from veilmq.client import checked
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.queues import AnyQueue, MessageQueue, queue_of
 from veilmq.client.large.queue import LargeMessageQueue
-from veilmq.client.unreadable import DeadLetters, keep
 
 
 @documented
@@ -22,11 +23,13 @@ class BigMessageSizeQueue(MessageQueue):
     ) -> None:
         """deadLetterQueue: where a message goes whose object is missing or damaged; without one it stays in the queue
         and comes again."""
-        self.queue = LargeMessageQueue(
-            queue_of(cq),
-            f"{ossClient.rstrip('/')}/{ossBucketName}",
-            unreadable=keep if deadLetterQueue is None else DeadLetters(queue_of(deadLetterQueue)),
-        )
+        with ExitStack() as undo:
+            inner = undo.enter_context(queue_of(cq))
+            if deadLetterQueue is not None:
+                self._dead_letters = undo.enter_context(queue_of(deadLetterQueue))
+            place = f"{ossClient.rstrip('/')}/{ossBucketName}"
+            self.queue = LargeMessageQueue(inner, place, unreadable=self._set_aside())
+            undo.pop_all()
 
     def setBigMessageSize(self, bigMessageSize: int) -> None:
         """Bytes above which a body goes to the object store; 64 KiB without this."""

@@ -4,6 +4,7 @@ Strategy: a `Message` is mutable, because the documents' code builds it by sette
 What takes a message to send also takes plain text and the message objects of aliyun-mns-sdk.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from veilmq.client.clock import SYSTEM
@@ -99,7 +100,7 @@ def outgoing(message: Sendable) -> Outgoing:
 
 
 def received_of(message: Message | Received | Any) -> Received:
-    """What a receive gave, in our words: of ours, of this room, or of an SDK (MNS's, boto3's).
+    """What a receive gave, in our words: of ours, of this room, or of an SDK (MNS's, boto3's, Azure's).
 
     An SDK does not tell how much of the lease is left by this machine's clock: it counts as over, so that a keeper
     extends the message before anything else. Raises ParameterInvalid for a message that nobody received.
@@ -109,11 +110,25 @@ def received_of(message: Message | Received | Any) -> Received:
     received = getattr(message, "received", None)
     if isinstance(received, Received):
         return received
-    handle = getattr(message, "receipt_handle", None)
-    if isinstance(message, Message) or not isinstance(handle, str) or not handle:
+    message_id, handle, body = None, None, None
+    if not isinstance(message, Message):
+        message_id, handle, body = _parts_of(message)
+    if not (isinstance(handle, str) and handle and isinstance(message_id, str)):
         raise ParameterInvalid(parameter="message", reason="must be one that was received")
-    body = str(getattr(message, "message_body", None) or getattr(message, "body", ""))
-    return Received(id=message.message_id, body=body, handle=handle, lease_end=SYSTEM.monotonic())
+    return Received(id=message_id, body=str(body or ""), handle=handle, lease_end=SYSTEM.monotonic())
+
+
+def _parts_of(message: Any) -> tuple[Any, Any, Any]:
+    """Id, handle and body of an SDK's message; None for what it lacks."""
+    if isinstance(message, Mapping):  # of boto3's client
+        return message.get("MessageId"), message.get("ReceiptHandle"), message.get("Body")
+    receipt = getattr(message, "pop_receipt", None)
+    if receipt:
+        from veilmq.client.azure.receiving import handle_of  # its package needs the SDK
+
+        return message.id, handle_of(message.id, receipt), message.content
+    body = getattr(message, "message_body", None) or getattr(message, "body", None)
+    return getattr(message, "message_id", None), getattr(message, "receipt_handle", None), body
 
 
 class TopicMessage:

@@ -11,6 +11,7 @@ import logging
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Final
 
 from veilmq.client.documents.exceptions import documented
@@ -43,12 +44,14 @@ class OrderedQueueWrapper(OverQueue):
         receiveSeqIdPersistStorage: Storage | None = None,
     ) -> None:
         """Raises what `OrderedQueue` raises: a second process on the same storage, a queue that was created anew."""
-        self.queue = OrderedQueue(
-            queue_of(queue),
-            send_storage=sendSeqIdPersistStorage,
-            receive_storage=receiveSeqIdPersistStorage,
-            marking="#num#",
-        )
+        with ExitStack() as undo:
+            self.queue = OrderedQueue(
+                undo.enter_context(queue_of(queue)),
+                send_storage=sendSeqIdPersistStorage,
+                receive_storage=receiveSeqIdPersistStorage,
+                marking="#num#",
+            )
+            undo.pop_all()
         self._handed: str | None = None
         """Handle of the message that was handed out last and is not acknowledged."""
         self._by: threading.Thread | None = None
@@ -78,7 +81,7 @@ class OrderedQueueWrapper(OverQueue):
             self._handed = None
 
     def close(self) -> None:
-        """Acknowledge the message handed out last, and let the storages go.
+        """Acknowledge the message handed out last, and let the storages go; the caller's queue stays open.
 
         While an exception is handled (in its `except` or `finally`, or at the end of a `with` that it leaves) the
         message is not acknowledged, and comes again.

@@ -18,6 +18,8 @@ from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import Message, Sendable, outgoing
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
+from veilmq.client.unreadable import DeadLetters, Policy, keep
+from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 
 SQS_WAIT_SECONDS_MAX: Final = 20
@@ -39,21 +41,27 @@ AnyQueue = Queue | OverQueue | Any
 """Also an SDK's queue object: mns.queue.Queue, boto3's sqs.Queue, Azure's QueueClient."""
 
 
-def queue_of(source: AnyQueue) -> Queue:
-    """The queue of ours behind it. Raises ParameterInvalid for what is none, and as `connect` does."""
+class _Lent(Wrapping):
+    """The caller's queue: it stays open when what stands on it is closed."""
+
+    def close(self) -> None:
+        """The caller closes it."""
+
+
+def queue_of(source: AnyQueue, *, owned: bool = False) -> Queue:
+    """The queue of ours behind it. To close it closes only what is opened here: our queue over an SDK's object; with
+    `owned`, the given queue too.
+
+    Raises ParameterInvalid for what is no queue, and as `connect` does.
+    """
     if isinstance(source, OverQueue):
-        return source.queue
-    if is_ours(source):
+        source = source.queue
+    if callable(getattr(source, "extend_batch", None)):
         ours: Queue = source
-        return ours
+        return ours if owned else _Lent(ours)
     if isinstance(source, str):
         raise ParameterInvalid(parameter="queue", reason="must be a queue, not text: veilmq.connect(url) gives one")
     return connect(source)
-
-
-def is_ours(source: AnyQueue) -> bool:
-    """False: `queue_of` opens a queue over an SDK's object, which has connections of its own to close."""
-    return isinstance(source, OverQueue) or callable(getattr(source, "extend_batch", None))
 
 
 def wait_within(capabilities: Capabilities, seconds: float) -> float:
@@ -88,6 +96,8 @@ def _tell_once(line: str) -> None:
 class MessageQueue(OverQueue):
     """putMessage, popMessage, peekMessage and deleteMessage over `queue`."""
 
+    _dead_letters: Queue | None = None
+
     def putMessage(self, message: Sendable) -> Message:
         """Send; the message with its id, and with its handle where the protocol gives one."""
         sent = self.queue.send(outgoing(message))
@@ -118,5 +128,11 @@ class MessageQueue(OverQueue):
         return self.queue.extend(receiptHandle, visibilityTimeout)
 
     def close(self) -> None:
-        """Let the queue's connections go."""
+        """Close what this object opened; a queue that the caller handed over stays open."""
         self.queue.close()
+        if self._dead_letters is not None:
+            self._dead_letters.close()
+
+    def _set_aside(self) -> Policy:
+        """What becomes of a message that cannot be read."""
+        return keep if self._dead_letters is None else DeadLetters(self._dead_letters)

@@ -5,16 +5,18 @@ also answer `Verdict.UNKNOWN` to be asked again. The SDK's version, which its au
 swallows a failed commit and deletes the log; ours keeps the log entry until the message is out.
 """
 
-from typing import Protocol
+from contextlib import ExitStack, suppress
+from typing import Any, Protocol
 
 from veilmq.client import checked
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import Message, Sendable, outgoing
-from veilmq.client.documents.queues import MessageQueue
-from veilmq.client.queue import Account, Queue
+from veilmq.client.documents.queues import AnyQueue, MessageQueue, queue_of
+from veilmq.client.queue import Account
 from veilmq.client.transaction import Times
 from veilmq.client.transaction import queue as ours
 from veilmq.client.transaction.entry import Prepared, Verdict
+from veilmq.model.errors import QueueMissing
 
 
 class TransactionOperations(Protocol):
@@ -40,14 +42,27 @@ class TransactionQueue(MessageQueue):
     queue: ours.TransactionQueue
 
     def __init__(
-        self, account: Account, queue: Queue, log: Queue, checker: TransactionChecker, times: Times | None = None
+        self,
+        account: Account,
+        queue: AnyQueue,
+        log: AnyQueue,
+        checker: TransactionChecker,
+        times: Times | None = None,
+        *,
+        owned: bool = False,
     ) -> None:
-        """Raises ParameterInvalid for times or queues that would lose a message."""
-        checked.function(getattr(checker, "checkTransactionStatus", None), "checker")
+        """owned: both queues are ours, and are closed with this one. Raises ParameterInvalid for times or queues that
+        would lose a message."""
+        check_checker(checker)
         self._account = account
-        self.queue = ours.TransactionQueue(
-            queue, log, lambda prepared: checker.checkTransactionStatus(_message(prepared)), times=times
-        )
+        with ExitStack() as undo:
+            self.queue = ours.TransactionQueue(
+                undo.enter_context(queue_of(queue, owned=owned)),
+                undo.enter_context(queue_of(log, owned=owned)),
+                lambda prepared: checker.checkTransactionStatus(_message(prepared)),
+                times=times,
+            )
+            undo.pop_all()
         self.queue.checker.start()
 
     def sendTransMessage(self, message: Sendable, operations: TransactionOperations) -> bool:
@@ -61,10 +76,19 @@ class TransactionQueue(MessageQueue):
         return transaction.outcome is ours.Outcome.COMMITTED
 
     def delete(self) -> None:
-        """End the checker and delete both queues."""
+        """End the checker and delete both queues. Raises QueueMissing.
+
+        The log goes first: its name is free again before the queue's, so that one that can be created has its log.
+        """
         self.queue.checker.close()
+        with suppress(QueueMissing):  # an earlier call got no further
+            self._account.delete(self.queue.log.name)
         self._account.delete(self.queue.inner.name)
-        self._account.delete(self.queue.log.name)
+
+
+def check_checker(checker: Any) -> None:
+    """Raises ParameterInvalid."""
+    checked.function(getattr(checker, "checkTransactionStatus", None), "checker")
 
 
 def _message(prepared: Prepared) -> Message:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
+from veilmq.client.capabilities import Capabilities
 from veilmq.client.client_name import client_name
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
-from veilmq.client.embedded import directories
+from veilmq.client.embedded import directories, limits
 from veilmq.client.embedded.queue import EmbeddedQueue, failed
 from veilmq.client.embedded.shell import Call
 from veilmq.client.embedded.topics import EmbeddedTopics
@@ -24,7 +25,7 @@ from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.commands import AnyCommand, CreateQueue, DeleteQueue, DescribeQueue, ListQueues, Origin
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.outcomes import QueueCreated, QueueDescribed, QueuesListed
-from veilmq.model.queue import QueueKey
+from veilmq.model.queue import FIFO_SUFFIX, QueueKey, QueueSettings
 from veilmq.store.sqlite.options import Options
 
 _PAGE: Final = 1_000
@@ -73,6 +74,10 @@ class EmbeddedAccount(Closing):
                 queue.close()
             self._queues.add(queue)
         return queue
+
+    def capabilities(self, name: str) -> Capabilities:
+        """See `Account.capabilities`; with the default largest body."""
+        return limits.capabilities_of(QueueSettings(fifo=name.endswith(FIFO_SUFFIX)))
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """See `Account.create`. Raises ParameterInvalid and RedriveRefused too."""

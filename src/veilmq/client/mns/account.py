@@ -21,11 +21,12 @@ from mns.mns_request import (  # type: ignore[import-untyped]
     ListQueueResponse,
 )
 
+from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.messages import Template
 from veilmq.client.mns.line import Lines
-from veilmq.client.mns.queue import MnsQueue
+from veilmq.client.mns.queue import MnsQueue, capabilities_of
 from veilmq.client.mns.topics import MnsTopics
 from veilmq.client.singly import Singly
 from veilmq.client.unreadable import Policy, keep
@@ -66,6 +67,10 @@ class MnsAccount(Closing):
         with self._lock:
             self._queues.add(queue)
         return queue
+
+    def capabilities(self, name: str) -> Capabilities:
+        """See `Account.capabilities`."""
+        return capabilities_of(self.base64)
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """CreateQueue; True if there was none. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""

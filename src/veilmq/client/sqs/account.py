@@ -8,12 +8,13 @@ import threading
 import weakref
 from typing import Any, Final
 
+from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.messages import Template
 from veilmq.client.queue_attributes import creation_attributes
 from veilmq.client.sqs.calls import Calls, member
-from veilmq.client.sqs.queue import SqsQueue
+from veilmq.client.sqs.queue import SqsQueue, capabilities_of
 from veilmq.model.errors import QueueMissing
 
 _PAGE_MAX: Final = 1_000
@@ -40,6 +41,10 @@ class SqsAccount(Closing):
         with self._lock:
             self._queues.add(queue)
         return queue
+
+    def capabilities(self, name: str) -> Capabilities:
+        """See `Account.capabilities`."""
+        return capabilities_of(name)
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """CreateQueue; True if there was none. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""

@@ -12,7 +12,6 @@ import msgspec
 
 from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities, HandleOnSend
-from veilmq.client.messages import Stats
 from veilmq.client.transaction.entry import Form
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
@@ -101,8 +100,8 @@ def times_for(given: Times | None, capabilities: Capabilities) -> Times:
     return times
 
 
-def check_log(times: Times, form: Form, capabilities: Capabilities, stats: Stats) -> None:
-    """Raises ParameterInvalid if the log cannot keep an entry as long as it is needed."""
+def check_log(times: Times, form: Form, capabilities: Capabilities, retention: float | None) -> None:
+    """Raises ParameterInvalid if the log, with its retention, cannot keep an entry as long as it is needed."""
     hidden_by = capabilities.lease_max if claims(capabilities) else capabilities.delay_max
     _at_most("timeout", times.asked_after, hidden_by, f"{capabilities.protocol} can hide a log entry")
     for name in ("check_lease", "ask_every"):
@@ -113,19 +112,22 @@ def check_log(times: Times, form: Form, capabilities: Capabilities, stats: Stats
     needed = times.decided_within + times.check_lease
     if form is Form.HIDDEN:
         needed = max(needed, times.half_delay)
-    if stats.retention is not None and stats.retention <= needed:
-        reason = f"its retention of {stats.retention:g} s must exceed {needed:g} s, or undecided transactions are lost"
+    if retention is not None and retention <= needed:
+        reason = f"its retention of {retention:g} s must exceed {needed:g} s, or undecided transactions are lost"
         raise ParameterInvalid(parameter="log", reason=reason)
 
 
-def check_half(times: Times, capabilities: Capabilities, stats: Stats) -> float:
-    """The life of a half message. Raises ParameterInvalid if it could appear, or end before it is decided."""
+def check_half(times: Times, capabilities: Capabilities, retention: float | None) -> float:
+    """The life of a half message in a queue with this retention.
+
+    Raises ParameterInvalid if it could appear, or end before it is decided.
+    """
     _at_most("half_delay", times.half_delay, capabilities.delay_max, f"{capabilities.protocol} can delay")
     life, parameter = times.half_life, "half_life"
     if not capabilities.ttl:
-        if stats.retention is None:
+        if retention is None:
             raise CapabilityMissing(capability=f"asking {capabilities.protocol} for a queue's retention")
-        life, parameter = stats.retention, "queue"
+        life, parameter = retention, "queue"
     if life >= times.half_delay:
         reason = f"a life of {life:g} s must be below the delay of {times.half_delay:g} s, or half messages appear"
         raise ParameterInvalid(parameter=parameter, reason=reason)

@@ -90,8 +90,9 @@ class TransactionQueue(Wrapping):
         self._clock = clock
         if log.name == queue.name and log.account is queue.account:
             raise ParameterInvalid(parameter="log", reason="must be another queue")
-        self._life = check_half(self.times, queue.capabilities, queue.stats()) if self.form is Form.HIDDEN else None
-        check_log(self.times, self.form, log.capabilities, log.stats())
+        hidden = self.form is Form.HIDDEN
+        self._life = check_half(self.times, queue.capabilities, queue.stats().retention) if hidden else None
+        check_log(self.times, self.form, log.capabilities, log.stats().retention)
         self._parked = parked
         self._running: set[str] = set()
         self._lock = threading.Lock()

@@ -10,6 +10,7 @@ import weakref
 from typing import Final
 
 from veilmq.client import checked
+from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.identity import ById, fingerprint
@@ -17,7 +18,7 @@ from veilmq.client.messages import Template
 from veilmq.client.queue_attributes import creation_attributes
 from veilmq.client.veil.connections import Pool
 from veilmq.client.veil.line import Line, operation
-from veilmq.client.veil.queue import DESCRIBE, VeilQueue
+from veilmq.client.veil.queue import DESCRIBE, VeilQueue, capabilities_of
 from veilmq.client.veil.signing import Signer
 from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.errors import ParameterInvalid
@@ -103,18 +104,22 @@ class VeilAccount(Closing):
             self._queues.add(queue)
         return queue
 
+    def capabilities(self, name: str) -> Capabilities:
+        """See `Account.capabilities`."""
+        return capabilities_of(name)
+
     def create(self, name: str, template: Template | None = None) -> bool:
         """VeilMQ.CreateQueue. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
         template = template or Template()
         dead_letter_arn = None
         if template.dead_letter_queue is not None:
             path = self._prefix + template.dead_letter_queue
-            target, _ = self._new_line(template.dead_letter_queue).call(DESCRIBE, shapes.QueueInput(queue=path))
+            target = self._new_line(template.dead_letter_queue).call(DESCRIBE, shapes.QueueInput(queue=path)).result
             dead_letter_arn = f"arn:aws:sqs:{target.region}:{target.account}:{target.name}"
         attributes = creation_attributes(name, template, dead_letter_arn)
         given = CreateQueueInput(queue_name=name, attributes=attributes, tags=dict(template.tags) or None)
-        result, again = self._new_line(name).call(_CREATE, given)
-        return bool(result.created or again)
+        done = self._new_line(name).call(_CREATE, given)
+        return bool(done.result.created or done.again)
 
     def delete(self, name: str) -> None:
         """VeilMQ.DeleteQueue. Raises QueueMissing."""
@@ -125,7 +130,7 @@ class VeilAccount(Closing):
         names: list[str] = []
         given = ListQueuesInput(queue_name_prefix=prefix or None, max_results=_PAGE_MAX)
         while True:
-            page, _ = self._line.call(_LIST, given)
+            page = self._line.call(_LIST, given).result
             names += [url.rpartition("/")[2] for url in page.queue_urls or ()]
             if not page.next_token:
                 return names

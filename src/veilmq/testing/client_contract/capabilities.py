@@ -50,6 +50,12 @@ class TestCapabilities:
         assert [type(result).__name__ for result in results] == ["Sent", "CapabilityMissing", "Sent"]
         assert len(stage.empty(queue)) == 2
 
+    def test_the_account_knows_them_before_there_is_a_queue(self, stage: Stage) -> None:
+        queue = stage.create()
+        found = stage.account.capabilities(f"{queue.name}-missing")
+        for field in ("protocol", "delay_max", "lease_max", "ttl", "native_fifo", "handle_on_send"):
+            assert getattr(found, field) == getattr(queue.capabilities, field)
+
     def test_they_make_sense(self, stage: Stage) -> None:
         able = stage.create().capabilities
         assert able.receive_messages_max >= 1
