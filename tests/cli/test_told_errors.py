@@ -12,7 +12,7 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.cli.conftest import WAIT_S
+from tests.cli.conftest import WAIT_S, Serve
 from tests.users import other_user
 
 import veilmq
@@ -126,6 +126,16 @@ def test_a_command_tells_of_another_server(
     done = veilmq(*command, "--admin", answering(b"welcome"), "--token-file", str(token))
     assert (done.returncode, "Traceback" in done.stderr) == (4, False)
     assert "answers 200, and not as a VeilMQ admin port" in done.stderr
+
+
+def test_the_port_of_a_protocol_is_told_from_the_admin_port(serve: Serve, veilmq: Run) -> None:
+    server = serve().ready()
+    for command in (("queues", "list"), ("check",)):
+        done = veilmq(*command, "--admin", server.url.partition("://")[2], "--data", str(server.data))
+        assert done.returncode == 4
+        assert "another one than those of SQS, Azure and MNS: 9325 unless `serve --admin` says otherwise" in done.stderr
+        assert "Start one" not in done.stderr
+    assert server.stop() == 0
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ _QUEUE: Final = r"^(?:[0-9]{12}/[a-z0-9-]{1,64}/)?[A-Za-z0-9_-]{1,256}(\.fifo)?\
 _TYPE: Final = r"^(String|Number|Binary)(\..{1,240})?\Z"
 _STATE: Final = r"^(visible|hidden)\Z"
 _PAGE: Final = r"^([0-9]{1,18}(-[0-9]{1,18})?)?\Z"
-_TASK: Final = r"^[0-9a-f]{32}\Z"
 _TASKS: Final = r"^([0-9]{1,18}-[0-9a-f]{32})?\Z"
 _START: Final = r"^([0-9]{1,18}|first|next|snapshot)\Z"
 WORDS: Final = {
@@ -46,7 +45,6 @@ WORDS: Final = {
     _STATE: "Expected visible or hidden",
     _PAGE: "Expected what the page before gave as `after`",
     _TASKS: "Expected what the page before gave as `after`",
-    _TASK: "Expected the id of a task, in 32 hexadecimal digits",
     _START: "Expected an offset, first, next or snapshot",
 }
 """What each pattern says, for who has broken it."""
@@ -187,7 +185,7 @@ class MoveInput(_Input):
 class CancelMoveInput(_Input):
     """The task to end, by its id."""
 
-    task: Annotated[str, Meta(pattern=_TASK)]
+    task: str
 
 
 class PeekInput(_Input):

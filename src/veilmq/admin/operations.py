@@ -240,7 +240,7 @@ def _move(asked: Asked, wanted: inputs.MoveInput) -> Sequence[AnyCommand]:
 
 
 def _cancel_move(asked: Asked, wanted: inputs.CancelMoveInput) -> Sequence[AnyCommand]:
-    return (CancelMove(queue=asked.queue, origin=asked.origin, task=bytes.fromhex(wanted.task)),)
+    return (CancelMove(queue=asked.queue, origin=asked.origin, task=inputs.message_id(wanted.task, "task")),)
 
 
 def _peek(asked: Asked, wanted: inputs.PeekInput) -> Sequence[AnyCommand]:

@@ -115,7 +115,7 @@ def shown_sent(sent: Sent) -> dict[str, Any]:
 def shown_move(task: MoveInfo) -> dict[str, Any]:
     """A message move task."""
     return {
-        "id": task.id.hex(),
+        "id": id_text(task.id),
         "source": shown_key(task.source),
         "destination": None if task.destination is None else shown_key(task.destination),
         "rate_max": task.rate_max,

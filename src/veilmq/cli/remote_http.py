@@ -53,6 +53,10 @@ _ADVICE_TOKEN: Final = (
     "Or name a file that holds the token with --token-file FILE."
 )
 _ADVICE: Final = "Start one with `veilmq serve`, or name the directory with --data DIR."
+_ADVICE_OTHER_PORT: Final = (
+    "A server's admin port is another one than those of SQS, Azure and MNS: 9325 unless `serve --admin` says otherwise. "
+    "On the server's own machine its directory is enough: --data DIR."
+)
 
 
 class _Said(dict[str, Any]):
@@ -314,8 +318,10 @@ class HttpDoor:
         return failure_of(str(said.get("error")), message, said)
 
     def _not_ours(self, status: int) -> Failure:
-        kind = Unreachable if status in _PASSING else Failure
-        return kind(Exit.ADDRESS, f"{self._admin} answers {status}, and not as a VeilMQ admin port", _ADVICE)
+        message = f"{self._admin} answers {status}, and not as a VeilMQ admin port"
+        if status in _PASSING:
+            return Unreachable(Exit.ADDRESS, message, _ADVICE)
+        return Failure(Exit.ADDRESS, message, _ADVICE_OTHER_PORT)
 
 
 def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
