@@ -164,7 +164,11 @@ def test_move_tasks_of_all_queues(server: Any, http: httpx.Client) -> None:
     assert http.get(MOVES).json() == {"moves": [], "more": False, "after": None}
     (started,) = do(server, StartMove(queue=DEAD, origin=TESTER))
     (shown,) = http.get(MOVES).json()["moves"]
-    assert (shown["id"], shown["source"]["name"], shown["destination"]) == (str(UUID(bytes=started.info.id)), "dead", None)
+    assert (shown["id"], shown["source"]["name"], shown["destination"]) == (
+        str(UUID(bytes=started.info.id)),
+        "dead",
+        None,
+    )
     assert (shown["to_move"], shown["failure"]) == (1, None)
     assert shown["status"] in {"running", "completed"}
     assert http.get(MOVES, params={"prefix": "orders"}).json()["moves"] == []

@@ -9,12 +9,15 @@ from tests.cli.conftest import Serve
 from tests.users import other_user
 
 import veilmq
+from veilmq.cli.directory import backup
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.obstacles import closed_to_user
+from veilmq.cli.pipeline_run import make_place
 from veilmq.cli.remote_door import Target, http_door
 from veilmq.cli.remote_http import failure_of
 from veilmq.cli.serve import _in_the_way, _keys
-from veilmq.cli.work import parameters
+from veilmq.cli.sources import resolve
+from veilmq.cli.work import open_queue, parameters
 from veilmq.client.errors import TransportError
 from veilmq.server.settings import Settings
 
@@ -117,6 +120,81 @@ def test_a_credentials_file_is_asked_for_by_what_is_wrong_with_it(closed: Path, 
     with pytest.raises(Failure, match="account") as wrong:
         _keys(Settings(credentials=reachable / "keys"))
     assert wrong.value.advice == ""
+
+
+@pytest.fixture
+def full_of(reachable: Path) -> Path:
+    """A data directory and a settings file of this user's, which others may not use."""
+    veilmq.connect(f"veil://{reachable}/data?queue=q&create=1").close()
+    (reachable / "settings.toml").touch(0o600)
+    return reachable
+
+
+def told(body: Callable[[], object]) -> Failure:
+    with pytest.raises(Failure) as refused:
+        body()
+    return refused.value
+
+
+@pytest.mark.parametrize("below", ["closed/below/new", "closed/new", "readable/new", "readable"])
+def test_every_place_that_is_made_names_what_keeps_the_user_out(
+    closed: Path, caplog: pytest.LogCaptureFixture, below: str
+) -> None:
+    (closed.parent / "readable").mkdir(0o755)
+    place = closed.parent / below
+    with other_user(), caplog.at_level("INFO"):
+        refused = {
+            "DEST": told(lambda: backup(closed / "none", place, as_json=False)),
+            "--guard": told(lambda: parameters(GIVEN | {"guard": place})),
+            "--checkpoints": told(lambda: parameters(GIVEN | {"checkpoints": str(place)})),
+            "--out": told(lambda: make_place(place)),
+        }
+    for named, failure in refused.items():
+        assert str(failure) == f"{named}: {place}: Permission denied"
+        assert failure.advice.startswith(f"{closed.parent / below.partition('/')[0]} ")
+        assert "this user (uid " in failure.advice
+    assert caplog.text == ""
+
+
+def test_a_queue_in_a_closed_directory_names_it(closed: Path) -> None:
+    with other_user():
+        for url in (f"veil://{closed}/new?queue=q&create=1", f"veil:///{closed}/below?queue=q"):
+            assert told(lambda url=url: open_queue(url)).advice.lstrip("/").startswith(f"{closed} is closed"[1:])
+
+
+def test_settings_that_cannot_be_read_name_the_option(full_of: Path) -> None:
+    settings = str(full_of / "settings.toml")
+    with other_user():
+        for source, flags, environment in (
+            ("--config", {"config": settings}, {}),
+            ("VEILMQ_CONFIG", {}, {"VEILMQ_CONFIG": settings}),
+        ):
+            failure = told(lambda given=(flags, environment): resolve(*given))
+            assert str(failure) == f"{source}: {settings}: cannot be read: Permission denied"
+            assert failure.advice.startswith(f"{settings} may not be read by this user")
+    assert told(lambda: resolve({"config": f"{settings}.none"}, {})).advice == "Check the path."
+
+
+def test_a_copy_is_not_made_below_what_is_not_there(full_of: Path) -> None:
+    for body in (
+        lambda place: backup(full_of / "data", place, as_json=False),
+        lambda place: make_place(place, "DIR"),
+    ):
+        failure = told(lambda body=body: body(full_of / "typo" / "copy"))
+        assert "is not made, because its parent is not there" in str(failure)
+        assert failure.advice.endswith(f"mkdir -p {full_of}/typo")
+        assert failure.code is Exit.USAGE
+    assert not (full_of / "typo").exists()
+    backup(full_of / "data", full_of / "copy", as_json=False)
+
+
+def test_a_copy_that_may_not_be_written_does_not_ask_for_space(tmp_path: Path) -> None:
+    class Door:
+        def download(self, path: str, *_: object) -> None:
+            raise PermissionError(1, "Operation not permitted", path)
+
+    failure = told(lambda: backup(tmp_path / "none", tmp_path / "copy", as_json=False, door=Door()))  # type: ignore
+    assert failure.advice == "Name a directory that belongs to this user, or one that is not there yet."
 
 
 def test_who_is_refused_is_told_of_the_directory_first() -> None:

@@ -82,7 +82,7 @@ def test_events_are_printed_and_exported(server: ServerProcess, tmp_path: Path) 
     (tmp_path / "file").touch()
     code, out, err = veilmq("events", "export", "file", cwd=tmp_path, **where)
     assert (code, out) == (2, "")
-    assert err.startswith("veilmq: the directory file: File exists")
+    assert err.startswith("veilmq: DIR: file: File exists")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / day.name).touch()
     code, out, err = veilmq("events", "export", "other", cwd=tmp_path, **where)
@@ -178,11 +178,15 @@ def test_a_place_that_cannot_be_is_said_before_spark_starts(exported: Path, tmp_
     (tmp_path / "file").touch()
     done, out, err = veilmq("pipeline", job, "--path", exported, "--out", "file", cwd=tmp_path)
     assert (done, out) == (2, "")
-    assert err.startswith("veilmq: --out file: File exists")
+    assert err.startswith("veilmq: --out: file: File exists")
     # It is there, and takes no file whoever asks.
     done, out, err = veilmq("pipeline", job, "--path", exported, "--out", "/proc/self", cwd=tmp_path)
     assert (done, out) == (2, "")
-    assert err.startswith("veilmq: --out /proc/self: No such file")
+    assert err.startswith("veilmq: --out: /proc/self: ")
+    done, out, err = veilmq("pipeline", job, "--path", exported, "--out", "typo/kept", cwd=tmp_path)
+    assert (done, out) == (2, "")
+    assert "--out: typo/kept is not made, because its parent is not there" in err
+    assert not (tmp_path / "typo").exists()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.cli.exits import Exit, Failure, foreign
-from veilmq.cli.obstacles import advice_on
+from veilmq.cli.obstacles import advice_on, check_directory
 from veilmq.cli.progress import bar
 from veilmq.cli.remote_door import AS_SERVER
 from veilmq.cli.remote_http import HttpDoor
@@ -35,6 +35,7 @@ def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | Non
 
     With a `door` the server makes the copy, and it comes from there.
     """
+    check_directory(destination, "DEST")
     try:
         with bar() as advance:
             step = partial(advance, "copying")
@@ -50,11 +51,11 @@ def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | Non
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
         advice = _closed(data) if door is None else ""
-        raise Failure(
-            Exit.STORE,
-            f"the copy failed and was removed: {error}",
-            advice or "Is there space at the destination, and where the data is?",
-        ) from None
+        if isinstance(error, PermissionError):
+            asked = "Name a directory that belongs to this user, or one that is not there yet."
+        else:
+            asked = "Is there space at the destination, and where the data is?"
+        raise Failure(Exit.STORE, f"the copy failed and was removed: {error}", advice or asked) from None
     _say_copied(destination, size_bytes, as_json=as_json)
 
 

@@ -4,9 +4,15 @@ Strategy: the system names the path that was asked for; what is closed may be a 
 it would have to be made. It is looked for from the root on, and the first that is closed is named.
 """
 
+import errno
 import os
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from veilmq.cli.exits import Exit, Failure
+
+if TYPE_CHECKING:
+    from veilmq.server.toml_file import FileInvalid
 
 _EFFECTIVE: Final = os.access in os.supports_effective_ids
 
@@ -33,6 +39,31 @@ def advice_on(path: Path, otherwise: str) -> str:
     """What keeps this user out, and what to do."""
     closed = closed_to_user(path)
     return f"{closed} {otherwise}" if closed else otherwise
+
+
+def file_advice(error: "FileInvalid", *, missing: str, wrong: str = "") -> str:
+    """What to do about a file that cannot be used; missing, wrong: if it is not there, or holds something else."""
+    if error.errno is None:
+        return wrong
+    return missing if error.errno == errno.ENOENT else closed_to_user(error.path)
+
+
+def check_directory(path: Path, named: str) -> None:
+    """Raises Failure if the directory cannot be written by this user, or is not there and cannot be made.
+
+    Nor is it made below a directory that is missing: a mistyped path makes no new and empty world. named: as the user
+    knows it, say an option.
+    """
+    closed = closed_to_user(path, made=True)
+    if not closed and path.is_dir() and not _may(path, os.W_OK | os.X_OK):
+        closed = f"{path} may not be written by this user ({_user()})."
+    if closed:
+        advice = f"{closed} Name a directory that you may write to."
+        raise Failure(Exit.USAGE, f"{named}: {path}: Permission denied", advice)
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        advice = f"Check the path, or make it first: mkdir -p {parent}"
+        raise Failure(Exit.USAGE, f"{named}: {path} is not made, because its parent is not there", advice)
 
 
 def _user() -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.obstacles import advice_on
 from veilmq.cli.pipeline_run import _print_json, _told, make_place
 from veilmq.cli.pipeline_spark import started
 from veilmq.client.connect import connect
@@ -101,7 +102,8 @@ def _storage(file: Path) -> dict[str, str]:
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
     except OSError as error:
-        raise Failure(Exit.USAGE, f"--storage {file}: {error.strerror}") from None
+        advice = advice_on(file, "Name a file that you may read.")
+        raise Failure(Exit.USAGE, f"--storage {file}: {error.strerror}", advice) from None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         mend = 'It looks like {"aws_region": "eu-west-1"}.'
         raise Failure(Exit.USAGE, f"--storage {file} is no JSON object of texts", mend) from None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.obstacles import advice_on
+from veilmq.cli.obstacles import advice_on, check_directory
 from veilmq.cli.output import in_json
 from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline_spark import started
@@ -177,7 +177,7 @@ def export(
             ) from None
         url = _url(server or environment.get("VEILMQ_ADMIN") or SERVER_DEFAULT)
         history = ServerHistory(url, _token(token_file, environment), str(certificate) if certificate else None)
-        make_place(directory, "the directory")
+        make_place(directory, "DIR")
         try:
             with bar() as advance:
                 first, stop = job(
@@ -220,14 +220,15 @@ def _session(
 
 
 def make_place(out: Path, named: str = "--out") -> None:
-    """The directory to write to. Raises Failure."""
+    """The directory to write to. Raises Failure, also if its parent is missing."""
+    check_directory(out, named)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(exist_ok=True)
         # It may be there and not take a file, say of a service whose user is another.
         TemporaryFile(dir=out).close()
     except OSError as error:
         mend = "Name a directory that you may write to."
-        raise Failure(Exit.USAGE, f"{named} {out}: {error.strerror}", mend) from None
+        raise Failure(Exit.USAGE, f"{named}: {out}: {error.strerror}", mend) from None
 
 
 @contextmanager

@@ -54,8 +54,8 @@ _ADVICE_TOKEN: Final = (
 )
 _ADVICE: Final = "Start one with `veilmq serve`, or name the directory with --data DIR."
 _ADVICE_OTHER_PORT: Final = (
-    "A server's admin port is another one than those of SQS, Azure and MNS: 9325 unless `serve --admin` says otherwise. "
-    "On the server's own machine its directory is enough: --data DIR."
+    "A server's admin port is another one than those of SQS, Azure and MNS: "
+    "9325 unless `serve --admin` says otherwise. On the server's own machine its directory is enough: --data DIR."
 )
 
 

@@ -28,7 +28,7 @@ import veilmq
 from veilmq.cli.admin_entry import AdminEntry
 from veilmq.cli.exits import Exit, Failure, foreign
 from veilmq.cli.notify import READY, STOPPING, notify
-from veilmq.cli.obstacles import closed_to_user
+from veilmq.cli.obstacles import closed_to_user, file_advice
 from veilmq.cli.push_room import serve_pushes
 from veilmq.cli.sources import Resolved
 from veilmq.model.access import DEVELOPMENT_ACCOUNT
@@ -85,14 +85,7 @@ def _keys(settings: Settings) -> Keys:
         return Credentials(settings.credentials)
     except FileInvalid as error:
         made = f"Make it with: veilmq keys new --into {settings.credentials}"
-        raise Failure(Exit.USAGE, f"--credentials: {error}", _file_advice(error, missing=made)) from None
-
-
-def _file_advice(error: FileInvalid, *, missing: str, wrong: str = "") -> str:
-    """What to do about a file that cannot be used; missing, wrong: if it is not there, or holds something else."""
-    if error.errno is None:
-        return wrong
-    return missing if error.errno == errno.ENOENT else closed_to_user(error.path)
+        raise Failure(Exit.USAGE, f"--credentials: {error}", file_advice(error, missing=made)) from None
 
 
 def _service(settings: Settings, keys: Keys) -> Service:
@@ -222,8 +215,9 @@ async def _start(service: Service, settings: Settings, entry: AdminEntry) -> Non
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except FileInvalid as error:
         is_queues = error.path == settings.queues
-        advice = _file_advice(error, missing="Check the path.", wrong=_QUEUES_ADVICE if is_queues else "")
-        raise Failure(Exit.USAGE, f"--queues: {error}" if is_queues else str(error), advice) from None
+        advice = file_advice(error, missing="Check the path.", wrong=_QUEUES_ADVICE if is_queues else "")
+        option = "--queues" if is_queues else "--azure-issuer-keys"
+        raise Failure(Exit.USAGE, f"{option}: {error}", advice) from None
     except OSError as error:
         raise _in_the_way(error, settings, _opening(service, entry)) from None
     _tell_unowned(service)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.obstacles import file_advice
 from veilmq.server.settings import FIELDS, Address, Field, SettingInvalid, Settings, parse
 from veilmq.server.toml_file import FileInvalid, read_toml
 
@@ -52,7 +53,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Resolve
 
     flags: by field name, and `config`; of a list, each time that it was given.
     """
-    given = _from_file(flags.get(CONFIG) or environment.get(variable(CONFIG)))
+    given = _from_file(*_config(flags, environment))
     for name in FIELDS:
         if environment.get(variable(name)):
             given[name] = _Given(variable(name), environment[variable(name)], from_text=True)
@@ -82,13 +83,21 @@ def _misspelt(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: near[0] for name in others if (near := get_close_matches(name, known, 1, _ALIKE))}
 
 
-def _from_file(path: str | Path | None) -> dict[str, _Given]:
+def _config(flags: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[str, str]:
+    """What names the file, and its path, which is empty if there is none."""
+    if flags.get(CONFIG):
+        return flag(CONFIG), str(flags[CONFIG])
+    return variable(CONFIG), environment.get(variable(CONFIG), "")
+
+
+def _from_file(source: str, path: str) -> dict[str, _Given]:
     if not path:
         return {}
     try:
         tables, lines = read_toml(Path(path))
     except FileInvalid as error:
-        raise Failure(Exit.USAGE, str(error)) from None
+        advice = file_advice(error, missing="Check the path.")
+        raise Failure(Exit.USAGE, f"{source}: {error}", advice) from None
     given = {}
     for name, value in tables.items():
         line = lines.of(name)

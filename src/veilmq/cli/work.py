@@ -16,11 +16,13 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.obstacles import check_directory, closed_to_user
 from veilmq.cli.words import refused_value
 from veilmq.client.client_name import name_client
 from veilmq.client.connect import connect
 from veilmq.client.errors import TransportError
 from veilmq.client.queue import Queue
+from veilmq.client.urls import parse
 from veilmq.client.worker import (
     Backoff,
     Checkpoints,
@@ -96,7 +98,10 @@ def open_queue(url: str) -> Queue:
         code = Exit.DIRECTORY if url.startswith("veil:///") else Exit.ADDRESS
         raise Failure(code, error.reason) from None
     except ParameterInvalid as error:
-        raise Failure(Exit.USAGE, f"--queue: {error.reason}") from None
+        advice = ""
+        if error.parameter == "directory":
+            advice = closed_to_user(Path(parse(url).directory or ""), made=True)
+        raise Failure(Exit.USAGE, f"--queue: {error.reason}", advice) from None
     except (UsageError, CapabilityMissing) as error:
         raise Failure(Exit.USAGE, f"--queue: {error}") from None
     except VeilError as error:
@@ -117,7 +122,7 @@ def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     if given["checkpoints"] is not None:
         options["checkpoints"] = _checkpoints(given["checkpoints"])
     if given["guard"] is not None:
-        options["guard"] = _or_usage("--guard", lambda: DirectoryGuard(_folder("--guard", given["guard"])))
+        options["guard"] = _remembering("--guard", given["guard"], DirectoryGuard)
     if given["metrics"] is not None:
         options["metrics"] = _serve_metrics(given["metrics"])
     if given["traces"]:
@@ -151,17 +156,20 @@ def _backoff(given: Mapping[str, Any]) -> Backoff:
 def _checkpoints(place: str) -> Checkpoints:
     if "://" in place:
         return _or_usage("--checkpoints", lambda: ObjectCheckpoints(place))
-    return _or_usage("--checkpoints", lambda: FileCheckpoints(_folder("--checkpoints", Path(place))))
+    return _remembering("--checkpoints", Path(place), FileCheckpoints)
 
 
-def _folder(option: str, path: Path) -> Path:
-    """The same. A new one is told, for it knows nothing of what was done before. Raises Failure without a parent."""
-    if not path.absolute().parent.is_dir():
-        advice = f"Check the path, or make it first: mkdir -p {path.absolute().parent}"
-        raise Failure(Exit.USAGE, f"{option}: {path} is not made, because its parent is not there", advice)
-    if not path.exists():
-        log.info("%s: made a new directory: %s", option, path.absolute())
-    return path
+def _remembering(option: str, directory: Path, make: Callable[[Path], T]) -> T:
+    """What keeps its files in that directory. A new one is logged, for it knows nothing of what was done before.
+
+    Raises Failure, also if the directory's parent is missing.
+    """
+    check_directory(directory, option)
+    is_new = not directory.exists()
+    made = _or_usage(option, lambda: make(directory))
+    if is_new:
+        log.info("%s: made a new directory: %s", option, directory.absolute())
+    return made
 
 
 def _serve_metrics(address: str) -> PrometheusMeter:

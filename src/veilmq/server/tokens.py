@@ -135,7 +135,7 @@ class IssuerTokens:
             changed = self._path.stat().st_mtime_ns
             keys = KeySet.import_key_set(json.loads(self._path.read_bytes()))
         except OSError as error:
-            raise FileInvalid(self._path, str(error.strerror)) from None
+            raise FileInvalid(self._path, f"cannot be read: {error.strerror}", errno=error.errno) from None
         except (JoseError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FileInvalid(self._path, f"holds no JSON Web Key Set: {error}") from None
         return keys, changed

@@ -72,7 +72,8 @@ def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner
 def backup_directory(database: Path, destination: Path, progress: Progress = _unseen) -> int:
     """Copy the database into a new data directory, ready to be served; returns its bytes.
 
-    Raises as `backup` does; DestinationTaken also for a directory that is not empty.
+    Raises as `backup` does; DestinationTaken also for a directory that is not empty, FileNotFoundError if there is no
+    parent to make it in.
     """
     with _made(destination):
         backup(database, destination / DATABASE, progress)
@@ -107,7 +108,7 @@ def _made(destination: Path) -> Iterator[None]:
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise DestinationTaken(f"{destination} exists already")
     is_new = not destination.exists()
-    destination.mkdir(mode=0o700, parents=True, exist_ok=True)
+    destination.mkdir(mode=0o700, exist_ok=True)
     destination.chmod(0o700)
     try:
         yield
