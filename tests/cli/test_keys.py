@@ -71,6 +71,9 @@ class TestInto:
             ('[[account]]\nid = "111111111111"', 0o640, "chmod 600"),
             ('[[account]]\nid = "111111111111"\nkey = [{ id = "a", secret = "s3cret" }]', 0o600, "no credentials file"),
             ("s3cret", 0o600, "no credentials file"),
+            ('sqs = "127.0.0.1:9324"\n', 0o600, "line 1: unknown table sqs"),
+            ('[accounts.one]\nid = "111111111111"\n', 0o600, "unknown table accounts"),
+            ('[[account]]\nid = "111111111111"\nhome = "us-east-1"\n', 0o600, "line 3: .*unknown field home"),
         ],
     )
     def test_what_cannot_take_a_key_stays_as_it_was(self, tmp_path: Path, content: str, mode: int, match: str) -> None:
@@ -81,6 +84,14 @@ class TestInto:
             new_key("111111111111", as_json=False, into=path)
         assert "s3cret" not in str(refused.value) + refused.value.advice
         assert path.read_text() == content
+
+    def test_a_file_of_comments_is_begun(self, tmp_path: Path) -> None:
+        path = tmp_path / "credentials.toml"
+        path.write_text("# Who may do what\n")
+        path.chmod(0o600)
+        new_key("111111111111", as_json=False, into=path)
+        assert path.read_text().startswith("# Who may do what\n")
+        assert [each.id for each in Credentials(path).accounts] == ["111111111111"]
 
     def test_the_closed_directory_is_named(self, reachable: Path) -> None:
         closed = reachable / "closed"

@@ -4,7 +4,6 @@ import base64
 import json
 import re
 import secrets
-import tomllib
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,8 @@ from veilmq.client.encrypted.keys import as_json as json_of
 from veilmq.client.encrypted.keys import new_key as new_encryption_key
 from veilmq.client.errors import KeyFileInvalid
 from veilmq.model.errors import ParameterInvalid
-from veilmq.server.toml_file import FileInvalid, Lines, read_text
+from veilmq.server.credentials import check_text
+from veilmq.server.toml_file import FileInvalid, Lines, parse_toml, read_text
 from veilmq.store.files import replace_file
 
 _ID_BYTES: Final = 10
@@ -66,14 +66,15 @@ def _add(path: Path, account: str, key_id: str, secret: str) -> None:
     """
     try:
         text = read_text(path, private=True) if path.exists() else ""
-        there = tomllib.loads(text)
+        there = _checked(path, text)
         accounts = [each["id"] for each in there.get("account", [])]
         added = _with_key(text, accounts, account, _key_table(key_id, secret))
-        if not _is_added(there, tomllib.loads(added), account):
+        if not _is_added(there, _checked(path, added), account):
             raise ValueError
     except FileInvalid as error:
-        raise Failure(Exit.USAGE, f"--into: {error}", advice_on(path, "Nothing was changed.")) from None
-    except (ValueError, LookupError, TypeError):  # what tomllib says may quote the file
+        what = "" if error.errno else "no credentials file that a server takes: "
+        raise Failure(Exit.USAGE, f"--into: {what}{error}", advice_on(path, "Nothing was changed.")) from None
+    except (ValueError, LookupError, TypeError):
         message = f"--into: {path} is no credentials file that a key can be added to"
         raise Failure(Exit.USAGE, message, "Nothing was changed. Leave --into out, and add what is printed.") from None
     except OSError as error:
@@ -82,6 +83,14 @@ def _add(path: Path, account: str, key_id: str, secret: str) -> None:
         replace_file(path.resolve(), added.encode(), keeps_owner=True)
     except OSError as error:
         raise _unwritten(path, error) from None
+
+
+def _checked(path: Path, text: str) -> dict[str, Any]:
+    """What the text of a credentials file holds, perhaps nothing yet. Raises FileInvalid if a server refuses it."""
+    there, _ = parse_toml(path, text)
+    if there:
+        check_text(path, text)
+    return there
 
 
 def _unwritten(path: Path, error: OSError) -> Failure:

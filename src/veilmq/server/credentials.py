@@ -43,7 +43,7 @@ from veilmq.model.access import (
     NamedAccount,
 )
 from veilmq.server.reading import DEADLINE_S, read_aside
-from veilmq.server.toml_file import FileInvalid, Lines, read_toml
+from veilmq.server.toml_file import FileInvalid, Lines, parse_toml, read_toml
 
 DEVELOPMENT_KEYS_MAX: Final = 4_096
 """Ids that development mode remembers; the oldest goes first."""
@@ -331,7 +331,15 @@ def _explain(text: str, kind: type[Any]) -> tuple[str, str | None]:
 
 def _read(path: Path) -> _Found:
     """Raises FileInvalid."""
-    tables, lines = read_toml(path, private=True)
+    return _found(path, *read_toml(path, private=True))
+
+
+def check_text(path: Path, text: str) -> None:
+    """Raises FileInvalid if a server would not take a file with that text."""
+    _found(path, *parse_toml(path, text))
+
+
+def _found(path: Path, tables: dict[str, Any], lines: Lines) -> _Found:
     for name in tables:
         if name != "account":
             raise FileInvalid(

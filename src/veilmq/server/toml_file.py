@@ -56,7 +56,11 @@ def read_text(path: Path, *, private: bool = False) -> str:
 
 def read_toml(path: Path, *, private: bool = False) -> tuple[dict[str, Any], "Lines"]:
     """What a TOML file holds, and where. Raises FileInvalid."""
-    text = read_text(path, private=private)
+    return parse_toml(path, read_text(path, private=private))
+
+
+def parse_toml(path: Path, text: str) -> tuple[dict[str, Any], "Lines"]:
+    """The same of the file's text. Raises FileInvalid."""
     try:
         return tomllib.loads(text), Lines(text)
     except (ValueError, RecursionError) as error:  # ValueError: an integer beyond Python's own bound of digits, too
