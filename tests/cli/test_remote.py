@@ -249,6 +249,24 @@ def test_events_are_printed_from_an_offset_on(veilmq: Run) -> None:
     assert "ends at offset 6" in beyond.err
 
 
+def test_a_queue_that_never_was_is_told_from_one_without_events(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    veilmq("queues", "create", "gone")
+    veilmq("queues", "delete", "gone", "--yes")
+    unknown = "veilmq: there is no queue order{}, and no event of one in the history. "
+    unknown += "`veilmq queues list --all` shows all.\n"
+    asked = veilmq("events", "--queue", "order")
+    assert (asked.code, asked.out, asked.err) == (0, "", "no such events\n" + unknown.format(""))
+    assert veilmq("events", "--queue", "order", "--last", "5", "--json").err == unknown.format("")
+    where = " in account 000000000000, region eu-west-1"
+    elsewhere = veilmq("events", "--queue", "orders", "--region", "eu-west-1", "--json").err
+    assert elsewhere == unknown.format("s" + where)
+    for queue in ("orders", "gone"):
+        found = veilmq("events", "--queue", queue, "--from", "next")
+        assert (found.code, found.out, found.err) == (0, "", "no such events\n")
+        assert veilmq("events", "--queue", queue).err == ""
+
+
 def test_events_are_chosen_and_runs_are_folded(veilmq: Run) -> None:
     for queue in ("orders", "others"):
         veilmq("queues", "create", queue)
@@ -383,6 +401,28 @@ def test_follow_prints_what_comes_until_it_is_interrupted(run: Run, tmp_path: Pa
             assert json.loads(follower.stdout.readline())["kind"] == "sent"
             follower.send_signal(2)
             assert follower.wait() == 0
+            watchdog.cancel()
+
+
+def test_a_queue_that_is_not_there_yet_is_told_and_followed(run: Run, tmp_path: Path) -> None:
+    import subprocess
+
+    token = tmp_path / "token"
+    token.write_text(admin.TOKEN)
+    with admin.running(tmp_path / "data") as server:
+        where = ("--admin", f"127.0.0.1:{server.port}", "--token-file", str(token))
+        command = [sys.executable, "-c", "from veilmq.cli import main; main()", "events", "--follow", "--json", *where]
+        with subprocess.Popen(
+            [*command, "--queue", "later"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as follower:
+            watchdog = threading.Timer(30, follower.kill)
+            watchdog.start()
+            assert follower.stdout is not None
+            assert follower.stderr is not None
+            assert "there is no queue later" in follower.stderr.readline()
+            assert run("queues", "create", "later", *where).code == 0
+            assert json.loads(follower.stdout.readline())["kind"] == "queue_created"
+            follower.kill()
             watchdog.cancel()
 
 

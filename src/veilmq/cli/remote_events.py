@@ -66,24 +66,55 @@ def print_events(
     # What comes meanwhile is left out, unless it is followed: a busy server's history has no end.
     end = asked.door.events("next", 1, 0.0, wanted).start
     left = sys.maxsize if limit is None else limit
+    shown = 0
     if last is not None and wanted:
         found = _last(asked, last, end, wanted)[:left]
         _print(asked, found)
-        start, left = str(end), left - len(found)
+        shown = len(found)
+        start, left = str(end), left - shown
     elif last is not None:
         start = str(max(asked.door.events("first", 1, 0.0).start, end - last))
     if follow:
         _follow(asked, start, left, wanted)
-        return
-    at = start
+    elif not _show_until(asked, start, left, end, wanted) + shown and wanted:
+        if not asked.as_json:
+            print("no such events", file=sys.stderr)
+        _tell_unknown(asked, wanted)
+
+
+def _show_until(asked: "Asked", start: str, left: int, end: int, wanted: "Mapping[str, str]") -> int:
+    """Print what there is before offset `end`, at most `left`; returns how many lines that were."""
+    at, shown = start, 0
     while left > 0 and at != str(end):
         piece = asked.door.events(at, _PIECE if wanted else min(left, _PIECE), 0.0, wanted)
         lines = piece.lines.splitlines(keepends=True)[:left]
         _print(asked, lines)
+        shown += len(lines)
         if piece.following == piece.start or piece.following >= end:
-            return
+            break
         left -= len(lines) if wanted else piece.following - piece.start
         at = str(piece.following)
+    return shown
+
+
+def _tell_unknown(asked: "Asked", wanted: "Mapping[str, str]") -> None:
+    """Say so if no queue has the name and the history has no event of one: it may be mistyped."""
+    if "queue" not in wanted:
+        return
+    *place, name = wanted["queue"].split("/")
+    account, region = place or ("*", None)
+    if any(each["name"] == name for each in asked.door.queues(account, region, name)):
+        return
+    at, end = "first", asked.door.events("next", 1, 0.0).start
+    while True:
+        piece = asked.door.events(at, _PIECE_MAX, 0.0, {"queue": wanted["queue"]})
+        if piece.lines:
+            return
+        if piece.following >= end or piece.following == piece.start:
+            break
+        at = str(piece.following)
+    where = f" in account {account}, region {region}" if place else ""
+    _tell(f"there is no queue {name}{where}, and no event of one in the history. `veilmq queues list --all` shows all.")
 
 
 def _queue(asked: "Asked", name: str | None) -> str | None:
@@ -117,6 +148,7 @@ def _between(asked: "Asked", begin: int, end: int, wanted: "Mapping[str, str]") 
 def _follow(asked: "Asked", start: str, left: int, wanted: "Mapping[str, str]") -> None:
     follower = _Follower(asked, start, wanted)
     try:
+        _tell_unknown(asked, wanted)  # the follower has its offset already
         while left > 0:
             piece = follower.next(_PIECE if wanted else min(left, _PIECE))
             lines = piece.lines.splitlines(keepends=True)[:left]
