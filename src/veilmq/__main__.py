@@ -1,16 +1,23 @@
-"""The command `veilmq`, also as `python -m veilmq`: Ctrl-C ends it without a traceback, whenever it comes.
+"""The command `veilmq`, also as `python -m veilmq`: Ctrl-C ends it without a traceback once this module runs.
 
 Strategy: while modules are imported, and after the command's end, there is nothing to end in order, so SIGINT is left
-to the system, which ends the process. In between it raises KeyboardInterrupt, as Python has it. A SIGINT that is
-ignored, as in a shell's background, stays ignored.
+to the system, which ends the process; this module does that before it imports anything that takes time. In between it
+raises KeyboardInterrupt, as Python has it. A SIGINT that is ignored, as in a shell's background, stays ignored. While
+Python itself starts and reads the installed script, nothing of ours can run.
 """
-
-import signal
-import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from sys import UnraisableHookArgs
+else:
+    import _signal as signal  # built in; the module signal imports enum, collections and more
+
+_HEEDS = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if _HEEDS:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import sys  # noqa: E402
 
 _INTERRUPTED = 130
 """128 and the signal's number, as shells tell it."""
@@ -18,15 +25,11 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Run the command that the arguments name."""
-    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not heeds:
-        from veilmq.cli import main as command
-
-        command()
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from veilmq.cli import main as command
 
+    if not _HEEDS:
+        command()
+        return
     sys.unraisablehook = _unraisable
     try:
         try:

@@ -1,4 +1,5 @@
-"""Ctrl-C, whenever it comes: the command ends, and prints no traceback; nor do the processes that it started."""
+"""Ctrl-C: once Python itself has started, the command ends whenever it comes, and prints no traceback; nor do the
+processes that it started."""
 
 import os
 import signal
@@ -22,6 +23,38 @@ QUIET = {0, 130, -signal.SIGINT}
 def test_the_package_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "veilmq", "--version"], capture_output=True, text=True, timeout=WAIT_S)
     assert (done.returncode, done.stdout) == (0, f"veilmq {veilmq.__version__}\n")
+
+
+WATCHED = """
+import builtins, signal, veilmq
+signal.signal(signal.SIGINT, signal.default_int_handler)
+real = builtins.__import__
+def watched(name, *rest):
+    print(name, signal.getsignal(signal.SIGINT) is signal.SIG_DFL)
+    return real(name, *rest)
+builtins.__import__ = watched
+import veilmq.__main__
+veilmq.__main__.main()
+"""
+
+
+def test_nothing_that_takes_time_is_imported_while_an_interrupt_would_be_a_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, "--version"], capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    imports = [line.split() for line in done.stdout.splitlines() if line.endswith(("True", "False"))]
+    loud = {name for name, is_quiet in imports[: imports.index(["veilmq.cli", "True"])] if is_quiet == "False"}
+    assert loud == {"veilmq.__main__", "_io", "_signal"}  # built in; the second one reads the module's own file
+    assert ["sys", "True"] in imports
+    assert ["typer", "True"] in imports
+
+
+def test_an_interrupt_that_is_ignored_stays_so() -> None:
+    """As of a command in a shell's background."""
+    program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import veilmq.__main__; "
+    program += "veilmq.__main__.signal.raise_signal(2); veilmq.__main__.main()"
+    done = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def interrupted(arguments: list[str], directory: Path, after_s: float) -> tuple[int, str]:
