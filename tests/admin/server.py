@@ -36,6 +36,7 @@ class Keys:
     """A keyring of a few keys, all checked."""
 
     checks = True
+    home_region = "us-east-1"
 
     def __init__(self, *keys: AccessKey) -> None:
         self._keys = {key.id: key for key in keys}

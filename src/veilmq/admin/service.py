@@ -7,7 +7,7 @@ so that it runs without data ports too.
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from veilmq.model.access import HOME_REGION_DEFAULT, Keyring
+from veilmq.model.access import Keyring
 from veilmq.model.instant import Instant
 from veilmq.server.clock import LeaseClock
 from veilmq.server.listener import Listener
@@ -36,6 +36,11 @@ class Keys(Keyring, Protocol):
     """Whoever may call, and whose queues are meant where none is named."""
 
     @property
+    def home_region(self) -> str:
+        """Of an account that is not known."""
+        ...
+
+    @property
     def sole_account(self) -> Account | None:
         """The account, if there is one only."""
         ...
@@ -47,8 +52,8 @@ class Keys(Keyring, Protocol):
 
 
 def home_region(keys: Keys, account: str) -> str:
-    """The home region of an account; of one that is not known, the default."""
-    return next((each.home_region for each in keys.accounts if each.id == account), HOME_REGION_DEFAULT)
+    """The home region of an account; of one that is not known, the keys' own."""
+    return next((each.home_region for each in keys.accounts if each.id == account), keys.home_region)
 
 
 def knows(keys: Keys, account: str) -> bool:

@@ -8,7 +8,7 @@ runs.
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from veilmq.model.queue import QueueKey
 
 _BATCH: Final = 100
+_ELSEWHERE_MAX: Final = 10_000
+"""Looked through for other regions."""
+_REGIONS_SHOWN: Final = 5
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,19 @@ class Asked:
         """Where they are. Raises Failure."""
         return self._home.region
 
-    def why_nothing(self) -> str:
-        """If the account is the reason that there is nothing to list: that. Raises Failure."""
-        is_known = self.door.home(self.account).is_known
-        return "" if is_known else f"the server's credentials file has no account {self.account}"
+    def why_nothing(self, ask: "Callable[[str, str | None], Iterable[Mapping[str, Any]]]") -> str:
+        """If the account or region is the reason that there is nothing to list: that. Raises Failure.
+
+        ask: what there is in an account and region; `*` and None mean all.
+        """
+        if not self.door.home(self.account).is_known:
+            return f"the server's credentials file has no account {self.account}"
+        everything = (each.get("source", each) for each in islice(ask("*", None), _ELSEWHERE_MAX))
+        regions = sorted({each["region"] for each in everything if each["account"] == self.account} - {self.region})
+        if not regions:
+            return ""
+        shown = ", ".join(regions[:_REGIONS_SHOWN]) + (" and more" if len(regions) > _REGIONS_SHOWN else "")
+        return f"but there are in {shown}: say --region {regions[0]}, or --all"
 
     def queue(self, name: str) -> "QueueKey":
         """The queue of that name."""

@@ -25,14 +25,12 @@ Source = Annotated[
 
 def list_topics(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
     """List topics with their subscriptions, and how the endpoints of pushes do."""
-    account, region = ("*", None) if everything else (asked.account, asked.region)
-    show_list(asked, asked.door.topics(account, region, prefix), _topic_table, "topics", everything)
+    show_list(asked, lambda *where: asked.door.topics(*where, prefix), _topic_table, "topics", everything)
 
 
 def list_moves(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
     """List message move tasks, newest first."""
-    account, region = ("*", None) if everything else (asked.account, asked.region)
-    show_list(asked, asked.door.moves(account, region, prefix), _move_table, "move tasks", everything)
+    show_list(asked, lambda *where: asked.door.moves(*where, prefix), _move_table, "move tasks", everything)
 
 
 def start_move(
@@ -75,12 +73,16 @@ def _goal(task: Mapping[str, Any]) -> str:
 
 def show_list(
     asked: "Asked",
-    found: Iterable[Mapping[str, Any]],
+    ask: Callable[[str, str | None], Iterable[Mapping[str, Any]]],
     table: Callable[[list[Mapping[str, Any]]], None],
     noun: str,
     everything: bool,
 ) -> None:
-    """What was found, or that nothing was, and whether that is for want of the account. Raises Failure."""
+    """What there is, or that there is nothing, and whether that is for want of the account or region. Raises Failure.
+
+    ask: what there is in an account and region; `*` and None mean all.
+    """
+    found = ask("*", None) if everything else ask(asked.account, asked.region)
     is_empty = True
     if asked.as_json:
         for each in found:
@@ -90,7 +92,7 @@ def show_list(
         is_empty = False
         table(rows)
     if is_empty:
-        why = "" if everything else asked.why_nothing()
+        why = "" if everything else asked.why_nothing(ask)
         if why or not asked.as_json:
             print(f"no {noun}" + (f": {why}" if why else ""), file=sys.stderr)
 

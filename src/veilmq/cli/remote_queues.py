@@ -67,9 +67,8 @@ class _Redrive(NamedTuple):
 
 def list_queues(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
     """List queues."""
-    account, region = ("*", None) if everything else (asked.account, asked.region)
-    noun = "queues" if everything else f"queues in account {account}, region {region}"
-    show_list(asked, asked.door.queues(account, region, prefix), _table_of(everything), noun, everything)
+    noun = "queues" if everything else f"queues in account {asked.account}, region {asked.region}"
+    show_list(asked, lambda *where: asked.door.queues(*where, prefix), _table_of(everything), noun, everything)
 
 
 def _table_of(everything: bool) -> Callable[[list[Mapping[str, Any]]], None]:

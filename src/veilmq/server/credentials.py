@@ -85,6 +85,8 @@ class Credentials:
     """The keys of a file, checked (model.access.Keyring)."""
 
     checks: Final = True
+    home_region: Final = HOME_REGION_DEFAULT
+    """Of an account that the file does not have."""
 
     def __init__(self, path: Path) -> None:
         """Raises FileInvalid: unreadable, open to others, or not as this module describes."""
@@ -137,13 +139,24 @@ class DevelopmentKeyring:
 
     def __init__(self) -> None:
         self._keys: dict[str, AccessKey] = {}
-        key = AccessKey(DEVELOPMENT_NAME, "", DEVELOPMENT_ACCOUNT, grants=EVERYTHING)
+        self.live_in(HOME_REGION_DEFAULT)
+
+    def live_in(self, region: str) -> None:
+        """From now on, that is the home region of every account: where Azure, MNS and the command line see queues."""
+        self._region = region
+        self._keys.clear()
+        key = AccessKey(DEVELOPMENT_NAME, "", DEVELOPMENT_ACCOUNT, region, EVERYTHING)
         self._named = NamedAccount(DEVELOPMENT_NAME, key, (_DEVELOPMENT_SECRET,), any_identity=True)
+
+    @property
+    def home_region(self) -> str:
+        """That of every account."""
+        return self._region
 
     @property
     def accounts(self) -> tuple[Account, ...]:
         """The account of everybody who names no other."""
-        return (Account(DEVELOPMENT_ACCOUNT),)
+        return (Account(DEVELOPMENT_ACCOUNT, self._region),)
 
     @property
     def sole_account(self) -> Account:
@@ -157,7 +170,7 @@ class DevelopmentKeyring:
             account = key_id if ACCOUNT_ID.fullmatch(key_id) else DEVELOPMENT_ACCOUNT
             if len(self._keys) >= DEVELOPMENT_KEYS_MAX:
                 del self._keys[next(iter(self._keys))]
-            found = self._keys[key_id] = AccessKey(key_id, "", account, grants=EVERYTHING)
+            found = self._keys[key_id] = AccessKey(key_id, "", account, self._region, EVERYTHING)
         return found
 
     def find_account(self, name: str) -> NamedAccount | None:

@@ -64,6 +64,8 @@ class Found(NamedTuple):
     warnings: list[str]
     account_alias: str | None
     """What a queue URL may have in place of the account, beside its id."""
+    region: str
+    names_region: bool
 
 
 class _Value(NamedTuple):
@@ -99,7 +101,8 @@ def read(path: Path, text: str) -> Found:
     whole = _Parser(path, text).whole()
     reader = _Queues(path)
     aws = whole.members.get("aws")
-    place = {"region": REGION_DEFAULT} | (reader.place(aws) if isinstance(aws, _Object) else {})
+    named = reader.place(aws) if isinstance(aws, _Object) else {}
+    place = {"region": REGION_DEFAULT} | named
     account_alias = None if ACCOUNT_ID.fullmatch(place.get("account", "0" * 12)) else place.pop("account")
     if account_alias is not None and not _ACCOUNT_ALIAS.fullmatch(account_alias):
         expected = "aws: accountId: expected 12 digits, or up to 64 of A-Z, a-z, 0-9, _, - and ."
@@ -114,7 +117,8 @@ def read(path: Path, text: str) -> Found:
         raise FileInvalid(path, "queues: expected { ... }", queues.line)
     tables = [place | reader.queue(name, value) for name, value in queues.members.items()]
     _suffix(tables)
-    return Found(tables, [value.line for value in queues.members.values()], reader.warnings, account_alias)
+    lines = [value.line for value in queues.members.values()]
+    return Found(tables, lines, reader.warnings, account_alias, place["region"], "region" in named)
 
 
 def _suffix(tables: list[dict[str, Any]]) -> None:

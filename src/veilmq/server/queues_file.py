@@ -16,6 +16,7 @@ stays as it is, and no queue is ever deleted. ElasticMQ's `queues {}` (elasticmq
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -70,6 +71,16 @@ class Declared(NamedTuple):
     warnings: list[str]
     account_alias: str | None
     """What a queue URL may have in place of the caller's account (an ElasticMQ file's account id)."""
+    region: str | None
+    """Where all queues of an ElasticMQ file are."""
+    names_region: bool
+    """False if that is the default of such files."""
+
+    def shown(self) -> str:
+        """How many queues there are in which region."""
+        counts = Counter(declaration.create.queue.region for declaration in self.queues)
+        shown = ", ".join(f"{count} in region {region}" for region, count in sorted(counts.items())) or "none"
+        return shown if self.names_region else f"{shown} (the file names no aws.region)"
 
 
 DECLARED_TOGETHER: Final = 250
@@ -95,6 +106,7 @@ async def declare(declared: Declared, call: Call) -> None:
             if reason is not None:
                 who = f"queue {declaration.create.queue.name}"
                 raise FileInvalid(declared.path, f"{who}: {reason}", declaration.line)
+    log.info("queues that %s declares: %s", declared.path, declared.shown())
 
 
 async def _refused(declaration: Declaration, found: Outcome, call: Call) -> str | None:
@@ -130,9 +142,11 @@ def read(path: Path, accounts: Sequence[Account], *, checks: bool = False) -> De
         found = elasticmq_file.read(path, read_text(path))
         tables, warnings, account_alias = found.tables, found.warnings, found.account_alias
         lines: Lines | Sequence[int] = found.lines
+        region, names_region = found.region, found.names_region
     else:
         whole, lines = read_toml(path)
         tables, warnings, account_alias = _tables(path, whole, lines), [], None
+        region, names_region = None, True
     reader = _Reader(path, lines, accounts)
     entries = [reader.entry(*each) for each in enumerate(tables)]
     if checks:
@@ -142,7 +156,7 @@ def read(path: Path, accounts: Sequence[Account], *, checks: bool = False) -> De
             for key, _, _ in entries
             if key.account not in known
         ]
-    return Declared(path, _in_order(path, entries), warnings, account_alias)
+    return Declared(path, _in_order(path, entries), warnings, account_alias, region, names_region)
 
 
 def _tables(path: Path, whole: Mapping[str, Any], lines: Lines) -> list[Any]:

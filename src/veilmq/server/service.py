@@ -20,7 +20,7 @@ from veilmq.server import queues_file
 from veilmq.server.aliases import NO_ALIASES
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.connection import OVERFLOW_MAX
-from veilmq.server.credentials import Keys
+from veilmq.server.credentials import DevelopmentKeyring, Keys
 from veilmq.server.hosts import Hosts
 from veilmq.server.intake import Intake
 from veilmq.server.listener import Listener, listen
@@ -128,6 +128,8 @@ class Service:
         declared = None
         if settings.queues is not None:
             declared = queues_file.read(settings.queues, self.keyring.accounts, checks=self.keyring.checks)
+            if declared.region is not None and isinstance(self.keyring, DevelopmentKeyring):
+                self.keyring.live_in(declared.region)
         engine, self.store = open_directory(
             settings.data, settings.engine_limits(), settings.store_options(), self._at_point
         )

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.model.access import DEVELOPMENT_ACCOUNT, EVERYTHING, AccessKey, Keyring
+from veilmq.model.access import DEVELOPMENT_ACCOUNT, EVERYTHING, HOME_REGION_DEFAULT, AccessKey, Keyring
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.protocols.bounded import Bounded
@@ -149,7 +149,9 @@ class Verifier:
         key_id = ANYBODY.encode() if found is None else found[1]
         scheme = self._schemes.get(key_id)
         if scheme is None:
-            key = AccessKey(key_id.decode(), "", DEVELOPMENT_ACCOUNT, grants=EVERYTHING)
+            known = self._keyring.find(key_id.decode())
+            region = HOME_REGION_DEFAULT if known is None else known.home_region
+            key = AccessKey(key_id.decode(), "", DEVELOPMENT_ACCOUNT, region, EVERYTHING)
             scheme = self._schemes.keep(key_id, _Scheme(key, b"", Keyed(b"", sha1), Bounded(_CALLERS_MAX), Bounded(0)))
         return _caller(scheme, headers)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT, AccessKey, Keyring
+from veilmq.model.access import DEVELOPMENT_ACCOUNT, AccessKey, Keyring
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.queue import QueueKey
@@ -283,7 +283,7 @@ class Verifier:
         if region is None and self._base_domain is not None:
             region = region_of_host(self._base_domain, request.headers.get(b"host", b"").decode("latin-1"))
         key = self._keyring.find(key_id) or AccessKey(key_id, "", DEVELOPMENT_ACCOUNT)
-        scheme = _unsigned_scheme(key, region or HOME_REGION_DEFAULT)
+        scheme = _unsigned_scheme(key, region or key.home_region)
         if authorization is not None and region is not None:
             self._keep(authorization, scheme)
         return _caller(scheme, request.headers)
