@@ -130,6 +130,13 @@ def full_of(reachable: Path) -> Path:
     return reachable
 
 
+def test_the_issuers_keys_that_cannot_be_read_name_the_option(serve: Serve, tmp_path: Path) -> None:
+    server = serve("--azure-issuer", "https://login.example", "--azure-issuer-keys", str(tmp_path / "keys.json"))
+    assert server.ended() == 2
+    assert f"--azure-issuer-keys: {tmp_path}/keys.json: cannot be read: No such file" in server.told()
+    assert "Check the path." in server.told()
+
+
 def told(body: Callable[[], object]) -> Failure:
     with pytest.raises(Failure) as refused:
         body()

@@ -25,12 +25,16 @@ Source = Annotated[
 
 def list_topics(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
     """List topics with their subscriptions, and how the endpoints of pushes do."""
-    show_list(asked, lambda *where: asked.door.topics(*where, prefix), _topic_table, "topics", everything)
+    show_list(
+        asked, lambda account, region: asked.door.topics(account, region, prefix), _topic_table, "topics", everything
+    )
 
 
 def list_moves(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
     """List message move tasks, newest first."""
-    show_list(asked, lambda *where: asked.door.moves(*where, prefix), _move_table, "move tasks", everything)
+    show_list(
+        asked, lambda account, region: asked.door.moves(account, region, prefix), _move_table, "move tasks", everything
+    )
 
 
 def start_move(

@@ -68,7 +68,13 @@ class _Redrive(NamedTuple):
 def list_queues(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
     """List queues."""
     noun = "queues" if everything else f"queues in account {asked.account}, region {asked.region}"
-    show_list(asked, lambda *where: asked.door.queues(*where, prefix), _table_of(everything), noun, everything)
+    show_list(
+        asked,
+        lambda account, region: asked.door.queues(account, region, prefix),
+        _table_of(everything),
+        noun,
+        everything,
+    )
 
 
 def _table_of(everything: bool) -> Callable[[list[Mapping[str, Any]]], None]:
