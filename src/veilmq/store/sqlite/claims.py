@@ -141,10 +141,9 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         promote(writer)
     line = _sole_line(queue)
     if line is not None:
-        given_back = writer.next_offset
         young = lease_young(writer, queue, command, line, wanted)
         if queue.next_due <= writer.now:  # what is leased for no time comes back as any other message
-            promote(writer, given_back)
+            promote(writer, writer.next_offset - 1)
         return Received(young, wait_us, queue.settings.xml_body, wanted < command.count_max)
     granting = Granting(writer, queue, command)
     granted = granting.granted
