@@ -242,7 +242,7 @@ def bench(pairs: int, count: int, rate: float, quick: bool) -> int:
         "ratios": ratios, "goal": GOAL,
     }  # fmt: skip
     text = text_of(record, rows, ratios)
-    print("\n" + report.save(f"{record['at']}-push{'-quick' if quick else ''}", text, record))
+    print("\n" + report.save("push", text, record, quick))
     return 0 if max(ratios.values()) <= GOAL else 1
 
 

@@ -1,4 +1,6 @@
-"""Result -> Markdown and JSON, printed and written to bench/results/<UTC date and time>-<scenario>.
+"""Result -> Markdown and JSON, printed and written to bench/results/<scenario>, with the peers that were measured.
+
+The latest run of a scenario takes the place of the one before; git has those.
 
 Ratios stand first, because they are what may be quoted; absolute figures are shown with the machine's load and said to
 be quotable only from a quiet one. No path and no host name is written.
@@ -133,12 +135,14 @@ def write(kind: str, name: str, result: Result, peers: list[Peer], disk: Disk, l
         "scenario": name, "kind": kind, "at": stamp, "quick": quick, "load_at_start": load, "machine": machine(),
         "servers": servers, "disk": asdict(disk), "result": result,
     }  # fmt: skip
-    return save(f"{stamp}-{name}{'-quick' if quick else ''}", text, record)
+    against = [peer for peer in servers if peer != "veilmq"]
+    return save("-".join([name, *against]), text, record, quick)
 
 
-def save(stem: str, text: str, record: Result) -> str:
-    """Write both files; the text, and where it was written."""
+def save(stem: str, text: str, record: Result, quick: bool = False) -> str:
+    """Write both files; the text, and where it was written. A quick run keeps apart from those that may be quoted."""
     RESULTS.mkdir(exist_ok=True)
+    stem += "-quick" if quick else ""
     (RESULTS / f"{stem}.md").write_text(text + "\n")
     (RESULTS / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
     return f"{text}\n\nwritten to bench/results/{stem}.md and .json"

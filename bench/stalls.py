@@ -382,7 +382,7 @@ def main() -> int:
         "depth": options.depth, "machine": machine(), "rows": [asdict(row) for row in rows], "goal_ms": GOAL_MS,
     }  # fmt: skip
     text = text_of(record, rows)
-    print("\n" + report.save(f"{record['at']}-stalls", text, record))
+    print("\n" + report.save("stalls", text, record))
     return 0 if all(min(row.longest) <= GOAL_MS for row in rows) else 1
 
 
