@@ -295,6 +295,54 @@ def keeper_flow() -> str:
     return canvas.svg()
 
 
+def states() -> str:
+    """The states of a message and the steps between them, from the table of the model."""
+    from veilmq.model.states import STEPS, State
+
+    boxes = {
+        State.DELAYED: (60, 200, WORK), State.READY: (320, 60, NEXT), State.RETURNED: (320, 340, NEXT),
+        State.IN_FLIGHT: (600, 200, LEASE), State.GONE: (60, 470, PALE),
+    }  # fmt: skip
+    routes = {
+        (State.READY, State.DELAYED): ([(320, 80), (140, 80), (140, 200)], (230, 54), "middle"),
+        (State.READY, State.RETURNED): ([(380, 100), (380, 340)], (388, 220), "start"),
+        (State.READY, State.IN_FLIGHT): ([(440, 80), (660, 80), (660, 200)], (550, 70), "middle"),
+        (State.DELAYED, State.DELAYED): ([(60, 212), (34, 212), (34, 228), (60, 228)], (6, 194), "start"),
+        (State.DELAYED, State.RETURNED): ([(130, 240), (130, 300), (345, 300), (345, 340)], (140, 276), "start"),
+        (State.RETURNED, State.DELAYED): ([(320, 360), (90, 360), (90, 240)], (205, 378), "middle"),
+        (State.RETURNED, State.RETURNED): ([(365, 380), (365, 404), (395, 404), (395, 380)], (380, 420), "middle"),
+        (State.RETURNED, State.IN_FLIGHT): ([(415, 340), (415, 300), (630, 300), (630, 240)], (522, 276), "middle"),
+        (State.IN_FLIGHT, State.IN_FLIGHT): ([(720, 212), (746, 212), (746, 228), (720, 228)], (754, 194), "end"),
+        (State.IN_FLIGHT, State.RETURNED): ([(690, 240), (690, 360), (440, 360)], (565, 378), "middle"),
+    }
+    canvas = Canvas(WIDTH, 530, "The states of a message, and the steps between them")
+    for state, (x, y, fill) in boxes.items():
+        canvas.bar(x, x + 120, y, 40, fill, faded=True)
+        canvas.text(x + 60, y + 25, state, anchor="middle", bold=True)
+    for x, y, text in ((380, 20, "send"), (168, 160, "send with a delay")):
+        canvas.arrow((x, y), (x, y + 40))
+        canvas.text(x + 8, y + 14, text, size=12)
+    between: dict[tuple[State, State], list[str]] = {}
+    ends: dict[str, list[State]] = {}
+    for step in STEPS:
+        if step.target is State.GONE:
+            ends.setdefault(step.event, []).append(step.source)
+        else:
+            between.setdefault((step.source, step.target), []).append(step.event)
+    for pair, events in between.items():
+        points, (x, y), anchor = routes[pair]
+        canvas.line(*points[:-1])
+        canvas.arrow(points[-2], points[-1])
+        for place, event in enumerate(events):
+            canvas.text(x, y + 15 * place, event, anchor=anchor, size=12)
+    by_sources: dict[tuple[State, ...], list[str]] = {}
+    for event, sources in ends.items():
+        by_sources.setdefault(tuple(sources), []).append(event)
+    for place, (origins, events) in enumerate(by_sources.items()):
+        canvas.text(196, 486 + 17 * place, f"from {', '.join(origins)}: {', '.join(events)}", size=12)
+    return canvas.svg()
+
+
 def _timeouts() -> Any:
     path = Path(__file__).with_name("timeouts.py")
     spec = importlib.util.spec_from_file_location("timeouts", path)
@@ -309,6 +357,7 @@ def _timeouts() -> Any:
 PICTURES = {
     "lease-timeline": lease_timeline,
     "keeper-flow": keeper_flow,
+    "states": states,
     "ordered": ordered,
     "transaction": transaction,
     "recovery": recovery,

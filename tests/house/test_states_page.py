@@ -1,10 +1,14 @@
-"""The table of states in the docs is the one in the code."""
+"""The table of states in the docs is the one in the code, and so is their picture."""
 
+import importlib
 from pathlib import Path
+
+import pytest
 
 from veilmq.model.states import STEPS, Step
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-it-works.md"
 
 
 def row(step: Step) -> str:
@@ -18,3 +22,9 @@ def test_the_page_prints_the_table() -> None:
     text = PAGE.read_text()
     printed = text.partition("veilmq.model.states.STEPS -->\n")[2].partition("<!-- end of states -->")[0]
     assert printed.splitlines()[2:] == [row(step) for step in STEPS]
+
+
+def test_the_picture_is_drawn_from_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    drawn: str = importlib.import_module("pictures").states()
+    assert (ROOT / "docs" / "images" / "states.svg").read_text() == drawn
