@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from veilmq.store.sqlite import schema
 from veilmq.testing.faults import FaultDisk
 
 # The machine may be busy with the other worker: how long an example takes, or is drawn, says nothing.
@@ -67,6 +68,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         with _held(Path(directory, "door"), fcntl.LOCK_EX):
             floor.enter_context(_held(Path(directory, "floor"), fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         return (yield)
+
+
+@pytest.fixture
+def next_schema(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A release with one more migration: the number of its schema."""
+    version = schema.VERSION + 1
+    monkeypatch.setattr(
+        schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE extra (id INTEGER PRIMARY KEY) STRICT;")
+    )
+    monkeypatch.setattr(schema, "VERSION", version)
+    return version
 
 
 @pytest.fixture

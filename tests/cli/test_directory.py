@@ -1,7 +1,6 @@
 """Backups of a store in use, and what `check` finds in good and in damaged directories."""
 
 import json
-import shutil
 from hashlib import md5
 from pathlib import Path
 
@@ -34,7 +33,6 @@ from veilmq.store.sqlite.integrity import check as check_database
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.store import SqliteStore
 
-FIXTURES = Path(__file__).parents[1] / "store" / "fixtures"
 OPTIONS = Options(reserve_bytes=0, floor_bytes=0)
 ORIGIN = Origin("sqs", "111111111111")
 START = Instant(1_700_000_000 * SECOND_US)
@@ -338,13 +336,15 @@ def test_what_is_no_data_directory_is_told(tmp_path: Path) -> None:
             assert failed.value.code is code
 
 
-def test_data_of_an_older_release_is_copied_but_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_of_an_older_release_is_copied_but_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
     """Taken between the upgrade of the programs and the first start: tables that it looks into are not there yet."""
     data = tmp_path / "data"
-    data.mkdir(mode=0o700)
-    shutil.copy(FIXTURES / "schema-5.db", data / DATABASE)
+    SqliteStore(data, OPTIONS).close()
+    request.getfixturevalue("next_schema")
     with pytest.raises(
-        Failure, match=r"written by an older VeilMQ \(schema 5; .* start the server on it once"
+        Failure, match=r"written by an older VeilMQ \(schema 1; .* start the server on it once"
     ) as ended:
         check(data, as_json=False)
     assert ended.value.code is Exit.DIRECTORY

@@ -3,7 +3,6 @@
 import importlib.util
 import io
 import json
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -26,8 +25,6 @@ assert _spec.loader is not None
 admin = importlib.util.module_from_spec(_spec)
 sys.modules["admin_under_test_by_cli"] = admin
 _spec.loader.exec_module(admin)
-
-FIXTURES = Path(__file__).parents[1] / "store" / "fixtures"
 
 
 class Said(NamedTuple):
@@ -463,18 +460,20 @@ def test_a_receive_on_a_directory_waits_for_what_comes_back(run: Run, tmp_path: 
 
 @pytest.mark.parametrize("command", [("queues", "list"), ("events", "--last", "5"), ("send", "orders", "a")])
 def test_no_command_takes_the_way_back_to_an_older_release_away(
-    run: Run, tmp_path: Path, command: tuple[str, ...]
+    run: Run, tmp_path: Path, command: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     data = tmp_path / "data"
-    data.mkdir(mode=0o700)
-    shutil.copyfile(FIXTURES / "schema-7.db", data / DATABASE)
+    _, store = admin.open_directory(data, None, admin.OPTIONS)
+    store.close()
+    request.getfixturevalue("next_schema")
     before = (data / DATABASE).read_bytes()
     said = run(*command, "--data", str(data))
     assert said.code == 3
-    assert "written by an older VeilMQ (schema 7; this one looks at" in said.err
+    assert "written by an older VeilMQ (schema 1; this one looks at" in said.err
     assert (data / DATABASE).read_bytes() == before
     _, store = admin.open_directory(data, None, admin.OPTIONS)  # as a server does
     store.close()
+    assert run("queues", "create", "orders", "--data", str(data)).code == 0
     assert run(*command, "--data", str(data)).code == 0
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -12,10 +11,7 @@ import pytest
 
 from veilmq.store.sqlite.directory import DataDirectory, DirectoryHeld, is_held, read_holder
 from veilmq.store.sqlite.options import Options
-from veilmq.store.sqlite.schema import VERSION
 from veilmq.store.sqlite.store import SqliteStore
-
-FIXTURES = Path(__file__).parent / "fixtures"
 
 
 def said(data: Path, options: Options, caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -25,13 +21,15 @@ def said(data: Path, options: Options, caplog: pytest.LogCaptureFixture) -> list
     return [record.getMessage() for record in caplog.records]
 
 
-def test_a_migration_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_migration_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
     data = tmp_path / "data"
-    data.mkdir(mode=0o700)
-    shutil.copy(FIXTURES / "schema-1.db", data / "veilmq.db")
     options = Options(reserve_bytes=0)
+    SqliteStore(data, options).close()
+    version = request.getfixturevalue("next_schema")
     (told,) = said(data, options, caplog)
-    assert f"from schema 1 to {VERSION}" in told
+    assert f"from schema {version - 1} to {version}" in told
     assert said(data, options, caplog) == []
 
 

@@ -22,7 +22,7 @@ from veilmq.store.sqlite.connections import SqliteTooOld
 from veilmq.store.sqlite.directory import DATABASE, REDO
 from veilmq.store.sqlite.integrity import Report
 from veilmq.store.sqlite.integrity import check as check_database
-from veilmq.store.sqlite.schema import NotOurs, SchemaNewer, SchemaOlder
+from veilmq.store.sqlite.schema import NotOurs, SchemaRefused
 
 _HEAD: Final = b"SQLite format 3\0"
 """How the file begins (SQLite Database File Format, 1.3)."""
@@ -47,7 +47,7 @@ def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | Non
         raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
     except NotOurs as error:
         raise foreign(data, error) from None
-    except (SchemaNewer, SqliteTooOld) as error:
+    except (SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
         advice = _closed(data) if door is None else ""
@@ -94,7 +94,7 @@ def check(data: Path, *, as_json: bool, door: HttpDoor | None = None) -> Exit:
             report = check_database(database, advance)
     except NotOurs as error:
         raise foreign(data, error) from None
-    except (SchemaNewer, SchemaOlder, SqliteTooOld) as error:
+    except (SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
         raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", _closed(data) or _FREE) from None

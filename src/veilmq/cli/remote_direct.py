@@ -34,7 +34,7 @@ from veilmq.server.clock import LeaseClock
 from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteError, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
 from veilmq.store.sqlite.options import Options
-from veilmq.store.sqlite.schema import NotOurs, SchemaNewer, SchemaOlder
+from veilmq.store.sqlite.schema import NotOurs, SchemaOlder, SchemaRefused
 from veilmq.store.sqlite.store import SqliteStore
 
 _SLEEP_S_MAX: Final = 1.0
@@ -57,7 +57,7 @@ def open_direct(directory: Path) -> Iterator["DirectDoor"]:
         raise Failure(Exit.DIRECTORY, str(error), "From that start on an older release refuses it.") from None
     except NotOurs as error:
         raise foreign(directory, error) from None
-    except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, SqliteTooOld) as error:
+    except (DirectoryUnsafe, DatabaseUnusable, SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except OSError as error:
         advice = advice_on(directory, "Say the command as the server's user; it must be able to write there.")

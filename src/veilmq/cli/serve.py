@@ -41,7 +41,7 @@ from veilmq.server.settings import Settings
 from veilmq.server.toml_file import FileInvalid
 from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
-from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
+from veilmq.store.sqlite.schema import NotOurs, SchemaRefused
 
 log = logging.getLogger("veilmq.serve")
 
@@ -211,7 +211,7 @@ async def _start(service: Service, settings: Settings, entry: AdminEntry) -> Non
         raise Failure(Exit.DIRECTORY, str(error), advice) from None
     except NotOurs as error:
         raise foreign(settings.data, error) from None
-    except (DirectoryUnsafe, DatabaseUnusable, SchemaNewer, SqliteTooOld) as error:
+    except (DirectoryUnsafe, DatabaseUnusable, SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except FileInvalid as error:
         is_queues = error.path == settings.queues

@@ -18,7 +18,7 @@ from veilmq.model.errors import ParameterInvalid
 from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
 from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe, holds_database
 from veilmq.store.sqlite.options import Options
-from veilmq.store.sqlite.schema import NotOurs, SchemaNewer
+from veilmq.store.sqlite.schema import NotOurs, SchemaRefused
 
 
 class _Entry:
@@ -87,7 +87,7 @@ def _open(path: Path, clock: Clock, options: Options | None, create: bool) -> Sh
         engine, store = open_directory(path, options=options)
     except DirectoryHeld as error:
         raise TransportError(reason=_held(error), may_have_happened=False) from error
-    except (DirectoryUnsafe, DatabaseUnusable, NotOurs, SchemaNewer, SqliteTooOld) as error:
+    except (DirectoryUnsafe, DatabaseUnusable, NotOurs, SchemaRefused, SqliteTooOld) as error:
         raise TransportError(reason=str(error), may_have_happened=False) from error
     except OSError as error:
         raise ParameterInvalid(parameter="directory", reason=f"{path}: {error.strerror}") from error

@@ -47,7 +47,7 @@ def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner
 
     is_owner: for the owner, who has settled: the redo log may have been deleted, and nothing is lost by that.
 
-    Raises DestinationTaken (it exists), NotOurs, SchemaNewer, SqliteFailed, OSError; then there is no `copy`.
+    Raises DestinationTaken (it exists), NotOurs, SchemaRefused, SqliteFailed, OSError; then there is no `copy`.
     """
     check_version()
     part = copy.with_name(copy.name + ".part")

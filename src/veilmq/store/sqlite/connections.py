@@ -67,7 +67,7 @@ class DatabaseUnusable(Exception):
 def open_writer(path: Path, options: Options) -> apsw.Connection:
     """The connection that writes: WAL, every commit synced, checkpoints by hand; its tables up to date.
 
-    Raises SchemaNewer, SchemaOlder (`Options.migrates`) or NotOurs, having changed nothing; DatabaseUnusable.
+    Raises SchemaRefused (SchemaOlder: `Options.migrates`) or NotOurs, having changed nothing; DatabaseUnusable.
     """
     wal = Path(f"{path}-wal")
     if _is_empty(path) and not _is_empty(wal):

@@ -58,26 +58,14 @@ class Key(NamedTuple):
     wanted: bytes
     """Keys that begin so are of the same message."""
     own: bytes
-    before: bytes | None
-    """What releases before schema 12 knew it by."""
 
 
-def key_of(writer: Writer, queue: LiveQueue, group: str, identity: str) -> Key:
+def key_of(queue: LiveQueue, group: str, identity: str) -> Key:
     """The keys of a message."""
     own = blake2b(_PACK.encode((queue.generation, identity)), digest_size=_ID_BYTES).digest()
     by_group = queue.settings.deduplication_scope is DeduplicationScope.GROUP
     own_in_group = own + blake2b(group.encode(), digest_size=_GROUP_BYTES).digest()
-    before = None
-    if writer.has_old_keys:
-        scope = group if by_group else None
-        before = blake2b(_PACK.encode((queue.incarnation, scope, identity)), digest_size=_ID_BYTES).digest()
-    return Key(own_in_group if by_group else own, own_in_group, before)
-
-
-def has_old_keys(connection: apsw.Connection) -> bool:
-    """Whether a release before schema 12 has left rows: they are the oldest."""
-    row = connection.execute("SELECT length(key) FROM deduplication ORDER BY sequence LIMIT 1").fetchone()
-    return row is not None and row[0] == _ID_BYTES
+    return Key(own_in_group if by_group else own, own_in_group)
 
 
 class Window:
@@ -86,17 +74,13 @@ class Window:
     def __init__(self, writer: Writer, keys: Sequence[Key]) -> None:
         self._writer = writer
         self._new: list[Row] = []
-        asked = {key.wanted for key in keys} | {key.before for key in keys if key.before is not None}
+        asked = {key.wanted for key in keys}
         rows = writer.read(_FIND, (apsw.carray(tuple(asked)), writer.now)) if asked else []
         self._firsts = {key: First(*rest) for key, *rest in rows}
 
     def absorbed(self, queue: LiveQueue, command: Send, key: Key) -> Sent | None:
         """The answer to a duplicate, and its event; None for a message that is to be taken."""
         first = self._firsts.get(key.wanted)
-        if first is None and key.before is not None:
-            first = self._firsts.get(key.before)
-            if first is not None and first.ends - WINDOW_US <= (queue.purged or 0):
-                first = None
         if first is None:
             return None
         writer = self._writer

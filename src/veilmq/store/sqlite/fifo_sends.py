@@ -70,4 +70,4 @@ def _prepare(writer: Writer, queue: LiveQueue, command: Send) -> tuple[Send, Key
         command = msgspec.structs.replace(command, extras=extras, delay_us=None)
     elif command.delay_us is not None:  # a delay of 0 is none of its own: the queue's holds
         command = msgspec.structs.replace(command, delay_us=None)
-    return command, key_of(writer, queue, group, identity)
+    return command, key_of(queue, group, identity)

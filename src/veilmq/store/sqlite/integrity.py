@@ -17,7 +17,7 @@ import apsw
 import msgspec
 
 from veilmq.model.events import Event, HeldMessage, Kind, Part
-from veilmq.store.sqlite import redo, redo_presence
+from veilmq.store.sqlite import redo, redo_presence, schema
 from veilmq.store.sqlite.backup import SqliteFailed
 from veilmq.store.sqlite.connections import check_version, open_reader
 from veilmq.store.sqlite.directory import REDO
@@ -27,7 +27,6 @@ from veilmq.store.sqlite.history import bounds, events_from
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.queues import LINES_MAX
 from veilmq.store.sqlite.redo import Entry
-from veilmq.store.sqlite.schema import VERSION, SchemaOlder, check_ours
 from veilmq.store.sqlite.snapshots import newest
 from veilmq.store.sqlite.young import Young, replay
 
@@ -75,7 +74,7 @@ def _unseen(_stage: str, _done: int, _total: int) -> None:
 def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = False) -> Report:
     """Look at everything. Blocks; any process; is_owner as in `backup`.
 
-    Raises NotOurs, SchemaNewer, SchemaOlder, SqliteFailed (cannot open)."""
+    Raises NotOurs, SchemaRefused, SqliteFailed (cannot open)."""
     check_version()
     report = Report(problems=[])
     connection, missing, is_damaged = _open(database)
@@ -102,9 +101,9 @@ def _open(database: Path) -> tuple[apsw.Connection, list[Entry], bool]:
     try:
         connection = open_reader(database, Options())
         try:
-            found = check_ours(connection)
-            if found < VERSION:
-                raise SchemaOlder(found)
+            found = schema.check_ours(connection)
+            if found < schema.VERSION:
+                raise schema.SchemaOlder(found)
             missing, is_damaged = redo.lacking(database.with_name(REDO), connection)
         except BaseException:
             connection.close()

@@ -7,7 +7,6 @@ import apsw
 
 from veilmq.model.receipt import KEY_BYTES, ReceiptKey
 from veilmq.store.sqlite import plans, queues, redo, snapshots, topics
-from veilmq.store.sqlite.deduplication import has_old_keys
 from veilmq.store.sqlite.directory import DataDirectory
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.snapshots import Snapshots
@@ -33,7 +32,6 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
     log = redo.Redo(directory.redo, options, key)
     writer = Writer(connection, loaded, topics.load(connection), mark, ReceiptKey(key), log)
     writer.nursery.count(loaded)
-    writer.has_old_keys = has_old_keys(connection)
     return writer, snapshots.load(connection)
 
 

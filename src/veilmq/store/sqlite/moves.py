@@ -117,9 +117,10 @@ def start(writer: Writer, command: StartMove) -> Outcome:
     used = writer.now - -(-SECOND_US // rate)
     status = MoveStatus.RUNNING.value
     writer.write(
-        "INSERT INTO move_task (id, source, destination, rate, status, origin, started, used, last, moved, to_move)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+        "INSERT INTO move_task (number, id, source, destination, rate, status, origin, started, used, last, moved,"
+        " to_move) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
         (
+            writer.next_number("move_task"),
             writer.next_id(),
             source.incarnation,
             destination,

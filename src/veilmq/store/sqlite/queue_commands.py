@@ -75,14 +75,14 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
     refusal = _cannot_create(writer, command, settings)
     if refusal is not None:
         return refusal
-    generation = writer.next_generation()
-    key = command.queue
+    incarnation, generation = writer.next_number("queue"), writer.next_generation()
+    key, now = command.queue, writer.now
     writer.write(
-        "INSERT INTO queue (account, region, name, generation, created, modified, settings)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (key.account, key.region, key.name, generation, writer.now, writer.now, SETTINGS_ENCODER.encode(settings)),
+        "INSERT INTO queue (incarnation, account, region, name, generation, created, modified, settings)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (incarnation, key.account, key.region, key.name, generation, now, now, SETTINGS_ENCODER.encode(settings)),
     )
-    queue = LiveQueue(key, writer.connection.last_insert_rowid(), generation, writer.now, settings)
+    queue = LiveQueue(key, incarnation, generation, now, settings)
     writer.queues.add(queue)
     writer.forget_queue()
     writer.undo(lambda: writer.queues.remove(queue))

@@ -14,21 +14,18 @@ _NOTE: Final = (
     "INSERT INTO redo_log VALUES (1, ?) ON CONFLICT DO UPDATE SET file_bytes = excluded.file_bytes"
     " WHERE file_bytes <> excluded.file_bytes"
 )
-_SINCE: Final = 11
-"""The schema that has the table."""
 _GIVEN_UP: Final = b"lost"
 
 
 def note_size(connection: apsw.Connection, file_bytes: int) -> None:
     """Let the database know how large the file is that it may need; 0: it has all for good."""
-    if connection.pragma("user_version") >= _SINCE:
-        connection.execute(_NOTE, (file_bytes,))
+    connection.execute(_NOTE, (file_bytes,))
 
 
 def loss(path: Path, connection: apsw.Connection) -> str | None:
     """Why what the file held cannot be had, and what to do; None if it can, is not needed, or was given up."""
-    if connection.pragma("user_version") < _SINCE:
-        return None
+    if not connection.pragma("user_version"):
+        return None  # a file that is new
     # Asked before the file: a server makes that first, and notes it then.
     expected: Any = connection.execute("SELECT file_bytes FROM redo_log").get
     size = path.stat().st_size if path.exists() else None

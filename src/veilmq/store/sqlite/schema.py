@@ -2,22 +2,31 @@
 
 Strategy: `user_version` counts the migrations applied. Each is a script; all that are missing run in one transaction at
 open. A file of a newer version is refused. Migrations are append-only: a released one never changes
-(tests/store/fixtures holds a file of every released version).
+(tests/store/fixtures holds a file of every released version). Every table has a primary key, and none AUTOINCREMENT: a
+copy that is made statement by statement must give the same numbers (`last_number`).
 """
 
 from typing import Final
 
 import apsw
 
-APPLICATION_ID: Final = 0x5645494C  # "VEIL"
+APPLICATION_ID: Final = 0x564D5131  # "VMQ1"
+_UNRELEASED_ID: Final = 0x5645494C  # "VEIL": of files that no release ever wrote
+_UNRELEASED_READER: Final = "73ed122d7"
+"""The last revision that reads such a file."""
 
-_BIRTH: Final = """
+_FIRST: Final = """
 CREATE TABLE mark (
     id         INTEGER PRIMARY KEY CHECK (id = 1),
     clock      INTEGER NOT NULL,     -- high-water mark of the lease clock
     sequence   INTEGER NOT NULL,     -- last message sequence given
     generation INTEGER NOT NULL,     -- last generation given
     offset     INTEGER NOT NULL      -- next offset of the history
+) STRICT;
+
+CREATE TABLE last_number (
+    kind TEXT PRIMARY KEY,           -- queue (its incarnation), topic, subscription, move_task
+    last INTEGER NOT NULL            -- the last number given; none is given twice
 ) STRICT;
 
 CREATE TABLE secret (
@@ -27,7 +36,7 @@ CREATE TABLE secret (
 ) STRICT;
 
 CREATE TABLE queue (
-    incarnation INTEGER PRIMARY KEY AUTOINCREMENT,
+    incarnation INTEGER PRIMARY KEY,
     account     TEXT NOT NULL,
     region      TEXT NOT NULL,
     name        TEXT NOT NULL,
@@ -39,6 +48,7 @@ CREATE TABLE queue (
     settings    BLOB NOT NULL        -- msgpack of QueueSettings
 ) STRICT;
 CREATE UNIQUE INDEX queue_by_name ON queue (account, region, name) WHERE deleted IS NULL;
+CREATE INDEX queue_deleted ON queue (deleted, account, region, name) WHERE deleted IS NOT NULL;
 
 CREATE TABLE message (
     sequence   INTEGER PRIMARY KEY,  -- grows over all queues, never given twice
@@ -69,10 +79,15 @@ CREATE TABLE lease (
     rotation   INTEGER NOT NULL,
     granted    INTEGER NOT NULL,     -- start of the latest lease; the send, for attempt 0
     first      INTEGER,              -- first grant
-    origin     INTEGER NOT NULL      -- who holds or held the lease
+    origin     INTEGER NOT NULL,     -- who holds or held the lease
+    turn       INTEGER NOT NULL DEFAULT 0,  -- of those visible since the same `due` the greater goes later: an offset
+                                     -- of the history if it was given back at once, else 0
+    ending     INTEGER NOT NULL DEFAULT 0,  -- what it means if the lease runs out: LeaseEnding (model/events.py)
+    failure    BLOB                  -- msgpack of type and first line of the error that a worker last gave it back for
 ) STRICT;
 CREATE INDEX lease_hidden ON lease (generation, due) WHERE hidden = 1;
 CREATE INDEX lease_returned ON lease (generation, priority) WHERE hidden = 0;
+CREATE INDEX lease_turn ON lease (generation, priority, due, turn) WHERE hidden = 0;
 
 CREATE TABLE quarantine (
     sequence   INTEGER PRIMARY KEY,  -- a message whose body does not match its MD5; no claim meets it
@@ -99,11 +114,9 @@ CREATE TABLE history (
     version      INTEGER NOT NULL,
     events       BLOB NOT NULL         -- msgpack of a list of Event
 ) STRICT;
-"""
 
-_TOPICS: Final = """
 CREATE TABLE topic (
-    incarnation INTEGER PRIMARY KEY AUTOINCREMENT,
+    incarnation INTEGER PRIMARY KEY,
     account     TEXT NOT NULL,
     region      TEXT NOT NULL,
     name        TEXT NOT NULL,
@@ -114,7 +127,7 @@ CREATE TABLE topic (
 CREATE UNIQUE INDEX topic_by_name ON topic (account, region, name);
 
 CREATE TABLE subscription (
-    id       INTEGER PRIMARY KEY AUTOINCREMENT,
+    id       INTEGER PRIMARY KEY,
     topic    INTEGER NOT NULL,       -- incarnation
     name     TEXT NOT NULL,
     created  INTEGER NOT NULL,
@@ -122,25 +135,31 @@ CREATE TABLE subscription (
     settings BLOB NOT NULL           -- msgpack of SubscriptionSettings
 ) STRICT;
 CREATE UNIQUE INDEX subscription_by_name ON subscription (topic, name);
-"""
 
-_GROUPS: Final = """
 CREATE TABLE message_group (
     number     INTEGER PRIMARY KEY,  -- its messages' line: 16 + the sequence of the one that began it
     generation INTEGER NOT NULL,
     name       TEXT NOT NULL,
-    held       INTEGER NOT NULL,     -- messages in flight
-    free       INTEGER,              -- the message that a claim would take; NULL: none (on FIFO: locked, or delayed)
+    held       INTEGER NOT NULL,     -- standard queue: messages in flight; FIFO: 0
+    free       INTEGER,              -- the message that a claim would take; NULL: none (on FIFO: the first is hidden)
     granted    INTEGER NOT NULL,     -- FIFO: when the latest batch was leased
-    cursor     INTEGER NOT NULL      -- standard queue: the last sequence that was claimed from the line
+    cursor     INTEGER NOT NULL,     -- standard queue: the last sequence that was claimed from the line
+    served     INTEGER NOT NULL,     -- FIFO: offset of the history at `granted`
+    since      INTEGER,              -- its place among the groups that wait: visible since then,
+    turn       INTEGER               -- and of those the greater goes later; NULL without `free`
 ) STRICT;
 CREATE UNIQUE INDEX message_group_name ON message_group (generation, name);
-CREATE UNIQUE INDEX message_group_free ON message_group (generation, held, free) WHERE free IS NOT NULL;
+CREATE UNIQUE INDEX message_group_free ON message_group (generation, held, since, turn, free) WHERE free IS NOT NULL;
+-- Standard queues: of the groups with messages in flight, which has waited longest.
+CREATE UNIQUE INDEX message_group_busy ON message_group (generation, since, turn, free)
+    WHERE held > 0 AND free IS NOT NULL;
+-- The sweeper: which groups may have messages that have expired, whatever their turns are.
+CREATE UNIQUE INDEX message_group_oldest ON message_group (generation, free) WHERE free IS NOT NULL;
 
 CREATE TABLE deduplication (
     sequence INTEGER PRIMARY KEY,    -- of the message that was taken; ends grow with it
     ends     INTEGER NOT NULL,
-    key      BLOB NOT NULL,          -- digest of queue incarnation, scope and deduplication id
+    key      BLOB NOT NULL,          -- digest of generation and deduplication id, then perhaps one of the group
     message  BLOB NOT NULL,
     md5      BLOB NOT NULL
 ) STRICT;
@@ -154,11 +173,9 @@ CREATE TABLE receive_attempt (
     leases     BLOB NOT NULL         -- msgpack of (handle, due) of each message that was granted
 ) STRICT;
 CREATE UNIQUE INDEX receive_attempt_id ON receive_attempt (generation, id);
-"""
 
-_MOVES: Final = """
 CREATE TABLE move_task (
-    number      INTEGER PRIMARY KEY AUTOINCREMENT,
+    number      INTEGER PRIMARY KEY,
     id          BLOB NOT NULL,       -- 16 bytes, what its handle names
     source      INTEGER NOT NULL,    -- the queue's incarnation
     destination BLOB,                -- msgpack of QueueKey; NULL: each message goes back to where it came from
@@ -174,28 +191,18 @@ CREATE TABLE move_task (
 ) STRICT;
 CREATE INDEX move_task_source ON move_task (source, number);
 CREATE UNIQUE INDEX move_task_active ON move_task (source) WHERE status IN ('running', 'cancelling');
-"""
 
-_PLANS: Final = """
 CREATE TABLE plan (
     incarnation INTEGER PRIMARY KEY,
     plans       BLOB NOT NULL         -- msgpack of PlanState
 ) STRICT;
-"""
 
-_SNAPSHOTS: Final = """
 CREATE TABLE snapshot (
     id    INTEGER PRIMARY KEY CHECK (id = 1),
     first INTEGER NOT NULL,          -- offsets of the newest complete snapshot in the history: its begin
     last  INTEGER NOT NULL           -- and its end
 ) STRICT;
-"""
 
-_DELETED_QUEUES: Final = """
-CREATE INDEX queue_deleted ON queue (deleted, account, region, name) WHERE deleted IS NOT NULL;
-"""
-
-_RETIMING: Final = """
 CREATE TABLE retiming (
     incarnation INTEGER PRIMARY KEY, -- a FIFO queue whose delay was changed, and not all of its messages know it
     generation  INTEGER NOT NULL,
@@ -204,88 +211,39 @@ CREATE TABLE retiming (
     line        INTEGER NOT NULL,    -- the last that was looked at: its line
     sequence    INTEGER NOT NULL     -- and its sequence
 ) STRICT;
-"""
 
-_NURSERY: Final = """
 CREATE TABLE nursery (
     offset   INTEGER PRIMARY KEY,    -- of the first event of the batch that sent them
     messages BLOB NOT NULL           -- msgpack of a list of rows of `message`, as they were then
 ) STRICT;
-"""
 
-_REDO_LOG: Final = """
--- Committed batches may stand in the file `redo` beside the database: an earlier release would not see them.
-"""
-
-_REDO_PRESENCE: Final = """
 CREATE TABLE redo_log (
     id         INTEGER PRIMARY KEY CHECK (id = 1),
     file_bytes INTEGER NOT NULL      -- size of the file, as long as it may hold what the tables lack; else 0
 ) STRICT;
 """
 
-_TURNS: Final = """
--- What was given back waits behind what was visible before it; groups take turns.
-ALTER TABLE lease ADD COLUMN turn INTEGER NOT NULL DEFAULT 0;
--- Of those visible since the same `due`, the greater goes later: an offset of the history when it was given back at
--- once (released, undelivered, leased for no time, dead-lettered into the queue); else 0.
-CREATE INDEX lease_turn ON lease (generation, priority, due, turn) WHERE hidden = 0;
--- What it means if the lease runs out: LeaseEnding (model/events.py).
-ALTER TABLE lease ADD COLUMN ending INTEGER NOT NULL DEFAULT 0;
--- msgpack of type and first line of the error for which a worker last gave the message back.
-ALTER TABLE lease ADD COLUMN failure BLOB;
-
-DROP INDEX message_group_free;
-ALTER TABLE message_group ADD COLUMN served INTEGER NOT NULL DEFAULT 0;  -- FIFO: offset of the history at `granted`
-ALTER TABLE message_group ADD COLUMN since INTEGER;  -- its place among the groups that wait: visible since then,
-ALTER TABLE message_group ADD COLUMN turn INTEGER;   -- and of those the greater goes later; NULL without `free`
--- On FIFO a group is free as soon as its first message is visible, whatever is in flight behind it: `held` stays 0.
-UPDATE message_group SET held = 0, (free, since, turn) = (
-    SELECT f.sequence, max(f.since, message_group.granted), 0 FROM (
-        SELECT m.sequence, ifnull(l.due, m.sent) AS since, ifnull(l.hidden, 0) AS hidden
-        FROM message m INDEXED BY message_line LEFT JOIN lease l ON l.sequence = m.sequence
-        WHERE m.generation = message_group.generation AND m.line = message_group.number ORDER BY m.sequence LIMIT 1
-    ) f WHERE NOT f.hidden
-) WHERE generation IN (SELECT generation FROM queue WHERE substr(name, -5) = '.fifo');
-UPDATE message_group SET (free, since, turn) = (
-    SELECT sequence, since, 0 FROM (
-        SELECT * FROM (
-            SELECT sequence, sent AS since FROM message INDEXED BY message_line
-            WHERE generation = message_group.generation AND line = message_group.number
-            AND sequence > message_group.cursor ORDER BY sequence LIMIT 1)
-        UNION ALL SELECT * FROM (
-            SELECT sequence, due FROM lease INDEXED BY lease_turn
-            WHERE generation = message_group.generation AND hidden = 0 AND priority = message_group.number
-            ORDER BY due, sequence LIMIT 1)
-    ) ORDER BY since, sequence LIMIT 1
-) WHERE generation NOT IN (SELECT generation FROM queue WHERE substr(name, -5) = '.fifo');
-CREATE UNIQUE INDEX message_group_free ON message_group (generation, held, since, turn, free) WHERE free IS NOT NULL;
--- Standard queues: of the tenants with messages in flight, who has waited longest.
-CREATE UNIQUE INDEX message_group_busy ON message_group (generation, since, turn, free)
-    WHERE held > 0 AND free IS NOT NULL;
--- The sweeper: which groups may have messages that have expired, whatever their turns are.
-CREATE UNIQUE INDEX message_group_oldest ON message_group (generation, free) WHERE free IS NOT NULL;
-"""
-
-MIGRATIONS: Final[tuple[str, ...]] = (
-    _BIRTH,
-    _TOPICS,
-    _GROUPS,
-    _MOVES,
-    _PLANS,
-    _SNAPSHOTS,
-    _DELETED_QUEUES,
-    _RETIMING,
-    _NURSERY,
-    _REDO_LOG,
-    _REDO_PRESENCE,
-    _TURNS,
-)
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST,)
 VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 
 
-class SchemaNewer(Exception):
+class SchemaRefused(Exception):
+    """The file is of a schema that this release does not read."""
+
+
+class SchemaUnreleased(SchemaRefused):
+    """The file was written before the first release."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(
+            f"the data was written by a VeilMQ before the first release (its schema {found}), which this one does not "
+            f"read: revision {_UNRELEASED_READER} can still export it (docs/operations.md, Upgrade)"
+        )
+        self.found = found
+
+
+class SchemaNewer(SchemaRefused):
     """The file was written by a later release."""
 
     def __init__(self, found: int) -> None:
@@ -293,7 +251,7 @@ class SchemaNewer(Exception):
         self.found = found
 
 
-class SchemaOlder(Exception):
+class SchemaOlder(SchemaRefused):
     """The file was written by an earlier release, and no server of this one has opened it yet."""
 
     def __init__(self, found: int) -> None:
@@ -309,9 +267,11 @@ class NotOurs(Exception):
 
 
 def check(connection: apsw.Connection) -> int:
-    """The version of the file, changing nothing. Raises SchemaNewer or NotOurs."""
+    """The version of the file, changing nothing. Raises SchemaNewer, SchemaUnreleased or NotOurs."""
     found = int(connection.pragma("user_version"))
     owner = int(connection.pragma("application_id"))
+    if owner == _UNRELEASED_ID:
+        raise SchemaUnreleased(found)
     if owner != APPLICATION_ID and (found or owner or connection.execute("SELECT count(*) FROM sqlite_schema").get):
         raise NotOurs(_FOREIGN)
     if found > VERSION:
@@ -321,7 +281,7 @@ def check(connection: apsw.Connection) -> int:
 
 def check_ours(connection: apsw.Connection) -> int:
     """The same for who only reads: an empty file is none of ours either."""
-    if connection.pragma("application_id") != APPLICATION_ID:
+    if connection.pragma("application_id") not in {APPLICATION_ID, _UNRELEASED_ID}:
         raise NotOurs(_FOREIGN)
     return check(connection)
 

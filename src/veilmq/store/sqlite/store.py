@@ -122,8 +122,8 @@ def _promoted(handler: Handler) -> GroupHandler:
 
 
 class SqliteStore:
-    """Owns a data directory. Raises on opening: DirectoryHeld, DirectoryUnsafe, DatabaseUnusable, SchemaNewer,
-    SchemaOlder (`Options.migrates`), NotOurs, SqliteTooOld."""
+    """Owns a data directory. Raises on opening: DirectoryHeld, DirectoryUnsafe, DatabaseUnusable,
+    SchemaRefused (SchemaOlder: `Options.migrates`), NotOurs, SqliteTooOld."""
 
     def __init__(
         self, path: Path, options: Options | None = None, at_point: Callable[[str], None] = lambda point: None

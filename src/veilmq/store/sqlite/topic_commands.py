@@ -92,11 +92,13 @@ def create(writer: Writer, command: CreateTopic) -> Outcome:
         return TopicCreated(_info(writer, present), created=False)
     if writer.disk_low is not None:
         return DiskLow(free_bytes=writer.disk_low)
+    incarnation, now = writer.next_number("topic"), writer.now
     writer.write(
-        "INSERT INTO topic (account, region, name, created, modified, settings) VALUES (?, ?, ?, ?, ?, ?)",
-        (key.account, key.region, key.name, writer.now, writer.now, TOPICS_ENCODER.encode(settings)),
+        "INSERT INTO topic (incarnation, account, region, name, created, modified, settings)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (incarnation, key.account, key.region, key.name, now, now, TOPICS_ENCODER.encode(settings)),
     )
-    topic = LiveTopic(key, writer.connection.last_insert_rowid(), writer.now, writer.now, settings)
+    topic = LiveTopic(key, incarnation, now, now, settings)
     writer.topics[key] = topic
     writer.undo(lambda: _forget(writer, topic))
     _record(writer, Kind.TOPIC_CREATED, command)
@@ -184,11 +186,11 @@ def subscribe(writer: Writer, command: Subscribe) -> Outcome:
         created = queue_commands.create(writer, _hidden(command, settings))
         if isinstance(created, VeilError):
             return created
+    number = writer.next_number("subscription")
     writer.write(
-        "INSERT INTO subscription (topic, name, created, modified, settings) VALUES (?, ?, ?, ?, ?)",
-        (topic.incarnation, command.name, writer.now, writer.now, TOPICS_ENCODER.encode(settings)),
+        "INSERT INTO subscription (id, topic, name, created, modified, settings) VALUES (?, ?, ?, ?, ?, ?)",
+        (number, topic.incarnation, command.name, writer.now, writer.now, TOPICS_ENCODER.encode(settings)),
     )
-    number = writer.connection.last_insert_rowid()
     subscription = LiveSubscription(number, command.name, writer.now, writer.now, settings)
     _put(writer, topic, subscription)
     _record(writer, Kind.SUBSCRIBED, command, {"subscription": command.name})

@@ -53,6 +53,9 @@ LEASE_COLUMNS: Final = (
 """Of a row of `lease` as it begins; the rest have their defaults."""
 INSERT_LEASE: Final = f"INSERT INTO lease ({LEASE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
+_NEXT_NUMBER: Final = (
+    "INSERT INTO last_number VALUES (?, 1) ON CONFLICT (kind) DO UPDATE SET last = last + 1 RETURNING last"
+)
 _SYNCHRONOUS_NORMAL: Final = 1
 """Commits to a WAL are not synced, checkpoints are."""
 
@@ -100,8 +103,6 @@ class Writer:
         self.types = MessageTypes()
         self.error_lines = True
         """Whether the first line of a worker's error is kept."""
-        self.has_old_keys = False
-        """Whether deduplication finds rows of an earlier release (deduplication.py)."""
         self.disk_low: int | None = None
         """Free bytes when they are below the floor."""
         self.events: list[Event] = []
@@ -379,6 +380,12 @@ class Writer:
     def next_offset(self) -> int:
         """The offset that the next event of the open batch gets: what is given back later has a greater one."""
         return self.mark.offset + len(self.events)
+
+    def next_number(self, kind: str) -> int:
+        """A number that no `kind` (queue, topic, subscription, move_task) had before."""
+        self.wrote = True
+        ((number,),) = self.read(_NEXT_NUMBER, (kind,))
+        return int(number)
 
     def next_generation(self) -> int:
         """A generation that no row has."""
