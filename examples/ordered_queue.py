@@ -1,7 +1,7 @@
 """The document's comparison (document 002): a plain queue whose neighbours change places, and strict order over it.
 
-The server gives messages out in disorder on purpose (`--disorder 3`, development mode alone); sender and receiver are
-two programs that run side by side.
+The server gives messages out in disorder on purpose (`--simulate disorder=3`, development mode alone); sender and
+receiver are two programs that run side by side.
 """
 
 import subprocess
@@ -13,7 +13,7 @@ from veilmq.testing.local import LocalServer
 
 HERE = Path(__file__).parent
 
-with LocalServer.temporary("--disorder", "3") as server, tempfile.TemporaryDirectory() as directory:
+with LocalServer.temporary("--simulate", "disorder=3") as server, tempfile.TemporaryDirectory() as directory:
     print("Test with common queue:")
     with server.connect("common") as queue:
         for number in range(1, 11):

@@ -27,8 +27,7 @@ VALUES: dict[str, tuple[Any, str, str]] = {
     "tls_key": ("a", "b", "c"),
     "cors_origins": (["http://a"], "http://b", "http://c"),
     "push_allow": (["10.0.0.0/8"], "10.0.0.0/9", "fd00::/8"),
-    "push_header_case": ("lower", "documented", "documented"),
-    "kms_faults": (["a=disabled"], "b=not-found", "c=throttled"),
+    "simulate": (["disorder=1"], "kms-fault=b=not-found", "push-header-case=documented"),
     "type_attribute": ("a", "b", "c"),
     "type_pointer": ("/a", "/b", "/c/d~1e"),
     "azure_issuer": ("http://a", "http://b", "http://c"),
@@ -141,7 +140,7 @@ def test_an_error_names_the_flag_or_the_variable() -> None:
 LISTS = {
     "push_allow": ("10.0.0.0/8", "192.168.0.0/16", "fd00::/8"),
     "cors_origins": ("https://a.example", "https://b.example", "http://localhost:3000"),
-    "kms_faults": ("alias/a=disabled", "alias/b=not-found", "alias/c=throttled"),
+    "simulate": ("kms-fault=alias/a=disabled", "disorder=3", "push-header-case=documented"),
 }
 
 

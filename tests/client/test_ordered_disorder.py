@@ -95,14 +95,14 @@ def test_the_ordered_queue_restores_what_the_server_disorders(tmp_path: Path) ->
 
 def test_it_is_for_development_alone(tmp_path: Path) -> None:
     with pytest.raises(SettingInvalid, match="disorder"):
-        Settings(disorder=1, credentials=tmp_path / "credentials.toml")
-    assert Settings(disorder=3).store_options().disorder == 3
+        Settings(simulate=("disorder=1",), credentials=tmp_path / "credentials.toml")
+    assert Settings(simulate=("disorder=3",)).store_options().disorder == 3
     assert Settings().store_options().disorder == 0
 
 
 @pytest.mark.parametrize("given", ["-1", "1001", "some"])
 def test_a_window_that_cannot_be_is_refused(tmp_path: Path, given: str) -> None:
-    command = [sys.executable, "-c", "from veilmq.cli import main; main()", "serve", "--disorder", given]
+    command = [sys.executable, "-c", "from veilmq.cli import main; main()", "serve", "--simulate", f"disorder={given}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "disorder" in done.stderr

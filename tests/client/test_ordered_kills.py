@@ -72,7 +72,7 @@ def sent(directory: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_SECONDS + 60)
 def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
-    server = ServerProcess(tmp_path, "--disorder", "4").start()
+    server = ServerProcess(tmp_path, "--simulate", "disorder=4").start()
     url = f"veil://{server.sqs.partition('//')[2]}/orders"
     veilmq.connect(url + "?create=1").close()
     there = connection(tmp_path)()

@@ -52,7 +52,7 @@ class There:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("server"), "--disorder", "3")
+    server = LocalServer(tmp_path_factory.mktemp("server"), "--simulate", "disorder=3")
     yield server
     server.stop()
 

@@ -125,7 +125,7 @@ def test_a_queue_is_shared_with_another_account(start: Any, connect: Any, creden
 
 
 def test_throttling_and_kms_faults_are_configured(start: Any, connect: Any) -> None:
-    server = start("--kms-faults", "alias/old=disabled,alias/gone=not-found")
+    server = start("--simulate", "kms-fault=alias/old=disabled,kms-fault=alias/gone=not-found")
     sqs = connect(server)
     for name, code in (("old", "KMS.DisabledException"), ("gone", "KMS.NotFoundException")):
         url = sqs.create_queue(QueueName=name, Attributes={"KmsMasterKeyId": f"alias/{name}"})["QueueUrl"]

@@ -82,7 +82,7 @@ async def _open(service: Service, settings: Settings, subscriptions: "_Subscript
         signer,
         base + CERTIFICATE_PATH,
         allowed=networks(settings.push_allow),
-        documented_case=settings.push_header_case == "documented",
+        documented_case=settings.simulated.documented_case,
         wall=wall,
     )
     await room.start()

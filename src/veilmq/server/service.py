@@ -161,7 +161,7 @@ class Service:
             cooldowns=settings.cooldowns,
             cors_origins=settings.cors_origins,
             requests_per_second_max=settings.requests_per_second_max,
-            kms_faults=tuple((key, fault) for key, _, fault in (each.rpartition("=") for each in settings.kms_faults)),
+            kms_faults=settings.simulated.kms_faults,
         )
         for queue in self.store.queues.by_key.values():
             if queue.settings.labels:

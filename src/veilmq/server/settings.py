@@ -18,8 +18,8 @@ from msgspec import Meta
 from veilmq.engine.limits import Limits as EngineLimits
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message_type import POINTER, TYPE_ATTRIBUTE
-from veilmq.protocols.sqs.errors import KMS_FAULTS
 from veilmq.server.limits import Limits as ListenerLimits
+from veilmq.server.simulate import ALLOWED, Simulated, is_known, simulated
 from veilmq.store.sqlite.options import MIB, Options
 
 PORT_MAX: Final = 65_535
@@ -28,7 +28,6 @@ _DOMAIN: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\
 _URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(?P<port>\d{1,9}))?(?:/[^\s?#@]*)?")
 _ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 
-_KMS_FAULT: Final = re.compile(rf"[A-Za-z0-9:/_.-]{{1,256}}=(?:{'|'.join(KMS_FAULTS)})")
 _ATTRIBUTE: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _TOKEN_NAME: Final = re.compile(r"[!-~]{1,512}")
 
@@ -101,10 +100,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Networks beyond public ones that pushes may go to, with commas between, say 10.0.0.0/8."),
     ] = ()
-    push_header_case: Annotated[
-        Literal["lower", "documented"],
-        Meta(description="Header names of pushes: as the Python samples look them up, or the Java sample."),
-    ] = "lower"
     trusted_proxy: Annotated[
         bool, Meta(description="Believe X-Forwarded-Proto, -Host and -For: only behind a proxy that sets them.")
     ] = False
@@ -114,10 +109,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_second_max: Annotated[
         Bytes, Meta(description="Requests of one account to SQS; beyond, RequestThrottled. 0: no bound.")
     ] = 0
-    kms_faults: Annotated[
-        tuple[str, ...],
-        Meta(description="KMS keys that fail, with commas between: KEY=disabled, or another of docs/sqs.md's words."),
-    ] = ()
     azure_issuer: Annotated[
         str | None, Meta(description="`iss` of the bearer tokens that Azure clients may come with.")
     ] = None
@@ -133,10 +124,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     type_pointer: Annotated[
         str | None, Meta(description="Where the body, if it is JSON, has its type: a JSON pointer such as /type.")
     ] = None
-    disorder: Annotated[
-        Annotated[int, Meta(ge=0, le=1_000)],
-        Meta(description="Messages come out up to so many places out of order (development mode only)."),
-    ] = 0
+    simulate: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="For tests, with commas between: disorder=N, kms-fault=KEY=FAULT, push-header-case=documented."
+        ),
+    ] = ()
     log_format: Annotated[Literal["human", "json"], Meta(description="How log lines are written to stderr.")] = "human"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="The least level that is logged.")
@@ -177,8 +170,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingInvalid("tls_cert", "give the certificate and its key, or neither")
         if self.sqs_endpoint_strategy == "standard" and self.external_url is not None and self.base_domain is None:
             raise SettingInvalid("sqs_endpoint_strategy", "standard needs base_domain beside external_url")
-        if self.disorder and self.credentials is not None:
-            raise SettingInvalid("disorder", "is for development mode: not with a credentials file")
+        if self.simulated.disorder and self.credentials is not None:
+            raise SettingInvalid("simulate", "disorder is for development mode: not with a credentials file")
         if (self.azure_issuer is None) != (self.azure_issuer_keys is None):
             raise SettingInvalid("azure_issuer", "give the issuer and its keys, or neither")
         taken: dict[Address, str] = {}
@@ -204,6 +197,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def sqs_domain(self) -> str | None:
         """What `sqs.<region>.` stands before in hosts and queue URLs of SQS; None: in none."""
         return self.base_domain or ("localhost" if self.sqs_endpoint_strategy == "standard" else None)
+
+    @property
+    def simulated(self) -> Simulated:
+        """What `simulate` asks for."""
+        return simulated(self.simulate)
 
     def engine_limits(self) -> EngineLimits:
         """Bounds of the engine."""
@@ -237,7 +235,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             cache_bytes=self.cache_bytes,
             type_attribute=self.type_attribute,
             type_pointer=self.type_pointer or "",
-            disorder=self.disorder,
+            disorder=self.simulated.disorder,
         )
 
     def shown(self) -> dict[str, Any]:
@@ -277,7 +275,7 @@ _METAVARS: Final = {
     "type_pointer": "POINTER",
     "cors_origins": "ORIGINS",
     "push_allow": "NETWORKS",
-    "kms_faults": "KEY=FAULT",
+    "simulate": "NAME=VALUE",
 }
 _METAVARS_BY_TYPE: Final[dict[Any, str]] = {Path: "FILE", Address: "HOST:PORT", int: "N", float: "SECONDS"}
 
@@ -387,7 +385,7 @@ def _is_network(text: str) -> bool:
 _LISTS: Final[dict[str, tuple[Callable[[str], object], str]]] = {
     "push_allow": (_is_network, "networks such as 10.0.0.0/8 or fd00::/8, without bits of a host"),
     "cors_origins": (_ORIGIN.fullmatch, "origins such as https://app.example, or *"),
-    "kms_faults": (_KMS_FAULT.fullmatch, f"KEY=FAULT such as alias/old=disabled, FAULT one of {', '.join(KMS_FAULTS)}"),
+    "simulate": (is_known, ALLOWED),
 }
 
 
