@@ -18,6 +18,9 @@ from uuid import UUID
 import apsw
 import msgspec
 import pytest
+from tests.support.clock import ManualClock
+from tests.support.contract.stage import Stage, bodies, expect, refused
+from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.admin.reading import Scope, snapshot_lines
 from veilmq.model.errors import LeaseTaken
@@ -29,10 +32,7 @@ from veilmq.store.sqlite import schema
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION, NotOurs, SchemaNewer, migrate
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.clock import ManualClock
-from veilmq.testing.contract.stage import Stage, bodies, expect, refused
 from veilmq.testing.replaying import replay, state_of
-from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RELEASED = sorted(FIXTURES.glob("schema-*.db"), key=lambda path: int(path.stem.partition("-")[2]))
