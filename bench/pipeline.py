@@ -12,6 +12,7 @@ than seconds do.
 import argparse
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -27,8 +28,10 @@ from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.loop import Loop
 from veilmq.pipeline.jobs.timeouts import timeouts
 from veilmq.pipeline.session import session
-from veilmq.testing.histories import Workload, bimodal, history, lognormal, pareto, write
 from veilmq.testing.server import ServerProcess
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from tests.support.histories import Workload, bimodal, history, lognormal, pareto, write
 
 DATA = Path(__file__).resolve().parents[1] / "build" / "pipeline-bench"
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -17,17 +17,18 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support.faults import FaultDisk
 
 from veilmq.store.sqlite import schema
-from veilmq.testing.faults import FaultDisk
 
 # The machine may be busy with the other worker: how long an example takes, or is drawn, says nothing.
 settings.register_profile("veilmq", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("veilmq")
 
-# By name: the package itself is imported already, with the pytest plugin.
-_CHECKS = ("acknowledged", "client_contract", "conservation", "contract", "crashing", "histories", "replaying")
-pytest.register_assert_rewrite(*(f"veilmq.testing.{name}" for name in _CHECKS))
+# By name: the packages themselves are imported already.
+_SUPPORT = ("acknowledged", "conservation", "contract", "crashing", "histories")
+pytest.register_assert_rewrite(*(f"tests.support.{name}" for name in _SUPPORT))
+pytest.register_assert_rewrite("veilmq.testing.client_contract", "veilmq.testing.replaying")
 
 _LOCKS = pytest.StashKey[str]()
 _DISKS = itertools.count()

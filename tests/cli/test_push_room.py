@@ -15,6 +15,8 @@ from typing import Any, cast
 from urllib.request import Request, urlopen
 
 import pytest
+from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage
+from tests.support.sqlite import SqliteFactory
 
 from veilmq.cli.push_room import _Subscriptions
 from veilmq.cli.serve import _tell_end_of_pushes
@@ -26,8 +28,6 @@ from veilmq.server.credentials import DevelopmentKeyring
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage
-from veilmq.testing.sqlite import SqliteFactory
 
 NEWS, SPORTS = TopicKey(ACCOUNT, REGION, "news"), TopicKey(ACCOUNT, REGION, "sports")
 

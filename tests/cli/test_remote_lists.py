@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.sqlite import SMALL
 
 from veilmq.cli import main
 from veilmq.model.commands import CreateQueue, CreateTopic, Origin, StartMove, Subscribe
@@ -17,7 +18,6 @@ from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.topic import SubscriptionSettings, TopicKey
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.local import LocalServer
-from veilmq.testing.sqlite import SMALL
 
 TESTER = Origin("mns", "tester")
 NEWS = TopicKey("000000000000", "us-east-1", "news")

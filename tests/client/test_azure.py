@@ -18,6 +18,7 @@ from azure.storage.queue import (
     TextBase64EncodePolicy,
     generate_queue_sas,
 )
+from tests.support.broken_server import HANG_UP, BrokenServer, answer
 
 from veilmq.client.azure import AzureAccount, AzureQueue
 from veilmq.client.azure.errors import Said, error_of
@@ -40,7 +41,6 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.protocols.azure import errors as faults
-from veilmq.testing.broken_server import HANG_UP, BrokenServer, answer
 from veilmq.testing.local import LocalServer
 
 pytestmark = pytest.mark.slow

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.sqlite import SMALL
 from tests.users import other_user
 
 from veilmq.client.embedded import EmbeddedAccount
@@ -13,14 +14,13 @@ from veilmq.client.errors import TransportError
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.sqlite.integrity import check
 from veilmq.testing.client_contract.clock import MovableClock
-from veilmq.testing.sqlite import SMALL
 
 PROLOGUE = """
 import os, sys, threading, time
 from pathlib import Path
 from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.errors import TransportError
-from veilmq.testing.sqlite import SMALL
+from tests.support.sqlite import SMALL
 account = EmbeddedAccount(sys.argv[1], options=SMALL)
 account.create("jobs")
 queue = account.queue("jobs")

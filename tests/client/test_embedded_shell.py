@@ -14,6 +14,8 @@ from types import FrameType
 
 import msgspec
 import pytest
+from tests.support.faults import FaultDisk, full, io_error
+from tests.support.sqlite import SMALL
 
 from veilmq.client.embedded import EmbeddedAccount, EmbeddedQueue, shell
 from veilmq.client.embedded.shell import Call
@@ -26,8 +28,6 @@ from veilmq.model.events import EventRecord
 from veilmq.model.outcomes import Received
 from veilmq.store.sqlite import history
 from veilmq.testing.client_contract.embedded import EmbeddedClient
-from veilmq.testing.faults import FaultDisk, full, io_error
-from veilmq.testing.sqlite import SMALL
 
 PATIENCE_SECONDS = 20
 

@@ -12,6 +12,7 @@ import boto3
 import pytest
 from mns.account import Account
 from mns.queue import Message as SdkMessage
+from tests.support.broken_server import HANG_UP, BrokenServer, answer
 
 from veilmq.client.clock import SYSTEM
 from veilmq.client.connect import connect, connect_account
@@ -34,7 +35,6 @@ from veilmq.model.errors import (
 )
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.protocols.mns.errors import FAULTS
-from veilmq.testing.broken_server import HANG_UP, BrokenServer, answer
 from veilmq.testing.local import LocalServer
 
 pytestmark = pytest.mark.slow

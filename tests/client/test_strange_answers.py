@@ -10,6 +10,7 @@ import boto3
 import pytest
 from azure.storage.queue import QueueServiceClient
 from botocore.config import Config
+from tests.support.broken_server import BrokenServer, answer
 
 from veilmq.client.azure import AzureAccount
 from veilmq.client.azure.queue import AzureQueue
@@ -22,7 +23,6 @@ from veilmq.client.sqs import SqsAccount
 from veilmq.client.sqs.queue import SqsQueue
 from veilmq.client.veil.account import VeilAccount
 from veilmq.client.veil.queue import VeilQueue
-from veilmq.testing.broken_server import BrokenServer, answer
 
 pytestmark = pytest.mark.slow
 

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.clock import ManualClock
+from tests.support.contract.stage import TESTER, sending
+from tests.support.sqlite import SqliteFactory
 
 from veilmq.engine import Answer, Batch, Engine, Limits
 from veilmq.model.commands import AnyCommand, CreateQueue, Receive
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import QueueKey
-from veilmq.testing.clock import ManualClock
-from veilmq.testing.contract.stage import TESTER, sending
-from veilmq.testing.sqlite import SqliteFactory
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 

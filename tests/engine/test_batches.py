@@ -1,13 +1,13 @@
 """Batches: what goes together, what a failure tells whom, what is due by itself."""
 
 from tests.engine.conftest import QUEUE, Shell
+from tests.support.contract.stage import TESTER, sending
 
 from veilmq.engine.polls import POLLERS_MAX, Polls
 from veilmq.model.commands import Delete, Extend, Origin, Receive, RecordPolls, Send, Sweep
 from veilmq.model.errors import LeaseTaken, Overloaded, StoreFailed
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Deleted, Received, Sent
-from veilmq.testing.contract.stage import TESTER, sending
 
 
 class TestGathering:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.engine.conftest import Shell
+from tests.support.contract.stage import TESTER, sending
 
 from veilmq.model.commands import (
     AnyCommand,
@@ -26,7 +27,6 @@ from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.message import NO_EXTRAS, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
-from veilmq.testing.contract.stage import TESTER, sending
 from veilmq.testing.seeded import chance
 
 PLAIN, FAIR, LINE, DEAD = (QueueKey("000000000000", "us-east-1", name) for name in ("plain", "fair", "l.fifo", "dead"))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from tests.engine.conftest import Shell
+from tests.support.contract.stage import TESTER, sending
 
 from veilmq.model.commands import CreateQueue, Delete, Extend, Receive
 from veilmq.model.errors import AttemptNotRetryable
@@ -11,7 +12,6 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey
-from veilmq.testing.contract.stage import TESTER, sending
 
 LINE = QueueKey("000000000000", "us-east-1", "line.fifo")
 WAIT_US = 20 * SECOND_US

@@ -3,13 +3,13 @@
 from typing import Any
 
 from tests.engine.conftest import QUEUE, Shell
+from tests.support.contract.stage import ACCOUNT, REGION, TESTER, sending
 
 from veilmq.model.commands import CreateQueue, Receive
 from veilmq.model.instant import MINUTE_US
 from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import TopicKey, hidden_queue
-from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, sending
 
 HIDDEN = [hidden_queue(TopicKey(ACCOUNT, REGION, "news"), f"reader-{number}") for number in range(5)]
 

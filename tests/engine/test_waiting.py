@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.engine.conftest import QUEUE, Shell
+from tests.support.contract.stage import TESTER, sending
 
 from veilmq.engine.limits import Limits
 from veilmq.engine.waiting import WaitingRoom
@@ -20,7 +21,6 @@ from veilmq.model.errors import QueueMissing, RateExceeded
 from veilmq.model.instant import MINUTE_US, SECOND_US, Instant
 from veilmq.model.outcomes import QueueDescribed, Received
 from veilmq.model.queue import QueueKey
-from veilmq.testing.contract.stage import TESTER, sending
 
 OTHER = QueueKey("000000000000", "us-east-1", "other")
 WAIT_US = 20 * SECOND_US

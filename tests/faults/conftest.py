@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
+from tests.support.faults import FaultDisk
+from tests.support.sqlite import SMALL
 
 from veilmq.store.sqlite.options import MIB, Options
-from veilmq.testing.faults import FaultDisk
-from veilmq.testing.sqlite import SMALL
 
 
 @pytest.fixture

@@ -16,17 +16,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from tests.support.acknowledged import Log
+from tests.support.sqlite import SMALL
 
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.directory import read_holder
 from veilmq.store.sqlite.store import CRASH_POINTS, SqliteStore
-from veilmq.testing.acknowledged import Log
 from veilmq.testing.seeded import chance
 from veilmq.testing.server import VEILMQ
-from veilmq.testing.sqlite import SMALL
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 CLIENTS = 3
+ROOT = Path(__file__).parents[2]
 START_S = 30
 ANSWERS_MAX = 100
 """After at most so many a server is killed."""
@@ -121,8 +122,8 @@ def one_round(data: Path, name: str, seed: int, point: str | None) -> tuple[Log,
         command = [*VEILMQ, "serve", "--data", str(data), "--sqs", "127.0.0.1:0", "--admin", "127.0.0.1:0",
                    "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0"]  # fmt: skip
     else:
-        command = [sys.executable, "-m", "veilmq.testing.crashing", point, str(chance(seed).randint(1, 40)), str(data)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "tests.support.crashing", point, str(chance(seed).randint(1, 40)), str(data)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     clients: list[Client] = []
     try:
         url = _listening(process, data)

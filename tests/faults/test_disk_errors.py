@@ -5,6 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.acknowledged import Workload
+from tests.support.clock import EPOCH
+from tests.support.contract.stage import TESTER, Stage, bodies, refused, sending
+from tests.support.faults import FaultDisk, full, io_error
+from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.model.commands import CreateQueue, Delete, Peek
 from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
@@ -13,11 +18,6 @@ from veilmq.model.outcomes import Deleted, Received, Sent
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.options import MIB, Options
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.acknowledged import Workload
-from veilmq.testing.clock import EPOCH
-from veilmq.testing.contract.stage import TESTER, Stage, bodies, refused, sending
-from veilmq.testing.faults import FaultDisk, full, io_error
-from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.clock import ManualClock
+from tests.support.contract.moves import latest_move
+from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies
+from tests.support.sqlite import SqliteFactory
 
 from veilmq.model.commands import StartMove
 from veilmq.model.instant import SECOND_US, Instant
@@ -16,10 +20,6 @@ from veilmq.model.moves import MoveStatus
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.store import CRASH_POINTS
-from veilmq.testing.clock import ManualClock
-from veilmq.testing.contract.moves import latest_move
-from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies
-from veilmq.testing.sqlite import SqliteFactory
 
 DEAD = QueueKey(ACCOUNT, REGION, "dead")
 OTHER = QueueKey(ACCOUNT, REGION, "other")
@@ -29,8 +29,8 @@ import sys
 from pathlib import Path
 from veilmq.model.commands import Sweep
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.crashing import die_at
-from veilmq.testing.sqlite import SMALL
+from tests.support.crashing import die_at
+from tests.support.sqlite import SMALL
 
 path, now, point, nth = sys.argv[1:]
 store = SqliteStore(Path(path), SMALL, die_at(point, int(nth)))

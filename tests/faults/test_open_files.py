@@ -12,15 +12,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.clock import EPOCH
+from tests.support.contract.stage import TESTER, sending
+from tests.support.sqlite import SMALL
 
 from veilmq.model.commands import CreateQueue
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.options import MIB
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.clock import EPOCH
-from veilmq.testing.contract.stage import TESTER, sending
-from veilmq.testing.sqlite import SMALL
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 
@@ -72,7 +72,8 @@ CASES = {case.__name__: case for case in (the_wal_is_copied, a_reserve_that_was_
 @pytest.mark.parametrize("case", CASES)
 def test_the_store_goes_on(case: str, tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, __file__, case, str(tmp_path / "data")],
+        [sys.executable, "-m", "tests.faults.test_open_files", case, str(tmp_path / "data")],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=60,

@@ -10,6 +10,11 @@ from pathlib import Path
 import apsw
 import msgspec
 import pytest
+from tests.support.acknowledged import Workload
+from tests.support.clock import EPOCH
+from tests.support.contract.stage import TESTER, Stage, bodies, expect
+from tests.support.faults import FaultDisk
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import CreateQueue
 from veilmq.model.errors import StoreUnknown
@@ -21,11 +26,6 @@ from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.options import Options
 from veilmq.store.sqlite.schema import NotOurs
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.acknowledged import Workload
-from veilmq.testing.clock import EPOCH
-from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect
-from veilmq.testing.faults import FaultDisk
-from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 FIFO_QUEUE = QueueKey("000000000000", "us-east-1", "jobs.fifo")

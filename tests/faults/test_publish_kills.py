@@ -20,16 +20,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from tests.support.contract.stage import TESTER
+from tests.support.sqlite import SMALL
 
 from veilmq.model.commands import Receive
 from veilmq.model.instant import DAY_US
 from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.contract.stage import TESTER
 from veilmq.testing.seeded import chance
 from veilmq.testing.server import ServerProcess
-from veilmq.testing.sqlite import SMALL
 
 QUEUES = [f"q{number:02}" for number in range(20)]
 CONNECTIONS = 48

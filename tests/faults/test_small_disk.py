@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.contract.stage import TESTER, Stage, sending
+from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.model.commands import AnyCommand, Delete, Receive
 from veilmq.model.errors import DiskLow, StoreFailed
@@ -17,8 +19,6 @@ from veilmq.store.sqlite.backup import SqliteFailed, backup_directory
 from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.options import MIB
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.contract.stage import TESTER, Stage, sending
-from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 
 @pytest.fixture

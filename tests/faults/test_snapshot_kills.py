@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.model.events import EventRecord, HistoryTrimmed
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.replaying import replay, state_of
 from veilmq.testing.server import ServerProcess
-from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 QUEUE = "/api/v1/queues/000000000000/us-east-1/jobs"
 MESSAGES = 5_000

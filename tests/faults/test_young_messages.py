@@ -5,6 +5,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies
+from tests.support.faults import FaultDisk, full, io_error
+from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.model.commands import CreateQueue, Delete, Origin
 from veilmq.model.instant import HOUR_US, SECOND_US
@@ -12,9 +15,6 @@ from veilmq.model.outcomes import Deleted
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.options import MIB
-from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies
-from veilmq.testing.faults import FaultDisk, full, io_error
-from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 
 @pytest.fixture

@@ -53,5 +53,5 @@ def test_no_test_runs_beside_one_that_is_alone(tmp_path: Path) -> None:
     (tmp_path / "running").mkdir()
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
     (tmp_path / "test_set.py").write_text(SET)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone: alone\n")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\nmarkers = alone: alone\npythonpath = {CONFTEST.parents[1]}\n")
     assert "26 passed" in run(tmp_path, "-q", ".")

@@ -28,7 +28,7 @@ IMPORTS_ALLOWED = {
     "store": {"msgspec", "apsw"},
 }
 SQLITE = {"apsw", "sqlite3"}
-SQLITE_ROOMS = {"store", "testing"}
+SQLITE_ROOMS = {"store"}
 # The rooms without I/O: neither a socket nor an event loop nor a thread.
 IO_MODULES = {"asyncio", "multiprocessing", "select", "selectors", "socket", "ssl", "subprocess", "threading"}
 IO_FREE_ROOMS = {"model", "protocols", "engine"}
@@ -48,7 +48,7 @@ EXEMPT = {
     "server/clock.py": CLOCKS,
     "client/clock.py": CLOCKS,
     "pipeline/java.py": ENVIRONMENT,
-    "testing": RANDOM | {"os.environ", "time.monotonic"},
+    "testing": RANDOM,
 }
 
 

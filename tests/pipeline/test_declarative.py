@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.java import find_java
-from veilmq.testing.histories import Workload, history, lognormal, write
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "examples" / "declarative"

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from tests.pipeline.test_jobs_loop import Stage as LoopStage
+from tests.support.histories import MadeUp, Workload, history, lognormal
 
 from veilmq.pipeline.drain import quarantine
 from veilmq.pipeline.drain.manifests import Directory
@@ -27,7 +28,6 @@ from veilmq.pipeline.jobs.loop import Loop
 from veilmq.pipeline.sinks import delta
 from veilmq.pipeline.sinks.delta import Written, add_files
 from veilmq.store.files import sync_directory
-from veilmq.testing.histories import MadeUp, Workload, history, lognormal
 
 DAY = 86_400.0
 Key = tuple[int, int]

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
@@ -31,7 +32,6 @@ from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
 from veilmq.pipeline.events.source import EventsStreamReader, Wanted
 from veilmq.pipeline.jobs.loop import Loop
-from veilmq.testing.histories import Workload, history, lognormal, write
 from veilmq.testing.server import ServerProcess
 
 

@@ -6,6 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from tests.pipeline.histories_stage import S, event, extended, frame, received, resumed, retried, sent, table_of
+from tests.support.histories import (
+    Law,
+    Workload,
+    bimodal,
+    drifting,
+    history,
+    lognormal,
+    pareto,
+)
 
 from veilmq.client.timeouts import Costs
 from veilmq.pipeline.jobs.attempts import attempts, judged, merged, partials
@@ -15,15 +24,6 @@ from veilmq.pipeline.jobs.pricing import schedule_price, steady, timeout_price
 from veilmq.pipeline.jobs.split import split
 from veilmq.pipeline.jobs.survival import curve, quantiles
 from veilmq.pipeline.jobs.timeouts import best_timeout, plan, rated, recommended, redelivery_curve
-from veilmq.testing.histories import (
-    Law,
-    Workload,
-    bimodal,
-    drifting,
-    history,
-    lognormal,
-    pareto,
-)
 
 STORIES = {
     "deleted under its lease": ([received(100), event("deleted", 112)], ("deleted", True, 12.0)),

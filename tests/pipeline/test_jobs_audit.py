@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, resumed, retried, sent, table_of
+from tests.support.histories import Workload, history, lognormal
 
 from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
@@ -18,7 +19,6 @@ from veilmq.pipeline.errors import HistoryGap
 from veilmq.pipeline.events.reading import ServerHistory
 from veilmq.pipeline.jobs.audit import RULES, audit
 from veilmq.pipeline.jobs.snapshots import known
-from veilmq.testing.histories import Workload, history, lognormal
 from veilmq.testing.seeded import chance
 from veilmq.testing.server import ServerProcess
 

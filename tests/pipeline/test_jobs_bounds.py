@@ -17,6 +17,7 @@ from deltalake import write_deltalake
 from pyspark.errors import StreamingQueryException
 from tests.pipeline.cluster_stage import command, environment
 from tests.pipeline.histories_stage import frame, table_of
+from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.pipeline import Asked
@@ -25,7 +26,6 @@ from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.jobs import tables
 from veilmq.pipeline.jobs.analysis import Analysis
 from veilmq.pipeline.jobs.loop import Loop
-from veilmq.testing.histories import Workload, history, lognormal, write
 from veilmq.testing.server import VEILMQ
 
 NO_SPARK = {"JAVA_HOME": "/nowhere"}

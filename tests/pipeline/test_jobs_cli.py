@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.pipeline import cluster_stage
+from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.pipeline_run import _token, _told
@@ -21,7 +22,6 @@ from veilmq.client.connect import connect
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceRefused, SourceUnreachable, TokenRefused
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory
-from veilmq.testing.histories import Workload, history, lognormal, write
 from veilmq.testing.server import VEILMQ, ServerProcess, port_kept
 
 

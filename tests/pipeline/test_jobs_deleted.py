@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from pandas.testing import assert_frame_equal
 from tests.pipeline.histories_stage import frame
+from tests.support.histories import MadeUp, Workload, history, lognormal, write
 
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.events.columns import ARROW_SCHEMA
@@ -17,7 +18,6 @@ from veilmq.pipeline.jobs import tables
 from veilmq.pipeline.jobs.analysis import Analysis
 from veilmq.pipeline.jobs.audit import audit
 from veilmq.pipeline.jobs.loop import Loop, Ran
-from veilmq.testing.histories import MadeUp, Workload, history, lognormal, write
 
 PLACE = ("000000000000", "us-east-1")
 OLD = (*PLACE, "old")

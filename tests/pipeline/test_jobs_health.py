@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from tests.pipeline.histories_stage import event, frame, received, sent, table_of
+from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.pipeline.jobs import tables
 from veilmq.pipeline.jobs.health import health
-from veilmq.testing.histories import Workload, history, lognormal, write
 
 MINUTE = 60
 

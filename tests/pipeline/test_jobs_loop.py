@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.support.histories import MadeUp, Workload, history, lognormal
 
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.events.reading import ParquetHistory
@@ -16,7 +17,6 @@ from veilmq.pipeline.jobs import tables
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.buckets import CELL, GROUP, histogram
 from veilmq.pipeline.jobs.loop import Loop, LoopTaken, Ran
-from veilmq.testing.histories import MadeUp, Workload, history, lognormal
 
 NOW = 1_767_312_000.0
 HOURS = 3_600.0

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from tests.pipeline.histories_stage import frame
+from tests.support.histories import Workload, bimodal, history, lognormal, pareto
 
 from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline_run import _show
@@ -15,7 +16,6 @@ from veilmq.pipeline.jobs.analysis import Analysis
 from veilmq.pipeline.report import figures
 from veilmq.pipeline.report.drawing import ROLES, say
 from veilmq.pipeline.report.page import page
-from veilmq.testing.histories import Workload, bimodal, history, lognormal, pareto
 
 STRANGE = "<script>alert(1)</script>"
 

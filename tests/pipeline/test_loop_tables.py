@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.jobs import tables
-from veilmq.testing.histories import Workload, history, lognormal, write
 
 DAY = 86_400.0
 

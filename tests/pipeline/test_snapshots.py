@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, sent, table_of
+from tests.support.histories import write
 
 from veilmq.pipeline.events.columns import plain
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.audit import audit
 from veilmq.pipeline.jobs.health import health
-from veilmq.testing.histories import write
 
 LIFE: list[Event] = [
     event("queue_created", 1, None, sequence=None),

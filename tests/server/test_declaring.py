@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.support.contract.stage import TESTER, Stage, expect
+from tests.support.sqlite import SqliteFactory
 
 from veilmq.model.commands import AnyCommand, DescribeQueue, ListQueues
 from veilmq.model.outcomes import Outcome, QueueDescribed, QueuesListed
@@ -12,8 +14,6 @@ from veilmq.model.queue import QueueKey
 from veilmq.server.credentials import Account
 from veilmq.server.queues_file import DECLARED_TOGETHER, declare, read
 from veilmq.server.toml_file import FileInvalid
-from veilmq.testing.contract.stage import TESTER, Stage, expect
-from veilmq.testing.sqlite import SqliteFactory
 
 HOME = Account("111111111111")
 

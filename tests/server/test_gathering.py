@@ -1,10 +1,10 @@
 """When a batch begins: after how many turns of the loop, and at what it stops waiting."""
 
 import pytest
+from tests.support.clock import EPOCH
 
 from veilmq.model.instant import Instant
 from veilmq.server.gathering import Gathering
-from veilmq.testing.clock import EPOCH
 
 
 def turns(backlogs: list[int], turn_us: int = 10, full_from: int = 1_000_000, stalled: bool = False) -> int:

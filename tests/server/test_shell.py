@@ -7,6 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.clock import EPOCH
+from tests.support.contract.stage import TESTER, sending
+from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.engine import Engine
 from veilmq.model.commands import CreateQueue, Delete, DescribeQueue, Receive
@@ -17,9 +20,6 @@ from veilmq.model.queue import QueueKey
 from veilmq.server.clock import LeaseClock
 from veilmq.server.shell import Shell
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.clock import EPOCH
-from veilmq.testing.contract.stage import TESTER, sending
-from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 TAKE = Receive(queue=QUEUE, origin=TESTER, lease_us=HOUR_US, wait_us=SECOND_US)

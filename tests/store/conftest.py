@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from veilmq.testing.contract.stage import Stage
-from veilmq.testing.sqlite import SqliteFactory
+from tests.support.contract.stage import Stage
+from tests.support.sqlite import SqliteFactory
 
 
 @pytest.fixture

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from tests.support.contract.stage import Stage
+from tests.support.sqlite import store_of
+
 from veilmq.model.queue import QueueKey
-from veilmq.testing.contract.stage import Stage
-from veilmq.testing.sqlite import store_of
 
 
 def unsettled(stage: Stage) -> int:

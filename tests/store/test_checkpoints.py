@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.contract.stage import TESTER, Stage, sending
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import PurgeQueue, Sweep
 from veilmq.model.instant import SECOND_US
@@ -13,8 +15,6 @@ from veilmq.store.sqlite import connections
 from veilmq.store.sqlite.connections import Checkpointer
 from veilmq.store.sqlite.directory import DATABASE
 from veilmq.store.sqlite.options import MIB
-from veilmq.testing.contract.stage import TESTER, Stage, sending
-from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 TEXT = "x" * 4_000
 

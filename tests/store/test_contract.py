@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-
-from veilmq.testing import contract
-from veilmq.testing.contract import stage  # noqa: F401 - a fixture
-from veilmq.testing.sqlite import SqliteFactory
+from tests.support import contract
+from tests.support.contract import stage  # noqa: F401 - a fixture
+from tests.support.sqlite import SqliteFactory
 
 
 @pytest.fixture

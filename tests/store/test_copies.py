@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect
+from tests.support.sqlite import SqliteFactory
 
 from veilmq.model import topic as topics
 from veilmq.model.commands import CreateTopic, Publish, Subscribe
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Published, Subscribed
 from veilmq.model.topic import ContentFormat, Copies, Notification, SubscriptionSettings, TopicKey, render
-from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect
-from veilmq.testing.sqlite import SqliteFactory
 
 TOPIC = TopicKey(ACCOUNT, REGION, "news")
 FORMS = st.sampled_from([ContentFormat.XML, ContentFormat.JSON])

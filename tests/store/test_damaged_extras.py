@@ -4,6 +4,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, sending
 
 from veilmq.model.commands import CreateTopic, ListMoves, Publish, StartMove, Subscribe
 from veilmq.model.instant import DAY_US, SECOND_US
@@ -14,7 +15,6 @@ from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.topic import SubscriptionSettings, TopicKey
 from veilmq.store.sqlite.extras import pack_extras
 from veilmq.store.sqlite.integrity import check
-from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, sending
 
 TYPED = Extras(type="film")
 

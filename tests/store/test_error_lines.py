@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import msgspec
+from tests.support.contract.stage import Stage
+from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.queue import RedrivePolicy
 from veilmq.model.reports import Failure, Report, Reported
-from veilmq.testing.contract.stage import Stage
-from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 
 def test_error_lines_can_be_left_out(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from typing import cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.contract.stage import TESTER, Stage, bodies, sending
+from tests.support.sqlite import SqliteFactory
 
 from veilmq.model.commands import Delete, Receive, Sweep
 from veilmq.model.instant import MINUTE_US, SECOND_US
@@ -13,8 +15,6 @@ from veilmq.model.message import Extras
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite import fifo_delays
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.contract.stage import TESTER, Stage, bodies, sending
-from veilmq.testing.sqlite import SqliteFactory
 
 COUNT = 3_000
 STEPS = 256

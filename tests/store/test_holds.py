@@ -5,14 +5,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.contract.stage import Stage
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import Sweep
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.contract.stage import Stage
-from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 BYTES_MAX = 20_000
 JOBS = QueueKey("000000000000", "us-east-1", "jobs")

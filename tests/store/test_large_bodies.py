@@ -1,6 +1,7 @@
 """What one batch does to large bodies on its own account: it is bounded by their bytes, not by their number alone."""
 
 import pytest
+from tests.support.contract.stage import TESTER, Stage, expect, sending
 
 from veilmq.model.commands import Receive, Sweep
 from veilmq.model.instant import DAY_US, SECOND_US
@@ -9,7 +10,6 @@ from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite import history, sweeps
 from veilmq.store.sqlite.claims import DETOUR_BYTES, DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
-from veilmq.testing.contract.stage import TESTER, Stage, expect, sending
 
 LARGE = 256 * 1024
 TEXT = "x" * LARGE

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.support.contract.stage import TESTER, Stage, sending
 
 from veilmq.model.commands import StartMove, SuggestPlan
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
@@ -10,7 +11,6 @@ from veilmq.model.message import Extras
 from veilmq.model.plan import LeasePlan
 from veilmq.model.queue import RedrivePolicy
 from veilmq.store.sqlite.sends import send_all
-from veilmq.testing.contract.stage import TESTER, Stage, sending
 
 KEPT = {"mark", "secret", "redo_log", "queue", "origin", "history", "last_number"}
 """What may have rows though no queue exists: the names of deleted queues stay as long as the history names them."""

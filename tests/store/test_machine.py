@@ -15,6 +15,11 @@ import pytest
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from tests.support.conservation import ledgers
+from tests.support.contract.snapshots import Recording
+from tests.support.contract.stage import ACCOUNT, REGION, TESTER, impossible, sending
+from tests.support.reference import NO_BUCKET, Reference
+from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.model.commands import (
     AfterExpiry,
@@ -44,12 +49,7 @@ from veilmq.model.reports import Failure, Report, Reported
 from veilmq.model.states import State
 from veilmq.store.sqlite import rows
 from veilmq.store.sqlite.integrity import check
-from veilmq.testing.conservation import ledgers
-from veilmq.testing.contract.snapshots import Recording
-from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, impossible, sending
-from veilmq.testing.reference import NO_BUCKET, Reference
 from veilmq.testing.replaying import NotReplayable, Replaying, replay
-from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 DEAD, JOBS, OTHER = (QueueKey(ACCOUNT, REGION, name) for name in ("dead", "jobs", "other"))
 DEAD_LINE, LINE = (QueueKey(ACCOUNT, REGION, name) for name in ("dead.fifo", "line.fifo"))

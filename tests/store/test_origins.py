@@ -1,10 +1,10 @@
 """How many distinct clients a store remembers, and what it records of more: restarts of workers do not use them up."""
 
 import pytest
+from tests.support.contract.stage import Stage, sending
 
 from veilmq.model.commands import Origin
 from veilmq.store.sqlite import writer
-from veilmq.testing.contract.stage import Stage, sending
 
 
 def test_beyond_the_bounds_new_clients_lose_their_process_and_then_their_name(

@@ -9,6 +9,9 @@ import apsw
 import msgspec
 import pytest
 from tests.store.redo_stages import killed, started, unsettled, wal_pages
+from tests.support.clock import EPOCH
+from tests.support.contract.stage import TESTER, Stage, bodies, expect, impossible, sending
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import Delete, Receive
 from veilmq.model.errors import StoreFailed
@@ -20,9 +23,6 @@ from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.schema import NotOurs
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.clock import EPOCH
-from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, impossible, sending
-from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 
 def test_a_life_of_a_young_message_is_no_transaction(stage: Stage) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 from tests.store.redo_stages import killed, started, unsettled
+from tests.support.contract.stage import TESTER, Stage, bodies, expect, sending
+from tests.support.faults import FaultDisk, full, io_error
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import Peek
 from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
@@ -20,9 +23,6 @@ from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.directory import DataDirectory
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.options import MIB
-from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, sending
-from veilmq.testing.faults import FaultDisk, full, io_error
-from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.sqlite import SMALL
 
 from veilmq.store.sqlite import redo_file
 from veilmq.store.sqlite.redo_file import BLOCK_BYTES, RedoFile, open_file
-from veilmq.testing.sqlite import SMALL
 
 ROOM_BYTES = 1 << 30
 SIZE = SMALL.redo_bytes

@@ -7,14 +7,14 @@ import apsw
 import msgspec
 import pytest
 from tests.store.redo_stages import killed, started, unsettled
+from tests.support.contract.stage import Stage, bodies
+from tests.support.faults import full
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.store.sqlite import redo, writer
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.schema import NotOurs
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.contract.stage import Stage, bodies
-from veilmq.testing.faults import full
-from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 
 class Killed(BaseException):

@@ -13,6 +13,8 @@ import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect, sending
+from tests.support.sqlite import SqliteFactory
 
 from veilmq.model.commands import (
     AnyCommand,
@@ -41,8 +43,6 @@ from veilmq.store.sqlite.endings import RETURNS_MIN, RETURNS_OF_BATCH
 from veilmq.store.sqlite.names import OrderedNames
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.sweeps import LOOKS_MAX
-from veilmq.testing.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect, sending
-from veilmq.testing.sqlite import SqliteFactory
 
 BATCH = 250
 LEASE_US = 30 * SECOND_US

@@ -17,6 +17,9 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
+from tests.support.clock import ManualClock
+from tests.support.contract.stage import Stage, bodies, expect, refused
+from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.admin.reading import Scope, snapshot_lines
 from veilmq.model.errors import LeaseTaken
@@ -36,10 +39,7 @@ from veilmq.store.sqlite.schema import (
     migrate,
 )
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.clock import ManualClock
-from veilmq.testing.contract.stage import Stage, bodies, expect, refused
 from veilmq.testing.replaying import replay, state_of
-from veilmq.testing.sqlite import SMALL, SqliteFactory
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RELEASED = sorted(FIXTURES.glob("schema-*.db"), key=lambda path: int(path.stem.partition("-")[2]))

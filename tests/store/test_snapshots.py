@@ -6,15 +6,15 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
+from tests.support.contract.stage import Stage, expect, sending
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import Sweep
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.outcomes import Swept
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite import snapshots
-from veilmq.testing.contract.stage import Stage, expect, sending
 from veilmq.testing.replaying import replay
-from veilmq.testing.sqlite import SMALL, SqliteFactory, store_of
 
 MESSAGES = 5_000
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from apsw import SQLITE_TRACE_ROW, SQLITE_TRACE_STMT
+from tests.support.contract.stage import TESTER, Stage, sending
+from tests.support.sqlite import SqliteFactory
 
 from veilmq.model.commands import Delete
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.queue import QueueKey
-from veilmq.testing.contract.stage import TESTER, Stage, sending
-from veilmq.testing.sqlite import SqliteFactory
 
 MESSAGES = 100
 MANY = 240

@@ -7,6 +7,8 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
+from tests.support.contract.stage import TESTER, Stage, bodies, expect, impossible, refused, sending
+from tests.support.sqlite import store_of
 
 from veilmq.admin.reading import message_page
 from veilmq.model.commands import AfterExpiry, Delete, Peek, Receive
@@ -20,8 +22,6 @@ from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.rows import oldest_sent, oldest_young
 from veilmq.store.sqlite.writer import INSERT_MESSAGE
-from veilmq.testing.contract.stage import TESTER, Stage, bodies, expect, impossible, refused, sending
-from veilmq.testing.sqlite import store_of
 
 
 def rows_of(stage: Stage) -> tuple[int, int, int]:

@@ -77,7 +77,7 @@ class Service:
         clock: LeaseClock,
         at_point: Callable[[str], None] = lambda point: None,
     ) -> None:
-        """at_point: called at each of the store's CRASH_POINTS (veilmq.testing).
+        """at_point: called at each of the store's CRASH_POINTS (tests/support).
 
         Raises OSError (an ssl.SSLError too) if certificate and key cannot be had.
         """

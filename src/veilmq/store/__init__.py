@@ -2,7 +2,7 @@
 
 Strategy: a store takes a batch of concurrent commands with the instant to judge them by, picks a serial order, writes,
 and reports an outcome for each; `commit` makes them durable and blocks meanwhile, in whatever thread the shell chose. A
-store is what passes the contract suite of `veilmq.testing`. Nothing above this room knows which one it has.
+store is what passes the contract suite (tests/support/contract). Nothing above this room knows which one it has.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""What tests import, ours and a user's: contracts, reference model, manual clock, faults.
+"""What a user's tests import: a local server and a pytest fixture, disorder, the client contract, replay.
 
-Strategy: everything here drives the real thing. Time is a value that the test sets, a fault is put in through a seam
-(the file layer under SQLite, the store's named points), and what must hold is written once and run on every store.
-`Disordered` and `LocalServer` are imported when they are first used: the pytest plugin must cost other tests nothing.
+Strategy: everything here drives the real thing, and time is a value that the test sets. What only VeilMQ's own tests
+need (the store contract, the reference model, faults) is in `tests/support`. `Disordered` and `LocalServer` are
+imported when they are first used: the pytest plugin must cost other tests nothing.
 """
 
 TYPE_CHECKING = False

@@ -2,6 +2,8 @@
 
 from random import Random
 
+__all__ = ["Random", "chance"]
+
 
 def chance(seed: int) -> Random:
     """A generator whose draws follow from the seed alone."""

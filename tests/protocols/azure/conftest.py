@@ -18,6 +18,8 @@ from uuid import uuid4
 from xml.etree import ElementTree
 
 import pytest
+from tests.support.contract.stage import Stage
+from tests.support.sqlite import SqliteFactory
 
 from veilmq.model.access import EVERYTHING, AccessKey, NamedAccount
 from veilmq.model.commands import Peek
@@ -26,8 +28,6 @@ from veilmq.protocols.azure.bearer import TokenRefused
 from veilmq.protocols.azure.codec import Call, Codec, Endpoint
 from veilmq.protocols.http import Request, Response
 from veilmq.server.port import denied_action
-from veilmq.testing.contract.stage import Stage
-from veilmq.testing.sqlite import SqliteFactory
 
 ACCOUNT = "examplename"
 SECRET, SECOND_SECRET = b"the first key of the account", b"the second key of the account"

@@ -11,9 +11,8 @@ from urllib.parse import quote
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from veilmq.testing.contract.stage import Stage
-from veilmq.testing.sqlite import SqliteFactory
+from tests.support.contract.stage import Stage
+from tests.support.sqlite import SqliteFactory
 
 METHODS = ("GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH")
 NAMES = (

@@ -17,6 +17,8 @@ from uuid import uuid4
 from xml.etree import ElementTree
 
 import pytest
+from tests.support.contract.stage import Stage
+from tests.support.sqlite import SqliteFactory
 
 from veilmq.model.access import EVERYTHING, AccessKey, Action, Grant
 from veilmq.model.commands import Peek
@@ -24,8 +26,6 @@ from veilmq.model.instant import Instant
 from veilmq.protocols.http import Request, Response
 from veilmq.protocols.mns.codec import Call, Codec, Endpoint
 from veilmq.server.port import denied_action
-from veilmq.testing.contract.stage import Stage
-from veilmq.testing.sqlite import SqliteFactory
 
 KEY_ID, SECRET = "AKIDTESTS", "a secret of the tests"
 ACCOUNT, REGION = "000000000000", "us-east-1"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.contract.stage import TESTER
 
 from veilmq.model.commands import Receive
 from veilmq.model.errors import (
@@ -21,7 +22,6 @@ from veilmq.model.errors import (
 )
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.mns import errors
-from veilmq.testing.contract.stage import TESTER
 
 QUEUE = "/queues/jobs"
 RECEIVE = f"{QUEUE}/messages"

@@ -4,13 +4,13 @@ from hashlib import md5
 from typing import Any
 
 import pytest
+from tests.support.contract.stage import TESTER
 
 from veilmq.model.commands import Receive, Send
 from veilmq.model.instant import SECOND_US
 from veilmq.model.message import Attribute, Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey, XmlBody
-from veilmq.testing.contract.stage import TESTER
 
 QUEUE = "/queues/jobs"
 MESSAGES = f"{QUEUE}/messages"

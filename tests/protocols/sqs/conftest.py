@@ -23,6 +23,8 @@ import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from tests.support.clock import ManualClock
+from tests.support.sqlite import SMALL
 
 from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import AnyCommand, Sweep
@@ -34,8 +36,6 @@ from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.server.port import denied_action
 from veilmq.store import Store
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.testing.clock import ManualClock
-from veilmq.testing.sqlite import SMALL
 
 ENDPOINT = "http://127.0.0.1:9324"
 ARRIVED = Instant(77)

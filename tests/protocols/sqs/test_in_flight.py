@@ -6,13 +6,13 @@ Strategy: the first 119,990 are sent and leased by the store's own batches, the 
 from typing import Any
 
 import pytest
+from tests.support.contract.stage import sending
 
 from veilmq.model.commands import Origin, Receive
 from veilmq.model.instant import HOUR_US
 from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import limits
-from veilmq.testing.contract.stage import sending
 
 JOBS = QueueKey("111122223333", "us-east-1", "jobs")
 ORIGIN = Origin("test", "tester")

@@ -14,12 +14,12 @@ from typing import Any
 
 import botocore.session
 import pytest
+from tests.support.contract.stage import sending
 
 from veilmq.model.commands import Origin, Receive
 from veilmq.model.queue import QueueKey
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.errors import KMS_FAULTS
-from veilmq.testing.contract.stage import sending
 
 ACCOUNT = "111122223333"
 BASE = f"http://127.0.0.1:9324/{ACCOUNT}/"

@@ -94,7 +94,7 @@ CRASH_POINTS: Final = (
     "after commit",
     "after checkpoint",
 )
-"""Where a test may end the process (veilmq.testing)."""
+"""Where a test may end the process (tests/support)."""
 _DISK_LOOK_US: Final = SECOND_US
 _DAMAGE: Final = (apsw.Error, msgspec.MsgspecError, ValueError, TypeError, LookupError)
 """What reading raises where a table does not hold what was written: SQLite sees a torn page, not a changed value."""

@@ -4,9 +4,11 @@ import itertools
 from pathlib import Path
 
 from veilmq.client.embedded import EmbeddedAccount
-from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.options import MIB, Options
 from veilmq.testing.client_contract.clock import MovableClock
-from veilmq.testing.sqlite import SMALL
+
+_SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024)
+"""Nothing kept back on disk: the cases open hundreds of directories."""
 
 
 class EmbeddedClient:
@@ -14,7 +16,7 @@ class EmbeddedClient:
 
     brief = 60
 
-    def __init__(self, directory: Path, options: Options = SMALL) -> None:
+    def __init__(self, directory: Path, options: Options = _SMALL) -> None:
         self.clock = MovableClock()
         self.account = EmbeddedAccount(directory, clock=self.clock, options=options)
         self._numbers = itertools.count(1)

@@ -1,0 +1,96 @@
+"""The SQLite store as the contract and the fault tests open it: small, and with hands inside it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+from tests.support.contract.stage import Stage
+
+from veilmq.admin.reading import Scope, snapshot_lines
+from veilmq.model.commands import AnyCommand, Send
+from veilmq.model.events import EventRecord
+from veilmq.model.queue import FIFO_SUFFIX
+from veilmq.store import Store
+from veilmq.store.sqlite import history
+from veilmq.store.sqlite.options import MIB, Options
+from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.young import replay
+
+SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024)
+"""Nothing kept back on disk: tests open hundreds of stores."""
+
+
+def store_of(stage: Stage) -> SqliteStore:
+    """The stage's store, to look inside."""
+    assert isinstance(stage.store, SqliteStore)
+    return stage.store
+
+
+class SqliteFactory:
+    """Opens one directory again and again (`tests.support.contract.StoreFactory`)."""
+
+    def __init__(self, path: Path, options: Options = SMALL) -> None:
+        self.path = path
+        self.options = options
+
+    def open(self, *, history_us_max: int | None = None, history_bytes_max: int | None = None) -> SqliteStore:
+        """See `StoreFactory.open`."""
+        options = self.options
+        if history_us_max is not None:
+            options = msgspec.structs.replace(options, history_us_max=history_us_max)
+        if history_bytes_max is not None:
+            options = msgspec.structs.replace(options, history_bytes_max=history_bytes_max)
+        return SqliteStore(self.path, options)
+
+    def kill(self, store: Store) -> None:
+        """The files as they are now, opened by somebody else: the store's own later writes go nowhere."""
+        assert isinstance(store, SqliteStore)
+        left = {name: (self.path / name).read_bytes() for name in ("veilmq.db", "veilmq.db-wal", "redo")}
+        store.close()
+        for name, content in left.items():
+            (self.path / name).write_bytes(content)
+
+    def abandon(self, store: Store) -> None:
+        """See `StoreFactory.abandon`."""
+        assert isinstance(store, SqliteStore)
+        store._writer.rollback()
+
+    def history(self, store: Store, start: int, count_max: int) -> list[EventRecord]:
+        """See `StoreFactory.history`."""
+        assert isinstance(store, SqliteStore)
+        with store.readers.lend() as connection:
+            return history.read(connection, start, count_max)
+
+    def state(self, store: Store) -> list[dict[str, Any]]:
+        """See `StoreFactory.state`."""
+        assert isinstance(store, SqliteStore)
+        with store.readers.lend() as connection:
+            return [msgspec.json.decode(line) for line in snapshot_lines(connection, Scope())]
+
+    def damage(self, sequence: int) -> None:
+        """See `StoreFactory.damage`. The first byte stays valid UTF-8 or not, as the bit falls."""
+        connection = apsw.Connection(str(self.path / "veilmq.db"))
+        body = bytearray(connection.execute("SELECT body FROM message WHERE sequence = ?", (sequence,)).get)
+        body[len(body) // 2] ^= 0x80
+        connection.execute("UPDATE message SET body = ? WHERE sequence = ?", (bytes(body), sequence))
+        connection.close()
+
+    def rows(self, store: Store) -> int:
+        """See `StoreFactory.rows`."""
+        assert isinstance(store, SqliteStore)
+        with store.readers.lend() as connection:
+            return int(connection.execute("SELECT count(*) FROM message").get) + len(replay(connection))
+
+    def order(self, store: Store, commands: Sequence[AnyCommand]) -> list[int]:
+        """The serial order that the store gave the commands of one batch, as places in it."""
+        assert isinstance(store, SqliteStore)
+        kinds = list(store._handlers)
+
+        def rank(place: int) -> tuple[int, bool]:
+            command = commands[place]
+            # By the name: the batch itself may have deleted or made the queue.
+            return kinds.index(type(command)), isinstance(command, Send) and command.queue.name.endswith(FIFO_SUFFIX)
+
+        return sorted(range(len(commands)), key=rank)
