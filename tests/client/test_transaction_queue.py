@@ -24,7 +24,7 @@ from veilmq.client.transaction.entry import Entry, encode
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.reports import Failure
-from veilmq.testing.client_contract import each
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 HOUR = 3_600.0
@@ -495,7 +495,7 @@ def test_the_producer_and_its_network_fail_at_every_step(
     certain = how in {"unreachable", "killed before", "cut from here"}
     commit = {"sqs": 3, "azure": 2, "hidden": 4}[kind]
 
-    @each("step", range(1, PRODUCER_STEPS[kind, do] + 1))
+    @for_each("step", range(1, PRODUCER_STEPS[kind, do] + 1))
     def fails_at(step: int) -> None:
         place, network = Place(embedded, kind, f"-{step}"), Network(step, how)
         produced(place, network, do, times=Times(claim_for=0.001))
@@ -511,7 +511,7 @@ def test_the_producer_and_its_network_fail_at_every_step(
 def test_the_checker_and_its_network_fail_at_every_step(
     embedded: EmbeddedClient, kind: str, done: bool, how: str
 ) -> None:
-    @each("step", range(1, CHECKER_STEPS[kind, done] + 1))
+    @for_each("step", range(1, CHECKER_STEPS[kind, done] + 1))
     def fails_at(step: int) -> None:
         place, network = Place(embedded, kind, f"-{step}"), Network(step, how)
         left_behind(place, done)
@@ -544,7 +544,7 @@ def test_what_a_producer_leaves_to_the_checker(embedded: EmbeddedClient) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "first"), sorted(LEFT_TO_THE_CHECKER))
 def test_producer_and_checker_both_fail(embedded: EmbeddedClient, step: int, first: str) -> None:
-    @each("later, second", [(later, second) for later in (2, 3) for second in FAILURES])
+    @for_each("later, second", [(later, second) for later in (2, 3) for second in FAILURES])
     def then(later: int, second: str) -> None:
         place = Place(embedded, "hidden", f"-{later}-{FAILURES.index(second)}")
         produced(place, network := Network(step, first))
@@ -795,7 +795,7 @@ def test_the_checker_compensates_too(place: Place) -> None:
 # What cannot work is refused.
 
 
-@each(
+@for_each(
     "kind, times, parameter",
     [
         ("hidden", Times(half_life=48 * HOUR), "half_life"),
@@ -987,7 +987,7 @@ def test_the_faults_of_the_next_fifo_tests_are_those_that_can_fire(embedded: Emb
 @pytest.mark.parametrize("how", FAILURES)
 @kinds
 def test_a_fifo_producer_fails_at_every_step_and_leaves_one_copy(embedded: EmbeddedClient, kind: str, how: str) -> None:
-    @each("step", range(1, FIFO_STEPS[kind] + 1))
+    @for_each("step", range(1, FIFO_STEPS[kind] + 1))
     def fails_at(step: int) -> None:
         fifo, network = Fifo(embedded, kind, f"-{step}"), Network(step, how)
         fifo.produce(network)
@@ -1009,7 +1009,7 @@ def test_a_fifo_checker_fails_at_every_step_after_its_producer(
 ) -> None:
     """The producer died at its commit, the first checker at each of its own steps."""
 
-    @each("step", range(1, FIFO_CHECKER_STEPS + 1))
+    @for_each("step", range(1, FIFO_CHECKER_STEPS + 1))
     def fails_at(step: int) -> None:
         fifo, network = Fifo(embedded, kind, f"-{step}"), Network(step, how)
         fifo.produce(Network(FIFO_COMMITS[kind], producer))
@@ -1058,7 +1058,7 @@ def test_a_checker_that_is_closed_does_not_first_ask_about_all_there_is(embedded
     assert queue.log.stats().visible >= 15
 
 
-@each(
+@for_each(
     "message",
     [Message(""), Message("x", attributes={"AWS.order": 7}), Message("x", attributes={f"a{n}": n for n in range(11)}),
      Message("x", group="a b"), Message("x", delay=-1), Message("x", priority=99)],

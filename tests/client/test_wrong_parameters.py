@@ -21,7 +21,7 @@ from veilmq.client.unreadable import keep
 from veilmq.client.veil import VeilAccount
 from veilmq.client.worker import Backoff, Worker
 from veilmq.model.errors import ParameterInvalid
-from veilmq.testing.client_contract import each
+from veilmq.testing.client_contract import for_each
 
 Make = Callable[[Stage, Path, dict[str, Any]], object]
 
@@ -92,7 +92,7 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@each(
+@for_each(
     "of, name, wrong",
     [
         (of, name, wrong)
@@ -126,7 +126,7 @@ def test_what_may_last_may_last_for_ever(stage: Stage) -> None:
             close(deadline=-0.001)  # a deadline that is over
 
 
-@pytest.mark.parametrize("wrong", ["5", float("nan")])
+@for_each("wrong", ["5", float("nan")])
 def test_so_is_one_of_a_call(stage: Stage, tmp_path: Path, wrong: Any) -> None:
     stage.send("a")
     told: list[ParameterInvalid] = []

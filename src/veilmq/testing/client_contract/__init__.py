@@ -24,7 +24,7 @@ form can change:
   does (`TestAccounts`). What may be sent stays: a pattern must refuse before it stores or encrypts.
 
 `in_forms` makes the classes of two forms in one file. One case stands for one way to fail: it tries every wrong value,
-and names each that was not refused (`unrefused`, `each`).
+and names each that was not refused (`unrefused`, `for_each`).
 """
 
 from veilmq.testing.client_contract.accounts import TestAccounts
@@ -32,8 +32,8 @@ from veilmq.testing.client_contract.batches import TestBatches
 from veilmq.testing.client_contract.bodies import TestBodies
 from veilmq.testing.client_contract.capabilities import TestCapabilities
 from veilmq.testing.client_contract.closing import TestClosing
-from veilmq.testing.client_contract.each import each
 from veilmq.testing.client_contract.fifo import TestFifo, TestNoFifo
+from veilmq.testing.client_contract.for_each import for_each
 from veilmq.testing.client_contract.forms import in_forms
 from veilmq.testing.client_contract.leases import TestLeases
 from veilmq.testing.client_contract.options import TestOptions
@@ -86,7 +86,7 @@ __all__ = [
     "SUITE_WITHOUT_FIFO",
     "ClientAccount",
     "Stage",
-    "each",
+    "for_each",
     "in_forms",
     "stage",
     "unrefused",

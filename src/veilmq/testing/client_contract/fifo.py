@@ -8,7 +8,7 @@ import pytest
 from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
-from veilmq.testing.client_contract.each import each
+from veilmq.testing.client_contract.for_each import for_each
 from veilmq.testing.client_contract.stage import LONG, SECOND, Stage, unrefused
 
 
@@ -117,8 +117,8 @@ class TestFifo:
 class TestNoFifo:
     """An account without FIFO queues."""
 
-    @each("template", [Template(fifo=True), Template(content_deduplication=True)])
-    @each("ending", ["", ".fifo"])
+    @for_each("template", [Template(fifo=True), Template(content_deduplication=True)])
+    @for_each("ending", ["", ".fifo"])
     def test_it_says_so_and_makes_nothing(self, stage: Stage, template: Template, ending: str) -> None:
         name = stage.name("q") + ending
         with pytest.raises(CapabilityMissing) as refused:

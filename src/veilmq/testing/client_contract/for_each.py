@@ -1,13 +1,13 @@
 """One test case over many inputs that fail in the same way.
 
-Strategy: `each` is used like `pytest.mark.parametrize`, but makes one case of all the values. It tries every one, and
-then fails once and names each that went wrong. So fixtures, a queue and its server are set up once. Values that stand
-for different ways to fail remain cases of their own.
+Strategy: `for_each` is used like `pytest.mark.parametrize`, but makes one case of all the values. It tries every one,
+and then fails once and names each that went wrong. So fixtures, a queue and its server are set up once. Values that
+stand for different ways to fail remain cases of their own.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import pytest
@@ -15,17 +15,17 @@ import pytest
 _LABEL_MAX: Final = 80
 
 Test = Callable[..., None]
-Labels = Sequence[str] | Callable[[Any], Any] | None
+Labels = Iterable[str] | Callable[[Any], Any] | None
 
 
-def each(names: str, values: Iterable[Any], *, ids: Labels = None) -> Callable[[Test], Test]:
+def for_each(names: str, values: Iterable[Any], *, ids: Labels = None) -> Callable[[Test], Test]:
     """Call the test with every one of `values` as the argument `names` (or, separated by commas, several arguments).
     `ids` are labels for the report, or a function that gives a value's. Raises AssertionError, with a line for each
     value that failed, from what the first one raised."""
     given = [name.strip() for name in names.split(",")]
     rows = [tuple(value) if len(given) > 1 else (value,) for value in values]
     assert rows, "a test of nothing"
-    labels = ids if isinstance(ids, Sequence) else [_label(row, ids or repr) for row in rows]
+    labels = [_label(row, ids or repr) for row in rows] if ids is None or callable(ids) else list(ids)
 
     def decorate(test: Test) -> Test:
         signature = inspect.signature(test)
