@@ -14,6 +14,7 @@ from veilmq.client.message_text import from_text, to_text
 from veilmq.client.messages import Message
 from veilmq.client.typed_attributes import hint_of, typed, untyped
 from veilmq.model.errors import ParameterInvalid
+from veilmq.testing.client_contract import for_each
 
 DIGITS_38 = "12345678901234567890123456789012345678"
 
@@ -26,8 +27,8 @@ class Colour(StrEnum):
     RED = "red"
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
+@for_each(
+    "text, value",
     [
         ("7", 7),
         ("-007", -7),
@@ -47,7 +48,7 @@ def test_a_number_is_a_float_only_where_the_float_is_that_number(text: str, valu
     assert (type(found), found) == (type(value), value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     ["nan", "-Infinity", "sNaN", "twelve", "9" * 5_000, "1e9999999999999999999", ""],
     ids=["nan", "infinite", "signalling", "word", "endless", "exponent", "empty"],
@@ -75,8 +76,8 @@ def test_a_number_that_was_sent_can_be_had_exactly(value: Any) -> None:
         assert (type(back), back) == (float, value) or value == int(value)
 
 
-@pytest.mark.parametrize(
-    ("value", "sent"),
+@for_each(
+    "value, sent",
     [
         (numpy.float64(1.5), ("Number", "1.5")),
         (Level.HIGH, ("Number", "3")),
@@ -90,7 +91,7 @@ def test_subclasses_go_as_what_they_are(value: Any, sent: tuple[str, str | bytes
     assert (kind, content, type(content)) == (*sent, type(sent[1]))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [Decimal("NaN"), Decimal("sNaN"), Decimal("-Infinity"), 10**5_000, 1j],
     ids=["nan", "signalling", "infinite", "endless", "complex"],
@@ -100,8 +101,8 @@ def test_numbers_that_have_no_text_are_refused(value: Any) -> None:
         typed("n", value)
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"),
+@for_each(
+    "value, seconds",
     [(5, 5.0), (7.5, 7.5), (Decimal(f"1.{DIGITS_38}"), float(f"1.{DIGITS_38}")), (10**400, None), (-1, None),
      (Decimal("1e400"), None), (Decimal("1e-400"), None), ("soon", None), (b"5", None), (None, None)],
 )  # fmt: skip

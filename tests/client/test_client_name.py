@@ -15,6 +15,7 @@ from veilmq.cli.remote_direct import open_direct
 from veilmq.client.client_name import client_name, name_client
 from veilmq.client.embedded import EmbeddedAccount
 from veilmq.model.errors import ParameterInvalid
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.server import ServerProcess
 
 ME = f"({socket.gethostname()}; pid {os.getpid()})"
@@ -80,7 +81,7 @@ def test_an_embedded_queue_tells_its_process(tmp_path: Path) -> None:
     assert (created["protocol"], created["client"]) == ("embedded", f"veilmq/{veilmq.__version__} {ME}")
 
 
-@pytest.mark.parametrize("name", ["x" * 101, "a\r\nb", "é", 7])
+@for_each("name", ["x" * 101, "a\r\nb", "é", 7])
 def test_a_name_that_no_header_takes_is_refused(name: Any) -> None:
     with pytest.raises(ParameterInvalid, match="printable ASCII"):
         name_client(name)

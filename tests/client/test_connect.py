@@ -18,6 +18,7 @@ from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
 from veilmq.client.urls import SCHEMES
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, QueueMissing
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.server import ServerProcess
 
 SECRET = "a s3cret/of+the=tests"
@@ -171,8 +172,8 @@ class TestUrls:
         with pytest.raises(CapabilityMissing, match=rf"pip install 'veilmq\[{url.partition(':')[0]}\]'"):
             connect(url)
 
-    @pytest.mark.parametrize(
-        ("url", "queue", "parameter"),
+    @for_each(
+        "url, queue, parameter",
         [
             ("veil:///data", None, "url"),
             ("veil:///data?queue=jobs", "jobs", "queue"),
@@ -229,7 +230,7 @@ class TestSdkObjects:
         with pytest.raises(ParameterInvalid, match="not of sns"):
             connect(client(server, "sns"), "jobs")
 
-    @pytest.mark.parametrize("thing", [None, 7, b"veil:///data", object(), Path("/data")])
+    @for_each("thing", [None, 7, b"veil:///data", object(), Path("/data")])
     def test_anything_else(self, thing: object) -> None:
         with pytest.raises(ParameterInvalid) as refused:
             connect(thing, "jobs")

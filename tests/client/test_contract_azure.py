@@ -49,12 +49,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     server.stop()
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "base64"])
+@pytest.fixture
 def client_account(server: LocalServer, request: pytest.FixtureRequest) -> Iterator[AzureClient]:
-    client = AzureClient(server, request.param)
+    client = AzureClient(server, base64=request.param == "base64")
     yield client
     client.account.close()
 
 
-for cases in client_contract.SUITE_WITHOUT_FIFO:
-    globals()[cases.__name__] = cases
+globals().update(
+    client_contract.in_forms(
+        {"plain": client_contract.SUITE_WITHOUT_FIFO, "base64": client_contract.SUITE_OF_ENCODINGS}
+    )
+)

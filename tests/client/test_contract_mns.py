@@ -41,12 +41,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     server.stop()
 
 
-@pytest.fixture(params=[True, False], ids=["base64", "plain"])
+@pytest.fixture
 def client_account(server: LocalServer, request: pytest.FixtureRequest) -> Iterator[MnsClient]:
-    client = MnsClient(server, request.param)
+    client = MnsClient(server, base64=request.param == "base64")
     yield client
     client.account.close()
 
 
-for cases in client_contract.SUITE_WITHOUT_FIFO:
-    globals()[cases.__name__] = cases
+globals().update(
+    client_contract.in_forms(
+        {"base64": client_contract.SUITE_WITHOUT_FIFO, "plain": client_contract.SUITE_OF_ENCODINGS}
+    )
+)

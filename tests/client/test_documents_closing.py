@@ -28,6 +28,7 @@ from veilmq.client.identity import is_closed
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
 from veilmq.client.topics import create_pull_topic
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.local import LocalServer
 
@@ -61,7 +62,7 @@ MAKE: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("name", MAKE)
+@for_each("name", MAKE)
 def test_the_callers_queues_stay_open(embedded: EmbeddedClient, tmp_path: Path, name: str) -> None:
     account = embedded.account
     account.create("jobs", Template(retention=2 * 24 * 3_600 - 60))

@@ -39,6 +39,7 @@ from veilmq.client.documents.messages import received_of
 from veilmq.client.errors import StorageHeld, TransportError
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import LeaseTaken, ParameterInvalid, QueueMissing
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.local import LocalServer
 
@@ -193,7 +194,7 @@ class TestStacked:
             manager.DeleteMessage(message)
         assert plain.stats().in_flight == 0
 
-    @pytest.mark.parametrize("wrong", ["jobs", object(), None])
+    @for_each("wrong", ["jobs", object(), None])
     def test_what_is_no_queue_is_refused(self, wrong: Any) -> None:
         with pytest.raises(ParameterInvalid):
             CloudQueue(wrong)
@@ -460,7 +461,7 @@ class TestTransQueue:
             assert queue.queue.times.asked_after == 90
             assert queue.queue.log.stats().visible == 0
 
-    @pytest.mark.parametrize("timeout", [0, -1, 90 * 24 * 3_600, "soon"])
+    @for_each("timeout", [0, -1, 90 * 24 * 3_600, "soon"])
     def test_a_timeout_that_cannot_be_leaves_nothing_behind(self, account: Account, timeout: Any) -> None:
         with pytest.raises(ParameterInvalid):
             MNSClient(account).createTransQueue(meta("trans"), Checker(), timeout)

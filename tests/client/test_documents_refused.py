@@ -24,6 +24,7 @@ from veilmq.client.documents import (
 from veilmq.client.messages import Template
 from veilmq.client.queue import Account, Queue
 from veilmq.model.errors import ParameterInvalid, QueueMissing
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.local import LocalServer
 
@@ -167,7 +168,7 @@ def test_a_typed_error_has_the_requests_id(client: MNSClient) -> None:
 class TestArguments:
     """As the documents' listings, and Java, have them."""
 
-    @pytest.mark.parametrize("endpoint", ["127.0.0.1:29326", "localhost:29326", "ftp://host", "", None])
+    @for_each("endpoint", ["127.0.0.1:29326", "localhost:29326", "ftp://host", "", None])
     def test_an_endpoint_of_no_scheme_is_told_all_that_it_may_have(self, endpoint: Any) -> None:
         with pytest.raises(ParameterInvalid) as caught:
             CloudAccount("id", "secret", endpoint)
@@ -191,7 +192,7 @@ class TestArguments:
         with pytest.raises(ParameterInvalid, match="algorithm"):
             SecurityQueue(plain, key, dead, dead)
 
-    @pytest.mark.parametrize("name", ["DES", "DESede", "nonsense", 256])
+    @for_each("name", ["DES", "DESede", "nonsense", 256])
     def test_another_algorithm_is_refused_in_words(self, account: Account, name: Any) -> None:
         said = "must be text" if name == 256 else "too weak" if name != "nonsense" else "take AES"
         with pytest.raises(ParameterInvalid, match=said):

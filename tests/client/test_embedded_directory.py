@@ -13,6 +13,7 @@ from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.errors import TransportError
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.sqlite.integrity import check
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.clock import MovableClock
 
 PROLOGUE = """
@@ -132,7 +133,7 @@ def test_a_database_of_somebody_else_is_refused(tmp_path: Path) -> None:
         opened(tmp_path / "data")
 
 
-@pytest.mark.parametrize("given", [{"account": "12"}, {"account": 7}, {"region": ""}])
+@for_each("given", [{"account": "12"}, {"account": 7}, {"region": ""}])
 def test_an_account_or_region_that_cannot_be_is_refused(tmp_path: Path, given: dict[str, str]) -> None:
     with pytest.raises(ParameterInvalid) as refused:
         EmbeddedAccount(tmp_path / "data", **given)

@@ -24,7 +24,7 @@ def client_account(embedded: EmbeddedClient) -> WrappedClient:
     return WrappedClient(embedded, encrypted)
 
 
-for cases in client_contract.SUITE:
+for cases in client_contract.SUITE_OF_WRAPPERS:
     globals()[cases.__name__] = cases
 
 

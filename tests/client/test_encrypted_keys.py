@@ -13,6 +13,7 @@ from veilmq.client.encrypted.keys import FILE_BYTES_MAX, as_json
 from veilmq.client.errors import KeyFileInvalid
 from veilmq.client.unreadable import keep
 from veilmq.model.errors import ParameterInvalid
+from veilmq.testing.client_contract import for_each
 
 ENTRY = {"kty": "oct", "use": "enc", "alg": "dir", "enc": "A128GCM", "kid": "k", "k": "AAECAwQFBgcICQoLDA0ODw"}
 SECRET = "AAECAwQFBgcICQoLDA0ODw"
@@ -34,13 +35,13 @@ class TestFile:
         (key,) = Keys.read(written(tmp_path / "keys", json.dumps({"keys": [few]})))
         assert key == Key("k", bytes(range(16)), "A128GCM")
 
-    @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o601])
+    @for_each("mode", [0o640, 0o604, 0o660, 0o644, 0o601])
     def test_open_to_others(self, tmp_path: Path, mode: int) -> None:
         with pytest.raises(KeyFileInvalid, match="chmod 600"):
             Keys.read(written(tmp_path / "keys", as_json(Keys(new_key())), mode))
 
-    @pytest.mark.parametrize(
-        ("content", "reason"),
+    @for_each(
+        "content, reason",
         [
             ("", "not JSON"),
             ("[]", "not JSON"),

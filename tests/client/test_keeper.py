@@ -26,6 +26,7 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.reports import Failure
+from veilmq.testing.client_contract import for_each
 
 UNREACHABLE = TransportError(reason="connection refused", may_have_happened=False)
 LOST_ANSWER = TransportError(reason="the answer was lost", may_have_happened=True)
@@ -657,8 +658,8 @@ def test_stats_count_what_happened(queue: Queue, clock: MovableClock, wait: Call
         assert kept.state is State.HELD
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
+@for_each(
+    "values, named",
     [
         ({"visibility_timeout": 15}, "visibility_timeout"),
         ({"visibility_timeout": 10_000_000}, "visibility_timeout"),

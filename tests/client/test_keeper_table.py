@@ -29,6 +29,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
+from veilmq.testing.client_contract import for_each
 
 PARAMETERS = Parameters(minimal_life=5, interval=10, visibility_timeout=30)
 UNREACHABLE = TransportError(reason="connection refused", may_have_happened=False)
@@ -182,9 +183,9 @@ def test_a_failure_on_the_way_is_tried_again_until_the_end(error: VeilError) -> 
     assert table.losses == [hold]
 
 
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("answer", [LOST_ANSWER, None])
-@pytest.mark.parametrize(("seconds", "deadline"), [(4, 1_004), (300, 1_030)])
+@for_each("own", [True, False])
+@for_each("answer", [LOST_ANSWER, None])
+@for_each("seconds, deadline", [(4, 1_004), (300, 1_030)])
 def test_a_lease_that_may_have_been_shortened_counts_as_shortened(
     seconds: float, deadline: float, answer: VeilError | None, own: bool
 ) -> None:
@@ -213,8 +214,8 @@ def test_a_failure_that_passes_costs_nothing() -> None:
     assert table.losses == []
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
+@for_each(
+    "error, reason",
     [
         (LeaseExpired(sequence=1, attempt=1), Reason.EXPIRED),
         (LeaseTaken(sequence=1, attempt=1), Reason.TAKEN),
@@ -416,8 +417,8 @@ def test_nothing_leads_out_of_done_and_lost() -> None:
     assert not {source for source, _ in STEPS} & {State.DONE, State.LOST}
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
+@for_each(
+    "values, named",
     [
         ({"visibility_timeout": 15}, "visibility_timeout"),
         ({"visibility_timeout": 10}, "visibility_timeout"),

@@ -5,10 +5,9 @@ import itertools
 import pytest
 
 from veilmq.client.large import LargeMessageQueue, ObjectStore
-from veilmq.client.messages import Message
 from veilmq.client.unreadable import keep
 from veilmq.testing import client_contract
-from veilmq.testing.client_contract import Stage, stage  # noqa: F401 - a fixture
+from veilmq.testing.client_contract import stage  # noqa: F401 - a fixture
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.client_contract.wrapped import WrappedClient
 
@@ -17,19 +16,23 @@ pytestmark = pytest.mark.slow
 _buckets = itertools.count()
 
 
-@pytest.fixture(params=[0, 65_536], ids=["all-stored", "large-stored"])
+THRESHOLDS = {"all-stored": 0, "large-stored": 65_536}
+
+
+@pytest.fixture
 def client_account(embedded: EmbeddedClient, request: pytest.FixtureRequest) -> WrappedClient:
     store = ObjectStore(f"memory://contract{next(_buckets)}/large")
     return WrappedClient(
         embedded,
         lambda queue: LargeMessageQueue(
-            queue, store, unreadable=keep, threshold_bytes=request.param, body_bytes_max=2 << 20, clock=embedded.clock
+            queue,
+            store,
+            unreadable=keep,
+            threshold_bytes=THRESHOLDS[request.param],
+            body_bytes_max=2 << 20,
+            clock=embedded.clock,
         ),
     )
-
-
-for cases in client_contract.SUITE:
-    globals()[cases.__name__] = cases
 
 
 class TestBodies(client_contract.TestBodies):
@@ -41,10 +44,16 @@ class TestBodies(client_contract.TestBodies):
 class TestFifo(client_contract.TestFifo):
     """But for a message without an identity: its body's SHA-256 is one, since no two pointers are alike."""
 
-    @pytest.mark.parametrize(
-        "message", [Message("x", deduplication_id="d"), Message("x", group="g", deduplication_id="d", delay=1)]
-    )
-    def test_what_a_message_must_have(self, stage: Stage, message: Message) -> None:  # noqa: F811
-        super().test_what_a_message_must_have(stage, message)
-
+    refused = tuple(message for message in client_contract.TestFifo.refused if message.deduplication_id is not None)
     test_of_a_batch_each_message_is_judged_for_itself = None
+
+
+OWN = {client_contract.TestBodies: TestBodies, client_contract.TestFifo: TestFifo}
+globals().update(
+    client_contract.in_forms(
+        {
+            "all-stored": [OWN.get(cases, cases) for cases in client_contract.SUITE_OF_WRAPPERS],
+            "large-stored": [OWN.get(cases, cases) for cases in client_contract.SUITE_OF_ENCODINGS],
+        }
+    )
+)

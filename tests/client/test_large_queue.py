@@ -39,6 +39,7 @@ from veilmq.model.errors import (
     StoreUnknown,
     VeilError,
 )
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 LARGE = "žluť" * 20_000
@@ -184,7 +185,7 @@ class TestRoundTrip:
         queue.release(queue.receive()[0].handle)
         assert queue.receive()[0].body == LARGE
 
-    @pytest.mark.parametrize(("first", "second"), [*itertools.product([LARGE, "small"], repeat=2)])
+    @for_each("first, second", [*itertools.product([LARGE, "small"], repeat=2)])
     def test_a_replaced_body(self, queue: LargeMessageQueue, store: ObjectStore, first: str, second: str) -> None:
         queue.send(first)
         handle = queue.extend(queue.receive()[0].handle, 60, body=second + "!")
@@ -236,7 +237,7 @@ class TestUnreadable:
         """The one bad message goes to the dead letters, and a good one behind it is received."""
         queue.send("good")
         assert [message.body for message in queue.receive(10)] == ["good"]
-        (letter,) = dead.peek(10)
+        (letter,) = dead.receive(10)
         assert reason in letter.attributes["veilmq.unreadable"]
         assert plain.stats().visible == 0
 
@@ -245,8 +246,8 @@ class TestUnreadable:
         store.remove(key_of(plain, store))
         self.check(plain, queue, dead, "missing")
 
-    @pytest.mark.parametrize(
-        ("content", "reason"),
+    @for_each(
+        "content, reason",
         [(b"", "bytes"), (LARGE.encode()[:-1], "bytes"), (LARGE.encode() + b"x", "bytes"),
          (LARGE.encode()[:-2] + b"xx", "SHA-256")],
     )  # fmt: skip
@@ -264,7 +265,7 @@ class TestUnreadable:
         plain.send(pointer(store, f"{store.url}/orders/x", bytes=10, sha256=sha256))
         self.check(plain, queue, dead, "UTF-8")
 
-    @pytest.mark.parametrize(
+    @for_each(
         "url",
         [
             "memory://elsewhere/large/orders/x",
@@ -297,7 +298,7 @@ class TestUnreadable:
         plain.send(pointer(store, place, bytes=6, sha256=sha256))
         self.check(plain, queue, dead, "out of the configured store")
 
-    @pytest.mark.parametrize(
+    @for_each(
         "change",
         [{"bytes": -1}, {"bytes": "6"}, {"bytes": None}, {"bytes": 3 << 30}, {"sha256": None}, {"sha256": "x" * 64},
          {"sha256": ""}, {"reader": "../x"}, {"reader": 7}, {"reader": "r"}, {"veilmq.pointer": 2}],
@@ -311,7 +312,7 @@ class TestUnreadable:
         self.check(plain, queue, dead, "points nowhere that we go")
         assert store.get("orders/x") == b"secret"
 
-    @pytest.mark.parametrize("rest", ["", "1", "1}", "1,", "[" * 3000, '1,"x":"' + "x" * 5000 + '"}'])
+    @for_each("rest", ["", "1", "1}", "1,", "[" * 3000, '1,"x":"' + "x" * 5000 + '"}'])
     def test_what_only_begins_like_one(self, plain: Queue, queue: LargeMessageQueue, dead: Queue, rest: str) -> None:
         plain.send(BEGINNING + rest)
         self.check(plain, queue, dead, "points nowhere that we go")
@@ -482,8 +483,8 @@ class TestStoreTrouble:
 
 
 class TestCertainty:
-    @pytest.mark.parametrize(
-        ("error", "left"),
+    @for_each(
+        "error, left",
         [
             (QueueMissing(queue="orders"), 0),
             (MessageTooLarge(size_bytes=2, limit_bytes=1), 0),
@@ -504,6 +505,8 @@ class TestCertainty:
             def send_batch(self, messages: Any) -> list[Sent | VeilError]:
                 return [error for _ in messages]
 
+        for key in keys(store):
+            store.remove(key)
         queue = LargeMessageQueue(Failing(plain), store, unreadable=keep)
         with pytest.raises(type(error)):
             queue.send(LARGE)
@@ -526,8 +529,8 @@ class TestCertainty:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("options", "parameter"),
+    @for_each(
+        "options, parameter",
         [
             ({"threshold_bytes": -1}, "threshold_bytes"),
             ({"body_bytes_max": 1000}, "body_bytes_max"),
@@ -541,7 +544,7 @@ class TestBadInput:
             LargeMessageQueue(plain, store, **{"unreadable": keep, **options})
         assert caught.value.parameter == parameter
 
-    @pytest.mark.parametrize(
+    @for_each(
         "url",
         ["", "bucket", "/directory", "s3://", "s3:///", "memory://bucket/../x", "memory://b/x?y=1", "a::memory://b/x",
          "nosuchscheme://bucket/x", None],
@@ -567,7 +570,7 @@ class TestBadInput:
             LargeMessageQueue(Tiny(embedded.account.queue("orders")), store, unreadable=keep).send("x" * 101)
         assert keys(store) == []
 
-    @pytest.mark.parametrize(
+    @for_each(
         "handle",
         ["", "x", "p", "o", "o.x", "o.!.y", "o.Li4vc2VjcmV0.y", "o.b3JkZXJzL3g6cg==.y", "q.x.y", "é", None, 7],
     )

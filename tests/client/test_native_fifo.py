@@ -26,6 +26,7 @@ from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times,
 from veilmq.client.veil import VeilAccount
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.clock import MovableClock
 from veilmq.testing.local import LocalServer
 
@@ -327,8 +328,8 @@ class TestTransaction:
             assert transactions.send_transaction(given, ledger.do).outcome is Outcome.COMMITTED
         assert bodies(queue) == ["7"]
 
-    @pytest.mark.parametrize(
-        ("message", "parameter"),
+    @for_each(
+        "message, parameter",
         [
             (Message("7"), "group"),
             (Message("7", group=""), "group"),

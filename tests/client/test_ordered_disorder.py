@@ -11,6 +11,7 @@ from veilmq.client.messages import Message, Template
 from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender
 from veilmq.server.settings import SettingInvalid, Settings
 from veilmq.store.sqlite.options import Options
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.clock import MovableClock
 
 
@@ -18,11 +19,11 @@ def account(directory: Path, clock: MovableClock, disorder: int) -> EmbeddedAcco
     return EmbeddedAccount(directory, clock=clock, options=Options(disorder=disorder, reserve_bytes=0, floor_bytes=0))
 
 
-@pytest.mark.parametrize("window", [1, 2, 5])
-@pytest.mark.parametrize("count", [1, 3, 10])
+@for_each("window", [1, 2, 5])
+@for_each("count", [1, 3, 10])
 def test_neighbours_change_places(tmp_path: Path, window: int, count: int) -> None:
     clock = MovableClock()
-    with account(tmp_path / "data", clock, window) as there:
+    with account(tmp_path / f"{window}-{count}", clock, window) as there:
         there.create("orders")
         queue = there.queue("orders")
         queue.send_batch([str(number) for number in range(1, 201)])
@@ -100,7 +101,7 @@ def test_it_is_for_development_alone(tmp_path: Path) -> None:
     assert Settings().store_options().disorder == 0
 
 
-@pytest.mark.parametrize("given", ["-1", "1001", "some"])
+@for_each("given", ["-1", "1001", "some"])
 def test_a_window_that_cannot_be_is_refused(tmp_path: Path, given: str) -> None:
     command = [sys.executable, "-c", "from veilmq.cli import main; main()", "serve", "--simulate", f"disorder={given}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -25,6 +25,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.clock import MovableClock
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.disordered import Disordered
@@ -683,8 +684,8 @@ def test_a_gap_is_skipped_and_what_comes_late_goes_to_the_dead_letters(place: Pl
     assert dead.receive(10) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "parameter"),
+@for_each(
+    "options, parameter",
     [
         ({"gap_timeout": 5 * 86_400}, "gap_timeout"),
         ({"gap_timeout": 30, "on_gap": "skip", "lease": 30}, "gap_timeout"),
@@ -701,7 +702,7 @@ def test_what_cannot_work_is_refused(place: Place, options: dict[str, object], p
     with pytest.raises(ParameterInvalid) as caught:
         place.receiver(**options)
     assert parameter in (caught.value.parameter, "lease")
-    place.receiver()
+    place.receiver().close()
 
 
 # Messages without a number, epochs, other queues.

@@ -1,24 +1,23 @@
 """Which arrivals count: the order as a pure function of its state, without a queue."""
 
-import pytest
-
 from veilmq.client.ordered.reorder import Fate, Gap, Place, Reorder
 from veilmq.client.ordered.state import ReceiverState
+from veilmq.testing.client_contract import for_each
 
 
 def reorder(**state: object) -> Reorder[str]:
     return Reorder(ReceiverState(queue="orders", incarnation=None, epoch=7, **state), room=10)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("number", "fate"), [(2, Fate.DUPLICATE), (3, Fate.KEPT), (4, Fate.DUPLICATE), (5, Fate.KEPT)])
+@for_each("number, fate", [(2, Fate.DUPLICATE), (3, Fate.KEPT), (4, Fate.DUPLICATE), (5, Fate.KEPT)])
 def test_what_was_acknowledged_is_a_duplicate_in_turn_or_out_of_it(number: int, fate: Fate) -> None:
     at = reorder(next=3, done=[4])
     assert at.arrive(Place(7, number), "again") == (fate, None)
     assert list(at.held) == [Place(7, number)] * (fate is Fate.KEPT)
 
 
-@pytest.mark.parametrize(
-    ("place", "late"),
+@for_each(
+    "place, late",
     [
         (Place(6, 9), True),
         (Place(7, 1), False),

@@ -23,6 +23,7 @@ from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
 from veilmq.client.ordered import LocalFile, ObjectStorage, OrderedReceiver, OrderedSender, StateLock, TableStorage
 from veilmq.client.ordered.storage import LockedStorage
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.clock import MovableClock
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
@@ -352,8 +353,8 @@ def test_a_commit_whose_answer_was_lost_is_known_by_its_holder(tmp_path: Path, c
     storage.release()
 
 
-@pytest.mark.parametrize(
-    ("options", "parameter"),
+@for_each(
+    "options, parameter",
     [
         ({"table": "a; DROP TABLE b"}, "table"),
         ({"name": ""}, "name"),
@@ -395,8 +396,8 @@ def test_what_somebody_else_wrote_is_told(make: Make, tmp_path: Path, clock: Mov
     fsspec.filesystem("memory").store.clear()
 
 
-@pytest.mark.parametrize(
-    ("paramstyle", "text", "values"),
+@for_each(
+    "paramstyle, text, values",
     [
         ("qmark", "UPDATE t SET a = ? WHERE b = ?", (1, "x")),
         ("numeric", "UPDATE t SET a = :1 WHERE b = :2", (1, "x")),

@@ -24,6 +24,7 @@ from veilmq.client.outbox import ATTRIBUTE, Outbox, Relay
 from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 OUTBOX = Outbox()
@@ -375,8 +376,8 @@ def test_the_drivers_paramstyle_is_used(place: Place, paramstyle: str | None) ->
     assert place.bodies() == ["1"]
 
 
-@pytest.mark.parametrize(
-    ("make", "parameter"),
+@for_each(
+    "make, parameter",
     [
         (lambda place: Outbox(table="a b"), "table"),
         (lambda place: OUTBOX.ddl("oracle"), "dialect"),

@@ -20,6 +20,7 @@ from veilmq.client.receiver import AsyncReceiver, Receiver
 from veilmq.client.receiver.exchange import Wish
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
+from veilmq.testing.client_contract import for_each
 
 UNREACHABLE = TransportError(reason="connection refused", may_have_happened=False)
 
@@ -354,8 +355,8 @@ def test_what_came_for_a_caller_who_left_is_visible_again(queue: Counting) -> No
         eventually(lambda: queue.inner.stats().visible == 1)
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
+@for_each(
+    "values, named",
     [
         ({"polls": 0}, "polls"),
         ({"fetches": 0}, "fetches"),

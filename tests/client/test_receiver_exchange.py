@@ -16,6 +16,7 @@ from veilmq.client.errors import ForkRefused, ServiceError, TransportError, Unde
 from veilmq.client.messages import Received
 from veilmq.client.receiver.exchange import Call, Exchange, Limits, Seat, Wish, joint
 from veilmq.model.errors import Overloaded, QueueMissing, VeilError
+from veilmq.testing.client_contract import for_each
 
 LIMITS = Limits(polls=2, fetches=4, count_max=10, wait=20, grace=1, backoff_max=5)
 UNREACHABLE = TransportError(reason="connection refused", may_have_happened=False)
@@ -136,7 +137,7 @@ def requests_of_a_minute(at: Exchange, answer: Sequence[Received] | VeilError, t
     return count
 
 
-@pytest.mark.parametrize(
+@for_each(
     "answer",
     [
         [],
@@ -147,7 +148,7 @@ def requests_of_a_minute(at: Exchange, answer: Sequence[Received] | VeilError, t
         ServiceError(code="AccessDenied", status=403, request_id="", message=""),
     ],
 )
-@pytest.mark.parametrize("polls", [1, 8])
+@for_each("polls", [1, 8])
 def test_a_queue_that_answers_so_at_once_is_asked_ever_more_rarely(
     polls: int, answer: Sequence[Received] | VeilError
 ) -> None:
@@ -465,8 +466,8 @@ class TestSeats:
         at.ended(call, [message], 2)
         assert foreign.outcome == [message]
 
-    @pytest.mark.parametrize("answer", [[], UNREACHABLE, None])
-    @pytest.mark.parametrize("until", [None, math.inf], ids=["look", "wait"])
+    @for_each("answer", [[], UNREACHABLE, None])
+    @for_each("until", [None, math.inf], ids=["look", "wait"])
     def test_a_request_that_ends_with_its_object_is_made_over_another_at_once(
         self, answer: Sequence[Received] | VeilError | None, until: float | None
     ) -> None:

@@ -32,6 +32,7 @@ from veilmq.client.routed import Route, RoutedQueue
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import VeilError
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.local import LocalServer
 
 SOON_SECONDS = 15
@@ -493,8 +494,8 @@ def _routed(lease: float) -> Make:
     return make
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
+@for_each(
+    "one, other, same",
     [
         (_encrypted(Keys(KEY)), _encrypted(Keys(SAME_KEY)), True),
         (_encrypted(Keys(KEY)), _encrypted(Keys(OTHER_KEY)), False),

@@ -20,6 +20,7 @@ from veilmq.model.commands import SuggestPlan
 from veilmq.model.errors import MessageGone, ParameterInvalid, QueueExists, ReceiptInvalid
 from veilmq.model.instant import SECOND_US
 from veilmq.model.plan import LeasePlan
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 SPLIT = [
@@ -62,8 +63,8 @@ class TestCreate:
         with pytest.raises(QueueExists, match="retention"):
             RoutedQueue.create(embedded.account, "jobs", SPLIT, template=Template(retention=777))
 
-    @pytest.mark.parametrize(
-        ("split", "parameter"),
+    @for_each(
+        "split, parameter",
         [
             ([7], "split[0]"),
             ([{}], "split[0].types"),
@@ -150,7 +151,7 @@ class TestRouting:
         routed.delete(sent.handle)
         assert routed.stats().delayed == 0
 
-    @pytest.mark.parametrize("handle", ["", "x", ":", "nobody:x", None, 7])
+    @for_each("handle", ["", "x", ":", "nobody:x", None, 7])
     def test_handles_of_others(self, routed: RoutedQueue, handle: Any) -> None:
         for call in (routed.delete, routed.release, lambda it: routed.extend(it, 30)):
             with pytest.raises(ReceiptInvalid):

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import botocore
-import pytest
 
 from veilmq.client.errors import ServiceError
 from veilmq.client.service_errors import Said, error_of
@@ -23,6 +22,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
     VeilError,
 )
+from veilmq.testing.client_contract import for_each
 
 PREFIX = "AWS.SimpleQueueService."
 GONE = "Message does not exist or is not available for visibility timeout change."
@@ -84,7 +84,7 @@ def said(code: str, message: str, status: int = 400, queue: str = "q") -> Said:
     return Said(code, status, "r-1", message, queue, 77)
 
 
-@pytest.mark.parametrize(("code", "message", "error"), SAID)
+@for_each("code, message, error", SAID)
 def test_what_was_said(code: str, message: str, error: VeilError) -> None:
     assert error_of(said(code, message)) == error
 
@@ -112,14 +112,14 @@ def test_the_table_covers_the_service_model() -> None:
     assert {name for name in names if isinstance(error_of(said(name, "m")), ServiceError)} == AS_THEY_STAND
 
 
-@pytest.mark.parametrize("code", [*sorted(AS_THEY_STAND), "AccessDenied", "", "NeverHeardOf"])
+@for_each("code", [*sorted(AS_THEY_STAND), "AccessDenied", "", "NeverHeardOf"])
 def test_what_has_no_word_is_told_as_it_stands(code: str) -> None:
     error = error_of(said(code, "m", 403))
     assert error == ServiceError(code=code, status=403, request_id="r-1", message="m")
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "retryable"),
+@for_each(
+    "code, status, retryable",
     [("InternalFailure", 500, True), ("RequestThrottled", 400, True), ("X", 429, True), ("AccessDenied", 403, False)],
 )
 def test_what_is_worth_another_try(code: str, status: int, retryable: bool) -> None:

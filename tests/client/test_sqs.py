@@ -32,6 +32,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
 )
 from veilmq.model.message_type import TYPE_ATTRIBUTE
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.server import ServerProcess
 
 pytestmark = pytest.mark.slow
@@ -126,8 +127,8 @@ def test_numbers_of_every_size(client: Any, queue: SqsQueue) -> None:
     assert second.attributes == {"c": 7, "t": "x"}
 
 
-@pytest.mark.parametrize(
-    ("message", "error"),
+@for_each(
+    "message, error",
     [
         (Message("x", ttl=5), CapabilityMissing),
         (Message("x", priority=1), CapabilityMissing),
@@ -412,8 +413,8 @@ def queue_at(url: str, attempts: int) -> SqsQueue:
     return SqsQueue(account, account._calls, "q", f"{url}/111111111111/q")
 
 
-@pytest.mark.parametrize(
-    ("steps", "attempts", "error", "doubt"),
+@for_each(
+    "steps, attempts, error, doubt",
     [
         ([], 1, TransportError, False),
         ([], 2, TransportError, False),

@@ -24,6 +24,7 @@ from veilmq.model.commands import SuggestPlan
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.instant import SECOND_US
 from veilmq.model.plan import LeasePlan
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 from veilmq.testing.seeded import chance
 
@@ -218,7 +219,7 @@ class TestAdaptive:
         finally:
             sys.setswitchinterval(interval)
 
-    @pytest.mark.parametrize("bounds", [(0, 10), (10, 10), (-1, 5)])
+    @for_each("bounds", [(0, 10), (10, 10), (-1, 5)])
     def test_bounds_that_cannot_be_are_refused(self, bounds: tuple[float, float]) -> None:
         with pytest.raises(ParameterInvalid, match="shortest"):
             AdaptiveTimeout(shortest=bounds[0], longest=bounds[1])
@@ -257,7 +258,7 @@ class TestThreshold:
         assert rule.timeout == 30
         assert rule.margin == 0
 
-    @pytest.mark.parametrize(
+    @for_each(
         "wrong",
         [{"timeout": 0}, {"timeout": 99, "longest": 9}, {"failures": 0}, {"window": 0}, {"factor": 1}, {"margin": -1}],
     )
@@ -285,7 +286,7 @@ class TestPublished:
         assert found is not None
         assert (found.lease, found.by_type, found.applied) == (100, {"film": 900}, False)
 
-    @pytest.mark.parametrize("wrong", [{"margin": 0}, {"margin": 40}, {"every": 0}])
+    @for_each("wrong", [{"margin": 0}, {"margin": 40}, {"every": 0}])
     def test_what_cannot_work_is_refused(self, embedded: EmbeddedClient, wrong: dict[str, float]) -> None:
         embedded.account.create("jobs")
         with pytest.raises(ParameterInvalid):

@@ -40,6 +40,7 @@ from veilmq.model.errors import (
     QueueMissing,
     VeilError,
 )
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 NAMES = ["a", "b", "c"]
@@ -310,8 +311,8 @@ class TestMaking:
             create_pull_topic(account, "news", names, definitions=definitions, create_queues=True)
         assert account.names() == NAMES
 
-    @pytest.mark.parametrize(
-        ("options", "parameter"),
+    @for_each(
+        "options, parameter",
         [
             ({"queue_names": "a"}, "queue_names"),
             ({"queue_names": []}, "queue_names"),
@@ -443,8 +444,8 @@ class TestDelete:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("options", "parameter"),
+    @for_each(
+        "options, parameter",
         [
             ({"to": ["z"]}, "to"),
             ({"to": "a"}, "to"),

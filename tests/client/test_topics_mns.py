@@ -12,6 +12,7 @@ from veilmq.client.messages import Message, Template
 from veilmq.client.mns.topics import MnsTopics
 from veilmq.client.native_topics import NativeSubscription
 from veilmq.client.topics import Form, create_pull_topic
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.local import LocalServer
 
 
@@ -37,8 +38,8 @@ def test_queues_that_take_more_than_a_topic_may(server: LocalServer, tmp_path: P
         ]
 
 
-@pytest.mark.parametrize(
-    ("tag", "carried"),
+@for_each(
+    "tag, carried",
     [("sport", True), ("紧急", True), ("a b", True), ("", False), ("x" * 17, False), (" a", False), ("a ", False),
      ("a\nb", False), ("a\tb", False), ("a\x7f", False)],
 )  # fmt: skip

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from veilmq.client.urls import Address, parse
 from veilmq.model.errors import ParameterInvalid
+from veilmq.testing.client_contract import for_each
 
 GOOD = {
     "veil:///var/lib/veilmq?queue=jobs": Address(kind="embedded", directory="/var/lib/veilmq", queue="jobs"),
@@ -86,7 +87,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("url", GOOD)
+@for_each("url", GOOD)
 def test_what_a_url_means(url: str) -> None:
     assert parse(url) == GOOD[url]
 
@@ -96,7 +97,7 @@ def test_a_directory_with_two_slashes_is_told_of_the_third() -> None:
         parse("veil://data?queue=jobs")
 
 
-@pytest.mark.parametrize("url", BAD)
+@for_each("url", BAD)
 def test_what_is_no_url_of_ours(url: str) -> None:
     with pytest.raises(ParameterInvalid) as refused:
         parse(url)

@@ -26,6 +26,7 @@ from veilmq.model.errors import (
     QueueMissing,
     ReceiptInvalid,
 )
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.server import ServerProcess, port_kept
 
 pytestmark = pytest.mark.slow
@@ -215,7 +216,7 @@ def test_a_batch_is_cut_by_size_too(account: VeilAccount, name: str) -> None:
     assert sum(len(message.body) for message in queue.receive(10)) == 4 * 400_000 + 1_048_576
 
 
-@pytest.mark.parametrize(
+@for_each(
     "call",
     [
         lambda queue: queue.send(Message("x", delay=604_801)),
@@ -245,7 +246,7 @@ def test_bad_input_is_refused_and_changes_nothing(account: VeilAccount, name: st
     assert queue.stats().visible == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given",
     [
         {"key": "k", "secret": None},

@@ -15,6 +15,7 @@ import pytest
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.veil import VeilAccount, VeilQueue, line
 from veilmq.model.errors import MessageGone, MessageTooLarge, VeilError
+from veilmq.testing.client_contract import for_each
 
 DESCRIBED = (
     b'{"Name":"q","Account":"1","Region":"r","Incarnation":1,"Created":1,"Modified":1,"Visible":1,"Delayed":2,'
@@ -277,7 +278,7 @@ ANSWERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("parts", ANSWERS.values(), ids=ANSWERS)
+@for_each("parts", ANSWERS.values(), ids=ANSWERS)
 def test_answers_are_read_however_they_come(script: Script, queue: VeilQueue, parts: tuple[bytes, ...]) -> None:
     script.steps = [say(*parts)]
     assert queue.stats().in_flight == 3
@@ -305,9 +306,10 @@ BAD_ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("data", BAD_ANSWERS.values(), ids=BAD_ANSWERS)
+@for_each("data", BAD_ANSWERS.values(), ids=BAD_ANSWERS)
 def test_what_is_no_answer_is_a_typed_error(script: Script, queue: VeilQueue, data: bytes) -> None:
     script.steps = [say(data)]
+    script.requests.clear()
     with pytest.raises(TransportError) as wrong:
         queue.send("once")
     assert wrong.value.may_have_happened
@@ -340,9 +342,10 @@ REFUSALS: list[tuple[bytes, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("data", "error"), REFUSALS)
+@for_each("data, error", REFUSALS)
 def test_refusals_are_told_as_they_are(script: Script, queue: VeilQueue, data: bytes, error: VeilError) -> None:
     script.steps = [say(data)]
+    script.requests.clear()
     with pytest.raises(type(error)) as refused:
         queue.send("body")
     assert refused.value == error

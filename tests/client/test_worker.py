@@ -17,6 +17,7 @@ from veilmq.client.worker.parameters import Parameters
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.reports import Failure
+from veilmq.testing.client_contract import for_each
 
 LATE = Backoff(first=3_000, longest=3_000, jitter=0)
 
@@ -484,8 +485,8 @@ class TestStopping:
 
 
 class TestParameters:
-    @pytest.mark.parametrize(
-        ("options", "parameter"),
+    @for_each(
+        "options, parameter",
         [
             ({"concurrency": 0}, "concurrency"),
             ({"concurrency": True}, "concurrency"),
@@ -531,7 +532,7 @@ class TestParameters:
         assert set(Options.__annotations__) == set(Parameters.__struct_fields__)
         assert Parameters().kind is Kind.THREADS
 
-    @pytest.mark.parametrize(
+    @for_each(
         "values", [{"first": 0}, {"longest": float("inf")}, {"factor": 0.5}, {"jitter": 2}, {"first": 10, "longest": 5}]
     )
     def test_a_backoff_that_cannot_work_is_refused(self, values: dict[str, float]) -> None:

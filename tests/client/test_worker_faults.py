@@ -18,6 +18,7 @@ from veilmq.client.worker import Backoff, Reject, Retry, Worker
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.reports import Failure
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 LATE = Backoff(first=3_000, longest=3_000, jitter=0)
@@ -113,9 +114,7 @@ class TestStrangeExceptions:
         assert stage.work(handler, poison_after=1, dead_letter_queue=dead).outcomes == {"dead_lettered": 1}
         assert dead.receive()[0].attributes["veilmq.dead_letter.reason"] == "Unprintable"
 
-    @pytest.mark.parametrize(
-        "delay", [datetime.timedelta(seconds=30), "30", float("nan"), float("inf"), True, [1]], ids=repr
-    )
+    @for_each("delay", [datetime.timedelta(seconds=30), "30", float("nan"), float("inf"), True, [1]], ids=repr)
     def test_a_retry_without_a_usable_delay_has_failed(self, stage: Stage, delay: Any) -> None:
         stage.send("a")
         with pytest.raises(ParameterInvalid, match="not a number of seconds"):
@@ -239,7 +238,7 @@ class TestCallbacksThatExit:
     """sys.exit() in what is called from the worker's threads is logged, and ends none of them."""
 
     @pytest.mark.parametrize("kind", ["threads", "async"])
-    @pytest.mark.parametrize(
+    @for_each(
         "options",
         [{"on_result": leave}, {"metrics": LeavingMeter()}, {"lease": leave}, {"batch": 2, "metrics": LeavingMeter()}],
         ids=["on_result", "meter", "lease", "batch"],

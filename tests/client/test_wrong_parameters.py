@@ -21,6 +21,7 @@ from veilmq.client.unreadable import keep
 from veilmq.client.veil import VeilAccount
 from veilmq.client.worker import Backoff, Worker
 from veilmq.model.errors import ParameterInvalid
+from veilmq.testing.client_contract import for_each
 
 Make = Callable[[Stage, Path, dict[str, Any]], object]
 
@@ -57,37 +58,53 @@ def _transaction(stage: Stage, _: Path, given: dict[str, Any]) -> object:
     return TransactionQueue(stage.queue, stage.make("log"), lambda _: None, times=Times(**given))  # type: ignore[arg-type,return-value]
 
 
-NAMES: dict[Make, tuple[str, ...]] = {
-    _worker: (
+PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
+    "Worker": (_worker, (
         "concurrency", "prefetch", "batch", "lease", "stop_before_expiry", "poison_after", "wait", "pollers", "drain",
         "kill_after", "give_up_after",
+    )),
+    "LeaseKeeper": (_keeper, ("minimal_life", "interval", "visibility_timeout", "max_hold", "senders")),
+    "Receiver": (_receiver, ("polls", "fetches", "wait", "lease", "grace", "backoff_max")),
+    "OrderedReceiver": (_ordered, ("lease", "gap_timeout", "in_hand_max", "buffer_max")),
+    "OrderedSender": (_sender, ("check_every",)),
+    "Relay": (_relay, ("batch", "hold", "check_every")),
+    "LargeMessageQueue": (_large, ("threshold_bytes", "body_bytes_max")),
+    "Times": (_transaction, ("timeout", "check_every", "ask_every", "half_life")),
+    "PublishedPlan": (
+        lambda stage, _, given: PublishedPlan(stage.queue, **given), ("default", "margin", "every"),
     ),
-    _keeper: ("minimal_life", "interval", "visibility_timeout", "max_hold", "senders"),
-    _receiver: ("polls", "fetches", "wait", "lease", "grace", "backoff_max"),
-    _ordered: ("lease", "gap_timeout", "in_hand_max", "buffer_max"),
-    _sender: ("check_every",),
-    _relay: ("batch", "hold", "check_every"),
-    _large: ("threshold_bytes", "body_bytes_max"),
-    _transaction: ("timeout", "check_every", "ask_every", "half_life"),
-    lambda stage, _, given: PublishedPlan(stage.queue, **given): ("default", "margin", "every"),
-    lambda _, home, given: SharedBodies(f"file://{home}/large", "news", **given): ("threshold_bytes",),
-    lambda _, home, given: ObjectStore(f"file://{home}/large", **given): ("attempts",),
-    lambda stage, _, given: RoutedQueue({}, Route(stage.queue, **given)): ("lease",),
-    lambda _, __, given: ThresholdTimeout(**given): ("timeout", "failures", "window", "factor", "longest", "margin"),
-    lambda _, __, given: AdaptiveTimeout(**given): ("shortest", "longest", "half_life"),
-    lambda _, __, given: Costs(**given): (
-        "recovery", "duplicate", "extend", "crashes_per_second", "late_share", "late_mean",
+    "SharedBodies": (
+        lambda _, home, given: SharedBodies(f"file://{home}/large", "news", **given), ("threshold_bytes",),
     ),
-    lambda _, __, given: Backoff(**given): ("first", "factor", "longest", "jitter"),
-    lambda _, __, given: VeilAccount("127.0.0.1", **given): ("timeout", "connect_timeout"),
+    "ObjectStore": (lambda _, home, given: ObjectStore(f"file://{home}/large", **given), ("attempts",)),
+    "Route": (lambda stage, _, given: RoutedQueue({}, Route(stage.queue, **given)), ("lease",)),
+    "ThresholdTimeout": (
+        lambda _, __, given: ThresholdTimeout(**given),
+        ("timeout", "failures", "window", "factor", "longest", "margin"),
+    ),
+    "AdaptiveTimeout": (lambda _, __, given: AdaptiveTimeout(**given), ("shortest", "longest", "half_life")),
+    "Costs": (
+        lambda _, __, given: Costs(**given),
+        ("recovery", "duplicate", "extend", "crashes_per_second", "late_share", "late_mean"),
+    ),
+    "Backoff": (lambda _, __, given: Backoff(**given), ("first", "factor", "longest", "jitter")),
+    "VeilAccount": (lambda _, __, given: VeilAccount("127.0.0.1", **given), ("timeout", "connect_timeout")),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", ["5", True, float("nan"), [1], b"5"], ids=repr)
-@pytest.mark.parametrize(("make", "name"), [(make, name) for make, names in NAMES.items() for name in names])
+@for_each(
+    "of, name, wrong",
+    [
+        (of, name, wrong)
+        for of, (_, names) in PARAMETERS.items()
+        for name in names
+        for wrong in ("5", True, float("nan"), [1], b"5")
+    ],
+)
 def test_a_parameter_of_another_type_is_told_by_its_name(
-    stage: Stage, tmp_path: Path, make: Make, name: str, wrong: Any
+    stage: Stage, tmp_path: Path, of: str, name: str, wrong: Any
 ) -> None:
+    make, _ = PARAMETERS[of]
     with pytest.raises(ParameterInvalid) as refused:
         make(stage, tmp_path, {name: wrong})
     assert refused.value.parameter == name
@@ -109,7 +126,7 @@ def test_what_may_last_may_last_for_ever(stage: Stage) -> None:
             close(deadline=-0.001)  # a deadline that is over
 
 
-@pytest.mark.parametrize("wrong", ["5", float("nan")])
+@for_each("wrong", ["5", float("nan")])
 def test_so_is_one_of_a_call(stage: Stage, tmp_path: Path, wrong: Any) -> None:
     stage.send("a")
     told: list[ParameterInvalid] = []

@@ -11,6 +11,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from veilmq.testing.client_contract import for_each
 from veilmq.testing.local import LocalServer
 
 OTHER_TYPE = "The request include parameter that is not valid for this queue type"
@@ -334,8 +335,8 @@ class TestAttributes:
             "FifoThroughputLimit": "perQueue",
         }
 
-    @pytest.mark.parametrize(
-        ("name", "attributes", "code", "said"),
+    @for_each(
+        "name, attributes, code, said",
         [
             ("jobs.fifo", {}, "InvalidParameterValue", NOT_FIFO),
             ("jobs", {"FifoQueue": "true"}, "InvalidParameterValue", "must end with .fifo suffix"),

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from veilmq.testing.client_contract import for_each
+
 
 def only(answer: dict[str, Any]) -> dict[str, Any]:
     (message,) = answer["Messages"]
@@ -157,8 +159,8 @@ def test_a_queues_url_opened_in_a_browser(sqs: Any, queue: str) -> None:
     assert [each["Name"] for each in message["Attributes"]] == ["SentTimestamp"]
 
 
-@pytest.mark.parametrize(
-    ("operation", "given", "error", "status"),
+@for_each(
+    "operation, given, error, status",
     [
         ("change_message_visibility", {"ReceiptHandle": "AQ=="}, "ReceiptHandleIsInvalid", 404),
         ("delete_message", {"ReceiptHandle": "AQ=="}, "ReceiptHandleIsInvalid", 404),

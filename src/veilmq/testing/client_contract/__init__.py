@@ -12,6 +12,19 @@ I/O. An adapter's tests bring a fixture `client_account` (`ClientAccount`) and i
 
 where an account has no FIFO queues, of `client_contract.SUITE_WITHOUT_FIFO`. Against a server without a clock to move,
 `pass_time` sleeps; the suite asks for about a minute of it in all.
+
+An adapter runs a whole suite once. Where the same code runs in another form, there is a shorter suite with what that
+form can change:
+
+- `SUITE_OF_ENCODINGS`: the adapter with another encoding of its bodies. Bodies, batches, what may be sent, and
+  `TestSmoke` for all else.
+- `SUITE_OF_SERVERS`: the adapter on another server of its protocol. Without what the client decides by itself
+  (`TestValues`, and which queues it cannot make), for which `TestSmoke` stands.
+- `SUITE_OF_WRAPPERS`: a pattern that is a `Queue` over a queue, whose adapter passes a suite. Without what the account
+  does (`TestAccounts`). What may be sent stays: a pattern must refuse before it stores or encrypts.
+
+`in_forms` makes the classes of two forms in one file. One case stands for one way to fail: it tries every wrong value,
+and names each that was not refused (`unrefused`, `for_each`).
 """
 
 from veilmq.testing.client_contract.accounts import TestAccounts
@@ -20,11 +33,14 @@ from veilmq.testing.client_contract.bodies import TestBodies
 from veilmq.testing.client_contract.capabilities import TestCapabilities
 from veilmq.testing.client_contract.closing import TestClosing
 from veilmq.testing.client_contract.fifo import TestFifo, TestNoFifo
+from veilmq.testing.client_contract.for_each import for_each
+from veilmq.testing.client_contract.forms import in_forms
 from veilmq.testing.client_contract.leases import TestLeases
 from veilmq.testing.client_contract.options import TestOptions
 from veilmq.testing.client_contract.receives import TestReceives
 from veilmq.testing.client_contract.sendable import TestSendable
-from veilmq.testing.client_contract.stage import ClientAccount, Stage, stage
+from veilmq.testing.client_contract.smoke import TestSmoke
+from veilmq.testing.client_contract.stage import ClientAccount, Stage, stage, unrefused
 from veilmq.testing.client_contract.threads import TestThreads
 from veilmq.testing.client_contract.values import TestValues
 from veilmq.testing.client_contract.waiting import TestWaiting
@@ -45,5 +61,33 @@ SUITE = (
     TestWaiting,
 )
 SUITE_WITHOUT_FIFO = tuple(TestNoFifo if cases is TestFifo else cases for cases in SUITE)
+SUITE_OF_ENCODINGS = (TestBatches, TestBodies, TestSendable, TestSmoke)
+SUITE_OF_SERVERS = (
+    TestAccounts,
+    TestBatches,
+    TestBodies,
+    TestCapabilities,
+    TestClosing,
+    TestLeases,
+    TestOptions,
+    TestReceives,
+    TestSendable,
+    TestSmoke,
+    TestThreads,
+    TestWaiting,
+)
+SUITE_OF_WRAPPERS = tuple(cases for cases in SUITE if cases is not TestAccounts)
 
-__all__ = ["SUITE", "SUITE_WITHOUT_FIFO", "ClientAccount", "Stage", "stage"]
+__all__ = [
+    "SUITE",
+    "SUITE_OF_ENCODINGS",
+    "SUITE_OF_SERVERS",
+    "SUITE_OF_WRAPPERS",
+    "SUITE_WITHOUT_FIFO",
+    "ClientAccount",
+    "Stage",
+    "for_each",
+    "in_forms",
+    "stage",
+    "unrefused",
+]

@@ -3,8 +3,8 @@
 import pytest
 
 from veilmq.client.messages import Template
-from veilmq.model.errors import ParameterInvalid, QueueDeletedRecently, QueueExists, QueueMissing, VeilError
-from veilmq.testing.client_contract.stage import LONG, SECOND, Stage
+from veilmq.model.errors import QueueDeletedRecently, QueueExists, QueueMissing, VeilError
+from veilmq.testing.client_contract.stage import LONG, SECOND, Stage, unrefused
 
 
 class TestAccounts:
@@ -40,17 +40,14 @@ class TestAccounts:
         stats = queue.stats()
         assert (stats.visible, stats.in_flight) in {(2, 1), (2, None), (3, None)}
 
-    @pytest.mark.parametrize("template", [Template(visibility_timeout=-1), Template(retention=-1), Template(delay=-1)])
-    def test_settings_that_cannot_be_are_refused(self, stage: Stage, template: Template) -> None:
+    def test_settings_that_cannot_be_are_refused(self, stage: Stage) -> None:
         name = stage.name("bad")
-        with pytest.raises(ParameterInvalid):
-            stage.account.create(name, template)
+        templates = [Template(visibility_timeout=-1), Template(retention=-1), Template(delay=-1)]
+        assert unrefused(lambda template: stage.account.create(name, template), templates) == []
         assert name not in stage.account.names()
 
-    @pytest.mark.parametrize("name", ["", "with space", "a/b", "x" * 300])
-    def test_names_that_cannot_be_are_refused(self, stage: Stage, name: str) -> None:
-        with pytest.raises(ParameterInvalid):
-            stage.account.create(name)
+    def test_names_that_cannot_be_are_refused(self, stage: Stage) -> None:
+        assert unrefused(stage.account.create, ["", "with space", "a/b", "x" * 300]) == []
 
     def test_names_are_listed_by_their_beginning(self, stage: Stage) -> None:
         beginning = stage.name("list")

@@ -1,46 +1,49 @@
 """Bodies and attributes: they come back as they went, or are refused and leave no trace."""
 
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from veilmq.client.messages import Message, Template
-from veilmq.model.errors import MessageTooLarge, ParameterInvalid
-from veilmq.testing.client_contract.stage import Stage
+from veilmq.model.errors import MessageTooLarge
+from veilmq.testing.client_contract.stage import Stage, unrefused
+
+BODIES: Final = [
+    "x",
+    "žluťoučký 漢字 \U0001f600 \U0010fffd",
+    "a\r\nb\rc\nd\te",
+    "  spaces around  ",
+    "<a b='c'>&amp;\"]]></a>",
+    '{"n": 1, "s": "\\u0000"}',
+    "100%25+%2B&a=b",
+    "é" * 30_000,
+]
+NO_ATTRIBUTES: Final[list[dict[Any, Any]]] = [
+    {"a": ""}, {"a": b""}, {"a": float("nan")}, {"a": True}, {"a": None}, {"": "x"}, {"a..b": "x"}, {"a b": "x"},
+    {"a": "\0"}, {f"a{number}": "x" for number in range(11)},
+]  # fmt: skip
 
 
 class TestBodies:
     """Bodies and attributes."""
 
-    @pytest.mark.parametrize(
-        "body",
-        [
-            "x",
-            "žluťoučký 漢字 \U0001f600 \U0010fffd",
-            "a\r\nb\rc\nd\te",
-            "  spaces around  ",
-            "<a b='c'>&amp;\"]]></a>",
-            '{"n": 1, "s": "\\u0000"}',
-            "100%25+%2B&a=b",
-            "é" * 30_000,
-        ],
-        ids=["short", "unicode", "line-ends", "spaces", "xml", "json", "escapes", "long"],
-    )
-    def test_a_body_comes_back_as_it_went(self, stage: Stage, body: str) -> None:
+    def test_a_body_comes_back_as_it_went(self, stage: Stage) -> None:
         queue = stage.create()
-        if queue.capabilities.base64_body:
-            body = body[:24_000]
-        sent = queue.send(body)
-        received = stage.take(queue)
-        assert (received.body, received.id) == (body, sent.id)
+        changed = []
+        for body in BODIES:
+            if queue.capabilities.base64_body:
+                body = body[:24_000]
+            sent = queue.send(body)
+            received = stage.take(queue)
+            if (received.body, received.id) != (body, sent.id):
+                changed.append((body[:40], received.body[:40], received.id == sent.id))
+        assert changed == []
 
-    @pytest.mark.parametrize("character", ["\0", "\x0b", "\x1f", "\ud800", "\ufffe", "\uffff"])
-    def test_what_xml_cannot_carry_is_refused(self, stage: Stage, character: str) -> None:
+    def test_what_xml_cannot_carry_is_refused(self, stage: Stage) -> None:
         queue = stage.create()
-        with pytest.raises(ParameterInvalid) as refused:
-            queue.send(f"a{character}b")
-        assert refused.value.parameter == "body"
+        bodies = [f"a{character}b" for character in ("\0", "\x0b", "\x1f", "\ud800", "\ufffe", "\uffff")]
+        assert unrefused(queue.send, bodies, parameter=lambda _: "body") == []
         assert queue.receive() == []
 
     def test_a_message_larger_than_the_adapter_carries_is_refused(self, stage: Stage) -> None:
@@ -84,18 +87,11 @@ class TestBodies:
             name: type(value) for name, value in given.items()
         }
 
-    @pytest.mark.parametrize(
-        "attributes",
-        [{"a": ""}, {"a": b""}, {"a": float("nan")}, {"a": True}, {"a": None}, {"": "x"}, {"a..b": "x"}, {"a b": "x"},
-         {"a": "\0"}, {f"a{number}": "x" for number in range(11)}],
-        ids=["empty", "no-bytes", "nan", "bool", "none", "no-name", "two-dots", "space", "control", "eleven"],
-    )  # fmt: skip
-    def test_attributes_that_cannot_be_are_refused(self, stage: Stage, attributes: dict[str, Any]) -> None:
+    def test_attributes_that_cannot_be_are_refused(self, stage: Stage) -> None:
         queue = stage.create()
         if not queue.capabilities.attributes:
             return
-        with pytest.raises(ParameterInvalid):
-            queue.send(Message("x", attributes))
+        assert unrefused(lambda attributes: queue.send(Message("x", attributes)), NO_ATTRIBUTES) == []
         assert queue.receive() == []
 
     def test_a_type_travels_and_is_no_attribute(self, stage: Stage) -> None:

@@ -1,13 +1,15 @@
 """FIFO queues, where an adapter has them: order in a group, one lease at a time, deduplication. Else a refusal."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import pytest
 
 from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
-from veilmq.testing.client_contract.stage import LONG, SECOND, Stage
+from veilmq.testing.client_contract.for_each import for_each
+from veilmq.testing.client_contract.stage import LONG, SECOND, Stage, unrefused
 
 
 def fifo(stage: Stage, **settings: Any) -> Queue:
@@ -30,7 +32,7 @@ class TestFifo:
     def test_a_group_comes_in_its_order_one_by_one(self, stage: Stage) -> None:
         queue = fifo(stage)
         sent = put(queue, "a1", "a2", "a3")
-        numbers = [each.sequence_number for each in sent]
+        numbers = [result.sequence_number for result in sent]
         assert numbers == sorted(set(numbers))
         for body, number in zip(("a1", "a2", "a3"), numbers, strict=True):
             message = stage.take(queue)
@@ -81,23 +83,19 @@ class TestFifo:
             queue.delete(message.handle)
         assert queue.receive() == []
 
-    @pytest.mark.parametrize(
-        "message",
-        [
-            Message("x", deduplication_id="d"),
-            Message("x", group="g"),
-            Message("x", group="g", deduplication_id="d", delay=1),
-        ],
-        ids=["no-group", "no-identity", "delay"],
+    refused: ClassVar[Sequence[Message]] = (
+        Message("x", deduplication_id="d"),
+        Message("x", group="g"),
+        Message("x", group="g", deduplication_id="d", delay=1),
     )
-    def test_what_a_message_must_have(self, stage: Stage, message: Message) -> None:
+
+    def test_what_a_message_must_have(self, stage: Stage) -> None:
         queue = fifo(stage)
-        with pytest.raises(ParameterInvalid):
-            queue.send(message)
-        (result,) = queue.send_batch([message])
-        assert isinstance(result, ParameterInvalid)
-        results = queue.send_batch([message, message])
-        assert [type(each) for each in results] == [ParameterInvalid] * 2
+        assert unrefused(queue.send, self.refused) == []
+        for message in self.refused:
+            for batch in ([message], [message, message]):
+                results = queue.send_batch(batch)
+                assert [type(result) for result in results] == [ParameterInvalid] * len(batch), message
         assert queue.receive() == []
 
     def test_of_a_batch_each_message_is_judged_for_itself(self, stage: Stage) -> None:
@@ -105,7 +103,7 @@ class TestFifo:
         right = Message("right", group="g", deduplication_id="d")
         for wrong in (Message("x", group="g"), Message("x", deduplication_id="e")):
             results = queue.send_batch([wrong, right, wrong])
-            assert [type(each) for each in results] == [ParameterInvalid, Sent, ParameterInvalid]
+            assert [type(result) for result in results] == [ParameterInvalid, Sent, ParameterInvalid]
         (message,) = queue.receive(10)
         assert message.body == "right"
 
@@ -119,8 +117,8 @@ class TestFifo:
 class TestNoFifo:
     """An account without FIFO queues."""
 
-    @pytest.mark.parametrize("template", [Template(fifo=True), Template(content_deduplication=True)])
-    @pytest.mark.parametrize("ending", ["", ".fifo"])
+    @for_each("template", [Template(fifo=True), Template(content_deduplication=True)])
+    @for_each("ending", ["", ".fifo"])
     def test_it_says_so_and_makes_nothing(self, stage: Stage, template: Template, ending: str) -> None:
         name = stage.name("q") + ending
         with pytest.raises(CapabilityMissing) as refused:

@@ -4,7 +4,7 @@ import pytest
 
 from veilmq.client.messages import Extension
 from veilmq.model.errors import LeaseError, MessageGone, ParameterInvalid, ReceiptInvalid, VeilError
-from veilmq.testing.client_contract.stage import LONG, SECOND, Stage
+from veilmq.testing.client_contract.stage import LONG, SECOND, Stage, unrefused
 
 
 class TestLeases:
@@ -121,13 +121,12 @@ class TestLeases:
         stats = queue.stats()
         assert (stats.visible, stats.in_flight or 0) == (0, 0)
 
-    @pytest.mark.parametrize("handle", ["", "x", "0" * 66, "žluť", "AQEB/+=="])
-    def test_what_is_no_handle_is_refused(self, stage: Stage, handle: str) -> None:
+    def test_what_is_no_handle_is_refused(self, stage: Stage) -> None:
         queue = stage.create()
         message = stage.held(queue)
-        for call in (lambda: queue.extend(handle, LONG), lambda: queue.release(handle), lambda: queue.delete(handle)):
-            with pytest.raises((ReceiptInvalid, ParameterInvalid)):
-                call()
+        for call in (lambda handle: queue.extend(handle, LONG), queue.release, queue.delete):
+            wrong = unrefused(call, ["", "x", "0" * 66, "žluť", "AQEB/+=="], (ReceiptInvalid, ParameterInvalid))
+            assert wrong == []
         queue.delete(message.handle)
 
     def test_a_handle_of_another_queue_is_refused(self, stage: Stage) -> None:

@@ -6,7 +6,7 @@ while it can be moved, and a machine may stall for a second between two calls.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
@@ -15,7 +15,7 @@ import pytest
 from veilmq.client.clock import Clock
 from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Account, Queue
-from veilmq.model.errors import VeilError
+from veilmq.model.errors import ParameterInvalid, VeilError
 
 SECOND: Final = 1
 LONG: Final = 600
@@ -107,6 +107,26 @@ def sent(result: Sent | VeilError) -> Sent:
     """The result, which must be one."""
     assert isinstance(result, Sent), result
     return result
+
+
+def unrefused(
+    call: Callable[[Any], Any],
+    values: Iterable[Any],
+    error: type[VeilError] | tuple[type[VeilError], ...] = ParameterInvalid,
+    parameter: Callable[[Any], str] | None = None,
+) -> list[str]:
+    """A line for each of the values for which the call does not raise `error`, or does not name its `parameter`."""
+    wrong: list[str] = []
+    for value in values:
+        try:
+            wrong.append(f"{value!r:.80}: returned {call(value)!r:.80}")
+        except error as refused:
+            named = getattr(refused, "parameter", "").partition("[")[0]
+            if parameter is not None and named != parameter(value):
+                wrong.append(f"{value!r:.80}: names {named!r}, {refused}")
+        except Exception as other:  # noqa: BLE001 - told with the others
+            wrong.append(f"{value!r:.80}: raised {other!r:.200}")
+    return wrong
 
 
 def message_with(queue: Queue, **fields: Any) -> Message:
