@@ -38,9 +38,10 @@ CLOCKS = {
     "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today",
 }  # fmt: skip
 ENVIRONMENT = {"os.environ", "os.getenv"}
+SYNCS = {"os.fsync", "os.fdatasync"}
 RANDOM = {"random"}
 MOCKS = {"unittest.mock"}
-BANNED_ANYWHERE = CLOCKS | ENVIRONMENT | RANDOM | MOCKS
+BANNED_ANYWHERE = CLOCKS | ENVIRONMENT | SYNCS | RANDOM | MOCKS
 
 # Path below src/veilmq, and which of the banned it may use.
 EXEMPT = {
@@ -48,6 +49,7 @@ EXEMPT = {
     "server/clock.py": CLOCKS,
     "client/clock.py": CLOCKS,
     "pipeline/java.py": ENVIRONMENT,
+    "store": SYNCS,
     "testing": RANDOM | {"os.environ", "time.monotonic"},
 }
 
@@ -125,6 +127,7 @@ def test_there_is_something_to_check() -> None:
         ("from time import time", CLOCKS, ["1: time.time"]),
         ("from datetime import datetime as d\nd.now()", CLOCKS, ["2: datetime.datetime.now"]),
         ("import os\nhome = os.environ['HOME']", ENVIRONMENT, ["2: os.environ"]),
+        ("from os import fsync\nfsync(1)", SYNCS, ["1: os.fsync"]),
         ("import random", RANDOM, ["1: random"]),
         ("from random import Random", RANDOM, ["1: random"]),
         ("from unittest import mock", MOCKS, ["1: unittest.mock"]),
