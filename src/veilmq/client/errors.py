@@ -7,6 +7,7 @@ caller needs to know before it tries again.
 import re
 from typing import Final
 
+from veilmq.model import errors as model
 from veilmq.model.errors import StoreUnknown, UsageError, VeilError
 
 
@@ -183,29 +184,17 @@ class KeyFileInvalid(VeilError):
     summary = "{path}: {reason}"
 
 
-class TopicMissing(VeilError):
-    """No topic of that name in this directory of topics."""
-
-    topic: str
-    summary = "no topic {topic}"
+TopicMissing = model.TopicMissing
+SubscriptionExists = model.SubscriptionExists
 
 
-class TopicExists(VeilError):
-    """A topic of that name exists, and is another one."""
+class TopicExists(model.TopicExists):
+    """A pull topic of that name exists with another definition, or is half made or half deleted."""
 
     topic: str
     reason: str
+    setting = "definition"
     summary = "topic {topic} exists: {reason}"
-
-
-class SubscriptionExists(VeilError):
-    """The topic exists and has this subscription with another setting."""
-
-    topic: str
-    subscription: str
-    setting: str
-    """`endpoint`, `tags` or `encoding`."""
-    summary = "topic {topic} has a subscription {subscription} with another {setting}"
 
 
 class PublishIncomplete(VeilError):
