@@ -177,6 +177,13 @@ def forbidden_imports(path: Path) -> str:
     return ", ".join(sorted(forbidden))
 
 
+def private_imports(path: Path) -> str:
+    """A name that another module may use has no underscore."""
+    trees = ast.walk(ast.parse(path.read_text()))
+    names = (alias.name for node in trees if isinstance(node, ast.ImportFrom) for alias in node.names)
+    return ", ".join(sorted(name for name in names if name.startswith("_") and not name.endswith("__")))
+
+
 class TestModules:
     """One test for each rule; it names every module that breaks the rule."""
 
@@ -192,6 +199,9 @@ class TestModules:
     def test_use_no_clock_environment_or_randomness_of_their_own(self) -> None:
         assert offenders(banned_uses) == []
 
+    def test_take_no_private_name_of_another(self) -> None:
+        assert offenders(private_imports) == []
+
     def test_import_only_what_their_room_may(self) -> None:
         assert offenders(forbidden_imports) == []
 
@@ -204,6 +214,7 @@ class TestModules:
         (badly_named, "helpers/answers.py", "", "helpers"),
         (without_docstring, "admin/answers.py", "import os", "the module has no docstring"),
         (banned_uses, "admin/answers.py", "import time\ntime.time()", "2: time.time"),
+        (private_imports, "admin/answers.py", "def f():\n    from veilmq.admin.metrics import _one, two", "_one"),
         (forbidden_imports, "model/answers.py", "import httpx", "httpx"),
         (forbidden_imports, "admin/answers.py", "import apsw", "apsw"),
         (forbidden_imports, "engine/answers.py", "import socket", "socket"),
