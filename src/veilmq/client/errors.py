@@ -47,6 +47,11 @@ def strange_answer(error: Exception) -> TransportError:
     return TransportError(reason=f"the answer cannot be read: {type(error).__name__}", may_have_happened=True)
 
 
+def entry_unanswered() -> TransportError:
+    """Of an entry that the service forgets in the answer to a batch: it may have happened."""
+    return TransportError(reason="the answer does not mention this entry", may_have_happened=True)
+
+
 class ServiceError(VeilError):
     """The cloud refused with a code for which the model has no word (credentials, throttling, its own faults)."""
 
