@@ -12,7 +12,7 @@ import veilmq
 from veilmq.cli.directory import backup
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.obstacles import closed_to_user
-from veilmq.cli.pipeline_run import make_place
+from veilmq.cli.pipeline_session import make_place
 from veilmq.cli.remote_door import Target, http_door
 from veilmq.cli.remote_http import failure_of
 from veilmq.cli.serve import _in_the_way, _keys

@@ -254,7 +254,7 @@ class TestAws:
 
 
 SCRIPT = """
-import os, signal, sys
+import os, signal, stat, sys
 from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.large import LargeMessageQueue, ObjectStore, SharedBodies
 from veilmq.client.unreadable import keep
@@ -270,7 +270,7 @@ class Store(ObjectStore):
     def put(self, key, content):
         die("before upload")
         if moment == "within upload":
-            os.fsync = lambda file: die("within upload")
+            os.fsync = lambda file: stat.S_ISREG(os.fstat(file).st_mode) and die("within upload")
         super().put(key, content)
         die("after upload")
 

@@ -38,9 +38,10 @@ CLOCKS = {
     "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today",
 }  # fmt: skip
 ENVIRONMENT = {"os.environ", "os.getenv"}
+SYNCS = {"os.fsync", "os.fdatasync"}
 RANDOM = {"random"}
 MOCKS = {"unittest.mock"}
-BANNED_ANYWHERE = CLOCKS | ENVIRONMENT | RANDOM | MOCKS
+BANNED_ANYWHERE = CLOCKS | ENVIRONMENT | SYNCS | RANDOM | MOCKS
 
 # Path below src/veilmq, and which of the banned it may use.
 EXEMPT = {
@@ -48,6 +49,7 @@ EXEMPT = {
     "server/clock.py": CLOCKS,
     "client/clock.py": CLOCKS,
     "pipeline/java.py": ENVIRONMENT,
+    "store": SYNCS,
     "testing": RANDOM,
 }
 
@@ -125,6 +127,7 @@ def test_there_is_something_to_check() -> None:
         ("from time import time", CLOCKS, ["1: time.time"]),
         ("from datetime import datetime as d\nd.now()", CLOCKS, ["2: datetime.datetime.now"]),
         ("import os\nhome = os.environ['HOME']", ENVIRONMENT, ["2: os.environ"]),
+        ("from os import fsync\nfsync(1)", SYNCS, ["1: os.fsync"]),
         ("import random", RANDOM, ["1: random"]),
         ("from random import Random", RANDOM, ["1: random"]),
         ("from unittest import mock", MOCKS, ["1: unittest.mock"]),
@@ -174,6 +177,13 @@ def forbidden_imports(path: Path) -> str:
     return ", ".join(sorted(forbidden))
 
 
+def private_imports(path: Path) -> str:
+    """A name that another module may use has no underscore."""
+    trees = ast.walk(ast.parse(path.read_text()))
+    names = (alias.name for node in trees if isinstance(node, ast.ImportFrom) for alias in node.names)
+    return ", ".join(sorted(name for name in names if name.startswith("_") and not name.endswith("__")))
+
+
 class TestModules:
     """One test for each rule; it names every module that breaks the rule."""
 
@@ -189,6 +199,9 @@ class TestModules:
     def test_use_no_clock_environment_or_randomness_of_their_own(self) -> None:
         assert offenders(banned_uses) == []
 
+    def test_take_no_private_name_of_another(self) -> None:
+        assert offenders(private_imports) == []
+
     def test_import_only_what_their_room_may(self) -> None:
         assert offenders(forbidden_imports) == []
 
@@ -201,6 +214,7 @@ class TestModules:
         (badly_named, "helpers/answers.py", "", "helpers"),
         (without_docstring, "admin/answers.py", "import os", "the module has no docstring"),
         (banned_uses, "admin/answers.py", "import time\ntime.time()", "2: time.time"),
+        (private_imports, "admin/answers.py", "def f():\n    from veilmq.admin.metrics import _one, two", "_one"),
         (forbidden_imports, "model/answers.py", "import httpx", "httpx"),
         (forbidden_imports, "admin/answers.py", "import apsw", "apsw"),
         (forbidden_imports, "engine/answers.py", "import socket", "socket"),

@@ -20,8 +20,10 @@ from tests.pipeline.histories_stage import frame, table_of
 from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.pipeline import Asked
-from veilmq.cli.pipeline_run import _print_json, _told, _write_analysis
+from veilmq.cli.pipeline_options import Asked
+from veilmq.cli.pipeline_output import print_json
+from veilmq.cli.pipeline_run import _write_analysis
+from veilmq.cli.pipeline_session import reported
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.jobs import tables
 from veilmq.pipeline.jobs.analysis import Analysis
@@ -139,13 +141,13 @@ def test_a_job_s_table_is_taken_by_no_stream(exported: Path, tmp_path: Path, kin
 
 def test_a_query_that_spark_ends_is_told_in_a_sentence() -> None:
     error = StreamingQueryException("[STREAM_FAILED] Query terminated with exception: assertion failed\n\tat org")
-    with pytest.raises(Failure, match=r"^Spark: \[STREAM_FAILED\] Query .* assertion failed$") as failed, _told():
+    with pytest.raises(Failure, match=r"^Spark: \[STREAM_FAILED\] Query .* assertion failed$") as failed, reported():
         raise error
     assert failed.value.code == Exit.WRONG
 
 
 def test_instants_are_printed_with_their_zone(capsys: pytest.CaptureFixture[str]) -> None:
-    _print_json({"from": pd.Timestamp("2026-01-31 12:00:00"), "to": datetime(2026, 1, 31, 12, tzinfo=UTC)})
+    print_json({"from": pd.Timestamp("2026-01-31 12:00:00"), "to": datetime(2026, 1, 31, 12, tzinfo=UTC)})
     assert capsys.readouterr().out == '{"from":"2026-01-31T12:00:00Z","to":"2026-01-31T12:00:00Z"}\n'
 
 

@@ -17,7 +17,7 @@ from tests.pipeline import cluster_stage
 from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.pipeline_run import _token, _told
+from veilmq.cli.pipeline_session import reported, token_of
 from veilmq.client.connect import connect
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceRefused, SourceUnreachable, TokenRefused
 from veilmq.pipeline.events.export import export
@@ -123,7 +123,7 @@ def test_what_is_wrong_is_said_with_its_mend(tmp_path: Path, arguments: list[str
 def test_a_file_that_holds_no_token_is_not_shown(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "server.key").write_bytes(content)
     with pytest.raises(Failure, match=r"server\.key holds no token$") as refused:
-        _token(tmp_path / "server.key", {})
+        token_of(tmp_path / "server.key", {})
     assert refused.value.code == Exit.USAGE
     code, out, err = veilmq("events", "export", "x", "--token-file", "server.key", cwd=tmp_path)
     assert (code, out) == (2, "")
@@ -134,8 +134,8 @@ def test_a_file_that_holds_no_token_is_not_shown(tmp_path: Path, content: bytes)
 @pytest.mark.parametrize("token", ["x" * 32, "reader:secret+/=", "reader:secret:of reader"])
 def test_a_token_or_a_key_is_read_from_a_file(tmp_path: Path, token: str) -> None:
     (tmp_path / "token").write_text(f"{token}\n")
-    assert _token(None, {"VEILMQ_TOKEN_FILE": str(tmp_path / "token")}) == token
-    assert _token(None, {"VEILMQ_DATA": str(tmp_path)}) is None
+    assert token_of(None, {"VEILMQ_TOKEN_FILE": str(tmp_path / "token")}) == token
+    assert token_of(None, {"VEILMQ_DATA": str(tmp_path)}) is None
 
 
 def test_how_an_export_ends_is_told_by_its_code(server: ServerProcess, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_how_an_export_ends_is_told_by_its_code(server: ServerProcess, tmp_path:
 
 @pytest.mark.parametrize("kind", [OptionInvalid, SourceUnreachable, SourceRefused, TokenRefused])
 def test_of_a_job_only_a_wrong_option_is_wrong_usage(kind: type[PipelineError]) -> None:
-    with pytest.raises(Failure, match=r"^it$") as failed, _told():
+    with pytest.raises(Failure, match=r"^it$") as failed, reported():
         raise kind("it", "mend")
     assert failed.value.code == (Exit.USAGE if kind is OptionInvalid else Exit.WRONG)
 
@@ -195,11 +195,11 @@ def test_a_full_disk_is_told(spark: Any, tmp_path: Path) -> None:
     """As pyarrow raises it and as Spark does, and so that a loop goes on; a bug keeps its trace."""
     said = "a file cannot be written: No space left on device"
     failing = spark.range(1).selectExpr("raise_error(concat('No space left on device ', id)) AS a")
-    with pytest.raises(Failure, match=said), _told():
+    with pytest.raises(Failure, match=said), reported():
         failing.write.parquet(str(tmp_path / "table"))
-    with pytest.raises(Failure, match=said), _told():
+    with pytest.raises(Failure, match=said), reported():
         raise OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(FileNotFoundError), _told():
+    with pytest.raises(FileNotFoundError), reported():
         (tmp_path / "missing").read_text()
 
 

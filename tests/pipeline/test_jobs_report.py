@@ -10,8 +10,8 @@ import pytest
 from tests.pipeline.histories_stage import frame
 from tests.support.histories import Workload, bimodal, history, lognormal, pareto
 
-from veilmq.cli.pipeline import Asked
-from veilmq.cli.pipeline_run import _show
+from veilmq.cli.pipeline_options import Asked
+from veilmq.cli.pipeline_output import show
 from veilmq.pipeline.jobs.analysis import Analysis
 from veilmq.pipeline.report import figures
 from veilmq.pipeline.report.drawing import ROLES, say
@@ -192,7 +192,7 @@ def test_a_table_says_the_region_where_there_are_several(
 ) -> None:
     asked = Asked(None, None, None, None, None, None, None, "parquet", False, None, None)
     shared = {"account": "000000000000", "queue": "orders", "count": 1}
-    _show(asked, [shared | {"region": region} for region in ("us-east-1", other)], ("queue", "count"))
+    show(asked, [shared | {"region": region} for region in ("us-east-1", other)], ("queue", "count"))
     assert re.findall("account|region|queue", capsys.readouterr().out) == head
 
 

@@ -16,7 +16,7 @@ from veilmq.client.errors import KeyFileInvalid
 from veilmq.model.errors import ParameterInvalid
 from veilmq.server.credentials import check_text
 from veilmq.server.toml_file import FileInvalid, Lines, parse_toml, read_text
-from veilmq.store.files import replace_file
+from veilmq.store.files import durable_write
 
 _ID_BYTES: Final = 10
 _SECRET_BYTES: Final = 30
@@ -80,7 +80,7 @@ def _add(path: Path, account: str, key_id: str, secret: str) -> None:
     except OSError as error:
         raise _unwritten(path, error) from None
     try:
-        replace_file(path.resolve(), added.encode(), keeps_owner=True)
+        durable_write(path.resolve(), added.encode(), keeps_owner=True)
     except OSError as error:
         raise _unwritten(path, error) from None
 

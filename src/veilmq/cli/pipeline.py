@@ -1,85 +1,33 @@
 """`veilmq pipeline` and `veilmq events export`: options, and their registration.
 
 Strategy: declared here with typer alone, so that the help comes quickly; Spark is imported when a command runs
-(pipeline_run.py). All jobs on the history have the same options, which `_job` adds.
+(pipeline_run.py). All jobs on the history have the same options (pipeline_options.py), which `_job` adds.
 """
 
 import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import typer
 
-Server = Annotated[
-    str | None,
-    typer.Option(
-        "--server",
-        metavar="URL",
-        help="The history of this server: its admin port, or VEILMQ_ADMIN [http://127.0.0.1:9325].",
-    ),
-]
-Token = Annotated[
-    Path | None,
-    typer.Option("--token-file", metavar="FILE", help="Its bearer token [admin-token in the data directory]."),
-]
-Certificate = Annotated[
-    Path | None, typer.Option("--certificate", metavar="FILE", help="A PEM file to trust, for https.")
-]
-Exported = Annotated[Path | None, typer.Option("--path", metavar="DIR", help="What `veilmq events export` wrote.")]
-Master = Annotated[
-    str | None,
-    typer.Option("--master", metavar="URL", help="Where Spark runs: local[2], spark://..., yarn [local[*]]."),
-]
-Remote = Annotated[str | None, typer.Option("--remote", metavar="URL", help="Over Spark Connect: sc://HOST:PORT.")]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the job's tables there.")]
-Format = Annotated[str, typer.Option("--format", metavar="FORMAT", help="Of tables: parquet or delta.")]
-Publish = Annotated[
-    bool, typer.Option("--publish", help="Tell the server: each queue's `adaptive` says what it makes of that.")
-]
-Url = Annotated[
-    str, typer.Option("--queue", metavar="URL", envvar="VEILMQ_QUEUE", help="veil://HOST:PORT/NAME, sqs://...")
-]
+from veilmq.cli.pipeline_options import (
+    OPTIONS,
+    Asked,
+    Certificate,
+    Format,
+    Json,
+    Master,
+    Publish,
+    Remote,
+    Server,
+    Token,
+    Url,
+)
 
 _DAYS_MAX: Final = 36_500
 """As in veilmq.pipeline.jobs.tables, which is imported when a job runs."""
-
-
-class Asked(NamedTuple):
-    """What every job on the history gets."""
-
-    server: str | None
-    path: Path | None
-    token_file: Path | None
-    certificate: Path | None
-    master: str | None
-    remote: str | None
-    out: Path | None
-    format: str
-    as_json: bool
-    start: str | None
-    until: int | None
-
-
-_OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
-    "server": (Server, None),
-    "path": (Exported, None),
-    "token_file": (Token, None),
-    "certificate": (Certificate, None),
-    "master": (Master, None),
-    "remote": (Remote, None),
-    "out": (Out, None),
-    "format": (Format, "parquet"),
-    "as_json": (Json, False),
-    "start": (
-        Annotated[str | None, typer.Option("--from", metavar="OFFSET", help="Begin with this offset.")],
-        None,
-    ),
-    "until": (Annotated[int | None, typer.Option("--until", metavar="OFFSET", help="End before this offset.")], None),
-}
-
 _NOT_OF: Final = {"loop": ("start", "until")}
 """Options that a job has not: a loop goes on where it stopped."""
 
@@ -112,13 +60,13 @@ def _job(body: Callable[..., None], without: Sequence[str] = ()) -> Callable[...
     """A typer command of `body`'s own parameters and of the options that all jobs have, but for some."""
 
     def command(**given: Any) -> None:
-        body(Asked(**{name: given.pop(name, default) for name, (_, default) in _OPTIONS.items()}), **given)
+        body(Asked(**{name: given.pop(name, default) for name, (_, default) in OPTIONS.items()}), **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
     shared = [
         inspect.Parameter(name, kind, default=default, annotation=annotation)
-        for name, (annotation, default) in _OPTIONS.items()
+        for name, (annotation, default) in OPTIONS.items()
         if name not in without
     ]
     command.__doc__ = body.__doc__

@@ -12,7 +12,8 @@ import msgspec
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.obstacles import advice_on
-from veilmq.cli.pipeline_run import _print_json, _told, make_place
+from veilmq.cli.pipeline_output import print_json
+from veilmq.cli.pipeline_session import make_place, reported
 from veilmq.cli.pipeline_spark import started
 from veilmq.client.connect import connect
 from veilmq.model.errors import VeilError
@@ -31,7 +32,7 @@ def archive(
 ) -> None:
     """Drain a queue into `out`/messages. Raises Failure."""
     until_s = None if until is None else seconds("--until", until)
-    with _told():
+    with reported():
         from veilmq.pipeline.drain import drain
         from veilmq.pipeline.jobs.tables import check_format
 
@@ -42,7 +43,7 @@ def archive(
         with started(master, remote) as spark:
             done = drain(spark, queue, f"{kind}:{place / 'messages'}", place / "drain", until=until_s)
         if as_json:
-            _print_json({name: getattr(done, name) for name in done.__struct_fields__})
+            print_json({name: getattr(done, name) for name in done.__struct_fields__})
         else:
             print(f"archived {done.messages} messages in {done.seconds:.1f} s, {done.quarantined} in quarantine")
 
@@ -58,14 +59,14 @@ def replay(
     as_json: bool,
 ) -> None:
     """Send the rows of a table to a queue. Raises Failure."""
-    with _told():
+    with reported():
         from veilmq.pipeline.jobs.replaying import replay as job
 
         _check(queue)
         with started(master, remote) as spark:
             sent = job(spark, table.resolve(), queue, where=where, key=key)
         if as_json:
-            _print_json({"messages": sent})
+            print_json({"messages": sent})
         else:
             print(f"sent {sent} messages")
 
@@ -73,14 +74,14 @@ def replay(
 def check(table: str, storage: Path | None, *, as_json: bool) -> None:
     """Look for the files that a table names. Raises Failure, also if one is missing."""
     options = None if storage is None else _storage(storage)
-    with _told():
+    with reported():
         from veilmq.pipeline.sinks.checking import check as look
 
         found = look(table, options, now=wall() / 1e6)
     if as_json:
-        _print_json(msgspec.to_builtins(found))
+        print_json(msgspec.to_builtins(found))
     else:
-        _show(found)
+        show(found)
     if found.missing:
         rows = [each.rows for each in found.missing]
         known = sum(each for each in rows if each is not None)
@@ -89,7 +90,7 @@ def check(table: str, storage: Path | None, *, as_json: bool) -> None:
         raise Failure(Exit.WRONG, f"files of {found.table} are missing: {len(rows)}, {lost}", mend)
 
 
-def _show(found: "Checked") -> None:
+def show(found: "Checked") -> None:
     print(f"{found.table}: version {found.version}, files: {found.files}, missing: {len(found.missing)}")
     for each in found.missing:
         by = "an entry of the log that is gone" if each.version is None else f"version {each.version}"

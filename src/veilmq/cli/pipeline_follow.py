@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from veilmq.cli.pipeline import Asked
+from veilmq.cli.pipeline_options import Asked
+from veilmq.cli.pipeline_session import options_of
 from veilmq.cli.pipeline_spark import hush
 from veilmq.pipeline.errors import OptionInvalid
 
@@ -35,13 +36,12 @@ def check_place(out: Path, kind: str) -> None:
 
 def follow(asked: Asked, environment: Mapping[str, str], spark: "SparkSession", window: str, failures: int) -> None:
     """The windows of `asked` as they come, until Ctrl-C."""
-    from veilmq.cli.pipeline_run import _options
     from veilmq.pipeline.jobs import health as job
     from veilmq.pipeline.jobs.tables import checkpoint_of
 
     assert asked.out is not None
     place = asked.out / TABLE
-    stream = spark.readStream.format("veilmq-events").options(**_options(asked, environment)).load()
+    stream = spark.readStream.format("veilmq-events").options(**options_of(asked, environment)).load()
     kind = {"delta": "veilmq-delta"}.get(asked.format, asked.format)
     query = (
         job.health(stream, window=window, failures=failures)

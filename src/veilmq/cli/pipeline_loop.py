@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.cli.durations import seconds
 from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.pipeline import Asked
-from veilmq.cli.pipeline_run import _history, _options, _print_json, _server, _session, _token, _told
+from veilmq.cli.pipeline_options import Asked
+from veilmq.cli.pipeline_output import print_json
+from veilmq.cli.pipeline_session import history_of, options_of, reported, server_of, session, token_of
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.server.clock import wall
 
@@ -37,16 +38,16 @@ def loop(
     if asked.out is None:
         raise Failure(Exit.USAGE, "a loop needs a place", "Name one with --out DIR.")
     pause_s = None if every is None else seconds("--every", every)
-    with _told():
+    with reported():
         work = Loop(asked.out.resolve(), kind=asked.format, retention_days=retention_days)
-    with _session(asked, environment, hold=False) as (spark, _, _):
+    with session(asked, environment, hold=False) as (spark, _, _):
         told = _once(asked, environment, spark, work, publish=publish, told=False)
         while pause_s is not None:
             try:
                 time.sleep(max(pause_s, _PAUSE_MIN_S))
                 # Until a run has come to its end: what it planned and could not tell is the next one's to tell.
                 knew, told = told, False
-                with _told():
+                with reported():
                     told = _once(asked, environment, spark, work, publish=publish, told=knew)
             except KeyboardInterrupt:
                 return
@@ -58,10 +59,10 @@ def _once(
     asked: Asked, environment: Mapping[str, str], spark: "SparkSession", work: "Loop", *, publish: bool, told: bool
 ) -> bool:
     """One run; whether the server knows all that was planned. Raises PipelineError."""
-    history, options = _history(asked, environment), _options(asked, environment)
+    history, options = history_of(asked, environment), options_of(asked, environment)
     ran = work.run(spark, history, options, floors=publish, now=wall() / 1e6, timer=time.perf_counter)
     if asked.as_json:
-        _print_json({name: getattr(ran, name) for name in ran.__struct_fields__})
+        print_json({name: getattr(ran, name) for name in ran.__struct_fields__})
     else:
         print(
             f"events {ran.start} to {ran.stop}: {ran.settled} leases settled, {ran.pending} pending, "
@@ -79,19 +80,19 @@ def tell(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, Ma
     """Publish plans to the server of `asked`, and print what it says of each. Raises PipelineError."""
     from veilmq.pipeline.publish import publish
 
-    token = _token(asked.token_file, environment)
+    token = token_of(asked.token_file, environment)
     certificate = str(asked.certificate) if asked.certificate else None
-    said = publish(plans, _server(asked, environment), token, certificate)
+    said = publish(plans, server_of(asked, environment), token, certificate)
     for (account, region, queue), verdict in said.items():
         if asked.as_json:
-            _print_json({"account": account, "region": region, "queue": queue, "said": verdict})
+            print_json({"account": account, "region": region, "queue": queue, "said": verdict})
         else:
             print(f"{queue}: {verdict}", flush=True)
 
 
 def tidy(place: Path, retention_days: int | None, vacuum_hours: int, *, as_json: bool) -> None:
     """See `veilmq.pipeline.jobs.tables`. Raises Failure."""
-    with _told():
+    with reported():
         from veilmq.pipeline.jobs import tables
 
         table = place / "cells" if (place / "state.json").exists() and (place / "cells").is_dir() else place
@@ -104,7 +105,7 @@ def tidy(place: Path, retention_days: int | None, vacuum_hours: int, *, as_json:
             dropped = tables.retain(table, tables.oldest_kept(today, retention_days), vacuum_hours=vacuum_hours)
         joined = tables.compact(table)
     if as_json:
-        _print_json({"dropped": dropped, "files_joined": joined})
+        print_json({"dropped": dropped, "files_joined": joined})
     else:
         what = "rows" if (table / "_delta_log").is_dir() else "days"
         print(f"{table}: dropped {what}: {dropped}, joined files: {joined}")

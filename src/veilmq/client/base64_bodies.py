@@ -7,12 +7,15 @@ Source: RFC 4648, section 4.
 
 import base64
 import binascii
+from collections.abc import Callable
 
 import msgspec
 
+from veilmq.client.clock import Clock
 from veilmq.client.errors import Undecodable
 from veilmq.client.messages import Peeked, Received
-from veilmq.client.unreadable import log
+from veilmq.client.queue import Queue
+from veilmq.client.unreadable import Policy, log, read_each, receive_readable
 from veilmq.model.message import first_forbidden_character
 
 
@@ -46,3 +49,12 @@ def decoded_peeks(messages: list[Peeked], queue: str) -> list[Peeked]:
         except Undecodable as error:
             log.warning("queue %s: %s", queue, error)
     return found
+
+
+def receive(
+    queue: Queue, receive: Callable[[float], list[Received]], wait: float, policy: Policy, clock: Clock
+) -> list[Received]:
+    """What `receive` brings, decoded if the queue's bodies travel in base64; `policy` gets those that are none."""
+    if not queue.capabilities.base64_body:
+        return receive(wait)
+    return receive_readable(receive, lambda came: read_each(came, decoded, policy, queue), wait, clock)

@@ -14,7 +14,8 @@ class HandleOnSend(StrEnum):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits and abilities of one adapter's queue. Durations in seconds, sizes in bytes as transmitted."""
+    """Limits and abilities of one adapter's queue. An ability that is not named is not there. Durations in
+    seconds, sizes in bytes as transmitted."""
 
     protocol: str
     """`embedded`, `veil`, `sqs`, `azure` or `mns`: for messages to people only."""
@@ -26,31 +27,31 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     lease_min: float
     """Shortest lease that a receive may name, above 0."""
     lease_max: float
-    lease_total_max: float | None
+    lease_total_max: float | None = None
     """Cap on all extensions together, from the receive (SQS: 12 h)."""
     wait_max: float
     """Longest wait of one request; longer waits are refused, 0 never waits."""
     delay_max: float
-    batch_extend: bool
+    batch_extend: bool = False
     """One request extends many."""
-    receipts_rotate: bool
+    receipts_rotate: bool = False
     """An extend voids the handle it was given."""
-    handle_on_send: HandleOnSend
-    body_replaceable: bool
-    retention_below_delay: bool
+    handle_on_send: HandleOnSend = HandleOnSend.NEVER
+    body_replaceable: bool = False
+    retention_below_delay: bool = False
     """A message may expire before its delay ends."""
-    base64_body: bool
+    base64_body: bool = False
     """The adapter encodes bodies, so that four bytes travel for three."""
-    attributes: bool
-    peek: bool
-    priorities: bool
-    ttl: bool
-    groups: bool
+    attributes: bool = False
+    peek: bool = False
+    priorities: bool = False
+    ttl: bool = False
+    groups: bool = False
     """Message groups on this queue (FIFO, or a fair standard queue)."""
-    native_fifo: bool
+    native_fifo: bool = False
     """This queue is a FIFO queue: group order, deduplication."""
-    native_topics: bool
-    lease_hints: bool
+    native_topics: bool = False
+    lease_hints: bool = False
     """Receives that name no lease honour the sender's hint."""
     tags: bool = False
     """A message may have a tag of its own."""

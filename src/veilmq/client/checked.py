@@ -90,6 +90,18 @@ def batch(value: Sequence[T]) -> Sequence[T]:
     return value
 
 
+def whole_seconds(value: float, parameter: str, least: float, most: float) -> int:
+    """Seconds for a service that knows whole ones: rounded up. Raises ParameterInvalid."""
+    return math.ceil(seconds(value, parameter, least, most))
+
+
+def lease_hint(value: float | None, most: float) -> None:
+    """A wish for a lease, if there is one. Raises ParameterInvalid."""
+    if value is not None and not 0 < value <= most:
+        reason = f"must be above 0 and at most {most:g} s, not {value}"
+        raise ParameterInvalid(parameter="lease_hint", reason=reason)
+
+
 def function(value: Any, parameter: str) -> None:
     """Something to call. Raises ParameterInvalid."""
     if not callable(value):

@@ -5,6 +5,7 @@ waits (threads parked in an SDK's poll, a paced one, or our own connections) is 
 """
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -13,12 +14,15 @@ from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import Clock
 from veilmq.client.closing import Closing
 from veilmq.client.errors import TransportError
-from veilmq.client.messages import Recommended
+from veilmq.client.messages import Received, Recommended
+from veilmq.client.unreadable import log
+from veilmq.model.errors import VeilError
 
 BELIEVED_SECONDS: Final = 60.0
 """How long what a queue said of its settings is taken for true."""
 
 Value = TypeVar("Value")
+Opened = TypeVar("Opened", bound="CloudQueue")
 
 
 class Believed(Generic[Value]):
@@ -99,3 +103,31 @@ class CloudQueue(Closing):
 
     def _check_count(self, count_max: int) -> None:
         checked.whole(count_max, "count_max", 1, self._capabilities.receive_messages_max)
+
+    def _give_each_back(self, messages: list[Received], give_back: Callable[[str], object]) -> None:
+        """Messages that nobody waits for any more, by their handles."""
+        for message in messages:
+            try:
+                give_back(message.handle)
+            except VeilError as error:
+                log.warning("queue %s: a message could not be released: %s", self._name, error)
+
+
+class CloudAccount(Closing):
+    """The part of an `Account` that does not depend on the protocol: its queues, which are closed with it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queues: weakref.WeakSet[CloudQueue] = weakref.WeakSet()
+
+    def _opened(self, queue: Opened) -> Opened:
+        """One more queue; returns it."""
+        with self._lock:
+            self._queues.add(queue)
+        return queue
+
+    def _close_queues(self) -> None:
+        with self._lock:
+            queues = list(self._queues)
+        for queue in queues:
+            queue.close()

@@ -7,6 +7,7 @@ caller needs to know before it tries again.
 import re
 from typing import Final
 
+from veilmq.model import errors as model
 from veilmq.model.errors import StoreUnknown, UsageError, VeilError
 
 
@@ -44,6 +45,11 @@ def advised(reason: str) -> str:
 def strange_answer(error: Exception) -> TransportError:
     """What one of `STRANGE`, or an error of the SDK's own reader, says of the call."""
     return TransportError(reason=f"the answer cannot be read: {type(error).__name__}", may_have_happened=True)
+
+
+def entry_unanswered() -> TransportError:
+    """Of an entry that the service forgets in the answer to a batch: it may have happened."""
+    return TransportError(reason="the answer does not mention this entry", may_have_happened=True)
 
 
 class ServiceError(VeilError):
@@ -183,29 +189,17 @@ class KeyFileInvalid(VeilError):
     summary = "{path}: {reason}"
 
 
-class TopicMissing(VeilError):
-    """No topic of that name in this directory of topics."""
-
-    topic: str
-    summary = "no topic {topic}"
+TopicMissing = model.TopicMissing
+SubscriptionExists = model.SubscriptionExists
 
 
-class TopicExists(VeilError):
-    """A topic of that name exists, and is another one."""
+class TopicExists(model.TopicExists):
+    """A pull topic of that name exists with another definition, or is half made or half deleted."""
 
     topic: str
     reason: str
+    setting = "definition"
     summary = "topic {topic} exists: {reason}"
-
-
-class SubscriptionExists(VeilError):
-    """The topic exists and has this subscription with another setting."""
-
-    topic: str
-    subscription: str
-    setting: str
-    """`endpoint`, `tags` or `encoding`."""
-    summary = "topic {topic} has a subscription {subscription} with another {setting}"
 
 
 class PublishIncomplete(VeilError):

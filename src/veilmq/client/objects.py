@@ -9,9 +9,9 @@ import datetime
 import importlib
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -20,7 +20,7 @@ from veilmq.client import checked
 from veilmq.client.errors import ObjectStoreFailed
 from veilmq.client.identity import options_identity
 from veilmq.model.errors import ParameterInvalid
-from veilmq.store.files import sync_directory
+from veilmq.store.files import durable_write, make_directory
 
 T = TypeVar("T")
 
@@ -259,31 +259,6 @@ def modified_of(entry: Mapping[str, Any]) -> float | None:
 
 
 def _put_local(path: str, content: bytes, *, exclusive: bool = False) -> None:
-    directory = os.path.dirname(path)
-    made = _make_directories(directory)
-    part = f"{path}.{secrets.token_hex(4)}.part"
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if exclusive:
-            os.link(part, path)
-        else:
-            os.replace(part, path)
-    finally:
-        if exclusive or os.path.exists(part):
-            os.unlink(part)
-    for each in [directory, *made]:
-        sync_directory(each)
-
-
-def _make_directories(directory: str) -> list[str]:
-    """Make what is missing of it; returns the directories that got an entry by that."""
-    missing = []
-    while not os.path.isdir(directory):
-        missing.append(directory)
-        directory = os.path.dirname(directory)
-    for each in reversed(missing):
-        os.makedirs(each, mode=0o700, exist_ok=True)
-    return [os.path.dirname(each) for each in missing]
+    place = Path(path)
+    make_directory(place.parent, 0o700, 0o700)
+    durable_write(place, content, exclusive=exclusive)

@@ -1,7 +1,8 @@
 """Batches of any length over requests of a bounded one.
 
-Strategy: `split` cuts by number and by size, keeping the order; `in_requests` sends piece after piece and gives every
-entry its result or error. A request that fails as a whole raises only if nothing of the batch can have happened. Once
+Strategy: `batched` is the whole way of a batch: what cannot be sent is refused in its place, `split` cuts the rest by
+number and by size, keeping the order, and `in_requests` sends piece after piece and gives every entry its result or
+error. A request that fails as a whole raises only if nothing of the batch can have happened. Once
 the way is broken the rest is not tried: each such entry says so, and that nothing of it happened.
 """
 
@@ -9,12 +10,30 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from veilmq.client.errors import TransportError, may_have_happened
+from veilmq.client.prepared import attempt, through
 from veilmq.model.errors import VeilError
 
+Given = TypeVar("Given")
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")
 
 NOT_TRIED = "not tried: the request before it in the same batch failed"
+
+
+def batched(
+    given: Sequence[Given],
+    make: Callable[[Given], Entry],
+    request: Callable[[Sequence[Entry]], Sequence[Result | VeilError]],
+    count_max: int,
+    bytes_max: int = 0,
+    size: Callable[[Entry], int] = lambda entry: 0,
+) -> list[Result | VeilError]:
+    """One result an entry, in order: what `make` raises of it, or what `request` answers for what it makes of it."""
+
+    def in_pieces(entries: Sequence[Entry]) -> list[Result | VeilError]:
+        return list(in_requests(split(entries, count_max, bytes_max, size), request))
+
+    return through([attempt(make, each) for each in given], in_pieces)
 
 
 def split(entries: Sequence[Entry], count_max: int, bytes_max: int, size: Callable[[Entry], int]) -> list[list[Entry]]:

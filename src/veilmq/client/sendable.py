@@ -1,9 +1,11 @@
 """What a queue would refuse to send, found before anything else is done.
 
 Strategy: by the queue's capabilities alone, for patterns that do something first that no refusal undoes: a
-transaction's operation, the first copies of a publish. The adapters judge again as they send; what only the service
-knows (rights, a queue's own smaller limits) is left to it.
+transaction's operation, the first copies of a publish. The adapters judge again as they send, by `check_abilities` and
+by what their protocols allow; what only the service knows (rights, a queue's own smaller limits) is left to it.
 """
+
+from typing import Final
 
 from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
@@ -13,11 +15,21 @@ from veilmq.client.typed_attributes import ATTRIBUTES_MAX, named, size_bytes
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
 from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
 
+_NEEDED_FOR: Final = (
+    ("priorities", "priority"),
+    ("ttl", "ttl"),
+    ("groups", "group"),
+    ("native_fifo", "deduplication_id"),
+    ("lease_hints", "lease_hint"),
+    ("tags", "tag"),
+)
+"""Ability of a queue, and the field of a message that needs it."""
+
 
 def check_sendable(message: Message, can: Capabilities) -> None:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge, as a queue that can do this would."""
     checked.fields(message)
-    _check_abilities(message, can)
+    check_abilities(message, can)
     checked.token(message.group, "group")
     checked.token(message.deduplication_id, "deduplication_id")
     if message.delay is not None:
@@ -26,27 +38,18 @@ def check_sendable(message: Message, can: Capabilities) -> None:
         raise ParameterInvalid(parameter="ttl", reason=f"must be above 0 s, not {message.ttl}")
     if message.priority is not None:
         checked.whole(message.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
-    if message.lease_hint is not None and not 0 < message.lease_hint <= can.lease_max:
-        reason = f"must be above 0 and at most {can.lease_max:g} s, not {message.lease_hint}"
-        raise ParameterInvalid(parameter="lease_hint", reason=reason)
+    checked.lease_hint(message.lease_hint, can.lease_max)
     _check_size(message, can)
 
 
-def _check_abilities(message: Message, can: Capabilities) -> None:
-    """Which field needs which ability."""
-    needed = {
-        "attributes": bool(message.attributes) or message.type is not None,
-        "priorities": message.priority is not None,
-        "ttl": message.ttl is not None,
-        "groups": message.group is not None,
-        "lease_hints": message.lease_hint is not None,
-        "tags": message.tag is not None,
-    }
-    for ability, is_needed in needed.items():
-        if is_needed and not getattr(can, ability):
-            raise CapabilityMissing(capability=ability)
-    if message.deduplication_id is not None and not can.native_fifo:
-        raise CapabilityMissing(capability="deduplication")
+def check_abilities(message: Message, can: Capabilities) -> None:
+    """Raises CapabilityMissing for a field that the queue cannot carry, ParameterInvalid without a group on a FIFO
+    queue."""
+    if not can.attributes and (message.attributes or message.type is not None):
+        raise CapabilityMissing(capability="attributes")
+    for ability, field in _NEEDED_FOR:
+        if getattr(message, field) is not None and not getattr(can, ability):
+            raise CapabilityMissing(capability="deduplication" if ability == "native_fifo" else ability)
     if message.group is None and can.native_fifo:
         raise ParameterInvalid(parameter="group", reason="is needed: the queue is FIFO")
 

@@ -7,8 +7,8 @@ SQS does not tell them. Source: the error sections of the SQS API Reference and 
 """
 
 import re
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from veilmq.client.errors import ServiceError
 from veilmq.model.errors import (
@@ -38,6 +38,22 @@ _MISSING: Final = re.compile(r"must contain the parameter ([\w.]*\w)")
 _SETTING: Final = re.compile(r"for attribute (\w+)")
 _BYTES: Final = re.compile(r"(?:shorter than|longer than) (\d+) bytes")
 _SENT_BYTES: Final = re.compile(r"You have sent (\d+) bytes")
+
+
+class Answer(Protocol):
+    """What every service says of what it refuses."""
+
+    @property
+    def code(self) -> str: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+
+
+Refused = TypeVar("Refused", bound=Answer)
 
 
 class Said(NamedTuple):
@@ -91,17 +107,30 @@ def port_name(parameter: str) -> str:
 
 def error_of(said: Said) -> VeilError:
     """The error that the code stands for. Never raises."""
-    make = _TABLE.get(said.code.removeprefix(_PREFIX))
     if said.status == _ENTITY_TOO_LARGE:
-        make = _too_large
-    error = service_error(said) if make is None else make(said)
+        return with_request_id(_too_large(said), said)
+    return error_in(_TABLE, said, said.code.removeprefix(_PREFIX))
+
+
+def error_in(table: Mapping[str, Callable[[Refused], VeilError]], said: Refused, code: str = "") -> VeilError:
+    """The error that the code stands for in a protocol's table, or what was said as it stands. Never raises.
+
+    code: as the table has it, where that is not the code of `said`.
+    """
+    make = table.get(code or said.code)
+    if make is None:
+        error: VeilError = ServiceError(
+            code=said.code, status=said.status, request_id=said.request_id, message=said.message
+        )
+    else:
+        error = make(said)
+    return with_request_id(error, said)
+
+
+def with_request_id(error: VeilError, said: Answer) -> VeilError:
+    """The error, with the service's id of the request."""
     error.request_id = said.request_id
     return error
-
-
-def service_error(said: Said) -> ServiceError:
-    """What was said, as it stands."""
-    return ServiceError(code=said.code, status=said.status, request_id=said.request_id, message=said.message)
 
 
 def _invalid_value(said: Said) -> VeilError:

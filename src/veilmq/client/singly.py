@@ -12,13 +12,15 @@ from typing import Final, TypeVar
 
 from veilmq.client.daemons import DaemonPool
 from veilmq.client.errors import ServiceError, TransportError, may_have_happened
+from veilmq.client.prepared import attempt, through
 from veilmq.client.requests import NOT_TRIED
 from veilmq.model.errors import QueueMissing, VeilError
 
 THREADS: Final = 8
-_OF_ALL: Final = (QueueMissing, TransportError, ServiceError)
+OF_ALL: Final = (QueueMissing, TransportError, ServiceError)
 """What is wrong with every entry if it is wrong with one."""
 
+Given = TypeVar("Given")
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")
 
@@ -28,6 +30,12 @@ class Singly:
 
     def __init__(self, name: str) -> None:
         self._pool = DaemonPool(THREADS, f"veilmq-{name}")
+
+    def batched(
+        self, given: Sequence[Given], make: Callable[[Given], Entry], call: Callable[[Entry], Result]
+    ) -> list[Result | VeilError]:
+        """As `run` with what `make` makes of each; what it raises of an entry takes the place of its result."""
+        return through([attempt(make, each) for each in given], lambda entries: self.run(entries, call))
 
     def run(self, entries: Sequence[Entry], call: Callable[[Entry], Result]) -> list[Result | VeilError]:
         """One result or error an entry, in order. Raises what the first call raised if it is wrong with all of them and
@@ -47,7 +55,7 @@ class Singly:
                 return error
 
         first = one(entries[0])
-        if isinstance(first, _OF_ALL) and not may_have_happened(first):
+        if isinstance(first, OF_ALL) and not may_have_happened(first):
             raise first
         started = [self._started(one, entry) for entry in entries[1:]]
         return [first, *(each if isinstance(each, VeilError) else each.result() for each in started)]

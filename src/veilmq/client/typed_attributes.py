@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-from veilmq.client.messages import AttributeValue
+from veilmq.client.messages import AttributeValue, Message
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.message import first_forbidden_character
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 
 ATTRIBUTES_MAX: Final = 10
 NUMBER_DIGITS_MAX: Final = 38
@@ -28,6 +29,21 @@ _NAME_CHARACTERS_MAX: Final = 256
 _RESERVED: Final = ("aws.", "amazon.")
 """How no attribute's name begins, in any case of its letters: SQS's own."""
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+\Z")
+
+
+def with_fields(message: Message) -> dict[str, AttributeValue]:
+    """A message's attributes, with its type and its lease hint among them. Raises ParameterInvalid if one of them is an
+    attribute as well, or if they are too many."""
+    given = dict(message.attributes)
+    for name, value in ((TYPE_ATTRIBUTE, message.type), (LEASE_HINT_ATTRIBUTE, message.lease_hint)):
+        if value is not None:
+            if name in given:
+                raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="is given as a field of the message")
+            given[name] = value
+    if len(given) > ATTRIBUTES_MAX:
+        reason = f"{len(given)} are more than {ATTRIBUTES_MAX} (type and lease_hint count as one each)"
+        raise ParameterInvalid(parameter="attributes", reason=reason)
+    return given
 
 
 def named(name: str, value: AttributeValue) -> tuple[str, str | bytes]:

@@ -1,4 +1,4 @@
-"""Files and directories that take their name whole, and keep it through a kill and a power cut.
+"""Directories that take their name whole, and keep it through a kill and a power cut (files: veilmq.store.files).
 
 Strategy: what is new is written beside its place and synced, then takes the name, and then the directory that has the
 name is synced: before that nothing may be removed, and no state may be written, that relies on it. A directory cannot
@@ -9,13 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from veilmq.store.files import sync_directory
-
-
-def sync_file(path: Path) -> None:
-    """Make a file's content durable. Raises OSError."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+from veilmq.store.files import sync_directory, sync_file
 
 
 def sync_tree(directory: Path) -> None:
@@ -25,22 +19,6 @@ def sync_tree(directory: Path) -> None:
             sync_file(Path(place, name))
         sync_directory(place)
     sync_directory(directory.parent)
-
-
-def make_directory(path: Path, mode: int = 0o777) -> None:
-    """With its parents, durably; nothing if it is there. Raises OSError."""
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    path.mkdir(mode=mode, exist_ok=True)
-    sync_directory(path.parent)
-
-
-def take_name(part: Path, path: Path) -> None:
-    """Let a file that is whole take its name, in place of another one. Raises OSError."""
-    sync_file(part)
-    part.replace(path)
-    sync_directory(path.parent)
 
 
 def take_place(beside: Path, place: Path) -> None:

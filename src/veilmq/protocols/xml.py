@@ -37,35 +37,52 @@ class DocumentInvalid(Exception):
         self.column = column
 
 
-def read_document(body: bytes, depth_max: int, elements_max: int) -> Element:
-    """The outermost element. Raises DocumentInvalid."""
+def read_document(body: bytes, depth_max: int, elements_max: int, plain: str = "") -> Element:
+    """The outermost element.
+
+    plain: the name of elements that have text alone: markup in them, which nobody reads, is left out but for its text,
+    and is as deep as its bytes allow.
+
+    Raises DocumentInvalid.
+    """
     top = Element("", "", [])
     opened = [top]
-    elements = 0
+    pieces: list[str] = []
+    elements = inside = 0
     parser: Any = expat.ParserCreate()
     parser.buffer_text = True
 
     def start(name: str, attributes: dict[str, str]) -> None:
-        nonlocal elements
+        nonlocal elements, inside
+        if inside or (plain and opened[-1].name == plain):
+            inside += 1
+            return
         elements += 1
         if len(opened) > depth_max or elements > elements_max:
             raise _at(parser, "the document is too deep or has too many elements")
+        if pieces:
+            opened[-1].raw += "".join(pieces)
+            pieces.clear()
         element = Element(name.rpartition(":")[2] if ":" in name else name, "", [])
         opened[-1].children.append(element)
         opened.append(element)
 
     def end(name: str) -> None:
-        del opened[-1]
-
-    def data(text: str) -> None:
-        opened[-1].raw += text
+        nonlocal inside
+        if inside:
+            inside -= 1
+            return
+        ended = opened.pop()
+        if pieces:
+            ended.raw += "".join(pieces)
+            pieces.clear()
 
     def doctype(*ignored: object) -> None:
         raise _at(parser, "a document type is not allowed")
 
     parser.StartElementHandler = start
     parser.EndElementHandler = end
-    parser.CharacterDataHandler = data
+    parser.CharacterDataHandler = pieces.append
     parser.StartDoctypeDeclHandler = doctype
     try:
         parser.Parse(body, True)

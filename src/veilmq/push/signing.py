@@ -10,7 +10,6 @@ published sample verifies.
 import base64
 import datetime
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -21,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import NameOID
 
-from veilmq.store.files import sync_directory
+from veilmq.store.files import durable_write
 
 KEY_FILE: Final = "push-key.pem"
 CERTIFICATE_FILE: Final = "push-certificate.pem"
@@ -51,7 +50,7 @@ class Signer:
             if text is not None:
                 log.warning("%s is damaged or another key's: made again", certificate)
             text = _certificate_of(key, now)
-            _write(certificate, text, 0o644)
+            durable_write(certificate, text, mode=0o644)
         return cls(key, text)
 
     def sign(self, text: str) -> str:
@@ -81,7 +80,7 @@ def _read_key(path: Path) -> rsa.RSAPrivateKey:
 def _make_key(path: Path) -> rsa.RSAPrivateKey:
     key = rsa.generate_private_key(public_exponent=65_537, key_size=_KEY_BITS)
     form = serialization.PrivateFormat.PKCS8
-    _write(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()), 0o600)
+    durable_write(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
     return key
 
 
@@ -106,14 +105,3 @@ def _certificate_of(key: rsa.RSAPrivateKey, now: datetime.datetime) -> bytes:
         .sign(key, hashes.SHA256())
     )
     return made.public_bytes(serialization.Encoding.PEM)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """The whole file or none of it, whenever the power fails."""
-    part = path.with_name(f"{path.name}.new")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    sync_directory(path.parent)

@@ -1,7 +1,7 @@
 """Files that are written whole or not at all, and outlive a power cut.
 
 Strategy: write beside, fsync, rename, fsync the directory that names the file: a reader sees the old content or the
-new one.
+new one. Nobody else calls `os.fsync` (tests/house/test_rooms.py).
 """
 
 import os
@@ -10,20 +10,36 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def replace_file(path: Path, content: bytes, *, keeps_owner: bool = False) -> None:
-    """Durable when this returns, with mode 0600. keeps_owner: of the file that it replaces, if the system lets us.
+def durable_write(
+    path: Path,
+    content: bytes,
+    *,
+    mode: int = 0o600,
+    alone: bool = False,
+    exclusive: bool = False,
+    keeps_owner: bool = False,
+) -> None:
+    """Replace a file; durable when this returns.
+
+    mode: less the umask. alone: nobody else writes it meanwhile, so that all kills together leave one part at most.
+    exclusive: FileExistsError if there is one. keeps_owner: of the file that it replaces, if the system lets us.
 
     Raises OSError.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    beside = path.with_name(f".{path.name}.part" if alone else f".{path.name}.{secrets.token_hex(8)}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if alone else os.O_EXCL)
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        with open(os.open(beside, flags, mode), "wb") as file:
             if keeps_owner:
                 _give_to_owner_of(path, file.fileno())
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        if exclusive:
+            os.link(beside, path)
+            beside.unlink()
+        else:
+            beside.replace(path)
     except BaseException:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -31,12 +47,26 @@ def replace_file(path: Path, content: bytes, *, keeps_owner: bool = False) -> No
     sync_directory(path.parent)
 
 
-def _give_to_owner_of(path: Path, descriptor: int) -> None:
-    """root may add a key to a file that a service's user reads."""
-    with suppress(OSError):
-        found = path.stat()
-        if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
-            os.fchown(descriptor, found.st_uid, found.st_gid)
+def take_name(part: Path, path: Path) -> None:
+    """Let a file that is whole take its name, durably, in place of another one. Raises OSError."""
+    sync_file(part)
+    part.replace(path)
+    sync_directory(path.parent)
+
+
+def make_directory(path: Path, mode: int = 0o777, parents_mode: int = 0o777) -> None:
+    """With its parents, durably; nothing if it is there. Modes: less the umask. Raises OSError."""
+    if path.is_dir():
+        return
+    make_directory(path.parent, parents_mode, parents_mode)
+    path.mkdir(mode=mode, exist_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's content durable. Raises OSError."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_directory(path: Path | str) -> None:
@@ -46,3 +76,11 @@ def sync_directory(path: Path | str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _give_to_owner_of(path: Path, descriptor: int) -> None:
+    """root may add a key to a file that a service's user reads."""
+    with suppress(OSError):
+        found = path.stat()
+        if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+            os.fchown(descriptor, found.st_uid, found.st_gid)

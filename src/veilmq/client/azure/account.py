@@ -6,8 +6,6 @@ Queue", "List Queues".
 """
 
 import re
-import threading
-import weakref
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -17,7 +15,7 @@ from veilmq.client.azure.settings import differing, metadata_of, with_incarnatio
 from veilmq.client.azure.under_way import UnderWay
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.closing import Closing
+from veilmq.client.cloud_queue import CloudAccount
 from veilmq.client.messages import Template
 from veilmq.client.singly import Singly
 from veilmq.client.unreadable import Policy, keep
@@ -29,7 +27,7 @@ _NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])+\Z")
 _NAME_CHARACTERS: Final = range(3, 64)
 
 
-class AzureAccount(Closing):
+class AzureAccount(CloudAccount):
     """An `Account` over azure-storage-queue's QueueServiceClient, whose retries and timeouts stay its own."""
 
     def __init__(
@@ -39,22 +37,19 @@ class AzureAccount(Closing):
         """base64: bodies travel in base64, as the SDKs of other languages and Azure Functions have them; by default
         they travel as they are. unreadable: what to do with a received body that is no base64 then. owns_client: close
         it too."""
+        super().__init__()
         self.client = client
         self.base64 = base64
         self.unreadable = unreadable
         self.singly = Singly("azure")
         self.under_way = UnderWay(client.close if owns_client else _nothing)
         self._clock = clock
-        self._lock = threading.Lock()
-        self._queues: weakref.WeakSet[AzureQueue] = weakref.WeakSet()
 
     def queue(self, name: str) -> AzureQueue:
         """A queue that exists. Raises QueueMissing."""
         queue = AzureQueue(self, self.client.get_queue_client(_checked(name)), self._clock)
         queue.look()
-        with self._lock:
-            self._queues.add(queue)
-        return queue
+        return self._opened(queue)
 
     def capabilities(self, name: str) -> Capabilities:
         """See `Account.capabilities`."""
@@ -92,10 +87,7 @@ class AzureAccount(Closing):
 
     def close(self) -> None:
         """Close the queues; the client too if it is ours, once no call is under way."""
-        with self._lock:
-            queues = list(self._queues)
-        for queue in queues:
-            queue.close()
+        self._close_queues()
         self.singly.close()
         self.under_way.close()
 

@@ -8,7 +8,7 @@ the service does not tell them. Source: "Queue Storage error codes" and "Common 
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from veilmq.client.errors import ServiceError
+from veilmq.client.service_errors import error_in
 from veilmq.model.errors import (
     LeaseTaken,
     MessageGone,
@@ -47,15 +47,7 @@ class Said(NamedTuple):
 
 def error_of(said: Said) -> VeilError:
     """The error that the code stands for. Never raises."""
-    make = _TABLE.get(said.code)
-    error = service_error(said) if make is None else make(said)
-    error.request_id = said.request_id
-    return error
-
-
-def service_error(said: Said) -> ServiceError:
-    """What was said, as it stands."""
-    return ServiceError(code=said.code, status=said.status, request_id=said.request_id, message=said.message)
+    return error_in(_TABLE, said)
 
 
 def _parameter(said: Said) -> VeilError:

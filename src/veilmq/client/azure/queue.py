@@ -22,8 +22,6 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudQueue
 from veilmq.client.identity import ById, fingerprint, identity_of
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
-from veilmq.client.prepared import attempt, through
-from veilmq.client.unreadable import log, read_each, receive_readable
 from veilmq.model.errors import VeilError
 from veilmq.model.reports import REPORT_HEADER, WORKING, Failure, Report, report_of, write_header
 
@@ -46,23 +44,14 @@ def capabilities_of(base64: bool) -> Capabilities:
         receive_messages_max=RECEIVE_MAX,
         lease_min=1,
         lease_max=LEASE_MAX,
-        lease_total_max=None,
         wait_max=_WAIT_MAX,
         delay_max=DELAY_MAX,
-        batch_extend=False,
         receipts_rotate=True,
         handle_on_send=HandleOnSend.ALWAYS,
         body_replaceable=True,
-        retention_below_delay=False,
         base64_body=base64,
-        attributes=False,
         peek=True,
-        priorities=False,
         ttl=True,
-        groups=False,
-        native_fifo=False,
-        native_topics=False,
-        lease_hints=False,
         extends_late=True,
     )
 
@@ -96,14 +85,13 @@ class AzureQueue(CloudQueue):
 
     def send(self, message: str | Message) -> Sent:
         """Put Message. `ttl=math.inf`: never dies. The handle updates and deletes until somebody receives it."""
-        return self._send(entry_of(message, self._base64))
+        return self._send(entry_of(message, self._capabilities))
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """Put Message for each, a few at a time: their order in the queue is not promised."""
-        entries = [
-            attempt(lambda message: entry_of(message, self._base64), message) for message in checked.batch(messages)
-        ]
-        return through(entries, lambda good: self._account.singly.run(good, self._send))
+        return self._account.singly.batched(
+            checked.batch(messages), lambda message: entry_of(message, self._capabilities), self._send
+        )
 
     def _send(self, entry: Entry) -> Sent:
         self._check_open()
@@ -123,13 +111,7 @@ class AzureQueue(CloudQueue):
             with self._account.under_way.call():  # to its end, so that what comes after the close can be given back
                 return self._waiting.poll(partial(self._get, count_max, lease), left, self._give_back)
 
-        if not self._base64:
-            return polled(wait)
-
-        def read(came: list[Received]) -> list[Received]:
-            return read_each(came, base64_bodies.decoded, self._account.unreadable, self)
-
-        return receive_readable(polled, read, wait, self._clock)
+        return base64_bodies.receive(self, polled, wait, self._account.unreadable, self._clock)
 
     def _get(self, count_max: int, lease: float | None) -> list[Received]:
         held = self._known().visibility_timeout or LEASE_DEFAULT if lease is None else lease
@@ -152,8 +134,7 @@ class AzureQueue(CloudQueue):
             extension = checked.extension(given)
             return extension.handle, lease_of("lease", extension.lease, 0)
 
-        entries = [attempt(made, extension) for extension in extensions]
-        return through(entries, lambda good: self._account.singly.run(good, lambda entry: self._update(*entry)))
+        return self._account.singly.batched(extensions, made, lambda entry: self._update(*entry))
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """Update Message to `delay` seconds."""
@@ -185,8 +166,7 @@ class AzureQueue(CloudQueue):
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """Delete Message for each, a few at a time."""
         self._check_open()
-        entries = [attempt(checked.handle, handle) for handle in handles]
-        return through(entries, lambda good: self._account.singly.run(good, self.delete))
+        return self._account.singly.batched(handles, checked.handle, self.delete)
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """Peek Messages."""
@@ -219,11 +199,7 @@ class AzureQueue(CloudQueue):
 
     def _give_back(self, messages: list[Received]) -> None:
         """The queue is closed, and nobody waits for these any more: let others have them at once."""
-        for message in messages:
-            try:
-                self._updated(message.handle, 0)
-            except VeilError as error:
-                log.warning("queue %s: a message could not be released: %s", self.name, error)
+        self._give_each_back(messages, lambda handle: self._updated(handle, 0))
 
     def _call(self, operation: Any, **given: Any) -> Any:
         return self._account.call(operation, self.name, **given)

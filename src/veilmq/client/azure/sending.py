@@ -6,26 +6,18 @@ the character reference there instead. Source: "Put Message"; XML 1.0, section 2
 """
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from veilmq.client import base64_bodies, checked
 from veilmq.client.azure.errors import MESSAGE_BYTES_MAX
 from veilmq.client.azure.settings import DELAY_MAX, LEASE_MAX, NEVER, TTL_MAX, Settings
+from veilmq.client.capabilities import Capabilities
 from veilmq.client.messages import Message
 from veilmq.client.prepared import as_message, text_bytes
-from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
-
-_CANNOT: Final = {
-    "priority": "priorities",
-    "group": "groups",
-    "deduplication_id": "deduplication",
-    "type": "attributes",
-    "lease_hint": "lease_hints",
-    "tag": "tags",
-}
-"""Field of a message -> the ability that it needs and Queue Storage lacks."""
+from veilmq.client.sendable import check_abilities
+from veilmq.model.errors import MessageTooLarge, ParameterInvalid
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -36,21 +28,17 @@ class Entry(msgspec.Struct, gc=False):
     size_bytes: int
 
 
-def entry_of(given: str | Message, base64: bool) -> Entry:
+def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
     message = as_message(given)
-    if message.attributes:
-        raise CapabilityMissing(capability="attributes")
-    for field, capability in _CANNOT.items():
-        if getattr(message, field) is not None:
-            raise CapabilityMissing(capability=capability)
+    check_abilities(message, capabilities)
     arguments: dict[str, Any] = {}
     delay, ttl = message.delay, message.ttl
     if delay is not None:
-        arguments["visibility_timeout"] = whole("delay", delay, 0, DELAY_MAX)
+        arguments["visibility_timeout"] = checked.whole_seconds(delay, "delay", 0, DELAY_MAX)
     if ttl is not None:
-        arguments["time_to_live"] = NEVER if ttl == math.inf else whole("ttl", ttl, 1, TTL_MAX)
-    content, size_bytes = content_of(message.body, base64)
+        arguments["time_to_live"] = NEVER if ttl == math.inf else checked.whole_seconds(ttl, "ttl", 1, TTL_MAX)
+    content, size_bytes = content_of(message.body, capabilities.base64_body)
     return Entry({"content": content, "raw_request_hook": keep_line_ends, **arguments}, size_bytes)
 
 
@@ -83,14 +71,9 @@ def content_of(body: str, base64: bool) -> tuple[str, int]:
     return content, size_bytes
 
 
-def whole(parameter: str, seconds: float, least: int, most: int) -> int:
-    """Seconds as the service has them: whole ones, rounded up. Raises ParameterInvalid."""
-    return math.ceil(checked.seconds(seconds, parameter, least, most))
-
-
 def lease_of(parameter: str, seconds: float, least: int) -> int:
     """A lease in whole seconds. Raises ParameterInvalid."""
-    return whole(parameter, seconds, least, LEASE_MAX)
+    return checked.whole_seconds(seconds, parameter, least, LEASE_MAX)
 
 
 def keep_line_ends(request: Any) -> None:

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from veilmq.client.embedded import translation
 from veilmq.client.embedded.limits import MESSAGES_MAX
-from veilmq.client.errors import SubscriptionExists, TopicMissing
 from veilmq.client.messages import Message
 from veilmq.client.native_topics import NativePublished, NativeSubscription
 from veilmq.client.prepared import attempt, through
 from veilmq.client.topic_names import TAG_CHARACTERS_MAX, are_names
-from veilmq.model import errors, outcomes
+from veilmq.model import outcomes
 from veilmq.model.commands import (
     AnyCommand,
     CreateTopic,
@@ -25,7 +24,7 @@ from veilmq.model.commands import (
     Publish,
     Subscribe,
 )
-from veilmq.model.errors import QueueMissing, VeilError
+from veilmq.model.errors import QueueMissing, SubscriptionExists, TopicExists, TopicMissing, VeilError
 from veilmq.model.message import id_text
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import ContentFormat, SubscriptionSettings, TopicKey
@@ -64,7 +63,7 @@ class EmbeddedTopics:
         change = {"message_bytes_max": min(each.info.settings.message_bytes_max for each in described)}
         key = self._key(topic)
         (made,) = self._run([CreateTopic(topic=key, origin=self._origin, change=change)])
-        if isinstance(made, errors.TopicExists):
+        if isinstance(made, TopicExists):
             return False  # with another limit: its subscriptions decide whether it is the same
         if isinstance(made, VeilError):
             raise made
@@ -95,7 +94,7 @@ class EmbeddedTopics:
     def delete(self, topic: str) -> None:
         """See `NativeTopics`."""
         (outcome,) = self._run([DeleteTopic(topic=self._key(topic), origin=self._origin)])
-        if isinstance(outcome, VeilError) and not isinstance(outcome, errors.TopicMissing):
+        if isinstance(outcome, VeilError) and not isinstance(outcome, TopicMissing):
             raise outcome
 
     def publish(self, topic: str, messages: Sequence[Message]) -> list[NativePublished | VeilError]:
@@ -130,9 +129,9 @@ class EmbeddedTopics:
 
     def _told(self, error: VeilError, topic: str, queue: str) -> VeilError:
         """In the client's words."""
-        if isinstance(error, errors.TopicMissing):
+        if isinstance(error, TopicMissing):
             return TopicMissing(topic=topic)
-        if isinstance(error, errors.SubscriptionExists):
+        if isinstance(error, SubscriptionExists):
             return SubscriptionExists(topic=topic, subscription=error.subscription, setting=error.setting)
         return QueueMissing(queue=queue) if isinstance(error, QueueMissing) else error
 

@@ -24,7 +24,7 @@ import msgspec
 from veilmq.client.errors import KeyFileInvalid
 from veilmq.client.identity import fingerprint
 from veilmq.model.errors import ParameterInvalid
-from veilmq.store.files import replace_file
+from veilmq.store.files import durable_write
 
 ALGORITHMS: Final[Mapping[str, int]] = {
     "A256GCM": 32,
@@ -204,7 +204,7 @@ def add_key(path: Path | str, key: Key, *, encrypts: bool = True) -> Keys:
     try:
         there = list(_read(path)) if path.exists() else []
         keys = Keys(*there, key) if encrypts else Keys(key, *there)
-        replace_file(path, as_json(keys).encode(), keeps_owner=True)
+        durable_write(path, as_json(keys).encode(), keeps_owner=True)
     except OSError as error:
         raise KeyFileInvalid(path=str(path), reason=f"cannot be written: {error.strerror}") from None
     return keys

@@ -6,8 +6,6 @@ only what the template names, so a queue that is there is looked at. Source: the
 """
 
 import re
-import threading
-import weakref
 from typing import Any, Final
 
 from mns.mns_request import (  # type: ignore[import-untyped]
@@ -23,7 +21,7 @@ from mns.mns_request import (  # type: ignore[import-untyped]
 
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.closing import Closing
+from veilmq.client.cloud_queue import CloudAccount
 from veilmq.client.messages import Template
 from veilmq.client.mns.line import Lines
 from veilmq.client.mns.queue import MnsQueue, capabilities_of
@@ -46,27 +44,24 @@ _SETTINGS: Final = {
 """Field of a template -> of the SDK's requests and answers."""
 
 
-class MnsAccount(Closing):
+class MnsAccount(CloudAccount):
     """An `Account` over aliyun-mns-sdk's `mns.account.Account`."""
 
     def __init__(self, account: Any, *, base64: bool = True, unreadable: Policy = keep, clock: Clock = SYSTEM) -> None:
         """base64: bodies travel in base64, as the SDKs of Python and Java have them by default; False: as they are,
         as those of Go and Node.js have them. unreadable: what to do with a received body that is no base64 then."""
+        super().__init__()
         self.base64 = base64
         self.unreadable = unreadable
         self.singly = Singly("mns")
         self.lines = Lines(account)
         self._clock = clock
-        self._lock = threading.Lock()
-        self._queues: weakref.WeakSet[MnsQueue] = weakref.WeakSet()
 
     def queue(self, name: str) -> MnsQueue:
         """A queue that exists. Raises QueueMissing."""
         queue = MnsQueue(self, _checked(name), self._clock)
         queue.look()
-        with self._lock:
-            self._queues.add(queue)
-        return queue
+        return self._opened(queue)
 
     def capabilities(self, name: str) -> Capabilities:
         """See `Account.capabilities`."""
@@ -130,10 +125,7 @@ class MnsAccount(Closing):
 
     def close(self) -> None:
         """Close the queues and all connections."""
-        with self._lock:
-            queues = list(self._queues)
-        for queue in queues:
-            queue.close()
+        self._close_queues()
         self.singly.close()
         self.lines.close()
 

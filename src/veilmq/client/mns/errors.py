@@ -7,9 +7,9 @@ Source: the table of error codes of the MNS API.
 
 import re
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
-from veilmq.client.errors import ServiceError
+from veilmq.client.service_errors import Said, error_in
 from veilmq.model.errors import (
     MessageGone,
     MessageTooLarge,
@@ -40,29 +40,9 @@ _PORT_NAMES: Final = {
 """What MNS calls a parameter -> what the port calls it."""
 
 
-class Said(NamedTuple):
-    """What the service said, and about which queue."""
-
-    code: str
-    status: int
-    request_id: str
-    message: str
-    queue: str
-    size_bytes: int = 0
-    """Of the message that was sent, if one was."""
-
-
 def error_of(said: Said) -> VeilError:
     """The error that the code stands for. Never raises."""
-    make = _TABLE.get(said.code)
-    error = service_error(said) if make is None else make(said)
-    error.request_id = said.request_id
-    return error
-
-
-def service_error(said: Said) -> ServiceError:
-    """What was said, as it stands."""
-    return ServiceError(code=said.code, status=said.status, request_id=said.request_id, message=said.message)
+    return error_in(_TABLE, said)
 
 
 def _argument(said: Said) -> VeilError:

@@ -28,7 +28,8 @@ from veilmq.client.client_name import client_name
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.forked import OfProcess
 from veilmq.client.identity import ById, fingerprint
-from veilmq.client.mns.errors import Said, error_of
+from veilmq.client.mns.errors import error_of
+from veilmq.client.service_errors import Said
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.reports import REPORT_HEADER, Report, write_header
 

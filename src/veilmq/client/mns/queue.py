@@ -31,22 +31,22 @@ from veilmq.client import base64_bodies, checked
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudQueue
-from veilmq.client.errors import ServiceError, TransportError, may_have_happened
+from veilmq.client.errors import entry_unanswered, may_have_happened
 from veilmq.client.identity import ById, identity_of
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
-from veilmq.client.mns.errors import Said, error_of
+from veilmq.client.mns.errors import error_of
 from veilmq.client.mns.line import BatchRefused
 from veilmq.client.mns.receiving import peeked_of, received_of
-from veilmq.client.mns.sending import DELAY_MAX, LEASE_MAX, MESSAGE_BYTES_MAX, Entry, entry_of, whole
+from veilmq.client.mns.sending import DELAY_MAX, LEASE_MAX, MESSAGE_BYTES_MAX, Entry, entry_of
 from veilmq.client.parking import Parking
-from veilmq.client.prepared import attempt, through
-from veilmq.client.requests import in_requests, split
-from veilmq.client.unreadable import log, read_each, receive_readable
+from veilmq.client.requests import batched
+from veilmq.client.service_errors import Said
+from veilmq.client.singly import OF_ALL
+from veilmq.client.unreadable import log
 from veilmq.model.errors import (
     CapabilityMissing,
     LeaseError,
     MessageGone,
-    QueueMissing,
     ReceiptInvalid,
     VeilError,
 )
@@ -59,8 +59,6 @@ BATCH_MAX: Final = 16
 WAIT_MAX: Final = 30
 _HANDLE: Final = re.compile(r"[A-Za-z0-9._=+/~-]{1,1024}\Z")
 """The SDK pastes it into a URL as it is."""
-_OF_ALL: Final = (QueueMissing, TransportError, ServiceError)
-"""What is wrong with every entry of a batch if it is wrong with one."""
 
 
 def capabilities_of(base64: bool) -> Capabilities:
@@ -72,21 +70,15 @@ def capabilities_of(base64: bool) -> Capabilities:
         receive_messages_max=BATCH_MAX,
         lease_min=1,
         lease_max=LEASE_MAX,
-        lease_total_max=None,
         wait_max=WAIT_MAX,
         delay_max=DELAY_MAX,
-        batch_extend=False,
         receipts_rotate=True,
         handle_on_send=HandleOnSend.DELAYED,
-        body_replaceable=False,
         retention_below_delay=True,
         base64_body=base64,
         attributes=True,
         peek=True,
         priorities=True,
-        ttl=False,
-        groups=False,
-        native_fifo=False,
         native_topics=True,
         lease_hints=True,
         release_min=1,
@@ -119,7 +111,7 @@ class MnsQueue(CloudQueue):
 
     def send(self, message: str | Message) -> Sent:
         """SendMessage. A handle comes with a message that is delayed."""
-        return self._send(entry_of(message, self._base64))
+        return self._send(entry_of(message, self._capabilities))
 
     def _send(self, entry: Entry) -> Sent:
         answer = self._call("send_message", entry.request(self._name), SendMessageResponse(), entry.size_bytes)
@@ -127,15 +119,14 @@ class MnsQueue(CloudQueue):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """BatchSendMessage, as often as it takes; without handles, because its answer has none."""
-        entries = [
-            attempt(lambda message: entry_of(message, self._base64), message) for message in checked.batch(messages)
-        ]
-
-        def in_batches(good: Sequence[Entry]) -> list[Sent | VeilError]:
-            pieces = split(good, BATCH_MAX, MESSAGE_BYTES_MAX, lambda entry: entry.size_bytes)
-            return list(in_requests(pieces, self._send_piece))
-
-        return through(entries, in_batches)
+        return batched(
+            checked.batch(messages),
+            lambda message: entry_of(message, self._capabilities),
+            self._send_piece,
+            BATCH_MAX,
+            MESSAGE_BYTES_MAX,
+            lambda entry: entry.size_bytes,
+        )
 
     def _send_piece(self, entries: Sequence[Entry]) -> list[Sent | VeilError]:
         request = BatchSendMessageRequest(self._name, False)
@@ -145,14 +136,14 @@ class MnsQueue(CloudQueue):
         except BatchRefused as refused:
             told = [self._sent_or_error(fields, refused) for fields in refused.entries]
         except VeilError as error:
-            if isinstance(error, _OF_ALL):
+            if isinstance(error, OF_ALL):
                 raise
             # All were refused, with one error for all: each asked alone has its own.
             return self._account.singly.run(entries, self._send)
         else:
             told = [Sent(id=each.message_id) for each in answer.message_list]
         # An entry that the service forgets in its answer may have happened.
-        return [*told, *[_untold() for _ in entries]][: len(entries)]
+        return [*told, *[entry_unanswered() for _ in entries]][: len(entries)]
 
     def _sent_or_error(self, fields: dict[str, str], refused: BatchRefused) -> Sent | VeilError:
         if "MessageId" in fields:
@@ -167,23 +158,17 @@ class MnsQueue(CloudQueue):
         """BatchReceiveMessage. An empty list also if the queue is closed meanwhile."""
         self._check_open()
         self._check_count(count_max)
-        whole("wait", wait, 0, WAIT_MAX)
+        checked.whole_seconds(wait, "wait", 0, WAIT_MAX)
         if lease is not None:
-            whole("lease", lease, 1, LEASE_MAX)
+            checked.whole_seconds(lease, "lease", 1, LEASE_MAX)
 
         def polled(left: float) -> list[Received]:
             if not left:
                 return self._take(count_max, lease, 0)
-            seconds = whole("wait", left, 0, WAIT_MAX)
+            seconds = checked.whole_seconds(left, "wait", 0, WAIT_MAX)
             return self._parking.wait(lambda: self._take(count_max, lease, seconds), self._release_late) or []
 
-        if not self._base64:
-            return polled(wait)
-
-        def read(came: list[Received]) -> list[Received]:
-            return read_each(came, base64_bodies.decoded, self._account.unreadable, self)
-
-        return receive_readable(polled, read, wait, self._clock)
+        return base64_bodies.receive(self, polled, wait, self._account.unreadable, self._clock)
 
     def _take(self, count_max: int, lease: float | None, wait: int) -> list[Received]:
         request = BatchReceiveMessageRequest(self._name, count_max, False, wait)
@@ -228,11 +213,8 @@ class MnsQueue(CloudQueue):
 
     def _release_late(self, messages: list[Received]) -> None:
         """Nobody waits for these any more: let others have them soon."""
-        for message in messages:
-            try:
-                self._updated(message.handle, 1, Report(Reported.RETRY, RELEASED))
-            except VeilError as error:
-                log.warning("queue %s: a message could not be released: %s", self._name, error)
+        report = Report(Reported.RETRY, RELEASED)
+        self._give_each_back(messages, lambda handle: self._updated(handle, 1, report))
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
         """ChangeMessageVisibility. Less than a second is one."""
@@ -247,8 +229,7 @@ class MnsQueue(CloudQueue):
             extension = checked.extension(given)
             return _checked(extension.handle), _lease("lease", extension.lease)
 
-        entries = [attempt(made, extension) for extension in extensions]
-        return through(entries, lambda good: self._account.singly.run(good, self._extend))
+        return self._account.singly.batched(extensions, made, self._extend)
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """ChangeMessageVisibility to `delay` seconds, at least one."""
@@ -270,12 +251,7 @@ class MnsQueue(CloudQueue):
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """BatchDeleteMessage, as often as it takes."""
-        entries = [attempt(_checked, handle) for handle in handles]
-
-        def in_batches(good: Sequence[str]) -> list[VeilError | None]:
-            return list(in_requests(split(good, BATCH_MAX, MESSAGE_BYTES_MAX, len), self._delete_piece))
-
-        return through(entries, in_batches)
+        return batched(handles, _checked, self._delete_piece, BATCH_MAX, MESSAGE_BYTES_MAX, len)
 
     def _delete_piece(self, handles: Sequence[str]) -> list[VeilError | None]:
         request = BatchDeleteMessageRequest(self._name, list(handles))
@@ -285,7 +261,7 @@ class MnsQueue(CloudQueue):
             failed = {fields.get("ReceiptHandle"): self._entry_error(fields, refused) for fields in refused.entries}
             return [failed.get(handle) for handle in handles]
         except VeilError as error:
-            if isinstance(error, _OF_ALL):
+            if isinstance(error, OF_ALL):
                 raise
             return self._account.singly.run(handles, self.delete)
         return [None] * len(handles)
@@ -330,17 +306,13 @@ class MnsQueue(CloudQueue):
         return self._account.lines.call(method, request, response, self._name, size_bytes, report)
 
 
-def _untold() -> TransportError:
-    return TransportError(reason="the answer does not mention this entry", may_have_happened=True)
-
-
 def _seconds(lease: float) -> int:
     return _lease("lease", min(lease, LEASE_MAX))
 
 
 def _lease(parameter: str, seconds: float) -> int:
     """Whole seconds, at least one: MNS has no zero here. Raises ParameterInvalid."""
-    return max(1, whole(parameter, seconds, 0, LEASE_MAX))
+    return max(1, checked.whole_seconds(seconds, parameter, 0, LEASE_MAX))
 
 
 def _checked(handle: str) -> str:

@@ -5,7 +5,6 @@ user properties under SQS's rules, so that every client can read them; those of 
 has them. Source: the page of SendMessage.
 """
 
-import math
 from typing import Any, Final
 
 import msgspec
@@ -17,11 +16,12 @@ from mns.message_property import (  # type: ignore[import-untyped]
 from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type: ignore[import-untyped]
 
 from veilmq.client import base64_bodies, checked
+from veilmq.client.capabilities import Capabilities
 from veilmq.client.messages import Message
 from veilmq.client.prepared import as_message, text_bytes
-from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, named, size_bytes
-from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
-from veilmq.model.message_type import TYPE_ATTRIBUTE
+from veilmq.client.sendable import check_abilities
+from veilmq.client.typed_attributes import named, size_bytes, with_fields
+from veilmq.model.errors import MessageTooLarge, ParameterInvalid
 from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
 
 MESSAGE_BYTES_MAX: Final = 65_536
@@ -31,8 +31,6 @@ TRACING: Final = frozenset({"traceparent", "tracestate", "baggage"})
 """System properties that are attributes of the same names."""
 
 _TYPES: Final = {"String": "STRING", "Number": "NUMBER", "Binary": "BINARY"}
-_CANNOT: Final = {"ttl": "ttl", "group": "groups", "deduplication_id": "deduplication", "tag": "tags"}
-"""Field of a message -> the ability that it needs and MNS's queues lack."""
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -59,29 +57,26 @@ class Entry(msgspec.Struct, gc=False):
         return message
 
 
-def entry_of(given: str | Message, base64: bool) -> Entry:
+def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
     message = as_message(given)
-    for field, capability in _CANNOT.items():
-        if getattr(message, field) is not None:
-            raise CapabilityMissing(capability=capability)
+    check_abilities(message, capabilities)
     raw = text_bytes(message.body)
     if not raw:
         raise ParameterInvalid(parameter="body", reason="must not be empty")
     priority = message.priority
     if priority is not None:
         checked.whole(priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
-    hint = message.lease_hint
-    if hint is not None and not 0 < hint <= LEASE_MAX:
-        raise ParameterInvalid(parameter="lease_hint", reason=f"must be above 0 and at most {LEASE_MAX} s, not {hint}")
+    checked.lease_hint(message.lease_hint, LEASE_MAX)
     attributes = _attributes(message)
+    base64 = capabilities.base64_body
     body = base64_bodies.encode(raw) if base64 else message.body
     total_bytes = (len(body) if base64 else len(raw)) + size_bytes(attributes)
     if total_bytes > MESSAGE_BYTES_MAX:
         raise MessageTooLarge(size_bytes=total_bytes, limit_bytes=MESSAGE_BYTES_MAX)
     return Entry(
         body=body,
-        delay=-1 if message.delay is None else whole("delay", message.delay, 0, DELAY_MAX),
+        delay=-1 if message.delay is None else checked.whole_seconds(message.delay, "delay", 0, DELAY_MAX),
         priority=-1 if priority is None else priority,
         user={name: _user(*each) for name, each in attributes.items() if name not in TRACING},
         system={name: _system(name, *each) for name, each in attributes.items() if name in TRACING},
@@ -89,23 +84,9 @@ def entry_of(given: str | Message, base64: bool) -> Entry:
     )
 
 
-def whole(parameter: str, seconds: float, least: int, most: int) -> int:
-    """Seconds as the service has them: whole ones, rounded up. Raises ParameterInvalid."""
-    return math.ceil(checked.seconds(seconds, parameter, least, most))
-
-
 def _attributes(message: Message) -> dict[str, tuple[str, str | bytes]]:
-    given = dict(message.attributes)
-    for name, value in ((TYPE_ATTRIBUTE, message.type), (LEASE_HINT_ATTRIBUTE, message.lease_hint)):
-        if value is not None:
-            if name in given:
-                raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="is given as a field of the message")
-            given[name] = value
-    if len(given) > ATTRIBUTES_MAX:
-        reason = f"{len(given)} are more than {ATTRIBUTES_MAX} (type and lease_hint count as one each)"
-        raise ParameterInvalid(parameter="attributes", reason=reason)
     attributes = {}
-    for name, value in given.items():
+    for name, value in with_fields(message).items():
         if SystemPropertyName.is_valid(name) and name not in TRACING:
             raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="is the service's own")
         attributes[name] = named(name, value)

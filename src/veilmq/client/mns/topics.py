@@ -28,7 +28,6 @@ from veilmq.client.errors import ServiceError, SubscriptionExists, TopicMissing
 from veilmq.client.messages import Message
 from veilmq.client.mns.sending import Entry, entry_of
 from veilmq.client.native_topics import NativePublished, NativeSubscription
-from veilmq.client.prepared import attempt, through
 from veilmq.client.topic_names import TAG_CHARACTERS_MAX, are_names
 from veilmq.model.errors import VeilError
 
@@ -119,7 +118,7 @@ class MnsTopics:
         """PublishMessage, one by one, a few at a time. See `NativeTopics`."""
 
         def made(message: Message) -> tuple[Entry, str, str | None]:
-            entry = entry_of(msgspec.structs.replace(message, tag=None, group=None), self._account.base64)
+            entry = entry_of(msgspec.structs.replace(message, tag=None, group=None), self._account.capabilities(topic))
             return entry, message.tag or "", message.group
 
         def send(each: tuple[Entry, str, str | None]) -> NativePublished:
@@ -129,7 +128,7 @@ class MnsTopics:
             answer = self._call("publish_message", request, PublishMessageResponse(), topic)
             return NativePublished(answer.message_id, None)
 
-        return through([attempt(made, each) for each in messages], lambda good: self._account.singly.run(good, send))
+        return self._account.singly.batched(messages, made, send)
 
     def _endpoint(self, queue: str) -> str:
         account, _, rest = self._account.lines.host.partition(".mns.")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from veilmq.client.errors import StorageHeld, StorageLost
 from veilmq.client.forked import OfProcess, forget_in_child
-from veilmq.store.files import sync_directory
+from veilmq.store.files import durable_write
 
 
 class Storage(Protocol):
@@ -61,7 +61,7 @@ class LocalFile(OfProcess):
 
     def acquire(self) -> None:
         """See `LockedStorage.acquire`."""
-        lock = os.open(self._beside(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -101,16 +101,4 @@ class LocalFile(OfProcess):
             raise StorageHeld(storage=str(self), holder=f"pid {self._pid}")
         if self._lock is None:
             raise StorageLost(storage=str(self), holder="nobody")
-        written = self._beside(".new")
-        file = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            with open(file, "wb", closefd=False) as out:
-                out.write(state)
-            os.fsync(file)
-        finally:
-            os.close(file)
-        os.replace(written, self.path)
-        sync_directory(self.path.parent)
-
-    def _beside(self, suffix: str) -> Path:
-        return self.path.with_name(self.path.name + suffix)
+        durable_write(self.path, state, alone=True)

@@ -4,13 +4,11 @@ Strategy: thin over a boto3 client. Queue URLs come from SQS itself (GetQueueUrl
 whether CreateQueue created, so `create` asks before: of two who create at the same time both may be told True.
 """
 
-import threading
-import weakref
 from typing import Any, Final
 
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.closing import Closing
+from veilmq.client.cloud_queue import CloudAccount
 from veilmq.client.messages import Template
 from veilmq.client.queue_attributes import creation_attributes
 from veilmq.client.sqs.calls import Calls, member
@@ -20,27 +18,24 @@ from veilmq.model.errors import QueueMissing
 _PAGE_MAX: Final = 1_000
 
 
-class SqsAccount(Closing):
+class SqsAccount(CloudAccount):
     """An `Account` over a boto3 SQS client (`boto3.client("sqs", ...)`), whose retries and timeouts stay its own."""
 
     def __init__(
         self, client: Any, *, owner: str | None = None, owns_client: bool = False, clock: Clock = SYSTEM
     ) -> None:
         """`owner`: account of 12 digits whose queues are meant, if not the caller's. `owns_client`: close it too."""
+        super().__init__()
         self.client = client
         self._owner = owner
         self._owns_client = owns_client
         self._clock = clock
         self._calls = Calls(client)
-        self._lock = threading.Lock()
-        self._queues: weakref.WeakSet[SqsQueue] = weakref.WeakSet()
 
     def queue(self, name: str) -> SqsQueue:
         """A queue that exists. Raises QueueMissing."""
         queue = SqsQueue(self, self._calls, name, self._url(name), self._clock)
-        with self._lock:
-            self._queues.add(queue)
-        return queue
+        return self._opened(queue)
 
     def capabilities(self, name: str) -> Capabilities:
         """See `Account.capabilities`."""
@@ -87,10 +82,7 @@ class SqsAccount(Closing):
 
     def close(self) -> None:
         """Close the queues; the client too if it is ours."""
-        with self._lock:
-            queues = list(self._queues)
-        for queue in queues:
-            queue.close()
+        self._close_queues()
         self._calls.close()
         if self._owns_client:
             self.client.close()

@@ -9,19 +9,18 @@ Source: SQS API Reference.
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from veilmq.client import checked
-from veilmq.client.capabilities import Capabilities, HandleOnSend
+from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudQueue
-from veilmq.client.errors import TransportError
+from veilmq.client.errors import entry_unanswered
 from veilmq.client.identity import ById
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
 from veilmq.client.parking import Parking
-from veilmq.client.prepared import attempt, through
 from veilmq.client.queue_attributes import FIFO_SUFFIX
-from veilmq.client.requests import in_requests, split
+from veilmq.client.requests import batched, in_requests
 from veilmq.client.sqs.calls import Calls, entry_error, member
 from veilmq.client.sqs.receiving import received_of
 from veilmq.client.sqs.sending import Entry, entry_of
@@ -54,20 +53,14 @@ def capabilities_of(name: str, wait_max: float = _WAIT_MAX) -> Capabilities:
         wait_max=wait_max,
         delay_max=0 if fifo else 900,
         batch_extend=True,
-        receipts_rotate=False,
-        handle_on_send=HandleOnSend.NEVER,
-        body_replaceable=False,
-        retention_below_delay=False,
-        base64_body=False,
         attributes=True,
-        peek=False,
-        priorities=False,
-        ttl=False,
         groups=True,
         native_fifo=fifo,
-        native_topics=False,
         lease_hints=True,
     )
+
+
+Given = TypeVar("Given")
 
 
 class SqsQueue(CloudQueue):
@@ -107,16 +100,14 @@ class SqsQueue(CloudQueue):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """SendMessageBatch, as often as it takes."""
-        entries = [
-            attempt(lambda message: entry_of(message, self._capabilities), message)
-            for message in checked.batch(messages)
-        ]
-
-        def in_batches(good: Sequence[Entry]) -> list[Sent | VeilError]:
-            pieces = split(good, ENTRIES_MAX, REQUEST_BYTES_MAX, lambda entry: entry.size_bytes)
-            return list(in_requests(pieces, self._send_piece))
-
-        return through(entries, in_batches)
+        return batched(
+            checked.batch(messages),
+            lambda message: entry_of(message, self._capabilities),
+            self._send_piece,
+            ENTRIES_MAX,
+            REQUEST_BYTES_MAX,
+            lambda entry: entry.size_bytes,
+        )
 
     def _send_piece(self, entries: Sequence[Entry]) -> list[Sent | VeilError]:
         sizes = [entry.size_bytes for entry in entries]
@@ -214,7 +205,7 @@ class SqsQueue(CloudQueue):
             return {"ReceiptHandle": extension.handle, "VisibilityTimeout": _lease_seconds(extension.lease)}
 
         with self._calls.reporting(WORKING):
-            results = self._entries("change_message_visibility_batch", [attempt(made, each) for each in extensions])
+            results = self._entries("change_message_visibility_batch", extensions, made)
         return [
             extension.handle if result is None else result
             for extension, result in zip(extensions, results, strict=True)
@@ -230,8 +221,7 @@ class SqsQueue(CloudQueue):
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """DeleteMessageBatch, as often as it takes."""
-        entries = [attempt(lambda handle: {"ReceiptHandle": checked.handle(handle)}, handle) for handle in handles]
-        return self._entries("delete_message_batch", entries)
+        return self._entries("delete_message_batch", handles, lambda given: {"ReceiptHandle": checked.handle(given)})
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """SQS has none."""
@@ -255,12 +245,10 @@ class SqsQueue(CloudQueue):
         self._check_open()
         return self._calls.call(method, self._name, size_bytes=size_bytes, QueueUrl=self.url, **given)
 
-    def _entries(self, method: str, entries: Sequence[dict[str, Any] | VeilError]) -> list[VeilError | None]:
-        def in_batches(good: Sequence[dict[str, Any]]) -> list[VeilError | None]:
-            pieces = split(good, ENTRIES_MAX, REQUEST_BYTES_MAX, lambda entry: 0)
-            return list(in_requests(pieces, lambda piece: self._batch(method, piece, _nothing)))
-
-        return through(entries, in_batches)
+    def _entries(
+        self, method: str, given: Sequence[Given], make: Callable[[Given], dict[str, Any]]
+    ) -> list[VeilError | None]:
+        return batched(given, make, lambda entries: self._batch(method, entries, _nothing), ENTRIES_MAX)
 
     def _batch(
         self, method: str, entries: Sequence[dict[str, Any]], read: Callable[[dict[str, Any]], Any],
@@ -277,7 +265,7 @@ class SqsQueue(CloudQueue):
         numbered = [{"Id": str(number), **entry} for number, entry in enumerate(entries)]
         answer = self._calls.call(method, self._name, size_bytes=sum(sizes), QueueUrl=self.url, Entries=numbered)
         # An entry that the service forgets in its answer may have happened.
-        results: list[Any] = [_untold() for _ in entries]
+        results: list[Any] = [entry_unanswered() for _ in entries]
         places = {entry["Id"]: place for place, entry in enumerate(numbered)}
         for entry in answer.get("Successful", ()):
             if (place := places.get(entry.get("Id"))) is not None:
@@ -292,12 +280,8 @@ class SqsQueue(CloudQueue):
         return self._visibility_timeout.keep(float(member(member(answer, "Attributes"), "VisibilityTimeout")))
 
 
-def _untold() -> TransportError:
-    return TransportError(reason="the answer does not mention this entry", may_have_happened=True)
-
-
 def _lease_seconds(lease: float, parameter: str = "lease") -> int:
-    return math.ceil(checked.seconds(lease, parameter, 0, _LEASE_MAX))
+    return checked.whole_seconds(lease, parameter, 0, _LEASE_MAX)
 
 
 def _sent(answer: dict[str, Any]) -> Sent:

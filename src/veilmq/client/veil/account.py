@@ -5,14 +5,12 @@ Strategy: one pool of connections and one signer; a queue gets a line of its own
 """
 
 import ssl
-import threading
-import weakref
 from typing import Final
 
 from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.closing import Closing
+from veilmq.client.cloud_queue import CloudAccount
 from veilmq.client.identity import ById, fingerprint
 from veilmq.client.messages import Template
 from veilmq.client.queue_attributes import creation_attributes
@@ -38,7 +36,7 @@ _DELETE: Final = operation("VeilMQ.DeleteQueue", shapes.PurgeQueueResult, repeat
 _LIST: Final = operation("AmazonSQS.ListQueues", ListQueuesResult, repeatable=True)
 
 
-class VeilAccount(Closing):
+class VeilAccount(CloudAccount):
     """An `Account` on our server. Safe for threads; after a fork the child opens connections of its own."""
 
     def __init__(
@@ -62,6 +60,7 @@ class VeilAccount(Closing):
         `token`: of temporary credentials. `timeout`: seconds for an answer, beyond what a receive waits. Raises
         ParameterInvalid.
         """
+        super().__init__()
         if not host or "/" in host or host.count(":") == 1:
             raise ParameterInvalid(
                 parameter="host", reason="is a name or an address alone; a URL is what connect() takes"
@@ -88,8 +87,6 @@ class VeilAccount(Closing):
         self._clock = clock
         self._prefix = "" if account is None else f"{account}/"
         self._line = self._new_line("")
-        self._lock = threading.Lock()
-        self._queues: weakref.WeakSet[VeilQueue] = weakref.WeakSet()
 
     def _new_line(self, name: str) -> Line:
         return Line(self._pool, self._signer, self._timeout, name)
@@ -100,9 +97,7 @@ class VeilAccount(Closing):
         path = self._prefix + name
         line.call(DESCRIBE, shapes.QueueInput(queue=path))
         queue = VeilQueue(self, line, name, path, self._clock)
-        with self._lock:
-            self._queues.add(queue)
-        return queue
+        return self._opened(queue)
 
     def capabilities(self, name: str) -> Capabilities:
         """See `Account.capabilities`."""
@@ -138,9 +133,6 @@ class VeilAccount(Closing):
 
     def close(self) -> None:
         """Close the queues and let all connections go."""
-        with self._lock:
-            queues = list(self._queues)
         self._pool.close()
         self._line.close()
-        for queue in queues:
-            queue.close()
+        self._close_queues()

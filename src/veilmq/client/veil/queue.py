@@ -14,9 +14,9 @@ from veilmq.client.clock import Clock
 from veilmq.client.cloud_queue import CloudQueue
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
-from veilmq.client.prepared import as_message, attempt, through
+from veilmq.client.prepared import as_message
 from veilmq.client.queue_attributes import FIFO_SUFFIX
-from veilmq.client.requests import in_requests, split
+from veilmq.client.requests import batched
 from veilmq.client.unreadable import log
 from veilmq.client.veil.line import Line, Operation, operation
 from veilmq.client.veil.messages import peeked_of, received_of, sent_of, wire_bytes, wire_of
@@ -45,22 +45,18 @@ def capabilities_of(name: str) -> Capabilities:
         receive_messages_max=shapes.RECEIVE_COUNT_MAX,
         lease_min=0.001,
         lease_max=shapes.LEASE_SECONDS_MAX,
-        lease_total_max=None,
         wait_max=shapes.WAIT_SECONDS_MAX,
         delay_max=0 if fifo else shapes.DELAY_SECONDS_MAX,
         batch_extend=True,
-        receipts_rotate=False,
         handle_on_send=HandleOnSend.ALWAYS,
         body_replaceable=True,
         retention_below_delay=True,
-        base64_body=False,
         attributes=True,
         peek=True,
         priorities=not fifo,
         ttl=True,
         groups=True,
         native_fifo=fifo,
-        native_topics=False,
         lease_hints=True,
         tags=True,
         extends_late=not fifo,
@@ -103,11 +99,14 @@ class VeilQueue(CloudQueue):
             wire = _fitting(message, self._capabilities)
             return wire, wire_bytes(wire)
 
-        def in_batches(good: Sequence[tuple[shapes.MessageIn, int]]) -> list[Sent | VeilError]:
-            pieces = split(good, shapes.ENTRIES_MAX, shapes.REQUEST_BYTES_MAX, lambda entry: entry[1])
-            return list(in_requests(pieces, self._send_piece))
-
-        return through([attempt(made, message) for message in checked.batch(messages)], in_batches)
+        return batched(
+            checked.batch(messages),
+            made,
+            self._send_piece,
+            shapes.ENTRIES_MAX,
+            shapes.REQUEST_BYTES_MAX,
+            lambda entry: entry[1],
+        )
 
     def _send_piece(self, entries: Sequence[tuple[shapes.MessageIn, int]]) -> list[Sent | VeilError]:
         return self._send([wire for wire, _ in entries], sum(size for _, size in entries))
@@ -170,10 +169,7 @@ class VeilQueue(CloudQueue):
             _check_lease(extension.lease)
             return shapes.ExtendEntry(handle=extension.handle, lease=extension.lease)
 
-        def in_batches(good: Sequence[shapes.ExtendEntry]) -> list[VeilError | None]:
-            return list(in_requests(split(good, shapes.ENTRIES_MAX, 0, lambda entry: 0), self._extend_piece))
-
-        errors = through([attempt(made, extension) for extension in extensions], in_batches)
+        errors = batched(extensions, made, self._extend_piece, shapes.ENTRIES_MAX)
         return [
             extension.handle if error is None else error for extension, error in zip(extensions, errors, strict=True)
         ]
@@ -193,11 +189,7 @@ class VeilQueue(CloudQueue):
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """VeilMQ.Delete, as often as it takes."""
-
-        def in_batches(good: Sequence[str]) -> list[VeilError | None]:
-            return list(in_requests(split(good, shapes.ENTRIES_MAX, 0, lambda handle: 0), self._delete_piece))
-
-        return through([attempt(checked.handle, handle) for handle in handles], in_batches)
+        return batched(handles, checked.handle, self._delete_piece, shapes.ENTRIES_MAX)
 
     def _delete_piece(self, handles: Sequence[str]) -> list[VeilError | None]:
         failures = self._delete(list(handles))

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from veilmq.client.worker.files import make_folder
 from veilmq.model.errors import LeaseTaken, ParameterInvalid
-from veilmq.store.files import replace_file
+from veilmq.store.files import durable_write, make_directory
 
 if TYPE_CHECKING:
     from veilmq.client.objects import ObjectStore
@@ -96,7 +95,7 @@ class FileCheckpoints:
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
-        make_folder(self.directory)
+        make_directory(self.directory, 0o700)
 
     def load(self, key: str) -> Saved | None:
         """See `Checkpoints.load`. Raises OSError."""
@@ -111,12 +110,12 @@ class FileCheckpoints:
     def save(self, key: str, saved: Saved) -> None:
         """See `Checkpoints.save`. Raises OSError."""
         folder = self._folder(key)
-        make_folder(folder)
+        make_directory(folder, 0o700)
         names = _names(folder)
         mine = f"{saved.fence:0{_DIGITS}}"
         if names and max(names) > mine:
             raise LeaseTaken(sequence=0, attempt=int(max(names)))
-        replace_file(folder / mine, msgspec.json.encode(saved))
+        durable_write(folder / mine, msgspec.json.encode(saved))
         for older in names:
             if older < mine:
                 (folder / older).unlink(missing_ok=True)

@@ -4,15 +4,18 @@ Strategy: a file a key, written beside and renamed with fsync; an flock on one o
 writing one step. For the processes of one machine: on network file systems flock is what they make of it.
 """
 
+import fcntl
 import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from veilmq.client.worker.files import locked, make_folder
 from veilmq.client.worker.guard import Answer, Begun, Claim, Record, abandoned, finished, judge, prolonged
-from veilmq.store.files import replace_file
+from veilmq.store.files import durable_write, make_directory
 
 
 class DirectoryGuard:
@@ -20,7 +23,7 @@ class DirectoryGuard:
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
-        make_folder(self.directory)
+        make_directory(self.directory, 0o700)
 
     def begin(self, key: str, claim: Claim) -> Answer:
         """See `Guard.begin`."""
@@ -29,14 +32,14 @@ class DirectoryGuard:
             answer = judge(_read(path), claim)
             if not isinstance(answer, Record):
                 return answer
-            replace_file(path, msgspec.json.encode(answer))
+            durable_write(path, msgspec.json.encode(answer))
             return Begun(answer.fence)
 
     def finish(self, key: str, fence: int, result: Any) -> None:
         """See `Guard.finish`."""
         path = self._path(key)
         with locked(path.parent / ".lock"):
-            replace_file(path, msgspec.json.encode(finished(_read(path), key, fence, result)))
+            durable_write(path, msgspec.json.encode(finished(_read(path), key, fence, result)))
 
     def prolong(self, key: str, fence: int, now: float, until: float) -> None:
         """See `Prolonging.prolong`."""
@@ -44,7 +47,7 @@ class DirectoryGuard:
         with locked(path.parent / ".lock"):
             record = prolonged(_read(path), key, fence, until)
             if record is not None:
-                replace_file(path, msgspec.json.encode(record))
+                durable_write(path, msgspec.json.encode(record))
 
     def abandon(self, key: str, fence: int) -> None:
         """See `Guard.abandon`."""
@@ -52,7 +55,7 @@ class DirectoryGuard:
         with locked(path.parent / ".lock"):
             record = abandoned(_read(path), fence)
             if record is not None:
-                replace_file(path, msgspec.json.encode(record))
+                durable_write(path, msgspec.json.encode(record))
 
     def sweep(self, before: float) -> int:
         """Forget records last written before `before` (Unix seconds) that are done or overdue; how many."""
@@ -70,7 +73,7 @@ class DirectoryGuard:
     def _path(self, key: str) -> Path:
         name = hashlib.sha256(key.encode()).hexdigest()
         folder = self.directory / name[:2]
-        make_folder(folder)
+        make_directory(folder, 0o700)
         return folder / name
 
 
@@ -79,3 +82,16 @@ def _read(path: Path) -> Record | None:
         return msgspec.json.decode(path.read_bytes(), type=Record)
     except FileNotFoundError:
         return None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone with this file, among all threads and processes of the machine."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        # To close it is not enough: a child that was forked meanwhile has it open, too.
+        fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)

@@ -27,8 +27,7 @@ import pyarrow.compute as pc
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.pipeline.drain.columns import MANIFEST_SCHEMA
 from veilmq.pipeline.drain.errors import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged
-from veilmq.pipeline.durable import make_directory
-from veilmq.store.files import sync_directory
+from veilmq.store.files import durable_write, make_directory
 
 ROWS_PER_BATCH: Final = 1_000
 BYTES_PER_BATCH: Final = 16 << 20
@@ -173,17 +172,9 @@ class Directory:
 
 def put(path: Path, content: Any) -> None:
     """Write a file as a whole: it is there and durable, or it is not there. Raises DirectoryUnwritable."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        sync_directory(path.parent)
+        durable_write(path, content)
     except OSError as error:
-        # A disk that is full is not helped by half a file.
-        part.unlink(missing_ok=True)
         raise DirectoryUnwritable(
             f"{path.parent} cannot be written: {error.strerror}.", "Run the query again when it can: it goes on."
         ) from error

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from veilmq.pipeline.drain.manifests import put
-from veilmq.pipeline.durable import make_directory
+from veilmq.store.files import make_directory
 
 FOLDER: Final = "quarantine"
 

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from veilmq.pipeline import publish
-from veilmq.pipeline.durable import make_directory, restore, sync_tree, take_name
+from veilmq.pipeline.durable import restore, sync_tree
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.events import load
 from veilmq.pipeline.events.reading import History, last_instant
 from veilmq.pipeline.jobs import attempts, buckets, deleted, tables, timeouts
 from veilmq.pipeline.locking import locked
+from veilmq.store.files import durable_write, make_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -265,10 +266,8 @@ class Loop:
         return state
 
     def _save(self, state: _State) -> None:
-        part = self.directory / ".state.json.part"
-        part.write_bytes(msgspec.json.encode(state))
         # What the state before it names may be removed once it is durable.
-        take_name(part, self.directory / "state.json")
+        durable_write(self.directory / "state.json", msgspec.json.encode(state), mode=0o666, alone=True)
 
     def _tidy(self, state: _State) -> None:
         """Remove what a run left that did not come to its end, and pending leases of earlier runs."""

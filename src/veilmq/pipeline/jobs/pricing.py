@@ -38,7 +38,7 @@ class Price(NamedTuple):
         return costs.recovery * self.recovery_s + costs.duplicate * self.duplicates + costs.extend * self.extensions
 
 
-def _there(alive: Any, rate: Any) -> tuple[Any, Any]:
+def areas_of(alive: Any, rate: Any) -> tuple[Any, Any]:
     """Areas under the curve of those alive and not crashed up to each bound, and of age times it."""
     rate = np.asarray(rate, float)[..., None]
     there = alive * np.exp(-rate * BOUNDS)
@@ -59,7 +59,7 @@ def _integral(sums: Any, seconds: Any) -> Any:
 def timeout_price(alive: Any, rate: Any, timeouts: Any) -> Price:
     """Leases of `timeouts` seconds (shape (n,)) that are never extended; results of shape (..., n)."""
     timeouts = np.asarray(timeouts, float)
-    areas, moments = _there(alive, rate)
+    areas, moments = areas_of(alive, rate)
     rates = np.asarray(rate, float)[..., None]
     recovery = rates * (timeouts * _integral(areas, timeouts) - _integral(moments, timeouts))
     duplicates = np.zeros_like(recovery)
@@ -86,7 +86,7 @@ def schedule_price(alive: Any, rate: Any, schedule: Schedule, costs: Costs) -> P
     looks, leases = looks[: needed + 1], leases[:needed]
     at = np.array(looks)
     ends = at[:-1] + np.array(leases)
-    areas, moments = _there(alive, rate)
+    areas, moments = areas_of(alive, rate)
     rates = np.asarray(rate, float)[..., None]
     area, moment = _integral(areas, at), _integral(moments, at)
     recovery = rates * (ends * np.diff(area, axis=-1) - np.diff(moment, axis=-1))

@@ -53,7 +53,7 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
 
     from veilmq.pipeline.jobs.buckets import MIDDLES
     from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, sample_of
-    from veilmq.pipeline.jobs.timeouts import _crash_share, rated
+    from veilmq.pipeline.jobs.timeouts import crash_share, rated
 
     rows = rows.assign(type=rows["type"].where(rows["type"].notna(), None))
     found = [
@@ -78,7 +78,7 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     for part, (low, high) in enumerate(cuts):
         curve = Curve(_together([each.sample for each in curves[low:high]]))
         own = _best(curve, costs)
-        crash = _crash_share(curve.ended(), costs.crashes_per_second)
+        crash = crash_share(curve.ended(), costs.crashes_per_second)
         price = _price(curve, own, costs)
         result.append(
             {name: first[name] for name in ("account", "region", "queue")}

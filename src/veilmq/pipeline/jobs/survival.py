@@ -87,7 +87,7 @@ def _placed(rows: Any) -> Any:
     bucket = np.arange(seen[0], seen[-1] + 1) if len(seen) else np.arange(0)
     law = normal_survival(found.law, BOUNDS[bucket]) if found.fits and found.law else np.full(len(bucket), np.nan)
     return pd.DataFrame(
-        _names(rows)
+        names_of(rows)
         | {
             "bucket": bucket,
             "seconds": BOUNDS[bucket],
@@ -107,7 +107,7 @@ def _quantiles(rows: Any) -> Any:
 
     found = Curve(sample_of(rows))
     doubt = doubted(rows)
-    row: dict[str, Any] = _names(rows) | {
+    row: dict[str, Any] = names_of(rows) | {
         "attempts": found.attempts,
         "finished": found.finished,
         "censored_share": 1 - found.finished / max(found.attempts, 1e-9),
@@ -129,7 +129,7 @@ def _quantiles(rows: Any) -> Any:
     return pd.DataFrame([row])
 
 
-def _names(rows: Any) -> dict[str, Any]:
+def names_of(rows: Any) -> dict[str, Any]:
     """The group's own columns, for each row of its answer."""
     first = rows.iloc[0]
     return {name: first[name] for name in GROUP}

@@ -137,12 +137,12 @@ def plan(alive: Any, costs: "Costs") -> "Schedule":
 def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     from veilmq.client.timeouts.schedule import Costs
     from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, doubted, sample_of
-    from veilmq.pipeline.jobs.survival import _names
+    from veilmq.pipeline.jobs.survival import names_of
 
     curve = Curve(sample_of(rows))
     costs = rated(curve.sample, given)
     row: dict[str, Any] = dict.fromkeys(part.split()[0] for part in SCHEMA.split(", "))
-    row |= _names(rows) | {
+    row |= names_of(rows) | {
         "attempts": curve.attempts,
         "finished": curve.finished,
         "crashes_per_second": curve.sample.crashes_per_second,
@@ -176,11 +176,11 @@ def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
         share = min(float(usual.renewed_share.sum()) / renewals, 0.99)
         price = schedule_price(alive, rate, steady(lease, lease * (1 - share)), costs)
         cost, twice, waits = float(price.cost(costs)), float(price.duplicates), float(price.recovery_s)
-        crash = _crash_share(alive, rate)
+        crash = crash_share(alive, rate)
     else:
         price = timeout_price(alive, rate, np.array([lease]))
         cost, twice, waits = float(price.cost(costs)[0]), float(price.duplicates[0]), float(price.recovery_s[0])
-        crash = _crash_share(curve.ended(), rate)
+        crash = crash_share(curve.ended(), rate)
     return {
         "today_lease_s": lease,
         "today_renewed": renewals > 0,
@@ -203,7 +203,7 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
     price = timeout_price(alive, costs.crashes_per_second, at)
     curves, rates = resampled
     low, high = _interval(timeout_price(curves, rates, at).cost(costs)[..., 0])
-    crash = _crash_share(alive, costs.crashes_per_second)
+    crash = crash_share(alive, costs.crashes_per_second)
     return {
         "timeout_s": timeout,
         "timeout_cost": float(price.cost(costs)[0]),
@@ -239,16 +239,16 @@ def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, A
         "cost_low": low,
         "cost_high": high,
         "redelivered": float(price.duplicates),
-        "recovery_s": float(price.recovery_s) / _crash_share(alive, rate),
+        "recovery_s": float(price.recovery_s) / crash_share(alive, rate),
         "extensions": float(price.extensions),
     }
 
 
-def _crash_share(alive: Any, rate: float) -> float:
+def crash_share(alive: Any, rate: float) -> float:
     """Of the attempts, how many end in a crash (the curve's own end counts as one)."""
-    from veilmq.pipeline.jobs.pricing import _there
+    from veilmq.pipeline.jobs.pricing import areas_of
 
-    areas, _ = _there(alive, rate)
+    areas, _ = areas_of(alive, rate)
     return max(rate * float(areas[-1]), 1e-12)
 
 
@@ -290,7 +290,7 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
     from veilmq.pipeline.jobs.buckets import BOUNDS, FINE
     from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, sample_of
     from veilmq.pipeline.jobs.pricing import timeout_price
-    from veilmq.pipeline.jobs.survival import _names
+    from veilmq.pipeline.jobs.survival import names_of
 
     curve = Curve(sample_of(rows))
     if curve.finished < FINISHED_MIN:
@@ -304,13 +304,13 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
     price = timeout_price(alive, costs.crashes_per_second, at)
     error = 1.96 * curve.error[place]
     return pd.DataFrame(
-        _names(rows)
+        names_of(rows)
         | {
             "timeout_s": at,
             "redelivered": alive[place],
             "low": np.clip(alive[place] - error, 0, 1),
             "high": np.clip(alive[place] + error, 0, 1),
-            "recovery_s": price.recovery_s / _crash_share(curve.ended(), costs.crashes_per_second),
+            "recovery_s": price.recovery_s / crash_share(curve.ended(), costs.crashes_per_second),
             "cost": price.cost(costs),
             "within_reach": at <= curve.reach_s,
         }

@@ -29,11 +29,10 @@ from pyspark.sql import types
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from veilmq.client.clock import SYSTEM
-from veilmq.pipeline.durable import sync_file
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.sinks.fitting import DeltaRefused, check_nulls, check_table, nulls_of
 from veilmq.pipeline.sinks.options import DeltaOptions, read_delta_options
-from veilmq.store.files import sync_directory
+from veilmq.store.files import sync_directory, sync_file
 
 _ROWS_FLUSHED: Final = 65_536
 _ELSEWHERE: Final = ("s3://", "gs://", "gcs://", "abfs://", "abfss://", "hdfs://", "viewfs://")

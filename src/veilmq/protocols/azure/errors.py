@@ -10,35 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.model import errors
 from veilmq.model.commands import AnyCommand, Delete, Extend, Send
-from veilmq.model.errors import (
-    AttemptNotRetryable,
-    CapabilityMissing,
-    DiskLow,
-    InFlightFull,
-    LeaseExpired,
-    LeaseTaken,
-    MessageGone,
-    MessageTooLarge,
-    MovesFull,
-    Overloaded,
-    ParameterInvalid,
-    PurgeInProgress,
-    QueueDeletedRecently,
-    QueueExists,
-    QueueMissing,
-    RateExceeded,
-    ReceiptInvalid,
-    RedriveRefused,
-    StoreFailed,
-    StoreUnknown,
-    SubscriptionExists,
-    SubscriptionMissing,
-    SubscriptionsFull,
-    TopicExists,
-    TopicMissing,
-    VeilError,
-)
+from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.receipt import HANDLE_CHARACTERS
 
@@ -302,7 +276,7 @@ def looks_like_receipt(text: str) -> bool:
     return len(text) == HANDLE_CHARACTERS and not text.strip("0123456789abcdef")
 
 
-def _receipt_invalid(error: ReceiptInvalid, command: AnyCommand) -> Refusal:
+def _receipt_invalid(error: errors.ReceiptInvalid, command: AnyCommand) -> Refusal:
     """A stale or foreign one names no message that is here; one that does not parse is the example of the page "Status
     and error codes"."""
     assert isinstance(command, Delete | Extend)
@@ -312,7 +286,7 @@ def _receipt_invalid(error: ReceiptInvalid, command: AnyCommand) -> Refusal:
     return bad_parameter("popreceipt", handle, "Invalid pop receipt format.")
 
 
-def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:
+def _parameter_invalid(error: errors.ParameterInvalid, command: AnyCommand) -> Refusal:
     if error.parameter == "body":
         return bad_node("MessageText", "", error.reason)
     if error.parameter == "ttl_us":
@@ -322,31 +296,39 @@ def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:
 
 
 _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
-    CapabilityMissing: lambda error, command: Refusal(INVALID_INPUT, {"Reason": str(error)}),
-    ParameterInvalid: _parameter_invalid,
-    QueueMissing: lambda error, command: Refusal(QUEUE_NOT_FOUND),
-    QueueExists: lambda error, command: Refusal(QUEUE_ALREADY_EXISTS),
-    QueueDeletedRecently: lambda error, command: Refusal(QUEUE_BEING_DELETED),
-    PurgeInProgress: lambda error, command: Refusal(OPERATION_TIMED_OUT),
-    MessageTooLarge: lambda error, command: Refusal(MESSAGE_TOO_LARGE, {"MaxLimit": str(error.limit_bytes)}),
-    ReceiptInvalid: _receipt_invalid,
-    RedriveRefused: lambda error, command: Refusal(INVALID_INPUT, {"Reason": str(error)}),
+    errors.CapabilityMissing: lambda error, command: Refusal(INVALID_INPUT, {"Reason": str(error)}),
+    errors.ParameterInvalid: _parameter_invalid,
+    errors.QueueMissing: lambda error, command: Refusal(QUEUE_NOT_FOUND),
+    errors.QueueExists: lambda error, command: Refusal(QUEUE_ALREADY_EXISTS),
+    errors.QueueDeletedRecently: lambda error, command: Refusal(QUEUE_BEING_DELETED),
+    errors.PurgeInProgress: lambda error, command: Refusal(OPERATION_TIMED_OUT),
+    errors.MessageTooLarge: lambda error, command: Refusal(MESSAGE_TOO_LARGE, {"MaxLimit": str(error.limit_bytes)}),
+    errors.ReceiptInvalid: _receipt_invalid,
+    errors.RedriveRefused: lambda error, command: Refusal(INVALID_INPUT, {"Reason": str(error)}),
     # Azure has no topics: what a topic's command answers never gets here, but the table stays total.
     **dict.fromkeys(
-        (TopicMissing, TopicExists, SubscriptionMissing, SubscriptionExists, SubscriptionsFull),
+        (
+            errors.TopicMissing,
+            errors.TopicExists,
+            errors.SubscriptionMissing,
+            errors.SubscriptionExists,
+            errors.SubscriptionsFull,
+        ),
         lambda error, command: Refusal(INVALID_INPUT, {"Reason": str(error)}),
     ),
-    AttemptNotRetryable: lambda error, command: Refusal(INVALID_INPUT, {"Reason": str(error)}),  # SQS's alone
-    LeaseExpired: lambda error, command: Refusal(MESSAGE_NOT_FOUND),
-    LeaseTaken: lambda error, command: Refusal(MESSAGE_NOT_FOUND),
-    MessageGone: lambda error, command: Refusal(MESSAGE_NOT_FOUND),
-    InFlightFull: lambda error, command: Refusal(SERVER_BUSY),
-    MovesFull: lambda error, command: Refusal(SERVER_BUSY, {"Reason": f"{error}."}),
-    RateExceeded: lambda error, command: Refusal(SERVER_BUSY, {"Reason": f"{error}."}),
-    DiskLow: lambda error, command: Refusal(SERVER_BUSY, {"Reason": "The disk is nearly full."}),
-    Overloaded: lambda error, command: Refusal(SERVER_BUSY),
-    StoreFailed: lambda error, command: Refusal(INTERNAL_ERROR, {"Reason": "The request was not carried out."}),
-    StoreUnknown: lambda error, command: Refusal(INTERNAL_ERROR, {"Reason": "The outcome of the request is unknown."}),
+    errors.AttemptNotRetryable: lambda error, command: Refusal(INVALID_INPUT, {"Reason": str(error)}),  # SQS's alone
+    errors.LeaseExpired: lambda error, command: Refusal(MESSAGE_NOT_FOUND),
+    errors.LeaseTaken: lambda error, command: Refusal(MESSAGE_NOT_FOUND),
+    errors.MessageGone: lambda error, command: Refusal(MESSAGE_NOT_FOUND),
+    errors.InFlightFull: lambda error, command: Refusal(SERVER_BUSY),
+    errors.MovesFull: lambda error, command: Refusal(SERVER_BUSY, {"Reason": f"{error}."}),
+    errors.RateExceeded: lambda error, command: Refusal(SERVER_BUSY, {"Reason": f"{error}."}),
+    errors.DiskLow: lambda error, command: Refusal(SERVER_BUSY, {"Reason": "The disk is nearly full."}),
+    errors.Overloaded: lambda error, command: Refusal(SERVER_BUSY),
+    errors.StoreFailed: lambda error, command: Refusal(INTERNAL_ERROR, {"Reason": "The request was not carried out."}),
+    errors.StoreUnknown: lambda error, command: Refusal(
+        INTERNAL_ERROR, {"Reason": "The outcome of the request is unknown."}
+    ),
 }
 
 

@@ -11,8 +11,9 @@ import msgspec
 from veilmq.protocols.azure import limits
 from veilmq.protocols.azure.errors import bad_xml, missing_node
 from veilmq.protocols.azure.instants import read_policy_time
-from veilmq.protocols.azure.xml_reading import Node, read_document
-from veilmq.protocols.azure.xml_writing import DECLARATION, escape
+from veilmq.protocols.azure.xml_reading import members_of, only, read_document
+from veilmq.protocols.azure.xml_writing import DECLARATION
+from veilmq.protocols.xml import Element, escape
 
 LABEL: Final = "azure.policies"
 PERMISSIONS: Final = "raup"
@@ -47,7 +48,7 @@ def read_policies(body: bytes) -> tuple[Policy, ...]:
     if not body:
         return ()
     root = read_document(body, "SignedIdentifiers", limits.DOCUMENT_BYTES_MAX)
-    policies = tuple(_policy(node) for node in root.only("SignedIdentifier"))
+    policies = tuple(_policy(node) for node in only(root, "SignedIdentifier"))
     if len(policies) > limits.POLICIES_MAX:
         raise bad_xml(f"A queue has at most {limits.POLICIES_MAX} access policies.")
     if len({policy.id for policy in policies}) != len(policies):
@@ -55,8 +56,8 @@ def read_policies(body: bytes) -> tuple[Policy, ...]:
     return policies
 
 
-def _policy(node: Node) -> Policy:
-    known = node.members(("Id", "AccessPolicy"))
+def _policy(node: Element) -> Policy:
+    known = members_of(node, ("Id", "AccessPolicy"))
     identifier = known.get("Id")
     if identifier is None or not identifier.text:
         raise missing_node("Id")
@@ -65,7 +66,7 @@ def _policy(node: Node) -> Policy:
     access = known.get("AccessPolicy")
     if access is None:
         return Policy(identifier.text)
-    fields = {name: member.text for name, member in access.members(("Start", "Expiry", "Permission")).items()}
+    fields = {name: member.text for name, member in members_of(access, ("Start", "Expiry", "Permission")).items()}
     for name in ("Start", "Expiry"):
         if fields.get(name) and read_policy_time(fields[name]) is None:
             raise bad_xml(f"{name} is not a time in UTC in the form of ISO 8601, its fraction of seven digits.")

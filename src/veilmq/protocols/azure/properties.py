@@ -12,8 +12,9 @@ import msgspec
 
 from veilmq.protocols.azure import limits
 from veilmq.protocols.azure.errors import bad_node, bad_xml, missing_node
-from veilmq.protocols.azure.xml_reading import Node, read_document
-from veilmq.protocols.azure.xml_writing import DECLARATION, escape
+from veilmq.protocols.azure.xml_reading import members_of, only, read_document
+from veilmq.protocols.azure.xml_writing import DECLARATION
+from veilmq.protocols.xml import Element, escape
 
 LABEL_PREFIX: Final = "azure.service."
 _BOOLEANS: Final = {"true": True, "false": False}
@@ -96,54 +97,54 @@ def read_change(body: bytes, version: str) -> dict[str, Any]:
     root = read_document(body, "StorageServiceProperties", limits.DOCUMENT_BYTES_MAX)
     old = version < limits.VERSION_CORS
     parts = _OLD_PARTS if old else _PARTS
-    members = root.members(tuple(parts))
+    members = members_of(root, tuple(parts))
     if old:
         for name in parts:
             _need(members, name)
     return {parts[name][0]: parts[name][1](node) for name, node in members.items()}
 
 
-def _need(members: dict[str, Node], name: str) -> Node:
+def _need(members: dict[str, Element], name: str) -> Element:
     if name not in members:
         raise missing_node(name)
     return members[name]
 
 
-def _boolean(node: Node) -> bool:
+def _boolean(node: Element) -> bool:
     if node.text.lower() not in _BOOLEANS:
         raise bad_node(node.name, node.text, "Not true or false.")
     return _BOOLEANS[node.text.lower()]
 
 
-def _number(node: Node, minimum: int, maximum: int) -> int:
+def _number(node: Element, minimum: int, maximum: int) -> int:
     text = node.text
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and minimum <= int(text) <= maximum):
         raise bad_node(node.name, text, f"Not a whole number from {minimum} to {maximum}.")
     return int(text)
 
 
-def _version(members: dict[str, Node], allowed: tuple[str, ...]) -> str:
+def _version(members: dict[str, Element], allowed: tuple[str, ...]) -> str:
     node = _need(members, "Version")
     if node.text not in allowed:
         raise bad_node("Version", node.text, f"The version is {' or '.join(allowed)}.")
     return node.text
 
 
-def _retention(members: dict[str, Node]) -> Retention:
-    policy = _need(members, "RetentionPolicy").members(("Enabled", "Days"))
+def _retention(members: dict[str, Element]) -> Retention:
+    policy = members_of(_need(members, "RetentionPolicy"), ("Enabled", "Days"))
     if not _boolean(_need(policy, "Enabled")):
         return Retention()
     return Retention(_number(_need(policy, "Days"), 1, limits.RETENTION_DAYS_MAX))
 
 
-def _logging(node: Node) -> Logging:
-    members = node.members(("Version", "Delete", "Read", "Write", "RetentionPolicy"))
+def _logging(node: Element) -> Logging:
+    members = members_of(node, ("Version", "Delete", "Read", "Write", "RetentionPolicy"))
     delete, read, write = (_boolean(_need(members, name)) for name in ("Delete", "Read", "Write"))
     return Logging(delete, read, write, _retention(members), _version(members, _LOGGING_VERSIONS))
 
 
-def _metrics(node: Node) -> Metrics:
-    members = node.members(("Version", "Enabled", "IncludeAPIs", "RetentionPolicy"))
+def _metrics(node: Element) -> Metrics:
+    members = members_of(node, ("Version", "Enabled", "IncludeAPIs", "RetentionPolicy"))
     enabled = _boolean(_need(members, "Enabled"))
     include = None
     if enabled:
@@ -153,8 +154,8 @@ def _metrics(node: Node) -> Metrics:
     return Metrics(enabled, include, _retention(members), _version(members, _METRICS_VERSIONS))
 
 
-def _cors(node: Node) -> tuple[CorsRule, ...]:
-    rules = tuple(_rule(child) for child in node.only("CorsRule"))
+def _cors(node: Element) -> tuple[CorsRule, ...]:
+    rules = tuple(_rule(child) for child in only(node, "CorsRule"))
     if len(rules) > limits.CORS_RULES_MAX:
         raise bad_xml(f"There are at most {limits.CORS_RULES_MAX} CORS rules.")
     size_bytes = sum(len(",".join(part).encode()) for rule in rules for part in _texts(rule))
@@ -167,9 +168,9 @@ def _texts(rule: CorsRule) -> tuple[tuple[str, ...], ...]:
     return rule.origins, rule.methods, rule.allowed_headers, rule.exposed_headers
 
 
-def _rule(node: Node) -> CorsRule:
+def _rule(node: Element) -> CorsRule:
     names = ("AllowedOrigins", "AllowedMethods", "AllowedHeaders", "ExposedHeaders", "MaxAgeInSeconds")
-    members = node.members(names)
+    members = members_of(node, names)
     origins, methods = (_list(_need(members, name)) for name in names[:2])
     allowed, exposed = (_list(_need(members, name)) for name in names[2:4])
     for name, values in zip(names[:2], (origins, methods), strict=True):
@@ -188,7 +189,7 @@ def _rule(node: Node) -> CorsRule:
     return CorsRule(origins, methods, allowed, exposed, _number(_need(members, "MaxAgeInSeconds"), 0, _SECONDS_MAX))
 
 
-def _list(node: Node) -> tuple[str, ...]:
+def _list(node: Element) -> tuple[str, ...]:
     values = tuple(part for each in node.text.split(",") if (part := each.strip()))
     for value in values:
         if len(value) > limits.CORS_NAME_CHARACTERS_MAX or not (value.isascii() and value.isprintable()):
@@ -197,7 +198,7 @@ def _list(node: Node) -> tuple[str, ...]:
     return values
 
 
-_PARTS: Final[dict[str, tuple[str, Callable[[Node], Any]]]] = {
+_PARTS: Final[dict[str, tuple[str, Callable[[Element], Any]]]] = {
     "Logging": ("logging", _logging),
     "HourMetrics": ("hour_metrics", _metrics),
     "MinuteMetrics": ("minute_metrics", _metrics),

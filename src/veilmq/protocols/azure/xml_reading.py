@@ -1,53 +1,18 @@
-"""XML requests, read by expat into a small tree, without document types.
+"""XML requests of Queue Storage: which elements may be where, and what is said of those that may not.
 
-Strategy: a document type is refused at its first sign, so that no entity is ever defined; depth, nodes and bytes are
-bounded. Markup in a text, which nobody reads, is no node and may be as deep as its bytes allow. What is not well-formed
-is refused with line and column. Source: XML 1.0.
+Strategy: the tree is `veilmq.protocols.xml`'s, within this protocol's bounds. What is not well-formed is refused with
+line and column.
 """
 
 from collections.abc import Sequence
-from typing import Any
-from xml.parsers import expat
 
-import msgspec
-
+from veilmq.protocols import xml
 from veilmq.protocols.azure import limits
 from veilmq.protocols.azure.errors import UNSUPPORTED_XML_NODE, Refusal, bad_xml, too_large
+from veilmq.protocols.xml import DocumentInvalid, Element
 
 
-class Node(msgspec.Struct, gc=False):
-    """An element: its name without prefix, its text without surrounding blanks (but see `raw`), its children."""
-
-    name: str
-    raw: str = ""
-    """All character data, untouched; of a text element what is left when markup in it is removed."""
-    children: list["Node"] = []
-
-    @property
-    def text(self) -> str:
-        """The text without surrounding blanks."""
-        return self.raw.strip()
-
-    def only(self, name: str) -> list["Node"]:
-        """The children, all of which must have that name. Raises Refusal."""
-        for child in self.children:
-            if child.name != name:
-                raise Refusal(UNSUPPORTED_XML_NODE, {"XmlNodeName": child.name})
-        return self.children
-
-    def members(self, names: Sequence[str]) -> dict[str, "Node"]:
-        """The children by name, each at most once and of those names alone. Raises Refusal."""
-        found: dict[str, Node] = {}
-        for child in self.children:
-            if child.name not in names:
-                raise Refusal(UNSUPPORTED_XML_NODE, {"XmlNodeName": child.name})
-            if child.name in found:
-                raise bad_xml(f"{child.name} is given more than once.")
-            found[child.name] = child
-        return found
-
-
-def read_document(body: bytes, root: str, limit_bytes: int, text: str = "") -> Node:
+def read_document(body: bytes, root: str, limit_bytes: int, text: str = "") -> Element:
     """The tree of a document whose outermost element has that name.
 
     text: the name of elements that have no children here: markup in them is left out, but for its text.
@@ -56,54 +21,30 @@ def read_document(body: bytes, root: str, limit_bytes: int, text: str = "") -> N
     """
     if len(body) > limit_bytes:
         raise too_large(limit_bytes)
-    top = Node("", children=[])
-    open_nodes = [top]
-    pieces: list[list[str]] = [[]]
-    nodes = inside = 0
-    parser: Any = expat.ParserCreate()
-    parser.buffer_text = True
-
-    def start(name: str, attributes: dict[str, str]) -> None:
-        nonlocal nodes, inside
-        if inside or (text and open_nodes[-1].name == text):
-            inside += 1
-            return
-        nodes += 1
-        if len(open_nodes) > limits.XML_DEPTH_MAX or nodes > limits.XML_NODES_MAX:
-            raise bad_xml("The document is too deep or has too many elements.", *_at(parser))
-        node = Node(name.rpartition(":")[2], children=[])
-        open_nodes[-1].children.append(node)
-        open_nodes.append(node)
-        pieces.append([])
-
-    def end(name: str) -> None:
-        nonlocal inside
-        if inside:
-            inside -= 1
-            return
-        open_nodes.pop().raw = "".join(pieces.pop())
-
-    def data(piece: str) -> None:
-        pieces[-1].append(piece)
-
-    def doctype(*ignored: object) -> None:
-        raise bad_xml("A document type is not allowed.", *_at(parser))
-
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = data
-    parser.StartDoctypeDeclHandler = doctype
     try:
-        parser.Parse(body, True)
-    except expat.ExpatError as error:
-        raise bad_xml(expat.ErrorString(error.code), error.lineno, error.offset) from None
-    except (LookupError, ValueError):
-        raise bad_xml("The document's encoding is not supported.") from None
-    (node,) = top.children
-    if node.name != root:
+        element = xml.read_document(body, limits.XML_DEPTH_MAX, limits.XML_NODES_MAX, text)
+    except DocumentInvalid as error:
+        raise bad_xml(f"{error.reason[0].upper()}{error.reason[1:]}.", error.line, error.column) from None
+    if element.name != root:
         raise bad_xml(f"The document must be a {root}.")
-    return node
+    return element
 
 
-def _at(parser: Any) -> tuple[int, int]:
-    return parser.CurrentLineNumber, parser.CurrentColumnNumber
+def only(element: Element, name: str) -> list[Element]:
+    """The children, all of which must have that name. Raises Refusal."""
+    for child in element.children:
+        if child.name != name:
+            raise Refusal(UNSUPPORTED_XML_NODE, {"XmlNodeName": child.name})
+    return element.children
+
+
+def members_of(element: Element, names: Sequence[str]) -> dict[str, Element]:
+    """The children by name, each at most once and of those names alone. Raises Refusal."""
+    found: dict[str, Element] = {}
+    for child in element.children:
+        if child.name not in names:
+            raise Refusal(UNSUPPORTED_XML_NODE, {"XmlNodeName": child.name})
+        if child.name in found:
+            raise bad_xml(f"{child.name} is given more than once.")
+        found[child.name] = child
+    return found

@@ -4,18 +4,12 @@ Strategy: joined strings, no tree. Texts are escaped so that a client reads back
 return as a character reference, or a parser turns it into a line feed (XML 1.0, 2.11).
 """
 
-import re
 from typing import Final
+
+from veilmq.protocols.xml import clean, escape
 
 DECLARATION: Final = '<?xml version="1.0" encoding="utf-8"?>'
 CONTENT_TYPE: Final = b"application/xml"
-
-_NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def escape(text: str) -> str:
-    """The text as character data."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
 
 
 def escape_attribute(text: str) -> str:
@@ -25,9 +19,5 @@ def escape_attribute(text: str) -> str:
 
 def write_error(code: str, message: str, extra: dict[str, str]) -> bytes:
     """A whole error answer; what XML cannot carry is replaced."""
-    more = "".join(f"<{name}>{_clean(text)}</{name}>" for name, text in extra.items())
-    return f"{DECLARATION}<Error><Code>{code}</Code><Message>{_clean(message)}</Message>{more}</Error>".encode()
-
-
-def _clean(text: str) -> str:
-    return escape(_NOT_XML.sub("\ufffd", text))
+    more = "".join(f"<{name}>{clean(text)}</{name}>" for name, text in extra.items())
+    return f"{DECLARATION}<Error><Code>{code}</Code><Message>{clean(message)}</Message>{more}</Error>".encode()

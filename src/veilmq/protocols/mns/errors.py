@@ -7,35 +7,9 @@ each leaf of `veilmq.model.errors`, and a test holds that it does. Source: MNS's
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from veilmq.model import errors
 from veilmq.model.commands import AnyCommand
-from veilmq.model.errors import (
-    AttemptNotRetryable,
-    CapabilityMissing,
-    DiskLow,
-    InFlightFull,
-    LeaseExpired,
-    LeaseTaken,
-    MessageGone,
-    MessageTooLarge,
-    MovesFull,
-    Overloaded,
-    ParameterInvalid,
-    PurgeInProgress,
-    QueueDeletedRecently,
-    QueueExists,
-    QueueMissing,
-    RateExceeded,
-    ReceiptInvalid,
-    RedriveRefused,
-    StoreFailed,
-    StoreUnknown,
-    SubscriptionExists,
-    SubscriptionMissing,
-    SubscriptionsFull,
-    TopicExists,
-    TopicMissing,
-    VeilError,
-)
+from veilmq.model.errors import VeilError
 
 _VALUE_CHARACTERS_MAX: Final = 256
 
@@ -172,42 +146,44 @@ _NAMES: Final = {
 }
 
 
-def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:
+def _parameter_invalid(error: errors.ParameterInvalid, command: AnyCommand) -> Refusal:
     return bad(_NAMES.get(error.parameter, error.parameter), f"{error.reason}.")
 
 
-def _too_large(error: MessageTooLarge, command: AnyCommand) -> Refusal:
+def _too_large(error: errors.MessageTooLarge, command: AnyCommand) -> Refusal:
     return Refusal(INVALID_ARGUMENT, f"The length of message should not be larger than {error.limit_bytes} bytes.")
 
 
 _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
-    CapabilityMissing: _with_text(INVALID_ARGUMENT),
-    ParameterInvalid: _parameter_invalid,
-    QueueMissing: _just(QUEUE_NOT_EXIST),
-    QueueExists: _just(QUEUE_ALREADY_EXIST),
-    QueueDeletedRecently: _just(QUEUE_DELETED_RECENTLY),
-    PurgeInProgress: _just(TOO_MANY_REQUESTS),
-    MessageTooLarge: _too_large,
-    ReceiptInvalid: _just(RECEIPT_HANDLE_ERROR),
-    RedriveRefused: _with_text(INVALID_ARGUMENT),
-    TopicMissing: _just(TOPIC_NOT_EXIST),
-    TopicExists: _just(TOPIC_ALREADY_EXIST),
-    SubscriptionMissing: _just(SUBSCRIPTION_NOT_EXIST),
-    SubscriptionExists: _just(SUBSCRIPTION_ALREADY_EXIST),
-    SubscriptionsFull: _with_text(INVALID_ARGUMENT),
-    AttemptNotRetryable: _with_text(INVALID_ARGUMENT),  # SQS's alone
-    LeaseExpired: _just(MESSAGE_NOT_EXIST),
-    LeaseTaken: _just(MESSAGE_NOT_EXIST),
-    MessageGone: _just(MESSAGE_NOT_EXIST),
-    InFlightFull: _just(TOO_MANY_REQUESTS),
-    MovesFull: _just(TOO_MANY_REQUESTS),
-    RateExceeded: lambda error, command: Refusal(
+    errors.CapabilityMissing: _with_text(INVALID_ARGUMENT),
+    errors.ParameterInvalid: _parameter_invalid,
+    errors.QueueMissing: _just(QUEUE_NOT_EXIST),
+    errors.QueueExists: _just(QUEUE_ALREADY_EXIST),
+    errors.QueueDeletedRecently: _just(QUEUE_DELETED_RECENTLY),
+    errors.PurgeInProgress: _just(TOO_MANY_REQUESTS),
+    errors.MessageTooLarge: _too_large,
+    errors.ReceiptInvalid: _just(RECEIPT_HANDLE_ERROR),
+    errors.RedriveRefused: _with_text(INVALID_ARGUMENT),
+    errors.TopicMissing: _just(TOPIC_NOT_EXIST),
+    errors.TopicExists: _just(TOPIC_ALREADY_EXIST),
+    errors.SubscriptionMissing: _just(SUBSCRIPTION_NOT_EXIST),
+    errors.SubscriptionExists: _just(SUBSCRIPTION_ALREADY_EXIST),
+    errors.SubscriptionsFull: _with_text(INVALID_ARGUMENT),
+    errors.AttemptNotRetryable: _with_text(INVALID_ARGUMENT),  # SQS's alone
+    errors.LeaseExpired: _just(MESSAGE_NOT_EXIST),
+    errors.LeaseTaken: _just(MESSAGE_NOT_EXIST),
+    errors.MessageGone: _just(MESSAGE_NOT_EXIST),
+    errors.InFlightFull: _just(TOO_MANY_REQUESTS),
+    errors.MovesFull: _just(TOO_MANY_REQUESTS),
+    errors.RateExceeded: lambda error, command: Refusal(
         TOO_MANY_REQUESTS, f"The queue hands out at most {error.limit} messages a second. Please retry."
     ),
-    DiskLow: lambda error, command: Refusal(INTERNAL_SERVER_ERROR, "The disk is nearly full. Please retry later."),
-    Overloaded: _just(TOO_MANY_REQUESTS),
-    StoreFailed: _just(INTERNAL_SERVER_ERROR),
-    StoreUnknown: _just(INTERNAL_ERROR),
+    errors.DiskLow: lambda error, command: Refusal(
+        INTERNAL_SERVER_ERROR, "The disk is nearly full. Please retry later."
+    ),
+    errors.Overloaded: _just(TOO_MANY_REQUESTS),
+    errors.StoreFailed: _just(INTERNAL_SERVER_ERROR),
+    errors.StoreUnknown: _just(INTERNAL_ERROR),
 }
 
 

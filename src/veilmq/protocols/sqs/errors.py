@@ -12,37 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.model import errors
 from veilmq.model.commands import AnyCommand, ChangeQueue, CreateQueue, Delete, Extend, PurgeQueue
-from veilmq.model.errors import (
-    OTHER_QUEUE,
-    TARGET_MISSING,
-    AttemptNotRetryable,
-    CapabilityMissing,
-    DiskLow,
-    InFlightFull,
-    LeaseExpired,
-    LeaseTaken,
-    MessageGone,
-    MessageTooLarge,
-    MovesFull,
-    Overloaded,
-    ParameterInvalid,
-    PurgeInProgress,
-    QueueDeletedRecently,
-    QueueExists,
-    QueueMissing,
-    RateExceeded,
-    ReceiptInvalid,
-    RedriveRefused,
-    StoreFailed,
-    StoreUnknown,
-    SubscriptionExists,
-    SubscriptionMissing,
-    SubscriptionsFull,
-    TopicExists,
-    TopicMissing,
-    VeilError,
-)
+from veilmq.model.errors import OTHER_QUEUE, TARGET_MISSING, VeilError
 from veilmq.model.queue import RedrivePolicy
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.arns import arn
@@ -259,7 +231,7 @@ THROUGHPUT: Final = (
 )
 
 
-def _parameter_invalid(error: ParameterInvalid, command: AnyCommand) -> Refusal:
+def _parameter_invalid(error: errors.ParameterInvalid, command: AnyCommand) -> Refusal:
     if error.parameter == "lease_us" and isinstance(command, Extend):
         return invalid_value("VisibilityTimeout", command.lease_us // 1_000_000, _TOTAL)
     if error.parameter == "deduplication_id":
@@ -276,7 +248,7 @@ def _handle_of(command: AnyCommand) -> str:
     return command.handle if isinstance(command, Delete | Extend) else ""
 
 
-def _receipt_invalid(error: ReceiptInvalid, command: AnyCommand) -> Refusal:
+def _receipt_invalid(error: errors.ReceiptInvalid, command: AnyCommand) -> Refusal:
     """DeleteMessage shows the handle, ChangeMessageVisibility does not."""
     if not isinstance(command, Delete):
         return Refusal(RECEIPT_HANDLE_IS_INVALID, _BAD_HANDLE)
@@ -292,18 +264,18 @@ def redrive_text(policy: RedrivePolicy) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _redrive_refused(error: RedriveRefused, command: AnyCommand) -> Refusal:
+def _redrive_refused(error: errors.RedriveRefused, command: AnyCommand) -> Refusal:
     policy = command.change.get("redrive") if isinstance(command, CreateQueue | ChangeQueue) else None
     return redrive_refused(error, error.target if policy is None else redrive_text(policy))
 
 
-def redrive_refused(error: RedriveRefused, text: str) -> Refusal:
+def redrive_refused(error: errors.RedriveRefused, text: str) -> Refusal:
     """A dead-letter queue that cannot be one; `text` is the RedrivePolicy as it was sent."""
     reason = _NO_TARGET if error.reason == TARGET_MISSING else f"Dead letter target: {error.reason}."
     return invalid_value("RedrivePolicy", text, reason)
 
 
-def _lease_expired(error: LeaseExpired, command: AnyCommand) -> Refusal:
+def _lease_expired(error: errors.LeaseExpired, command: AnyCommand) -> Refusal:
     if isinstance(command, Extend):
         return Refusal(MESSAGE_NOT_INFLIGHT, "The specified message isn't in flight.")
     return invalid_value("ReceiptHandle", _handle_of(command), "The receipt handle has expired.")
@@ -314,7 +286,7 @@ def _message_gone(error: VeilError, command: AnyCommand) -> Refusal:
     return invalid_value("ReceiptHandle", _handle_of(command), reason)
 
 
-def _purge_in_progress(error: PurgeInProgress, command: AnyCommand) -> Refusal:
+def _purge_in_progress(error: errors.PurgeInProgress, command: AnyCommand) -> Refusal:
     name = command.queue.name if isinstance(command, PurgeQueue) else error.queue
     text = f"Only one PurgeQueue operation on {name} is allowed every {limits.COOLDOWN_SECONDS} seconds."
     return Refusal(PURGE_QUEUE_IN_PROGRESS, text)
@@ -335,7 +307,7 @@ _SETTING_NAMES: Final = {
 }
 
 
-def _queue_exists(error: QueueExists, command: AnyCommand) -> Refusal:
+def _queue_exists(error: errors.QueueExists, command: AnyCommand) -> Refusal:
     if error.setting == "tags":
         return Refusal(QUEUE_NAME_EXISTS, "A queue already exists with the same name and different tags")
     name = _SETTING_NAMES.get(error.setting, error.setting).removeprefix(LABEL_PREFIX)
@@ -349,35 +321,43 @@ _WAIT_A_MINUTE: Final = (
 )
 
 _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
-    CapabilityMissing: lambda error, command: Refusal(UNSUPPORTED_OPERATION, f"{error}."),
-    ParameterInvalid: _parameter_invalid,
-    QueueMissing: lambda error, command: Refusal(QUEUE_DOES_NOT_EXIST, NO_QUEUE),
-    QueueExists: _queue_exists,
-    QueueDeletedRecently: lambda error, command: Refusal(QUEUE_DELETED_RECENTLY, _WAIT_A_MINUTE),
-    PurgeInProgress: _purge_in_progress,
-    MessageTooLarge: lambda error, command: too_long(error.limit_bytes),
-    ReceiptInvalid: _receipt_invalid,
-    RedriveRefused: _redrive_refused,
+    errors.CapabilityMissing: lambda error, command: Refusal(UNSUPPORTED_OPERATION, f"{error}."),
+    errors.ParameterInvalid: _parameter_invalid,
+    errors.QueueMissing: lambda error, command: Refusal(QUEUE_DOES_NOT_EXIST, NO_QUEUE),
+    errors.QueueExists: _queue_exists,
+    errors.QueueDeletedRecently: lambda error, command: Refusal(QUEUE_DELETED_RECENTLY, _WAIT_A_MINUTE),
+    errors.PurgeInProgress: _purge_in_progress,
+    errors.MessageTooLarge: lambda error, command: too_long(error.limit_bytes),
+    errors.ReceiptInvalid: _receipt_invalid,
+    errors.RedriveRefused: _redrive_refused,
     # SQS has no topics: what a topic's command answers never gets here, but the table stays total.
     **dict.fromkeys(
-        (TopicMissing, TopicExists, SubscriptionMissing, SubscriptionExists, SubscriptionsFull),
+        (
+            errors.TopicMissing,
+            errors.TopicExists,
+            errors.SubscriptionMissing,
+            errors.SubscriptionExists,
+            errors.SubscriptionsFull,
+        ),
         lambda error, command: Refusal(UNSUPPORTED_OPERATION, f"{error}."),
     ),
-    AttemptNotRetryable: lambda error, command: Refusal(INVALID_PARAMETER_VALUE, _NOT_RETRYABLE),
-    LeaseExpired: _lease_expired,
-    LeaseTaken: _message_gone,
-    MessageGone: _message_gone,
-    InFlightFull: lambda error, command: Refusal(
+    errors.AttemptNotRetryable: lambda error, command: Refusal(INVALID_PARAMETER_VALUE, _NOT_RETRYABLE),
+    errors.LeaseExpired: _lease_expired,
+    errors.LeaseTaken: _message_gone,
+    errors.MessageGone: _message_gone,
+    errors.InFlightFull: lambda error, command: Refusal(
         OVER_LIMIT, f"The maximum number of in flight messages is reached: {error.limit}."
     ),
-    MovesFull: lambda error, command: Refusal(
+    errors.MovesFull: lambda error, command: Refusal(
         OVER_LIMIT, f"The maximum number of active message movement tasks of an account is reached: {error.limit}."
     ),
-    RateExceeded: lambda error, command: Refusal(REQUEST_THROTTLED, f"{error}."),
-    DiskLow: lambda error, command: Refusal(SERVICE_UNAVAILABLE, "The disk is nearly full. Try again later."),
-    Overloaded: lambda error, command: Refusal(SERVICE_UNAVAILABLE, "The server is overloaded. Try again later."),
-    StoreFailed: lambda error, command: Refusal(INTERNAL_FAILURE, "The request was not carried out. Try again."),
-    StoreUnknown: lambda error, command: Refusal(INTERNAL_FAILURE, "The outcome of the request is unknown."),
+    errors.RateExceeded: lambda error, command: Refusal(REQUEST_THROTTLED, f"{error}."),
+    errors.DiskLow: lambda error, command: Refusal(SERVICE_UNAVAILABLE, "The disk is nearly full. Try again later."),
+    errors.Overloaded: lambda error, command: Refusal(
+        SERVICE_UNAVAILABLE, "The server is overloaded. Try again later."
+    ),
+    errors.StoreFailed: lambda error, command: Refusal(INTERNAL_FAILURE, "The request was not carried out. Try again."),
+    errors.StoreUnknown: lambda error, command: Refusal(INTERNAL_FAILURE, "The outcome of the request is unknown."),
 }
 
 

@@ -31,9 +31,10 @@ from veilmq.protocols.azure.errors import (
 )
 from veilmq.protocols.azure.instants import print_rfc1123
 from veilmq.protocols.azure.parameters import required, whole_number
-from veilmq.protocols.azure.xml_reading import read_document
-from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, DECLARATION, escape
+from veilmq.protocols.azure.xml_reading import members_of, read_document
+from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, DECLARATION
 from veilmq.protocols.http import Response
+from veilmq.protocols.xml import escape
 
 _ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z", re.IGNORECASE)
 _PLAIN: Final = re.compile(
@@ -71,7 +72,7 @@ def _message_text(asked: Asked) -> tuple[str, bytes]:
 
 def _read_text(document: bytes) -> str:
     root = read_document(document, "QueueMessage", limits.BODY_BYTES_MAX, text="MessageText")
-    node = root.members(("MessageText",)).get("MessageText")
+    node = members_of(root, ("MessageText",)).get("MessageText")
     if node is None:
         raise missing_node("MessageText")
     # "Any XML markup in the message that isn't escaped or encoded is removed" (Put Message).

@@ -27,8 +27,9 @@ from veilmq.protocols.azure.metadata import as_headers, labels_of, metadata_of, 
 from veilmq.protocols.azure.parameters import whole_number
 from veilmq.protocols.azure.policies import label_of as policies_label
 from veilmq.protocols.azure.policies import policies_of, read_policies, write_policies
-from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, DECLARATION, escape, escape_attribute
+from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, DECLARATION, escape_attribute
 from veilmq.protocols.http import Response
+from veilmq.protocols.xml import escape
 
 _COOLDOWN_US: Final = 30 * SECOND_US
 """How long Azure keeps the name of a deleted queue."""

@@ -20,9 +20,10 @@ from veilmq.protocols.azure.errors import bad_node, bad_parameter, fault_of, mis
 from veilmq.protocols.azure.instants import print_iso, print_rfc1123, read_iso
 from veilmq.protocols.azure.properties import Properties, labels_of, properties_of, read_change, write_properties
 from veilmq.protocols.azure.sas import delegation_value
-from veilmq.protocols.azure.xml_reading import read_document
-from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, DECLARATION, escape
+from veilmq.protocols.azure.xml_reading import members_of, read_document
+from veilmq.protocols.azure.xml_writing import CONTENT_TYPE, DECLARATION
 from veilmq.protocols.http import Response
+from veilmq.protocols.xml import escape
 
 _TENANT_UNKNOWN = "00000000-0000-0000-0000-000000000000"
 
@@ -89,7 +90,7 @@ class _KeyInfo(msgspec.Struct, frozen=True):
 def plan_delegation_key(asked: Asked) -> Plan:
     """Get User Delegation Key."""
     root = read_document(asked.request.body, "KeyInfo", limits.DOCUMENT_BYTES_MAX)
-    members = {name: node.text for name, node in root.members(("Start", "Expiry", "DelegatedUserTid")).items()}
+    members = {name: node.text for name, node in members_of(root, ("Start", "Expiry", "DelegatedUserTid")).items()}
     if not members.get("Expiry"):
         raise missing_node("Expiry")
     times: dict[str, Instant] = {"Start": asked.wall}

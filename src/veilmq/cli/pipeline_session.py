@@ -1,0 +1,212 @@
+"""What every command of the pipeline begins with: the history that is meant, a Spark session, and Failures.
+
+Strategy: the history is looked for before Spark starts, so that a wrong URL is known at once. What the pipeline refuses
+ends as a Failure with its mend, out of Spark's traces too.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from veilmq.cli.exits import Exit, Failure
+from veilmq.cli.obstacles import advice_on, check_directory
+from veilmq.cli.pipeline_options import Asked
+from veilmq.cli.pipeline_spark import started
+from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from veilmq.pipeline.events.reading import History
+
+    Events = Callable[[Sequence[str] | None], DataFrame]
+
+SERVER_DEFAULT: Final = "http://127.0.0.1:9325"
+_REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
+_UNWRITTEN: Final = re.compile("No space left on device|Disk quota exceeded|Read-only file system|File too large")
+JOB_CODES: Final = {"OptionInvalid": Exit.USAGE}
+"""By the name of what the pipeline refuses, which is all that Spark tells of its class; of others it is WRONG."""
+
+
+@contextmanager
+def session(
+    asked: Asked, environment: Mapping[str, str], *, hold: bool = True
+) -> Iterator[tuple["SparkSession", "Events", "Seen"]]:
+    """Spark, what gives the events (of some kinds, or with None of all), and which they are: the same for every look,
+    though a server goes on meanwhile. hold: the first one is needed. Raises Failure."""
+    with reported():
+        from veilmq.pipeline.events import load
+        from veilmq.pipeline.jobs.tables import check_format
+
+        check_format(asked.format)
+        options = options_of(asked, environment)
+        seen = _seen(asked, environment, hold=hold)
+        options |= {"from": str(seen.start), "until": str(seen.stop)}
+        if asked.out is not None:
+            make_place(asked.out)
+        with started(asked.master, asked.remote) as spark:
+            yield spark, partial(load, spark, options), seen
+
+
+def make_place(out: Path, named: str = "--out") -> None:
+    """The directory to write to. Raises Failure, also if its parent is missing."""
+    check_directory(out, named)
+    try:
+        out.mkdir(exist_ok=True)
+        # It may be there and not take a file, say of a service whose user is another.
+        TemporaryFile(dir=out).close()
+    except OSError as error:
+        mend = "Name a directory that you may write to."
+        raise Failure(Exit.USAGE, f"{named}: {out}: {error.strerror}", mend) from None
+
+
+@contextmanager
+def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
+    """What the pipeline refuses, wherever it was raised, as a Failure with its code of `codes`."""
+    try:
+        yield
+    except PipelineError as error:
+        raise Failure(codes.get(type(error).__name__, Exit.WRONG), error.wrong, error.mend) from None
+    except ModuleNotFoundError as error:
+        mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
+        raise Failure(Exit.USAGE, f"the package {error.name} is missing", mend) from None
+    except RuntimeError as error:
+        # Spark's own errors are no RuntimeErrors, but for those of its Java gateway.
+        raise Failure(Exit.WRONG, f"Spark: {error}") from None
+    except _failures() as error:
+        found = _REFUSED.findall(str(error))
+        if found:
+            name, said = found[-1]
+            raise Failure(codes.get(name, Exit.WRONG), said) from None
+        unwritten = _UNWRITTEN.search(str(error))
+        if unwritten is not None:  # on a disk of --out, or of Spark's own temporary files
+            mend = "Run it again when it can be."
+            raise Failure(Exit.WRONG, f"a file cannot be written: {unwritten[0]}", mend) from None
+        if isinstance(error, PermissionError) and error.filename is not None:
+            mend = "May this user read and write it?"
+            raise Failure(Exit.WRONG, f"{error.filename}: {error.strerror}", mend) from None
+        if type(error).__name__ == "StreamingQueryException":
+            raise Failure(Exit.WRONG, f"Spark: {str(error).splitlines()[0]}", "Run it again: it goes on.") from None
+        raise
+
+
+def _failures() -> tuple[type[BaseException], ...]:
+    """The system's, and Spark's if it was imported at all: what was not imported cannot have raised."""
+    if "pyspark" not in sys.modules:
+        return (OSError,)
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    return (OSError, PySparkException, Py4JError)
+
+
+def options_of(asked: Asked, environment: Mapping[str, str]) -> dict[str, str]:
+    """For `veilmq-events`. Raises OptionInvalid."""
+    if asked.path is not None and asked.server is not None:
+        raise OptionInvalid("--server and --path exclude each other.", "Which history is it?")
+    if asked.path is not None:
+        options = {"path": str(asked.path.resolve())}
+    else:
+        options = {"server": server_of(asked, environment)}
+        token = token_of(asked.token_file, environment)
+        options |= {"token": token} if token else {}
+        options |= {"certificate": str(asked.certificate)} if asked.certificate else {}
+    options |= {"from": asked.start} if asked.start is not None else {}
+    return options | ({"until": str(asked.until)} if asked.until is not None else {})
+
+
+def history_of(asked: Asked, environment: Mapping[str, str]) -> "History":
+    from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
+
+    options = options_of(asked, environment)
+    if "path" in options:
+        return ParquetHistory(options["path"])
+    return ServerHistory(options["server"], options.get("token"), options.get("certificate"))
+
+
+class Seen(NamedTuple):
+    """The events of one history that are looked at: from offset `start` to before `stop`."""
+
+    history: "History"
+    start: int
+    stop: int
+
+    def first_instant(self) -> int | None:
+        """When they begin: a look at the first one is cheaper than one at all."""
+        from veilmq.pipeline.events.reading import first_instant
+
+        return first_instant(*self)
+
+    def last_instant(self) -> int | None:
+        """When they end."""
+        from veilmq.pipeline.events.reading import last_instant
+
+        return last_instant(*self)
+
+
+def _seen(asked: Asked, environment: Mapping[str, str], *, hold: bool) -> Seen:
+    """Those that are meant. Raises OptionInvalid, HistoryGap."""
+    from veilmq.pipeline.events.reading import OFFSET
+
+    named, until = asked.start, asked.until
+    if named is not None and named not in {"first", "next"} and not OFFSET.match(named):
+        raise OptionInvalid(f"--from {named}: it is an offset, first or next.", "")
+    if until is not None and not OFFSET.match(str(until)):
+        raise OptionInvalid(f"--until {until}: it is an offset.", "")
+    history = history_of(asked, environment)
+    held = history.hold(None) if hold and named in {None, "first"} else None
+    first, following = history.bounds()
+    match named:
+        case None | "first":
+            start = first if held is None else held
+        case "next":
+            start = following
+        case _:
+            start = int(named)
+    if not first <= start <= following:
+        raise HistoryGap(f"There is no offset {start}.", f"The history holds {first} to {following}.")
+    if hold and held is None:
+        history.hold(start)
+    if until is not None and until < start:
+        raise OptionInvalid(f"--until {until} is before offset {start}, where it is to begin.", "")
+    return Seen(history, start, following if until is None else min(following, until))
+
+
+def server_of(asked: Asked, environment: Mapping[str, str]) -> str:
+    return as_url(asked.server or environment.get("VEILMQ_ADMIN") or SERVER_DEFAULT)
+
+
+def as_url(text: str) -> str:
+    return text if "://" in text else f"http://{text}"
+
+
+def token_of(file: Path | None, environment: Mapping[str, str]) -> str | None:
+    """The server's token, or KEY_ID:SECRET; None if nobody named a file and there is none.
+
+    Raises Failure, which never shows what the file holds: it may be another secret.
+    """
+    from veilmq.pipeline.events.reading import authorization
+
+    named = environment.get("VEILMQ_TOKEN_FILE")
+    home = Path(environment.get("VEILMQ_DATA") or "veilmq-data") / "admin-token"
+    place = file or (Path(named) if named else home)
+    try:
+        token = place.read_bytes().decode().strip()
+        authorization(token)
+    except FileNotFoundError:
+        if file is None and not named:
+            return None
+        raise Failure(Exit.USAGE, f"{place} is not there", "Name the server's admin-token file.") from None
+    except OSError as error:
+        raise Failure(
+            Exit.USAGE, f"{place}: {error.strerror}", advice_on(place, "Name a file that you may read.")
+        ) from None
+    except (UnicodeDecodeError, OptionInvalid):
+        mend = "Name the server's admin-token, or a file with KEY_ID:SECRET of an access key."
+        raise Failure(Exit.USAGE, f"{place} holds no token", mend) from None
+    return token

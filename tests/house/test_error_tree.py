@@ -1,0 +1,30 @@
+"""One tree of errors: who catches the model's class catches what the client raises under the same name."""
+
+from collections.abc import Iterator
+
+import veilmq.client.documents  # noqa: F401
+from veilmq.client import errors as client
+from veilmq.model import errors as model
+from veilmq.model.errors import UsageError, VeilError
+
+
+def below(root: type[VeilError]) -> Iterator[type[VeilError]]:
+    for each in root.__subclasses__():
+        yield each
+        yield from below(each)
+
+
+def test_two_errors_of_one_name_are_of_one_family() -> None:
+    found: dict[str, type[VeilError]] = {}
+    for each in below(VeilError):
+        other = found.setdefault(each.__name__, each)
+        assert issubclass(each, other) or issubclass(other, each), f"{each} and {other}"
+
+
+def test_the_names_of_topics_errors_are_in_both_places() -> None:
+    assert client.TopicMissing is model.TopicMissing
+    assert client.SubscriptionExists is model.SubscriptionExists
+    exists = client.TopicExists(topic="news", reason="it is half made")
+    assert isinstance(exists, model.TopicExists)
+    assert isinstance(exists, UsageError)
+    assert (exists.setting, str(exists)) == ("definition", "topic news exists: it is half made")

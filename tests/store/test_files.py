@@ -1,0 +1,103 @@
+"""What a file is after a power cut: each sync that `durable_write`, `take_name` and `make_directory` owe is done."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from veilmq.store.files import durable_write, make_directory, take_name
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes | list[str]]]:
+    """What is synced from now on, in order: a file's name and content, or a directory's name and what is in it."""
+    found: list[tuple[str, bytes | list[str]]] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        found.append((path.name, path.read_bytes() if path.is_file() else sorted(os.listdir(path))))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    return found
+
+
+def take(path: Path, content: bytes) -> None:
+    part = path.with_name("part")
+    part.write_bytes(content)
+    take_name(part, path)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        durable_write,
+        lambda path, content: durable_write(path, content, alone=True),
+        lambda path, content: durable_write(path, content, keeps_owner=True),
+        take,
+    ],
+    ids=["shared", "alone", "keeps its owner", "taken"],
+)
+def test_the_content_is_synced_before_the_name_and_the_name_after(
+    tmp_path: Path, synced: list[tuple[str, bytes | list[str]]], write: Callable[[Path, bytes], None]
+) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(b"old")
+    write(path, b"new")
+    (part, content), directory = synced
+    assert part != "state"
+    assert content == b"new"
+    assert directory == (tmp_path.name, ["state"]), "the part has taken the name"
+    assert path.read_bytes() == b"new"
+
+
+def test_an_exclusive_write_is_synced_and_replaces_nothing(
+    tmp_path: Path, synced: list[tuple[str, bytes | list[str]]]
+) -> None:
+    path = tmp_path / "state"
+    durable_write(path, b"first", exclusive=True)
+    assert [content for _, content in synced] == [b"first", ["state"]]
+    with pytest.raises(FileExistsError):
+        durable_write(path, b"second", exclusive=True)
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"state": b"first"}
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_disk_that_fails_leaves_the_old_content_and_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    path = tmp_path / "state"
+    durable_write(path, b"old")
+
+    def failing(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        durable_write(path, b"new", alone=alone)
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"state": b"old"}
+
+
+def test_who_writes_alone_clears_what_a_kill_left(tmp_path: Path) -> None:
+    (tmp_path / ".state.part").write_bytes(b"half of something long")
+    durable_write(tmp_path / "state", b"new", alone=True)
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"state": b"new"}
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_modes(tmp_path: Path, mode: int) -> None:
+    durable_write(tmp_path / "state", b"", mode=mode)
+    assert (tmp_path / "state").stat().st_mode & 0o777 == mode
+
+
+def test_each_new_directory_is_synced_into_the_one_above_it(
+    tmp_path: Path, synced: list[tuple[str, bytes | list[str]]]
+) -> None:
+    make_directory(tmp_path / "a" / "b", 0o700, 0o700)
+    assert synced == [(tmp_path.name, ["a"]), ("a", ["b"])]
+    assert [each.stat().st_mode & 0o777 for each in (tmp_path / "a", tmp_path / "a" / "b")] == [0o700, 0o700]
+    make_directory(tmp_path / "a" / "b")
+    assert len(synced) == 2, "it was there"
