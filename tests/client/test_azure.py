@@ -154,6 +154,22 @@ class TestMessages:
         stats = queue.stats()
         assert (stats.visible, stats.visibility_timeout, stats.incarnation) == (1, None, None)
 
+    def test_fractions_of_seconds_are_rounded_up_and_believed_as_asked(
+        self, server: LocalServer, account: AzureAccount
+    ) -> None:
+        queue = made(account)
+        queue.send(Message("x", delay=0.5))
+        assert queue.receive(lease=60) == []
+        server.advance(seconds=1)
+        before = SYSTEM.monotonic()
+        (message,) = queue.receive(lease=2.5)
+        assert before + 2.5 <= message.lease_end <= SYSTEM.monotonic() + 2.5
+        queue.extend(message.handle, 1.5)
+        server.advance(seconds=1.25)
+        assert queue.receive(lease=60) == []
+        server.advance(seconds=1)
+        assert len(queue.receive(lease=60)) == 1
+
     def test_a_batch_is_longer_than_the_pool(self, account: AzureAccount) -> None:
         queue = made(account)
         assert all(isinstance(sent, Sent) for sent in queue.send_batch([str(number) for number in range(40)]))

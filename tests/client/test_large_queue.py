@@ -467,6 +467,22 @@ class TestStoreTrouble:
         assert plain.receive(10) == [], "120 s later nobody else got one"
         assert queue.delete_batch([message.handle for message in came]) == [None] * 7
 
+    def test_the_lease_is_kept_while_one_object_is_read(
+        self, embedded: EmbeddedClient, plain: Queue, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Slow(ObjectStore):
+            def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
+                embedded.pass_time(20)
+                return super().get(key, start, stop)
+
+        monkeypatch.setattr(fetching, "PIECE_BYTES", len(LARGE.encode()) // 4)
+        queue = LargeMessageQueue(plain, Slow(store.url), unreadable=keep, clock=embedded.clock)
+        queue.send(LARGE)
+        (message,) = queue.receive(lease=30)
+        assert (message.body, message.receive_count) == (LARGE, 1)
+        assert plain.receive() == [], "80 s later nobody else got it"
+        queue.delete(message.handle)
+
     def test_a_message_lost_meanwhile_is_not_given(
         self, embedded: EmbeddedClient, plain: Queue, store: ObjectStore
     ) -> None:

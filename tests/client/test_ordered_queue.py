@@ -426,6 +426,31 @@ def test_an_acknowledgement_comes_before_the_delete(place: Place) -> None:
     assert place.queue.stats().visible == 0
 
 
+class FailsOnce(LocalFile):
+    """A disk that is full for one save, when told."""
+
+    full = False
+
+    def save(self, state: bytes) -> None:
+        full, self.full = self.full, False
+        if full:
+            raise OSError(errno.ENOSPC, "no space left")
+        super().save(state)
+
+
+def test_an_acknowledgement_that_cannot_be_saved_deletes_nothing(place: Place) -> None:
+    place.sender().send_batch(bodies(2))
+    storage = FailsOnce(place.directory / "receive")
+    receiver = OrderedReceiver(place.queue, storage, clock=place.clock)
+    place.open.append(receiver)
+    (first,) = receiver.receive()
+    storage.full = True
+    with pytest.raises(OSError, match="no space left"):
+        receiver.delete(first.handle)
+    receiver.close()
+    assert drain(place.receiver()) == ["1", "2"]
+
+
 def test_a_crash_before_the_acknowledgement_loses_nothing(place: Place) -> None:
     """The sample of the document deletes before it hands out."""
     place.sender().send_batch(bodies(2))
@@ -857,18 +882,6 @@ def test_a_failing_handler_raises(place: Place) -> None:
         run(receiver, handler, on_failure="dead-letter")
     with pytest.raises(ParameterInvalid, match="on_failure"):
         run(receiver, handler, on_failure="shrug")
-
-
-class FailsOnce(LocalFile):
-    """A disk that is full for one save, when told."""
-
-    full = False
-
-    def save(self, state: bytes) -> None:
-        full, self.full = self.full, False
-        if full:
-            raise OSError(errno.ENOSPC, "no space left")
-        super().save(state)
 
 
 def test_a_loop_that_was_ended_by_an_error_goes_on_when_it_is_run_again(place: Place) -> None:

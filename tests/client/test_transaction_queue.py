@@ -335,6 +335,14 @@ def test_c_commits_what_was_done(place: Place) -> None:
     assert place.lost == []
 
 
+def test_c_rolls_back_what_was_not_done(hidden: Place) -> None:
+    left_behind(hidden, done=False)
+    assert hidden.queue.stats().delayed == 1
+    hidden.embedded.pass_time(601)
+    assert hidden.opened().checker.run_once() == 1
+    assert hidden.queue.stats().delayed == 0
+
+
 @pytest.mark.parametrize("received", [False, True])
 @pytest.mark.parametrize("deleted", [False, True])
 def test_c_committing_once_more_has_no_effect(hidden: Place, received: bool, deleted: bool) -> None:
@@ -352,6 +360,31 @@ def test_c_committing_once_more_has_no_effect(hidden: Place, received: bool, del
         hidden.queue.release(came[0].handle)
     assert hidden.bodies() == ([] if deleted else ["7"])
     assert hidden.lost == []
+
+
+def test_a_commit_that_fails_is_tried_again_at_once(place: Place) -> None:
+    in_vain = [TransportError(reason="unreachable", may_have_happened=False)] * 2
+    prepared = False
+
+    class Failing(Wrapping):
+        def send(self, message: str | Message) -> Sent:
+            if prepared and in_vain:
+                raise in_vain.pop()
+            return super().send(message)
+
+        def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+            if in_vain:
+                raise in_vain.pop()
+            super().release(handle, delay, failure=failure)
+
+    def do(transaction: Prepared) -> bool:
+        nonlocal prepared
+        prepared = True
+        return place.ledger.do(transaction)
+
+    assert place.opened(Failing(place.queue)).send_transaction("order 7", do).outcome is Outcome.COMMITTED
+    assert place.bodies() == ["order 7"]
+    assert (in_vain, place.ledger.asked, place.left()) == ([], 0, 0)
 
 
 @pytest.mark.parametrize("in_vain", [0, 1])
@@ -439,6 +472,14 @@ def test_service_that_cannot_be_reached_at_first_starts_no_operation(place: Plac
     with pytest.raises(TransportError):
         place.opened(network.over(place.queue), network.over(place.log)).send_transaction("7", place.ledger.do)
     assert place.ledger.done == []
+
+
+def test_a_half_message_that_could_not_be_logged_is_taken_back(hidden: Place) -> None:
+    network = Network(1, "cut from here")
+    with pytest.raises(TransportError):
+        hidden.opened(log=network.over(hidden.log)).send_transaction("7", hidden.ledger.do)
+    assert hidden.ledger.done == []
+    assert hidden.queue.stats().delayed == 0
 
 
 # Producer, checker and network, killed and cut at every step.

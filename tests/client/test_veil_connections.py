@@ -435,6 +435,13 @@ def test_a_batch_over_a_way_that_breaks(script: Script, queue: VeilQueue) -> Non
     assert len(script.requests) == 2
 
 
+def test_a_batch_whose_first_answer_is_lost_says_what_may_have_happened(script: Script, queue: VeilQueue) -> None:
+    script.steps = [hang_up]
+    results = queue.send_batch(["x"] * 300)
+    doubts = [result.may_have_happened for result in results if isinstance(result, TransportError)]
+    assert doubts == [True] * 256 + [False] * 44
+
+
 def test_a_batch_of_which_nothing_happened_raises(script: Script, queue: VeilQueue) -> None:
     script.steps = [say(answer(b'{"__type":"a#AccessDenied","message":"no"}', b"403 X"))]
     with pytest.raises(ServiceError, match="AccessDenied"):

@@ -1,6 +1,7 @@
 """What breaks beside the handler, or in ways that nobody expects: each costs its message a receive, and never more."""
 
 import datetime
+import errno
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Message, Received, Template
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import keep
-from veilmq.client.worker import Backoff, Reject, Retry, Worker
+from veilmq.client.worker import Backoff, DirectoryGuard, Reject, Retry, Worker
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.reports import Failure
@@ -307,6 +308,20 @@ class TestCallbacksThatExit:
         assert working.counts is not None
         assert working.counts.outcomes == {"stopped": 1}
         assert stage.visible() == ["a"]
+
+
+class FullDisk(DirectoryGuard):
+    """Has no room for results."""
+
+    def finish(self, key: str, fence: int, result: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+
+def test_a_message_whose_result_is_not_stored_is_worked_again(stage: Stage, tmp_path: Path) -> None:
+    stage.send("a")
+    counts = stage.work(stage.note, guard=FullDisk(tmp_path / "guard"), retry=LATE)
+    assert (counts.outcomes, stage.seen) == ({"failed": 1}, ["a"])
+    assert not stage.nothing_left()
 
 
 class Counting(Wrapping):

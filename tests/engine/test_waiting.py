@@ -48,6 +48,14 @@ class TestOrder:
         shell.send("1", "2", "3")
         assert [shell.got(ticket) for ticket in "abc"] == [["1", "2"], ["3"], None]
 
+    def test_one_message_lets_one_try_again(self, shell: Shell) -> None:
+        for ticket in "abc":
+            shell.wait(ticket, WAIT_US)
+        shell.submit(sending(QUEUE, "1"))
+        shell.give_back(shell.engine.take_batch(shell.clock.now))
+        woken = shell.engine.take_batch(shell.clock.now)
+        assert [call.ticket for call in woken.calls if type(call.commands[0]) is Receive] == ["a"]
+
     def test_a_newcomer_stands_behind_those_who_wait(self, shell: Shell) -> None:
         shell.wait("old", WAIT_US)
         shell.submit(sending(QUEUE, "1"))

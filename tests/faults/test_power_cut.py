@@ -24,6 +24,7 @@ from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.connections import DatabaseUnusable
 from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.redo import Redo
 from veilmq.store.sqlite.schema import NotOurs
 from veilmq.store.sqlite.store import SqliteStore
 
@@ -134,6 +135,33 @@ def test_what_was_settled_before_a_kill_is_kept_over_a_power_cut(
     assert found._writer.mark.offset == store_of(stage)._writer.mark.offset
     assert check(tmp_path / "left" / "veilmq.db").problems == []
     found.close()
+    stage.store.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_settled_before_a_kill_is_synced_before_the_log_begins_anew(
+    disk: FaultDisk, options: Options, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cut comes amid the start, when there is a new file."""
+    stage = Stage(SqliteFactory(tmp_path / "data", options))
+    queue = stage.create()
+    for number in range(3):
+        stage.send(queue, str(number))
+    store_of(stage).settle()
+    store_of(stage)._broken = "killed"
+    opened = Redo.open
+
+    def opened_and_cut(redo: Redo, room_bytes: int, connection: apsw.Connection) -> None:
+        del disk.images[str(redo._path)]  # the file goes, with what it held
+        opened(redo, room_bytes, connection)
+        disk.power_cut(tmp_path / "data", tmp_path / "left", seed)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Redo, "open", opened_and_cut)
+        stage.reopen()
+    found = Stage(SqliteFactory(tmp_path / "left"))
+    assert bodies(found.receive(queue, 10)) == ["0", "1", "2"]
+    found.store.close()
     stage.store.close()
 
 

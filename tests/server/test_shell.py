@@ -9,13 +9,14 @@ import msgspec
 import pytest
 from tests.support.clock import EPOCH
 from tests.support.contract.stage import TESTER, sending
+from tests.support.faults import FaultDisk, full
 from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.engine import Engine
 from veilmq.model.commands import CreateQueue, Delete, DescribeQueue, Receive
-from veilmq.model.errors import StoreUnknown
+from veilmq.model.errors import DiskLow, StoreUnknown
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
-from veilmq.model.outcomes import Received
+from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
 from veilmq.model.queue import QueueKey
 from veilmq.server.clock import LeaseClock
 from veilmq.server.shell import Shell
@@ -154,6 +155,66 @@ async def act_after_a_stall(path: Path) -> list[str]:
 
 def test_after_a_stall_what_arrived_in_it_comes_before_what_ended_in_it(tmp_path: Path) -> None:
     assert asyncio.run(act_after_a_stall(tmp_path / "data")) == []
+
+
+class Noting:
+    """A ticket that notes when it is answered."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.commands = [sending(QUEUE)]
+        self.notes = notes
+        self.answered = asyncio.Event()
+
+    def answer(self, outcomes: list[Outcome]) -> None:
+        self.notes.append("answered")
+        self.answered.set()
+
+
+async def note_the_order(path: Path) -> list[str]:
+    """What comes when a message is sent."""
+    notes: list[str] = []
+    store = SqliteStore(path, SMALL, notes.append)
+    shell = Shell(Engine(), store, LeaseClock())
+    shell.start()
+    await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
+    notes.clear()
+    ticket = Noting(notes)
+    shell.submit(ticket, shell.now())
+    await ticket.answered.wait()
+    noted = list(notes)
+    await shell.stop(5)
+    store.close()
+    return noted
+
+
+def test_nothing_is_answered_before_it_is_committed(tmp_path: Path) -> None:
+    noted = asyncio.run(note_the_order(tmp_path / "data"))
+    assert noted.index("after commit") < noted.index("answered")
+
+
+async def send_on_a_full_disk(path: Path, disk: FaultDisk) -> tuple[Outcome, Outcome, int]:
+    """What a send says while the disk is full, and one after it; how many messages there are then."""
+    store = SqliteStore(path, msgspec.structs.replace(SMALL, vfs=disk.name))
+    shell = Shell(Engine(), store, LeaseClock())
+    shell.start()
+    await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
+    disk.fail("xWrite", full, for_good=True)
+    (refused,) = await shell.call(sending(QUEUE))
+    disk.mend()
+    store._disk_looked = Instant(0)  # long ago
+    (sent,) = await shell.call(sending(QUEUE))
+    (described,) = await shell.call(DescribeQueue(queue=QUEUE, origin=TESTER))
+    assert isinstance(described, QueueDescribed)
+    await shell.stop(5)
+    store.close()
+    return refused, sent, described.info.counts.visible
+
+
+def test_a_commit_that_fails_is_told_to_who_asked(tmp_path: Path, disk: FaultDisk) -> None:
+    refused, sent, visible = asyncio.run(send_on_a_full_disk(tmp_path / "data", disk))
+    assert isinstance(refused, DiskLow)
+    assert isinstance(sent, Sent)
+    assert visible == 1
 
 
 async def stop_and_watch(path: Path) -> tuple[set[str], set[str]]:

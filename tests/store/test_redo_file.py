@@ -159,6 +159,21 @@ def test_it_is_made_anew_and_whole(tmp_path: Path, old: str) -> None:
     assert os.listdir(tmp_path) == ["redo"]
 
 
+def test_its_name_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[list[str]] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if place == tmp_path:
+            synced.append(os.listdir(place))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    open_file(tmp_path / "redo", SMALL, ROOM_BYTES).close()
+    assert synced[-1:] == [["redo"]]
+
+
 def test_without_room_nothing_is_made(tmp_path: Path) -> None:
     path = tmp_path / "redo"
     path.write_bytes(b"settled")

@@ -126,6 +126,7 @@ PEEK: Ask = ("GET", "/orders/messages?peekonly=true", "")
         ({"sip": "127.0.0.1"}, {}, None),
         ({"sip": "127.0.0.0-127.0.0.9"}, {}, None),
         ({"sip": "127.0.0.2-127.0.0.9"}, {}, "AuthorizationSourceIPMismatch"),
+        ({"sip": "127.0.0.2-127.0.0.9"}, {"peer": "127.0.0.10"}, "AuthorizationSourceIPMismatch"),
         ({"sip": "10.0.0.1"}, {"peer": "10.0.0.1"}, None),
         ({"sip": "10.0.0.1"}, {"peer": "::ffff:10.0.0.1"}, None),
         ({"sip": "10.0.0.1"}, {"peer": "::1"}, "AuthorizationSourceIPMismatch"),

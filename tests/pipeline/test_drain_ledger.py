@@ -1,0 +1,62 @@
+"""What a drain makes of the answers to its deletes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from veilmq.client.messages import Received
+from veilmq.client.queue import Queue
+from veilmq.pipeline.drain.holding import Holding
+from veilmq.pipeline.drain.ledger import Batch
+from veilmq.testing.client_contract.embedded import EmbeddedClient
+
+LEASE_S = 30.0
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[EmbeddedClient]:
+    client = EmbeddedClient(tmp_path / "data")
+    client.account.create("orders")
+    yield client
+    client.account.close()
+
+
+@pytest.fixture
+def queue(embedded: EmbeddedClient) -> Queue:
+    return embedded.account.queue("orders")
+
+
+def batch_of(embedded: EmbeddedClient, queue: Queue, message: Received) -> Batch:
+    return Batch(1, Path("1.arrow"), [message], Holding(queue, [message], LEASE_S, embedded.clock))
+
+
+def test_a_delete_under_an_unbroken_lease_is_certain(embedded: EmbeddedClient, queue: Queue) -> None:
+    queue.send("x")
+    (message,) = queue.receive(lease=LEASE_S)
+    batch = batch_of(embedded, queue, message)
+    assert batch.deleted(message.id, message.handle, None)
+    assert (batch.is_done, batch.doubtful) == (True, set())
+
+
+def test_a_delete_after_the_lease_is_in_doubt(embedded: EmbeddedClient, queue: Queue) -> None:
+    """SQS says "done" to a stale handle."""
+    queue.send("x")
+    (message,) = queue.receive(lease=LEASE_S)
+    batch = batch_of(embedded, queue, message)
+    embedded.pass_time(LEASE_S + 1)
+    assert batch.deleted(message.id, message.handle, None)
+    assert (batch.is_done, batch.doubtful) == (True, {message.id})
+
+
+def test_the_answer_to_a_delete_by_an_old_handle_says_nothing(embedded: EmbeddedClient, queue: Queue) -> None:
+    queue.send("x")
+    (old,) = queue.receive(lease=LEASE_S)
+    batch = batch_of(embedded, queue, old)
+    queue.release(old.handle)
+    (new,) = queue.receive(lease=LEASE_S)
+    batch.renew(new)
+    assert not batch.deleted(old.id, old.handle, None)
+    assert batch.to_delete() == [old.id]
+    assert batch.deleted(new.id, new.handle, None)
+    assert batch.is_done
