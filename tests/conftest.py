@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.faults import FaultDisk
 
-from veilmq.store.sqlite import schema
+from veilmq.store.sqlite.disk import schema
 
 # The machine may be busy with the other worker: how long an example takes, or is drawn, says nothing.
 settings.register_profile("veilmq", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -32,7 +32,7 @@ with atheris.instrument_imports(include=["veilmq"]):
     from veilmq.server.intake import Intake
     from veilmq.server.limits import Limits
     from veilmq.server.spelling import SpellingIntake
-    from veilmq.store.sqlite.options import Options
+    from veilmq.store.options import Options
     from veilmq.store.sqlite.store import SqliteStore
 
 NOW: Final = Instant(1_795_000_000_000_000)

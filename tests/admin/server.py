@@ -25,7 +25,7 @@ from veilmq.server.listener import Exchange, Listener, listen
 from veilmq.server.parking import ParkingWatch
 from veilmq.server.settings import Settings
 from veilmq.server.shell import Shell
-from veilmq.store.sqlite.options import Options
+from veilmq.store.options import Options
 
 TOKEN = "a-token-of-the-tests-0123456789"
 WAIT_S = 30

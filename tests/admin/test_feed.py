@@ -20,9 +20,9 @@ from veilmq.admin import columns, feed
 from veilmq.admin.access import Caller
 from veilmq.admin.copies import Copies
 from veilmq.admin.reading import Scope
-from veilmq.store.sqlite import history
-from veilmq.store.sqlite.holds import Holds
+from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.upkeep.holds import Holds
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 ORDERS = f"{QUEUES}/orders"

@@ -14,7 +14,7 @@ from admin_under_test import OPTIONS, TOKEN, Keys
 from veilmq.admin import columns, reading
 from veilmq.model.access import AccessKey, Action, Grant
 from veilmq.model.commands import Sweep
-from veilmq.store.sqlite.history import bounds
+from veilmq.store.sqlite.reading.history import bounds
 
 OWN, OTHER = "111111111111", "222222222222"
 PATH = "/api/v1/queues/{}/us-east-1/orders"

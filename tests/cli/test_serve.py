@@ -26,10 +26,10 @@ from tests.server.test_listener_tls import CERTIFICATE, KEY
 
 from veilmq.admin.connection import HEAD_S
 from veilmq.model.events import EventRecord
-from veilmq.store.sqlite import history
-from veilmq.store.sqlite.connections import open_reader
-from veilmq.store.sqlite.directory import DATABASE, read_holder
-from veilmq.store.sqlite.options import Options
+from veilmq.store.options import Options
+from veilmq.store.sqlite.disk.connections import open_reader
+from veilmq.store.sqlite.disk.directory import DATABASE, read_holder
+from veilmq.store.sqlite.reading import history
 
 KEYS = '[[account]]\nid = "111111111111"\n[[account.key]]\nid = "AK1"\nsecret = "hush-one"\n'
 

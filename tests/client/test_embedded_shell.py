@@ -26,7 +26,7 @@ from veilmq.model.commands import Receive, Send
 from veilmq.model.errors import CapacityError, LeaseTaken, QueueMissing, StoreUnknown
 from veilmq.model.events import EventRecord
 from veilmq.model.outcomes import Received
-from veilmq.store.sqlite import history
+from veilmq.store.sqlite.reading import history
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 PATIENCE_SECONDS = 20

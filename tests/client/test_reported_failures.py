@@ -25,7 +25,7 @@ from veilmq.client.sqs import SqsAccount
 from veilmq.client.worker import Backoff, Retry, Worker
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.reports import Failure
-from veilmq.store.sqlite import history
+from veilmq.store.sqlite.reading import history
 from veilmq.testing.server import ServerProcess
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,8 @@ from veilmq.model.commands import StartMove
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.moves import MoveStatus
 from veilmq.model.queue import QueueKey, RedrivePolicy
-from veilmq.store.sqlite.integrity import check
 from veilmq.store.sqlite.store import CRASH_POINTS
+from veilmq.store.sqlite.tools.integrity import check
 
 DEAD = QueueKey(ACCOUNT, REGION, "dead")
 OTHER = QueueKey(ACCOUNT, REGION, "other")

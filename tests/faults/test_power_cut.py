@@ -21,12 +21,12 @@ from veilmq.model.errors import StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Deleted
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite.connections import DatabaseUnusable
-from veilmq.store.sqlite.integrity import check
-from veilmq.store.sqlite.options import Options
-from veilmq.store.sqlite.redo import Redo
-from veilmq.store.sqlite.schema import NotOurs
+from veilmq.store.options import Options
+from veilmq.store.sqlite.disk.connections import DatabaseUnusable
+from veilmq.store.sqlite.disk.redo import Redo
+from veilmq.store.sqlite.disk.schema import NotOurs
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools.integrity import check
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 FIFO_QUEUE = QueueKey("000000000000", "us-east-1", "jobs.fifo")

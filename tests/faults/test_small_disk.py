@@ -15,10 +15,10 @@ from veilmq.model.commands import AnyCommand, Delete, Receive
 from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
-from veilmq.store.sqlite.backup import SqliteFailed, backup_directory
-from veilmq.store.sqlite.connections import DatabaseUnusable
-from veilmq.store.sqlite.options import MIB
+from veilmq.store.options import MIB
+from veilmq.store.sqlite.disk.connections import DatabaseUnusable
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools.backup import SqliteFailed, backup_directory
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from veilmq.client.transaction import Times
 from veilmq.model.access import Action
 from veilmq.model.events import EventRecord, Kind
 from veilmq.server.settings import FIELDS
-from veilmq.store.sqlite.schema import MIGRATIONS
+from veilmq.store.sqlite.disk.schema import MIGRATIONS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "veilmq"

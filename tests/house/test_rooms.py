@@ -7,6 +7,7 @@ of those may use, and which packages of others a room may import at all.
 import ast
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,14 @@ SOURCE = ROOT / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 LINES_MAX = 500
+FUNCTION_LINES_MAX = 75
+ROOM_LINES_MAX = 1_500
+"""The modules of one directory together."""
+LARGE_ROOMS = {
+    "admin", "cli", "client", "client/ordered", "client/worker", "model", "pipeline/drain", "pipeline/jobs",
+    "protocols/azure", "protocols/sqs", "protocols/sqs/operations", "push", "server", "testing/client_contract",
+}  # fmt: skip
+"""Those that are to be split by noun yet."""
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base", "manager", "managers"}
 
 # What a room may import from others than the standard library and VeilMQ itself. A room that is not named may import
@@ -150,6 +159,21 @@ def too_long(path: Path) -> str:
     return f"{lines} lines: split it by noun" if lines > LINES_MAX else ""
 
 
+def long_functions(path: Path) -> str:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = [(node.name, (node.end_lineno or 0) - node.lineno + 1) for node in functions]
+    return ", ".join(f"{name} has {lines} lines" for name, lines in lengths if lines > FUNCTION_LINES_MAX)
+
+
+def large_rooms() -> list[str]:
+    """`room: lines` of each directory whose modules are too many lines together."""
+    lines = Counter[str]()
+    for path in MODULES:
+        lines[path.parent.relative_to(SOURCE / "veilmq").as_posix()] += len(path.read_text().splitlines())
+    return [f"{room}: {count}" for room, count in lines.items() if count > ROOM_LINES_MAX and room not in LARGE_ROOMS]
+
+
 def badly_named(path: Path) -> str:
     parts = {part.removesuffix(".py").strip("_") for part in path.relative_to(SOURCE).parts}
     return ", ".join(sorted(parts & BANNED_NAMES))
@@ -190,6 +214,12 @@ class TestModules:
     def test_are_short(self) -> None:
         assert offenders(too_long) == []
 
+    def test_have_functions_that_fit_on_a_screen(self) -> None:
+        assert offenders(long_functions) == []
+
+    def test_are_not_too_many_in_a_room(self) -> None:
+        assert large_rooms() == []
+
     def test_are_named_after_what_they_hold(self) -> None:
         assert offenders(badly_named) == []
 
@@ -210,6 +240,7 @@ class TestModules:
     ("check", "place", "source", "wrong"),
     [
         (too_long, "admin/answers.py", "\n" * 501, "501 lines: split it by noun"),
+        (long_functions, "admin/answers.py", "def answer():\n" + "    pass\n" * 75, "answer has 76 lines"),
         (badly_named, "admin/utils.py", "", "utils"),
         (badly_named, "helpers/answers.py", "", "helpers"),
         (without_docstring, "admin/answers.py", "import os", "the module has no docstring"),
@@ -228,6 +259,16 @@ def test_each_rule_finds_its_offender(
     path.parent.mkdir(parents=True)
     path.write_text(source)
     assert check(path) == wrong
+
+
+def test_a_room_of_too_many_lines_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = [tmp_path / "veilmq" / name for name in ("store/log/one.py", "store/log/two.py", "cli/one.py")]
+    for path in modules:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n" * 800)
+    monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "MODULES", modules)
+    assert large_rooms() == ["store/log: 1600"]
 
 
 def test_every_file_that_ruff_lets_off_is_in_our_table() -> None:

@@ -27,8 +27,8 @@ from veilmq.push.room import PushRoom, Subscription
 from veilmq.push.signing import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_sign
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.shell import Shell
-from veilmq.store.sqlite import history
-from veilmq.store.sqlite.options import Options
+from veilmq.store.options import Options
+from veilmq.store.sqlite.reading import history
 
 TESTER = Origin("mns", "tester")
 NEWS = TopicKey("000000000000", "us-east-1", "news")

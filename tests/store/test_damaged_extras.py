@@ -13,8 +13,8 @@ from veilmq.model.moves import MoveStatus
 from veilmq.model.outcomes import MovesListed, MoveStarted, Published, Subscribed
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.topic import SubscriptionSettings, TopicKey
-from veilmq.store.sqlite.extras import pack_extras
-from veilmq.store.sqlite.integrity import check
+from veilmq.store.sqlite.batch.extras import pack_extras
+from veilmq.store.sqlite.tools.integrity import check
 
 TYPED = Extras(type="film")
 

@@ -13,7 +13,7 @@ from veilmq.model.commands import Delete, Receive, Sweep
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.message import Extras
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite import fifo_delays
+from veilmq.store.sqlite.settings import fifo_delays
 from veilmq.store.sqlite.store import SqliteStore
 
 COUNT = 3_000

@@ -8,8 +8,8 @@ from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.message import Extras
 from veilmq.model.outcomes import Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
-from veilmq.store.sqlite import history, sweeps
-from veilmq.store.sqlite.claims import DETOUR_BYTES, DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
+from veilmq.store.sqlite.leases.claims import DETOUR_BYTES, DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
+from veilmq.store.sqlite.upkeep import sweeps, trimming
 
 LARGE = 256 * 1024
 TEXT = "x" * LARGE
@@ -96,7 +96,7 @@ def test_a_sweep_frees_what_was_purged_a_few_at_a_time(stage: Stage) -> None:
 
 def test_deleted_queues_are_forgotten_a_few_at_a_time(stage: Stage) -> None:
     """As after a long stop, when all of them are old at once."""
-    count = 2 * history.FORGOTTEN_MAX + 10
+    count = 2 * trimming.FORGOTTEN_MAX + 10
     for number in range(count):
         stage.drop(stage.create(f"queue-{number}"))
     stage.reopen(history_us_max=DAY_US)
@@ -110,5 +110,5 @@ def test_deleted_queues_are_forgotten_a_few_at_a_time(stage: Stage) -> None:
         stage.batch([Sweep()])
         known.append(connection.execute("SELECT count(*) FROM queue WHERE deleted IS NOT NULL").get)
         steps += 1
-        assert known[-2] - known[-1] <= history.FORGOTTEN_MAX
+        assert known[-2] - known[-1] <= trimming.FORGOTTEN_MAX
         assert steps < 1_000

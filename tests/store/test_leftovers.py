@@ -10,7 +10,7 @@ from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.message import Extras
 from veilmq.model.plan import LeasePlan
 from veilmq.model.queue import RedrivePolicy
-from veilmq.store.sqlite.sends import send_all
+from veilmq.store.sqlite.messages.sends import send_all
 
 KEPT = {"mark", "secret", "redo_log", "queue", "origin", "history", "last_number"}
 """What may have rows though no queue exists: the names of deleted queues stay as long as the history names them."""

@@ -47,8 +47,8 @@ from veilmq.model.plan import Adaptive, LeasePlan
 from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePolicy
 from veilmq.model.reports import Failure, Report, Reported
 from veilmq.model.states import State
-from veilmq.store.sqlite import rows
-from veilmq.store.sqlite.integrity import check
+from veilmq.store.sqlite.reading import rows
+from veilmq.store.sqlite.tools.integrity import check
 from veilmq.testing.replaying import NotReplayable, Replaying, replay
 
 DEAD, JOBS, OTHER = (QueueKey(ACCOUNT, REGION, name) for name in ("dead", "jobs", "other"))

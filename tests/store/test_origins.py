@@ -4,7 +4,7 @@ import pytest
 from tests.support.contract.stage import Stage, sending
 
 from veilmq.model.commands import Origin
-from veilmq.store.sqlite import writer
+from veilmq.store.sqlite.batch import writer
 
 
 def test_beyond_the_bounds_new_clients_lose_their_process_and_then_their_name(

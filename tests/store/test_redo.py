@@ -17,12 +17,12 @@ from veilmq.model.commands import Delete, Receive
 from veilmq.model.errors import StoreFailed
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Received
-from veilmq.store.sqlite import redo
-from veilmq.store.sqlite.backup import backup
-from veilmq.store.sqlite.connections import DatabaseUnusable
-from veilmq.store.sqlite.integrity import check
-from veilmq.store.sqlite.schema import NotOurs
+from veilmq.store.sqlite.disk import redo
+from veilmq.store.sqlite.disk.connections import DatabaseUnusable
+from veilmq.store.sqlite.disk.schema import NotOurs
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools.backup import backup
+from veilmq.store.sqlite.tools.integrity import check
 
 
 def test_a_life_of_a_young_message_is_no_transaction(stage: Stage) -> None:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.sqlite import SMALL
 
-from veilmq.store.sqlite import redo_file
-from veilmq.store.sqlite.redo_file import BLOCK_BYTES, RedoFile, open_file
+from veilmq.store.sqlite.disk import redo_file
+from veilmq.store.sqlite.disk.redo_file import BLOCK_BYTES, RedoFile, open_file
 
 ROOM_BYTES = 1 << 30
 SIZE = SMALL.redo_bytes

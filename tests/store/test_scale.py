@@ -37,12 +37,13 @@ from veilmq.model.moves import MOVES_PER_SECOND_MAX, MoveStatus
 from veilmq.model.outcomes import MovesListed, MoveStarted, QueueDescribed, QueuesListed, Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.model.topic import is_hidden
-from veilmq.store.sqlite import moves, queues
-from veilmq.store.sqlite.claims import DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
-from veilmq.store.sqlite.endings import RETURNS_MIN, RETURNS_OF_BATCH
-from veilmq.store.sqlite.names import OrderedNames
+from veilmq.store.sqlite.batch import queues
+from veilmq.store.sqlite.batch.names import OrderedNames
+from veilmq.store.sqlite.leases.claims import DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
+from veilmq.store.sqlite.messages.endings import RETURNS_MIN, RETURNS_OF_BATCH
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.sweeps import LOOKS_MAX
+from veilmq.store.sqlite.upkeep import moves
+from veilmq.store.sqlite.upkeep.sweeps import LOOKS_MAX
 
 BATCH = 250
 LEASE_US = 30 * SECOND_US

@@ -27,9 +27,8 @@ from veilmq.model.instant import HOUR_US
 from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite import schema
-from veilmq.store.sqlite.integrity import check
-from veilmq.store.sqlite.schema import (
+from veilmq.store.sqlite.disk import schema
+from veilmq.store.sqlite.disk.schema import (
     APPLICATION_ID,
     MIGRATIONS,
     VERSION,
@@ -39,6 +38,7 @@ from veilmq.store.sqlite.schema import (
     migrate,
 )
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.tools.integrity import check
 from veilmq.testing.replaying import replay, state_of
 
 FIXTURES = Path(__file__).parent / "fixtures"

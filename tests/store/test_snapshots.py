@@ -13,7 +13,7 @@ from veilmq.model.commands import Sweep
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.outcomes import Swept
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite import snapshots
+from veilmq.store.sqlite.upkeep import snapshots
 from veilmq.testing.replaying import replay
 
 MESSAGES = 5_000

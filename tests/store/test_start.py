@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.store.sqlite.directory import DataDirectory, DirectoryHeld, is_held, read_holder
-from veilmq.store.sqlite.options import Options
+from veilmq.store.options import Options
+from veilmq.store.sqlite.disk.directory import DataDirectory, DirectoryHeld, is_held, read_holder
 from veilmq.store.sqlite.store import SqliteStore
 
 
@@ -96,8 +96,8 @@ SOMEBODY_ELSE = 65534
 AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from veilmq.store.sqlite.connections import DatabaseUnusable
-from veilmq.store.sqlite.options import Options
+from veilmq.store.sqlite.disk.connections import DatabaseUnusable
+from veilmq.store.options import Options
 from veilmq.store.sqlite.store import SqliteStore
 os.chdir(sys.argv[1])
 if os.getuid() == 0:

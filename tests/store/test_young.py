@@ -17,11 +17,12 @@ from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.message import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
-from veilmq.store.sqlite import nursery, peeks, young
-from veilmq.store.sqlite.connections import DatabaseUnusable
-from veilmq.store.sqlite.integrity import check
-from veilmq.store.sqlite.rows import oldest_sent, oldest_young
-from veilmq.store.sqlite.writer import INSERT_MESSAGE
+from veilmq.store.sqlite.batch import nursery, young
+from veilmq.store.sqlite.batch.writer import INSERT_MESSAGE
+from veilmq.store.sqlite.disk.connections import DatabaseUnusable
+from veilmq.store.sqlite.reading import peeks
+from veilmq.store.sqlite.reading.rows import oldest_sent, oldest_young
+from veilmq.store.sqlite.tools.integrity import check
 
 
 def rows_of(stage: Stage) -> tuple[int, int, int]:

@@ -13,10 +13,10 @@ from veilmq.model.commands import AnyCommand, Send
 from veilmq.model.events import EventRecord
 from veilmq.model.queue import FIFO_SUFFIX
 from veilmq.store import Store
-from veilmq.store.sqlite import history
-from veilmq.store.sqlite.options import MIB, Options
+from veilmq.store.options import MIB, Options
+from veilmq.store.sqlite.batch.young import replay
+from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.young import replay
 
 SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024)
 """Nothing kept back on disk: tests open hundreds of stores."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from veilmq.model.instant import Instant
-from veilmq.store.sqlite.queues import LiveQueue
-from veilmq.store.sqlite.rows import oldest_sent, oldest_young
+from veilmq.store.sqlite.batch.queues import LiveQueue
+from veilmq.store.sqlite.reading.rows import oldest_sent, oldest_young
 from veilmq.store.sqlite.store import SqliteStore
 
 

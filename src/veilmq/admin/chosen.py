@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import Kind
-from veilmq.store.sqlite import rows
-from veilmq.store.sqlite.rows import Connection
+from veilmq.store.sqlite.reading import rows
+from veilmq.store.sqlite.reading.rows import Connection
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in Kind}
 

@@ -17,7 +17,7 @@ from veilmq.admin.reading import Errors, Scope, check_offset, visible
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, Kind, shown_detail
 from veilmq.model.message import id_text
-from veilmq.store.sqlite.rows import Connection, oldest_first, origin_names, queue_names
+from veilmq.store.sqlite.reading.rows import Connection, oldest_first, origin_names, queue_names
 
 MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 _LINES: Final = "application/x-ndjson"

@@ -31,9 +31,9 @@ from veilmq.model.access import Action
 from veilmq.model.errors import DiskLow
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.message import id_text
-from veilmq.store.sqlite.backup import backup
-from veilmq.store.sqlite.large_files import SyncedInPieces
-from veilmq.store.sqlite.rows import Connection, head
+from veilmq.store.large_files import SyncedInPieces
+from veilmq.store.sqlite.reading.rows import Connection, head
+from veilmq.store.sqlite.tools.backup import backup
 
 ROWS_A_PIECE: Final = 8_192
 _LINES_A_LOOK: Final = 10_000
@@ -208,7 +208,7 @@ class Feed:
         return file
 
     async def backup(self, request: Request) -> Response:
-        """The whole database as a file, with a fresh receipt key and epoch (veilmq.store.sqlite.backup)."""
+        """The whole database as a file, with a fresh receipt key and epoch (veilmq.store.sqlite.tools.backup)."""
         caller_of(request).check(Action.BACKUP)
         store = self._service.store
         size_bytes = store.directory.database.stat().st_size + store.checkpointer.wal_bytes

@@ -18,7 +18,7 @@ from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.moves import MOVES_PER_SECOND_MAX
 from veilmq.model.plan import Adaptive
 from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
-from veilmq.store.sqlite.holds import HOLD_S_MAX
+from veilmq.store.sqlite.upkeep.holds import HOLD_S_MAX
 
 ENTRIES_MAX: Final = 100
 WAIT_US_MAX: Final = 30 * SECOND_US
@@ -236,8 +236,8 @@ class PageInput(_Input):
 class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
     """Events of `limit` offsets from `from` on (an offset, `first`, `snapshot` or `next`); wait up to `follow` s.
 
-    hold: for so many seconds what comes from there on is not trimmed (veilmq.store.sqlite.holds). Only those of a queue
-    (a name, or account/region/name), of some kinds (with commas between), of a message.
+    hold: for so many seconds what comes from there on is not trimmed. Only those of a queue (a name, or
+    account/region/name), of some kinds (with commas between), of a message.
     """
 
     start: Annotated[str, Meta(pattern=_START)] = "first"

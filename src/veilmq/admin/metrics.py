@@ -31,11 +31,11 @@ from veilmq.model.moves import MoveStatus
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import SETTINGS_QUEUES, PushResult, is_hidden
 from veilmq.server.shell import COMMIT_BUCKETS_US
-from veilmq.store.sqlite.history import bounds
-from veilmq.store.sqlite.moves import every
-from veilmq.store.sqlite.queues import LiveQueue
-from veilmq.store.sqlite.rows import oldest_first
+from veilmq.store.sqlite.batch.queues import LiveQueue
+from veilmq.store.sqlite.reading.history import bounds
+from veilmq.store.sqlite.reading.rows import oldest_first
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.upkeep.moves import every
 
 LABELLED_QUEUES_MAX: Final = 200
 EVENTS_A_SCRAPE_MAX: Final = 1_000_000

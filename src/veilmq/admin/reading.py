@@ -19,12 +19,13 @@ from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
 from veilmq.model.message import NO_EXTRAS, id_text
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite import rows, snapshots
-from veilmq.store.sqlite.extras import read_extras
-from veilmq.store.sqlite.history import Names, bounds, events_from
-from veilmq.store.sqlite.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.rows import Connection, Held
+from veilmq.store.sqlite.batch.extras import read_extras
+from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
+from veilmq.store.sqlite.reading import rows
+from veilmq.store.sqlite.reading.history import Names, bounds, events_from
+from veilmq.store.sqlite.reading.rows import Connection, Held
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store.sqlite.upkeep import snapshots
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _PACKED: Final = msgspec.msgpack.Encoder()

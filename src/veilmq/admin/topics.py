@@ -25,9 +25,9 @@ from veilmq.model.moves import MoveInfo
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import TopicKey, hidden_queue
 from veilmq.server.service import PushRoom
-from veilmq.store.sqlite import moves
+from veilmq.store.sqlite.batch.topics import LiveSubscription, LiveTopic
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.topics import LiveSubscription, LiveTopic
+from veilmq.store.sqlite.upkeep import moves
 
 MOVES_MAX: Final = 10_000
 _TOPIC: Final = "/api/v1/topics/{account}/{region}/{name}"

@@ -21,8 +21,8 @@ from veilmq.admin.copies import Copies
 from veilmq.admin.errors import Refused
 from veilmq.admin.service import Service
 from veilmq.model.access import Action
-from veilmq.store.sqlite.backup import SqliteFailed
-from veilmq.store.sqlite.integrity import Progress, check
+from veilmq.store.sqlite.tools.backup import SqliteFailed
+from veilmq.store.sqlite.tools.integrity import Progress, check
 
 _STEPS_KEPT_MAX: Final = 64
 """Steps that a slow reader has not taken yet; those in between are left out."""

@@ -56,10 +56,10 @@ def _names(target: "Target", account: str | None, region: str | None, prefix: st
 
 
 def _names_there(directory: Path, account: str | None, region: str | None, prefix: str) -> Iterator[str]:
-    from veilmq.store.sqlite import rows
-    from veilmq.store.sqlite.connections import SqliteError, open_reader
-    from veilmq.store.sqlite.directory import DATABASE
-    from veilmq.store.sqlite.options import Options
+    from veilmq.store.options import Options
+    from veilmq.store.sqlite.disk.connections import SqliteError, open_reader
+    from veilmq.store.sqlite.disk.directory import DATABASE
+    from veilmq.store.sqlite.reading import rows
 
     with suppress(SqliteError):
         connection = open_reader(directory / DATABASE, Options())

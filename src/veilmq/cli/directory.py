@@ -17,12 +17,12 @@ from veilmq.cli.obstacles import advice_on, check_directory
 from veilmq.cli.progress import bar
 from veilmq.cli.remote_door import AS_SERVER
 from veilmq.cli.remote_http import HttpDoor
-from veilmq.store.sqlite.backup import DestinationTaken, SqliteFailed, backup_directory, receive_directory
-from veilmq.store.sqlite.connections import SqliteTooOld
-from veilmq.store.sqlite.directory import DATABASE, REDO
-from veilmq.store.sqlite.integrity import Report
-from veilmq.store.sqlite.integrity import check as check_database
-from veilmq.store.sqlite.schema import NotOurs, SchemaRefused
+from veilmq.store.sqlite.disk.connections import SqliteTooOld
+from veilmq.store.sqlite.disk.directory import DATABASE, REDO
+from veilmq.store.sqlite.disk.schema import NotOurs, SchemaRefused
+from veilmq.store.sqlite.tools.backup import DestinationTaken, SqliteFailed, backup_directory, receive_directory
+from veilmq.store.sqlite.tools.integrity import Report
+from veilmq.store.sqlite.tools.integrity import check as check_database
 
 _HEAD: Final = b"SQLite format 3\0"
 """How the file begins (SQLite Database File Format, 1.3)."""

@@ -17,7 +17,7 @@ from veilmq.push.shortage import shortage_of
 from veilmq.server.clock import wall
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
-from veilmq.store.sqlite.topics import LiveSubscription, Topics
+from veilmq.store.sqlite.batch.topics import LiveSubscription, Topics
 
 if TYPE_CHECKING:
     from veilmq.push.room import PushRoom

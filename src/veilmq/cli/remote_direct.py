@@ -31,10 +31,10 @@ from veilmq.model.message import id_text
 from veilmq.model.outcomes import Outcome, QueuesListed
 from veilmq.model.queue import QueueKey
 from veilmq.server.clock import LeaseClock
-from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteError, SqliteTooOld
-from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
-from veilmq.store.sqlite.options import Options
-from veilmq.store.sqlite.schema import NotOurs, SchemaOlder, SchemaRefused
+from veilmq.store.options import Options
+from veilmq.store.sqlite.disk.connections import DatabaseUnusable, SqliteError, SqliteTooOld
+from veilmq.store.sqlite.disk.directory import DirectoryHeld, DirectoryUnsafe
+from veilmq.store.sqlite.disk.schema import NotOurs, SchemaOlder, SchemaRefused
 from veilmq.store.sqlite.store import SqliteStore
 
 _SLEEP_S_MAX: Final = 1.0

@@ -26,7 +26,7 @@ from veilmq.model.errors import ParameterInvalid
 from veilmq.model.queue import QueueKey
 
 if TYPE_CHECKING:
-    from veilmq.store.sqlite.large_files import Writing
+    from veilmq.store.large_files import Writing
 
 _ANSWER_S: Final = 10.0
 """For a connection, and for an answer beyond what the command itself lets the server wait."""

@@ -39,9 +39,9 @@ from veilmq.server.logs import set_up
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
 from veilmq.server.toml_file import FileInvalid
-from veilmq.store.sqlite.connections import DatabaseUnusable, SqliteTooOld
-from veilmq.store.sqlite.directory import DirectoryHeld, DirectoryUnsafe
-from veilmq.store.sqlite.schema import NotOurs, SchemaRefused
+from veilmq.store.sqlite.disk.connections import DatabaseUnusable, SqliteTooOld
+from veilmq.store.sqlite.disk.directory import DirectoryHeld, DirectoryUnsafe
+from veilmq.store.sqlite.disk.schema import NotOurs, SchemaRefused
 
 log = logging.getLogger("veilmq.serve")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from veilmq.engine.engine import Answer, Batch, Engine
 from veilmq.engine.limits import Limits
-from veilmq.store.sqlite.options import Options
+from veilmq.store.options import Options
 from veilmq.store.sqlite.store import SqliteStore
 
 __all__ = ["Answer", "Batch", "Engine", "Limits", "open_directory"]

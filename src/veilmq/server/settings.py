@@ -20,7 +20,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.message_type import POINTER, TYPE_ATTRIBUTE
 from veilmq.server.limits import Limits as ListenerLimits
 from veilmq.server.simulate import ALLOWED, Simulated, is_known, simulated
-from veilmq.store.sqlite.options import MIB, Options
+from veilmq.store.options import MIB, Options
 
 PORT_MAX: Final = 65_535
 _ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,9})")

@@ -26,7 +26,7 @@ from veilmq.model.commands import AnyCommand, CreateQueue, DeleteQueue, Describe
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.outcomes import QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.queue import FIFO_SUFFIX, QueueKey, QueueSettings
-from veilmq.store.sqlite.options import Options
+from veilmq.store.options import Options
 
 _PAGE: Final = 1_000
 _NO_TEMPLATE: Final = Template()

@@ -6,11 +6,14 @@ from typing import Any, Final
 import apsw
 
 from veilmq.model.receipt import KEY_BYTES, ReceiptKey
-from veilmq.store.sqlite import plans, queues, redo, snapshots, topics
-from veilmq.store.sqlite.directory import DataDirectory
-from veilmq.store.sqlite.options import Options
-from veilmq.store.sqlite.snapshots import Snapshots
-from veilmq.store.sqlite.writer import Mark, Writer
+from veilmq.store.options import Options
+from veilmq.store.sqlite.batch import queues, topics
+from veilmq.store.sqlite.batch.writer import Mark, Writer
+from veilmq.store.sqlite.disk import redo
+from veilmq.store.sqlite.disk.directory import DataDirectory
+from veilmq.store.sqlite.settings import plans
+from veilmq.store.sqlite.upkeep import snapshots
+from veilmq.store.sqlite.upkeep.snapshots import Snapshots
 
 _EPOCH_BYTES: Final = 16
 

@@ -54,22 +54,10 @@ from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message_type import MessageTypes
 from veilmq.model.outcomes import Applied, Outcome
-from veilmq.store.sqlite import (
-    groups,
-    leases,
-    listing,
-    moves,
-    peeks,
-    plans,
-    queue_commands,
-    queues,
-    receives,
-    sends,
-    sweeps,
-    topic_commands,
-    topics,
-)
-from veilmq.store.sqlite.connections import (
+from veilmq.store.options import Options
+from veilmq.store.sqlite.batch import queues, topics
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.connections import (
     Checkpointer,
     DatabaseUnusable,
     Readers,
@@ -79,13 +67,16 @@ from veilmq.store.sqlite.connections import (
     unusable,
     verdict,
 )
-from veilmq.store.sqlite.directory import DataDirectory, holds_database
-from veilmq.store.sqlite.holds import Holds
+from veilmq.store.sqlite.disk.directory import DataDirectory, holds_database
+from veilmq.store.sqlite.disk.schema import NotOurs
+from veilmq.store.sqlite.leases import handles, receives
 from veilmq.store.sqlite.loading import load
-from veilmq.store.sqlite.options import Options
-from veilmq.store.sqlite.promotion import promote
-from veilmq.store.sqlite.schema import NotOurs
-from veilmq.store.sqlite.writer import Writer
+from veilmq.store.sqlite.messages import groups, sends
+from veilmq.store.sqlite.messages.promotion import promote
+from veilmq.store.sqlite.reading import peeks
+from veilmq.store.sqlite.settings import listing, plans, queue_commands, topic_commands
+from veilmq.store.sqlite.upkeep import moves, sweeps
+from veilmq.store.sqlite.upkeep.holds import Holds
 
 CRASH_POINTS: Final = (
     "batch opened",
@@ -207,9 +198,9 @@ class SqliteStore:
             ChangeSubscription: _each(topic_commands.change_subscription),
             Publish: _each(topic_commands.publish),
             Send: sends.send_all,
-            Delete: leases.delete_all,
-            Extend: leases.extend_all,
-            Undeliver: _each(leases.undeliver),
+            Delete: handles.delete_all,
+            Extend: handles.extend_all,
+            Undeliver: _each(handles.undeliver),
             Sweep: _promoted(self._sweep),
             Receive: _each(receives.receive),
             PurgeQueue: _promoted(queue_commands.purge),

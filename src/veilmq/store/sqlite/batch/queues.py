@@ -1,0 +1,407 @@
+"""The queues in memory: settings, cursors and counts, changed and rolled back with the batch.
+
+Strategy: a batch that touches a queue first saves a copy of its few numbers; a rollback puts the copies back. The
+instants at which a queue next needs the sweeper are lower bounds in two heaps: too early costs a look, too late must
+never be, so a bound only ever falls until a sweep has looked.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+import apsw
+import msgspec
+
+from veilmq.model.instant import FOREVER, Instant
+from veilmq.model.plan import NO_PLAN
+from veilmq.model.queue import PRIORITY_MAX, QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
+from veilmq.store.sqlite.batch.names import OrderedNames
+from veilmq.store.sqlite.batch.young import Young
+
+SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
+SETTINGS_ENCODER: Final = msgspec.msgpack.Encoder()
+STALE_MAX: Final = 4_096
+"""Entries in a heap of bounds, beyond two a queue, before it is built anew."""
+LINES_MAX: Final = PRIORITY_MAX
+"""Lines up to here are priorities; the others are groups (groups.py)."""
+_NEXT_WITH_GROUPS: Final = (
+    "SELECT min(generation) FROM message_group INDEXED BY message_group_name WHERE generation > ?"
+)
+_FIRST_DUE: Final = "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1"
+
+
+class LiveQueue:
+    """One queue that exists."""
+
+    __slots__ = (
+        "cap",
+        "created",
+        "cursors",
+        "delayed",
+        "generation",
+        "grouped",
+        "groups",
+        "handed",
+        "in_flight",
+        "incarnation",
+        "key",
+        "modified",
+        "next_due",
+        "next_expiry",
+        "passed_over",
+        "plan",
+        "purged",
+        "ready",
+        "returned",
+        "settings",
+        "visible",
+        "woken",
+        "young",
+    )
+
+    def __init__(
+        self, key: QueueKey, incarnation: int, generation: int, created: Instant, settings: QueueSettings
+    ) -> None:
+        self.key = key
+        self.incarnation = incarnation
+        self.generation = generation
+        self.created = created
+        self.modified = created
+        self.purged: Instant | None = None
+        self.settings = settings
+        self.plan = NO_PLAN
+        self.cursors: dict[int, int] = {}
+        """By priority: the last sequence that was claimed from that line."""
+        self.ready: dict[int, int] = {}
+        """By priority: messages in that line beyond its cursor."""
+        self.young: dict[int, deque[Young]] = {}
+        """By priority: what waits in memory beside the line that the tables hold, in one order with it (young.py)."""
+        self.visible = 0
+        """All that a claim could take: in the lines, young, and returned."""
+        self.returned = 0
+        self.delayed = 0
+        self.in_flight = 0
+        self.cap: int = FOREVER
+        """How many in flight held up a receive, or part of it: who parks is woken when one of them ends."""
+        self.grouped = 0
+        """Those in flight that are of a group."""
+        self.passed_over = 0
+        """Messages that went in a row before the one that has waited longest: see fair_claims.py."""
+        self.groups: Groups | None = None
+        """None: a standard queue that never had a message of a group."""
+        self.woken = 0
+        """Messages that became visible in the open batch: a hint for parked receives."""
+        self.handed = (0, 0)
+        """The queue's rate, and what it handed out within it: see rates.py."""
+        self.next_due = FOREVER
+        """No later than the earliest end of a lease or delay."""
+        self.next_expiry = FOREVER
+        """No later than the earliest expiry that a sweep could apply."""
+
+    def save(self) -> tuple[object, ...]:
+        """Everything that a batch can change."""
+        return (
+            self.generation,
+            self.modified,
+            self.purged,
+            self.settings,
+            self.plan,
+            self.cursors.copy(),
+            self.ready.copy(),
+            self.visible,
+            self.returned,
+            self.delayed,
+            self.in_flight,
+            self.grouped,
+            self.passed_over,
+            self.handed,
+            self.next_due,
+            self.next_expiry,
+        )
+
+    def restore(self, saved: tuple[object, ...]) -> None:
+        """Back to what `save` gave."""
+        (
+            self.generation,
+            self.modified,
+            self.purged,
+            self.settings,
+            self.plan,
+            self.cursors,
+            self.ready,
+            self.visible,
+            self.returned,
+            self.delayed,
+            self.in_flight,
+            self.grouped,
+            self.passed_over,
+            self.handed,
+            self.next_due,
+            self.next_expiry,
+        ) = saved  # type: ignore[assignment]
+        if self.groups is not None:
+            self.groups.take()
+
+    def empty(self, generation: int) -> int:
+        """Leave all messages behind in the old generation; returns how many there were."""
+        count = self.visible + self.delayed + self.in_flight
+        self.generation = generation
+        self.cursors = {}
+        self.ready = {}
+        self.visible = self.returned = self.delayed = self.in_flight = self.grouped = self.passed_over = 0
+        self.next_due = self.next_expiry = FOREVER
+        if self.groups is not None:
+            self.groups.take()
+        return count
+
+    def info(self) -> QueueInfo:
+        """The queue as others see it."""
+        counts = QueueCounts(self.visible, self.delayed, self.in_flight)
+        return QueueInfo(self.key, self.incarnation, self.created, self.modified, self.settings, counts, self.plan)
+
+
+class Groups:
+    """What changed of a queue's groups since their rows were written: by number, by how much the messages in flight
+    changed, and the last sequence claimed from the line. `pool` knows every queue that has something here."""
+
+    __slots__ = ("_pool", "_queue", "changes")
+
+    def __init__(self, queue: LiveQueue, pool: dict[int, LiveQueue]) -> None:
+        self._queue = queue
+        self._pool = pool
+        self.changes: dict[int, tuple[int, int]] = {}
+
+    def note(self, number: int, held: int = 0, cursor: int = 0) -> None:
+        """Something of the group changed: so many more are in flight, that one was claimed from the line."""
+        known = self.changes.get(number)
+        if known is None:
+            self._pool[self._queue.incarnation] = self._queue
+        else:
+            held += known[0]
+            cursor = max(cursor, known[1])
+        self.changes[number] = (held, cursor)
+
+    def leaves(self, line: int | None, *, in_flight: bool) -> None:
+        """A message of that line is no longer where it was."""
+        if line is None or -LINES_MAX <= line <= LINES_MAX:
+            return
+        self.note(abs(line), -in_flight)
+        self._queue.grouped -= in_flight
+
+    def holds(self, line: int | None, cursor: int = 0) -> None:
+        """A message of that line is in flight now; if it was claimed from the line, `cursor` is its sequence."""
+        if line is None or -LINES_MAX <= line <= LINES_MAX:
+            return
+        self.note(abs(line), 1, cursor)
+        self._queue.grouped += 1
+
+    def take(self) -> dict[int, tuple[int, int]]:
+        """All changes; they are forgotten here."""
+        changes, self.changes = self.changes, {}
+        self._pool.pop(self._queue.incarnation, None)
+        return changes
+
+
+class Bounds:
+    """A heap of (instant, incarnation): when each queue next needs a look. Stale entries are skipped by the reader."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def renew(self, entries: Iterable[tuple[int, int]]) -> None:
+        """These are all that count."""
+        self._heap = list(entries)
+        heapify(self._heap)
+
+    def push(self, instant: int, incarnation: int) -> None:
+        """The queue needs a look at that instant, or before."""
+        heappush(self._heap, (instant, incarnation))
+
+    def first(self) -> Instant | None:
+        """The earliest bound, if any."""
+        return Instant(self._heap[0][0]) if self._heap else None
+
+    def is_due(self, now: int) -> bool:
+        """Whether `due` would give anything."""
+        return bool(self._heap) and self._heap[0][0] <= now
+
+    def due(self, now: int) -> Iterator[int]:
+        """Take the queues whose bound is not after `now`, earliest first."""
+        while self._heap and self._heap[0][0] <= now:
+            yield heappop(self._heap)[1]
+
+
+def alias_key(key: QueueKey, alias: str) -> QueueKey:
+    """The alias of a queue in its account and region."""
+    return QueueKey(key.account, key.region, alias)
+
+
+class Queues:
+    """All queues that exist, by name and by incarnation."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[QueueKey, LiveQueue] = {}
+        self.by_incarnation: dict[int, LiveQueue] = {}
+        self.aliases: dict[QueueKey, QueueKey] = {}
+        """Alias, as a key of its account and region -> the queue's own."""
+        self.names = OrderedNames()
+        self.alias_names = OrderedNames()
+        self.sources: dict[QueueKey, OrderedNames] = {}
+        """Dead-letter queue, whether it exists or not -> the queues whose redrive policies name it."""
+        self._alias_of: dict[QueueKey, QueueKey] = {}
+        self._target_of: dict[QueueKey, QueueKey] = {}
+        self.due = Bounds()
+        self.expiry = Bounds()
+        self.unsettled: dict[int, LiveQueue] = {}
+        """Queues whose groups changed in the open batch."""
+
+    def add(self, queue: LiveQueue) -> None:
+        """A queue was created or loaded."""
+        if queue.settings.fifo and queue.groups is None:
+            queue.groups = Groups(queue, self.unsettled)
+        self.by_key[queue.key] = queue
+        self.by_incarnation[queue.incarnation] = queue
+        self.names.add(queue.key)
+        if queue.settings.alias is not None:
+            self.call(queue.key, queue.settings.alias)
+        if queue.settings.redrive is not None:
+            self.redrive(queue.key, queue.settings.redrive)
+
+    def remove(self, queue: LiveQueue) -> None:
+        """A queue was deleted."""
+        del self.by_key[queue.key]
+        del self.by_incarnation[queue.incarnation]
+        self.names.remove(queue.key)
+        self.call(queue.key, None)
+        self.redrive(queue.key, None)
+
+    def call(self, key: QueueKey, alias: str | None) -> None:
+        """The queue has that alias from now on, and no other."""
+        known = self._alias_of.pop(key, None)
+        if known is not None:
+            del self.aliases[known]
+            self.alias_names.remove(known)
+        if alias is not None:
+            known = self._alias_of[key] = alias_key(key, alias)
+            self.aliases[known] = key
+            self.alias_names.add(known)
+
+    def redrive(self, key: QueueKey, policy: RedrivePolicy | None) -> None:
+        """The queue has that redrive policy from now on, and no other."""
+        known = self._target_of.pop(key, None)
+        if known is not None:
+            self.sources[known].remove(key)
+            if not self.sources[known]:
+                del self.sources[known]
+        if policy is not None:
+            self._target_of[key] = policy.target
+            self.sources.setdefault(policy.target, OrderedNames()).add(key)
+
+    def lower_due(self, queue: LiveQueue, instant: int) -> None:
+        """A lease or delay of the queue ends at `instant`."""
+        if instant < queue.next_due:
+            queue.next_due = Instant(instant)
+            self.due.push(instant, queue.incarnation)
+            if len(self.due) > self._entries_max():
+                every = self.by_incarnation.values()
+                self.due.renew((each.next_due, each.incarnation) for each in every if each.next_due < FOREVER)
+
+    def lower_expiry(self, queue: LiveQueue, instant: int) -> None:
+        """A message of the queue expires at `instant`."""
+        if instant < queue.next_expiry:
+            queue.next_expiry = Instant(instant)
+            self.expiry.push(instant, queue.incarnation)
+            if len(self.expiry) > self._entries_max():
+                every = self.by_incarnation.values()
+                self.expiry.renew((each.next_expiry, each.incarnation) for each in every if each.next_expiry < FOREVER)
+
+    def _entries_max(self) -> int:
+        """More entries than that in a heap, and most of them are stale."""
+        return 2 * len(self.by_incarnation) + STALE_MAX
+
+    def rebound(self, queue: LiveQueue) -> None:
+        """After a rollback: make sure that both heaps know the queue's bounds again."""
+        if queue.next_due < FOREVER:
+            self.due.push(queue.next_due, queue.incarnation)
+        if queue.next_expiry < FOREVER:
+            self.expiry.push(queue.next_expiry, queue.incarnation)
+
+
+def load(connection: apsw.Connection) -> Queues:
+    """Rebuild everything from the tables: one scan of the narrow indexes, never of a body."""
+    queues = Queues()
+    by_generation: dict[int, LiveQueue] = {}
+    rows = connection.execute(
+        "SELECT incarnation, account, region, name, generation, created, modified, purged, settings"
+        " FROM queue WHERE deleted IS NULL"
+    )
+    alike: dict[bytes, QueueSettings] = {}
+    for incarnation, account, region, name, generation, created, modified, purged, packed in rows:
+        settings = alike.get(packed)
+        if settings is None:
+            settings = alike[packed] = SETTINGS_DECODER.decode(packed)
+        queue = LiveQueue(QueueKey(account, region, name), incarnation, generation, created, settings)
+        queue.modified, queue.purged = modified, purged
+        queues.add(queue)
+        by_generation[generation] = queue
+    for generation, line, count in connection.execute(
+        "SELECT generation, line, count(*) FROM message INDEXED BY message_line"
+        " WHERE line IS NOT NULL AND line BETWEEN 1 AND ? GROUP BY generation, line", (LINES_MAX,)
+    ):  # fmt: skip
+        if generation in by_generation:
+            by_generation[generation].ready[line] = count
+            by_generation[generation].visible += count
+    _load_groups(connection, queues, by_generation)
+    _load_leases(connection, by_generation)
+    for queue in by_generation.values():
+        if queue.delayed or queue.in_flight:
+            found = connection.execute(_FIRST_DUE, (queue.generation,)).get
+            queues.lower_due(queue, found)
+        if queue.visible or queue.delayed or queue.in_flight:
+            queue.next_expiry = Instant(0)
+    queues.expiry.renew((0, queue.incarnation) for queue in by_generation.values() if not queue.next_expiry)
+    return queues
+
+
+def _load_groups(connection: apsw.Connection, queues: Queues, by_generation: dict[int, LiveQueue]) -> None:
+    """Count the messages of groups, wherever they are: `_load_leases` takes off what is not visible."""
+    generation = 0
+    while (generation := connection.execute(_NEXT_WITH_GROUPS, (generation,)).get) is not None:
+        queue = by_generation.get(generation)
+        if queue is None:
+            continue
+        if queue.groups is None:
+            queue.groups = Groups(queue, queues.unsettled)
+        for condition in ("line < 0", f"line > {LINES_MAX}"):
+            queue.visible += connection.execute(
+                f"SELECT count(*) FROM message INDEXED BY message_line WHERE generation = ? AND {condition}",
+                (generation,),
+            ).get
+
+
+def _load_leases(connection: apsw.Connection, by_generation: dict[int, LiveQueue]) -> None:
+    """A message with a lease row is in no line: its line's cursor is at or beyond it. Line 0: it is of a group."""
+    for generation, line, hidden, received, count, last in connection.execute(
+        "SELECT generation, iif(line BETWEEN 1 AND ?, line, line * 0), hidden, attempt > 0, count(*), max(sequence)"
+        " FROM lease GROUP BY 1, 2, 3, 4", (LINES_MAX,)
+    ):  # fmt: skip
+        if generation not in by_generation:
+            continue
+        queue = by_generation[generation]
+        if line is not None:
+            queue.visible -= count
+        if line:
+            queue.cursors[line] = max(queue.cursors.get(line, 0), last)
+            queue.ready[line] -= count
+        if not hidden:
+            queue.returned += count
+            queue.visible += count
+        elif received:
+            queue.in_flight += count
+            queue.grouped += count if line == 0 else 0
+        else:
+            queue.delayed += count

@@ -1,0 +1,88 @@
+"""Young messages: those that no table holds yet, because most are received and deleted before any would have to.
+
+Strategy: what a young message holds is written in the `nursery` row of the batch that sent it, and what becomes of it
+stands in the history anyway: both together say where it is (`replay`), after a crash and after a rollback alike. Of a
+batch that is still in the redo log alone, the entry there says both. In memory a queue has them in lines of their own:
+what the tables hold, and what would be too long or too deep to be young, stands before, between and behind them, by
+sequence. Whatever needs a message in the tables asks for its promotion first (promotion.py), and all are promoted at
+each sweep, and when there are many: so there are never more than a few moments' worth. See
+docs/decisions/0013-young-messages.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from veilmq.model.events import Event, Kind
+from veilmq.model.instant import Instant
+from veilmq.model.message import NO_EXTRAS, Extras
+from veilmq.store.sqlite.batch.extras import read_extras
+from veilmq.store.sqlite.disk.redo import Contents, Entry
+
+
+class Young(msgspec.Struct, gc=False, eq=False):
+    """A young message, and its first lease if it has been received."""
+
+    contents: Contents
+    extras: Extras
+    leased: bool = False
+    """For the first time: one that comes back has been promoted."""
+    due: Instant = Instant(0)
+    granted: Instant = Instant(0)
+    origin: int = 0
+    """Who holds the lease."""
+
+    def expires(self, retention_us: int) -> int:
+        """The instant from which the message is dead."""
+        own_expiry = self.contents.own_expiry
+        return self.contents.sent + retention_us if own_expiry is None else own_expiry
+
+
+_BORN: Final = msgspec.msgpack.Decoder(list[Contents])
+_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_RECEIVED: Final = int(Kind.RECEIVED)
+_DELETED: Final = int(Kind.DELETED)
+
+
+def replay(
+    connection: apsw.Connection, generation: int | None = None, *, unsettled: Sequence[Entry] = ()
+) -> dict[int, Young]:
+    """All young messages by sequence, as a connection's read transaction sees them, oldest first; or those of one
+    queue.
+
+    unsettled: entries of the redo log that the database lacks, if it may lack any.
+    """
+    found: dict[int, Young] = {}
+    start = 0
+    for offset, born in chain(_batches(connection), ((entry.offset, entry.born) for entry in unsettled)):
+        for contents in born:
+            if generation is None or contents.generation == generation:
+                start = start if found else offset
+                found[contents.sequence] = Young(contents, read_extras(contents.packed) or NO_EXTRAS)
+    if not found:
+        return found
+    later = (entry.events for entry in unsettled if entry.offset >= start)
+    for event in chain.from_iterable(map(_EVENTS.decode, chain(_packed(connection, start), later))):
+        young = found.get(event.sequence or 0)
+        if young is None:
+            continue
+        if event.kind == _DELETED:
+            del found[young.contents.sequence]
+            continue
+        if event.kind == _RECEIVED:
+            young.leased, young.granted, young.origin = True, event.at, event.origin or 0
+            young.due = Instant(event.at + (event.lease_us or 0))
+    return found
+
+
+def _batches(connection: apsw.Connection) -> Iterator[tuple[int, list[Contents]]]:
+    rows: Any = connection.execute("SELECT offset, messages FROM nursery ORDER BY offset")
+    return ((offset, _BORN.decode(packed)) for offset, packed in rows)
+
+
+def _packed(connection: apsw.Connection, start: int) -> Iterator[bytes]:
+    rows: Any = connection.execute("SELECT events FROM history WHERE offset >= ? ORDER BY offset", (start,))
+    return (packed for (packed,) in rows)

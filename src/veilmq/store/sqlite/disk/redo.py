@@ -1,0 +1,321 @@
+"""The redo log: committed batches that the database does not have yet.
+
+Strategy: a batch that changed no table, because all its messages are young, is one record of this file: its events, the
+messages that it sent, and the mark. One synced write makes it durable, at half the price of a transaction. The
+database gets it soon, in a transaction of its own: before the next batch that needs a table, before anybody reads, at
+each sweep, at the end, and after a kill at the next start (`settle`, `Writer.settle`). Until then records follow one
+another; once a synced transaction has them all they begin anew at the start of the file, which never grows: a batch
+that has no room there is a transaction. See docs/decisions/0014-redo-log.md.
+
+    record   length of the rest (4 bytes), its CRC-32 begun with that of the receipt key (4), Entry in MessagePack
+
+A record counts if it is whole and follows the one before it: it bears the random number of its run, and its offset is
+the next; eight zeros are written behind it. So neither a torn record, nor one of an earlier run or of another database,
+nor what a client wrote into a message, is ever taken for one.
+"""
+
+import logging
+import os
+import struct
+from collections.abc import Container, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import apsw
+import msgspec
+
+from veilmq.model.events import Event
+from veilmq.model.instant import Instant
+from veilmq.store.options import Options
+from veilmq.store.sqlite.disk.inserts import Execute, Row, insert_rows
+from veilmq.store.sqlite.disk.redo_file import RedoFile, open_file
+from veilmq.store.sqlite.disk.redo_presence import ahead, is_given_up, note_size
+from veilmq.store.sqlite.disk.schema import NotOurs
+
+INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
+INSERT_NURSERY: Final = "INSERT INTO nursery VALUES (?, ?)"
+UPDATE_MARK: Final = "UPDATE mark SET clock = ?, sequence = ?, generation = ?, offset = ?"
+_HEAD: Final = struct.Struct("<II")
+_END: Final = bytes(_HEAD.size)
+DAMAGED: Final = "a batch is damaged or missing, and what came after it is lost"
+_SKIPPED_MAX: Final = 64
+"""Records that are not whole, before others are sought no more."""
+
+logger = logging.getLogger("veilmq.store")
+
+
+class Contents(msgspec.Struct, array_like=True, gc=False):
+    """A row of `message`."""
+
+    sequence: int
+    generation: int
+    line: int | None
+    priority: int
+    id: bytes
+    sent: Instant
+    own_expiry: Instant | None
+    sender: str
+    group: str | None
+    type: str | None
+    packed: bytes | None
+    md5: bytes
+    body: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the journal, about."""
+        return len(self.body) + len(self.packed or b"")
+
+
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a committed batch leaves to be written into tables."""
+
+    run: int
+    """A random number, of all since the log began anew."""
+    offset: int
+    """Of the first event."""
+    count: int
+    at: Instant
+    bytes_before: int
+    version: int
+    sequence: int
+    generation: int
+    events: bytes
+    """As the history has them."""
+    born: list[Contents]
+    """The young messages that the batch sent."""
+
+    @property
+    def following(self) -> int:
+        """The offset of the next event."""
+        return self.offset + self.count
+
+
+_ENCODE: Final = msgspec.msgpack.Encoder().encode
+_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_ENTRY: Final = msgspec.msgpack.Decoder(Entry)
+
+
+class Run(NamedTuple):
+    """What a file holds: the records that follow one another from its start."""
+
+    entries: list[Entry]
+    later: Entry | None = None
+    """Of the next record that is whole, behind one that is not."""
+
+    def beyond(self, following: int) -> list[Entry]:
+        """Those that a database lacks whose next offset is `following`."""
+        missing = [entry for entry in self.entries if entry.offset >= following]
+        return missing if missing and missing[0].offset == following else []
+
+    def is_damaged(self, following: int) -> bool:
+        """Whether a record is missing amid those that the database lacks, or before them.
+
+        Each was synced before the next was begun, and the first one when the database had all before it.
+        """
+        return self.is_ahead(following) or (self.later is not None and self.later.offset >= following)
+
+    def is_ahead(self, following: int) -> bool:
+        """Whether what is missing comes before them all: the database is older than the file."""
+        return bool(self.entries) and self.entries[0].offset > following
+
+
+_NO_RUN: Final = Run([])
+
+
+class Redo:
+    """The log of an open store."""
+
+    def __init__(self, path: Path, options: Options, key: bytes) -> None:
+        """key: of the receipts, which nobody else knows."""
+        self.unsettled: list[Entry] = []
+        """Those that the database does not have, oldest first."""
+        self.dead: set[int] = set()
+        """Sequences of young messages whose deletion is in an entry or before."""
+        self._seed = crc32(key)
+        self._path, self._options = path, options
+        self._size = options.redo_bytes
+        self._at = self._run = 0
+        self._file: RedoFile | None = None
+        self._inode: int | None = None
+
+    def open(self, room_bytes: int, connection: apsw.Connection) -> None:
+        """Open the file, if it is not open; make it, if that leaves something of the room. Else do without.
+
+        The database knows it before the first record is written. Call when no transaction is open; raises apsw.Error.
+        """
+        if self._file is not None:
+            return
+        if self._size:
+            try:
+                self._file = open_file(self._path, self._options, room_bytes)
+            except (OSError, apsw.Error) as error:
+                _without(error)
+        try:
+            self._inode = None if self._file is None else self._path.stat().st_ino
+            note_size(connection, 0 if self._file is None else self._size)
+        except (apsw.FullError, apsw.BusyError, OSError) as error:
+            self.close()
+            _without(error)
+
+    def is_gone(self) -> bool:
+        """Whether another file is in the place of the one that is written to, or none. Raises OSError."""
+        if self._file is None:
+            return False
+        try:
+            return self._path.stat().st_ino != self._inode
+        except FileNotFoundError:
+            return True
+
+    def prepare(self, row: Row, sequence: int, generation: int, born: list[Contents]) -> tuple[Entry, bytes] | None:
+        """The batch that has this row of history, ready to be appended; None: there is no log, or no room."""
+        if self._file is None:
+            return None
+        offset, count, at, bytes_before, version, events = row
+        run = self._run if self._at else int.from_bytes(os.urandom(8), "big")
+        entry = Entry(run, offset, count, at, bytes_before, version, sequence, generation, events, born)
+        record = self.record(entry)
+        return None if record is None else (entry, record)
+
+    def record(self, entry: Entry) -> bytes | None:
+        """As it stands in the file; None: there is no room."""
+        packed = _ENCODE(entry)
+        if self._at + _HEAD.size + len(packed) + len(_END) > self._size:
+            return None
+        return _HEAD.pack(len(packed), crc32(packed, self._seed)) + packed
+
+    def append(self, entry: Entry, record: bytes) -> None:
+        """Make it durable. Raises apsw.FullError if it is not, apsw.IOError if nobody knows."""
+        assert self._file is not None
+        self._file.write(record + _END, self._at)
+        self._run = entry.run
+        self._at += len(record)
+
+    def restart(self) -> None:
+        """A synced transaction was committed since the last entry: the database has them all for good."""
+        self._at = 0
+
+    def close(self) -> None:
+        """Let the file go, as it is."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _without(error: Exception) -> None:
+    logger.warning("no redo log, so every batch is a transaction: %s", error)
+
+
+def settle(execute: Execute, entries: Sequence[Entry], dead: Container[int] = ()) -> None:
+    """Write entries into the tables, in the open transaction; messages that are dead by now are left out."""
+    insert_rows(execute, INSERT_HISTORY, [(*msgspec.structs.astuple(each)[1:6], each.events) for each in entries])
+    for each in entries:
+        alive = [contents for contents in each.born if contents.sequence not in dead]
+        if alive:
+            execute(INSERT_NURSERY, (each.offset, _ENCODE(alive)))
+    last = entries[-1]
+    execute(UPDATE_MARK, (last.at, last.sequence, last.generation, last.following))
+
+
+def events(entries: Iterable[Entry]) -> Iterator[tuple[int, Event]]:
+    """Their events with their offsets."""
+    for entry in entries:
+        yield from enumerate(_EVENTS.decode(entry.events), entry.offset)
+
+
+def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]:
+    """The entries of the file that the database lacks, and whether there were others.
+
+    Begins a transaction that they go with, if none is open. The file is read first: a server that settles its entries
+    meanwhile leaves a database that has them. Raises OSError if it may not be read.
+    """
+    key: Any = connection.execute("SELECT receipts FROM secret").get
+    run = read(path, key)
+    if not connection.in_transaction:
+        connection.execute("BEGIN")
+    following: Any = connection.execute("SELECT offset FROM mark").get
+    return run.beyond(following), run.is_damaged(following)
+
+
+def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
+    """At a start, bring into the database what only the log has, and see to it that it has all for good.
+
+    A damaged file is moved away. Raises NotOurs if the database is older than the log; OSError.
+    """
+    if is_given_up(path):
+        logger.warning("%s was given up: what was acknowledged last before the kill may be missing", path)
+    run = read(path, key)
+    following: Any = connection.execute("SELECT offset FROM mark").get
+    if run.is_ahead(following):
+        raise NotOurs(ahead(path))
+    missing = run.beyond(following)
+    if missing:
+        with connection:
+            settle(connection.execute, missing)
+        logger.info("%d batches were brought from the redo log into the database", len(missing))
+    elif run.entries:
+        # A kill may have left a settlement in the WAL that no sync followed. This writes a page, whatever it held.
+        connection.pragma("user_version", connection.pragma("user_version"))
+    if run.is_damaged(following):
+        note_size(connection, 0)  # until there is another
+        kept = path.with_suffix(".damaged")
+        os.replace(path, kept)
+        logger.error("%s: %s; see %s", path, DAMAGED, kept)
+
+
+def read(path: Path, key: bytes) -> Run:
+    """What the file of a database of that receipt key holds. Raises OSError if it may not be read."""
+    try:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # it is written past the page cache
+            content = file.read()
+    except FileNotFoundError:
+        return _NO_RUN
+    seed = crc32(key)
+    found: list[Entry] = []
+    at = 0
+    while (record := _record(content, at, seed)) is not None:
+        entry, end = record
+        if found and (entry.run, entry.offset) != (found[-1].run, found[-1].following):
+            break
+        found.append(entry)
+        at = end
+    return Run(found, _behind(content, at, seed, found))
+
+
+def is_blank(path: Path) -> bool:
+    """Whether no record was ever written to the file, or there is none."""
+    try:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return not any(file.read(_HEAD.size))
+    except FileNotFoundError:
+        return True
+
+
+def _record(content: bytes, at: int, seed: int) -> tuple[Entry, int] | None:
+    """The entry that begins at that byte, if it is whole, and where it ends."""
+    if at + _HEAD.size > len(content):
+        return None
+    length, checksum = _HEAD.unpack_from(content, at)
+    begin = at + _HEAD.size
+    packed = content[begin : begin + length]
+    if not length or len(packed) < length or crc32(packed, seed) != checksum:
+        return None
+    return _ENTRY.decode(packed), begin + length
+
+
+def _behind(content: bytes, at: int, seed: int, found: Sequence[Entry]) -> Entry | None:
+    """The next whole record of the run behind the one at that byte, as far as lengths lead there."""
+    for _ in range(_SKIPPED_MAX):
+        if at + _HEAD.size > len(content):
+            break
+        (length, _) = _HEAD.unpack_from(content, at)
+        if not length:
+            break
+        at += _HEAD.size + length
+        record = _record(content, at, seed)
+        if record is not None and (not found or record[0].run == found[0].run):
+            return record[0]
+    return None

@@ -1,0 +1,1 @@
+"""Leases: granted to receives, used by their handles."""

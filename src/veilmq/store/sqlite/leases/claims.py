@@ -1,0 +1,365 @@
+"""Receives: lease the first visible messages.
+
+Strategy: the candidates are the head of each line beyond its cursor, the young ones, and the returned ones. Of those
+with the lowest priority the one goes first that has been visible longest (`Candidate.turn`): what was given back waits
+behind what waited already, so that no message keeps others waiting for ever. A candidate that turns out dead, damaged
+or due for the dead-letter queue is dealt with on the way and the next one takes its place, within a bound; what the
+bound leaves is met by the next claim.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from heapq import merge
+from itertools import islice
+from typing import Final, TypeVar
+
+import msgspec
+
+from veilmq.model.commands import Receive
+from veilmq.model.errors import InFlightFull, QueueMissing
+from veilmq.model.events import Event, Kind
+from veilmq.model.instant import Instant
+from veilmq.model.message import Delivery, Extras
+from veilmq.model.outcomes import Outcome, Received
+from veilmq.model.queue import RedrivePolicy
+from veilmq.model.topic import is_hidden
+from veilmq.store.sqlite.batch.extras import intact, with_failure
+from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.writer import INSERT_LEASE, LEASE_COLUMNS, Writer
+from veilmq.store.sqlite.batch.young import Young
+from veilmq.store.sqlite.disk.inserts import Row
+from veilmq.store.sqlite.leases.disorder import disordered
+from veilmq.store.sqlite.leases.terms import Terms
+from veilmq.store.sqlite.leases.young_leases import lease_young
+from veilmq.store.sqlite.messages.endings import dead_letter, expire, look_for_due, quarantine
+from veilmq.store.sqlite.messages.places import MANY, Place, numbers
+from veilmq.store.sqlite.messages.promotion import promote
+
+DETOURS_MAX: Final = 64
+"""Candidates that one receive may drop, quarantine or dead-letter on its way."""
+DETOURS_OF_BATCH: Final = 256
+"""The same for all receives of a batch together; beyond, `DETOURS_MIN` each."""
+DETOURS_MIN: Final = 4
+DETOUR_BYTES: Final = 32 * 1024
+"""A body of so many bytes counts as one candidate more: to move or to drop it takes as long."""
+RETURNS_MAX: Final = 256
+"""Leases that end within one receive's look; the sweeper takes the rest."""
+_RECEIVED: Final = int(Kind.RECEIVED)
+
+_READY: Final = (
+    "SELECT sequence, id, sent, expires, line, priority, group_id, type, sender, extras, md5, body"
+    " FROM message WHERE generation = ? AND line = ? AND sequence > ? ORDER BY sequence LIMIT ?"
+)
+_RETURNED: Final = (
+    "SELECT m.sequence, m.id, m.sent, m.expires, l.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5,"
+    " m.body, l.attempt, l.rotation, 1, l.due, l.first, l.turn, l.failure"
+    " FROM lease l INDEXED BY lease_turn JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 ORDER BY l.priority, l.due, l.turn, l.sequence LIMIT ?"
+)
+_NAMED: Final = (
+    "SELECT m.sequence, m.id, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, m.sender, m.extras, m.md5,"
+    " m.body, coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.due, 0), l.first,"
+    " coalesce(l.turn, 0), l.failure FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value"
+    " LEFT JOIN lease l ON l.sequence = m.sequence"
+)
+_LEASE_MANY: Final = (
+    f"INSERT INTO lease ({LEASE_COLUMNS}) SELECT value, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12 FROM carray(?1)"
+)
+_GRANT_AGAIN: Final = (
+    "UPDATE lease SET hidden = 1, due = ?2, attempt = attempt + 1, granted = ?3, first = ifnull(first, ?3),"
+    " origin = ?4, turn = ?5, ending = 0 WHERE sequence IN (SELECT value FROM carray(?1))"
+)
+
+
+class Candidate(msgspec.Struct, gc=False):
+    """A visible message, as `_READY` and `_RETURNED` select it."""
+
+    sequence: int
+    id: bytes
+    sent: Instant
+    own_expiry: Instant | None
+    line: int | None
+    priority: int
+    group: str | None
+    type: str | None
+    sender: str
+    extras: bytes | None
+    md5: bytes
+    body: bytes
+    attempt: int = 0
+    rotation: int = 0
+    returned: int = 0
+    due: Instant = Instant(0)
+    first: Instant | None = None
+    given_back: int = 0
+    """`lease.turn`."""
+    failure: bytes | None = None
+
+    def turn(self) -> "Turn":
+        """Its place among all visible messages."""
+        since = self.due if self.returned else self.sent
+        return self.priority, since, self.given_back, self.sequence
+
+    def place(self, generation: int) -> Place:
+        """The same message, as the endings see it."""
+        return Place(
+            generation,
+            self.sequence,
+            self.id,
+            self.sent,
+            self.own_expiry,
+            self.line,
+            self.priority,
+            self.group,
+            self.type,
+            len(self.body),
+            self.attempt,
+            self.rotation,
+            leased=bool(self.returned),
+            due=self.due,
+        )
+
+
+Turn = tuple[int, Instant, int, int]
+"""Priority, since when it is visible, `lease.turn`, sequence."""
+
+
+def receive(writer: Writer, command: Receive) -> Outcome:
+    """Lease up to `count_max` messages; empty if none is visible."""
+    queue = writer.queue(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    if writer.now >= queue.next_due:
+        look_for_due(writer, queue, RETURNS_MAX)
+    wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
+    wanted = room(queue, command)
+    if wanted <= 0:
+        return capped(queue, wait_us)
+    if not queue.visible:
+        return Received([], wait_us)
+    if queue.young and (writer.now >= queue.next_expiry or writer.disorder or writer.nursery.unjudged):
+        promote(writer)
+    line = _sole_line(queue)
+    if line is not None:
+        young = lease_young(writer, queue, command, line, wanted)
+        if queue.next_due <= writer.now:  # what is leased for no time comes back as any other message
+            promote(writer, writer.next_offset - 1)
+        return Received(young, wait_us, queue.settings.xml_body, wanted < command.count_max)
+    granting = Granting(writer, queue, command)
+    granted = granting.granted
+    while len(granted) < wanted and queue.visible and granting.detours_left > 0:
+        if not _take(granting, writer, queue, command, wanted - len(granted)):
+            break
+    if queue.next_due <= writer.now:
+        promote(writer, granting.given_back)
+    if granting.detours_left <= 0 and queue.visible:
+        queue.woken += 1
+    return Received(granted, wait_us, queue.settings.xml_body, wanted < command.count_max)
+
+
+def room(queue: LiveQueue, command: Receive) -> int:
+    """How many messages the receive may lease under its cap on messages in flight; none if that is not positive.
+
+    Whom the cap holds up is woken when one in flight ends: see `LiveQueue.cap`.
+    """
+    cap = command.in_flight_max
+    if cap is None or cap - queue.in_flight >= command.count_max:
+        return command.count_max
+    queue.cap = cap
+    return cap - queue.in_flight
+
+
+def capped(queue: LiveQueue, wait_us: int) -> Received | InFlightFull:
+    """The answer at the cap on messages in flight: an error for who does not wait alone ("If you use long polling,
+    Amazon SQS returns no error messages": Developer Guide, "Amazon SQS standard queue quotas")."""
+    return Received([], wait_us, capped=True) if wait_us else InFlightFull(queue=str(queue.key), limit=queue.cap)
+
+
+def _sole_line(queue: LiveQueue) -> "deque[Young] | None":
+    """The line of young messages that holds all that is visible, if one does."""
+    if queue.returned or len(queue.young) != 1 or any(queue.ready.values()):
+        return None
+    (line,) = queue.young.values()
+    return line
+
+
+def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Receive, count: int) -> bool:
+    """Lease the first `count` messages, wherever they are; False if there was none."""
+    found: Sequence[Candidate | Young]
+    if writer.disorder:
+        held = list(_by_turns(_lined(writer, queue, count + writer.disorder), writer, queue, count + writer.disorder))
+        found = disordered(writer, queue, held, count, writer.disorder)
+    else:
+        lined: list[Candidate | Young] = [*_lined(writer, queue, count)]
+        if queue.young:
+            lined += [each for line in queue.young.values() for each in islice(line, count)]
+            lined.sort(key=_order)
+        found = _by_turns(lined, writer, queue, count) if queue.returned else lined[:count]
+    for candidate in found:
+        if isinstance(candidate, Young):
+            waiting = queue.young.get(candidate.contents.priority)
+            if not waiting or waiting[0] is not candidate:  # one on the way had all promoted
+                break
+            granting.granted += lease_young(writer, queue, command, waiting, 1)
+        elif not granting.take(candidate) and granting.detours_left <= 0:
+            break
+    granting.write()
+    return bool(found)
+
+
+def _order(candidate: Candidate | Young) -> tuple[int, int]:
+    """Of what stands in lines."""
+    found = candidate.contents if isinstance(candidate, Young) else candidate
+    return found.priority, found.sequence
+
+
+def _turn(candidate: Candidate | Young) -> Turn:
+    if isinstance(candidate, Young):
+        contents = candidate.contents
+        return contents.priority, contents.sent, 0, contents.sequence
+    return candidate.turn()
+
+
+Waiting = TypeVar("Waiting", Candidate, Candidate | Young)
+
+
+def _by_turns(lined: Iterable[Waiting], writer: Writer, queue: LiveQueue, count: int) -> list[Waiting]:
+    """What stands in lines and what came back, merged. A line keeps its order, whatever its messages' instants are: a
+    cursor says how far it was claimed."""
+    returned = [Candidate(*row) for row in writer.read(_RETURNED, (queue.generation, count))]
+    return list(islice(merge(lined, returned, key=_turn), count))
+
+
+def _lined(writer: Writer, queue: LiveQueue, count: int) -> list[Candidate]:
+    """The first of those that stand in the tables' lines."""
+    found: list[Candidate] = []
+    for priority in queue.ready if len(queue.ready) == 1 else sorted(queue.ready):
+        if queue.ready[priority]:
+            values = (queue.generation, priority, queue.cursors.get(priority, 0), count - len(found))
+            found += [Candidate(*row) for row in writer.read(_READY, values)]
+            if len(found) >= count:
+                break
+    return found
+
+
+def candidates(writer: Writer, sequences: Sequence[int]) -> list[Candidate]:
+    """Those messages of a queue with groups, in that order."""
+    rows = writer.read(_NAMED, (numbers(sequences),)) if sequences else []
+    found = {row[0]: Candidate(*row) for row in rows}
+    return [found[sequence] for sequence in sequences]
+
+
+def _stays(writer: Writer, queue: LiveQueue, candidate: Candidate) -> Extras | None:
+    """The candidate's extras if it goes to the receiver; None if it goes elsewhere: then it has gone."""
+    settings = queue.settings
+    own_expiry = candidate.own_expiry
+    if (candidate.sent + settings.retention_us if own_expiry is None else own_expiry) <= writer.now:
+        expire(writer, queue, candidate.place(queue.generation))
+        return None
+    extras = intact(candidate.body, candidate.md5, candidate.extras)
+    if extras is None:
+        quarantine(writer, queue, candidate.place(queue.generation))
+        return None
+    redrive = settings.redrive
+    if redrive is not None and candidate.attempt >= redrive.receive_count_max and _is_tried(queue, candidate, redrive):
+        target = writer.queues.by_key.get(redrive.target)
+        if target is not None:
+            dead_letter(writer, queue, candidate.place(queue.generation), target)
+            return None
+    return extras
+
+
+def _is_tried(queue: LiveQueue, candidate: Candidate, redrive: RedrivePolicy) -> bool:
+    """Whether a message with that many receives may be given up. Of a push only those count that failed, which rotate
+    its handle: one that the server's own end cut off is none of the endpoint's tries."""
+    return not is_hidden(queue.key.name) or candidate.rotation >= redrive.receive_count_max
+
+
+class Granting:
+    """The leases of one receive: what they have in common is asked once."""
+
+    __slots__ = ("_again", "_leases", "_origin", "_queue", "_terms", "_writer", "detours_left", "given_back", "granted")
+
+    def __init__(self, writer: Writer, queue: LiveQueue, command: Receive) -> None:
+        writer.touch(queue)
+        self.granted: list[Delivery] = []
+        self.detours_left = min(DETOURS_MAX, max(DETOURS_OF_BATCH - writer.detours, DETOURS_MIN))
+        """Candidates that may yet go elsewhere."""
+        self._writer = writer
+        self._queue = queue
+        self._origin = writer.origin(command.origin)
+        self.given_back = writer.next_offset
+        """The turn of those that are leased for no time."""
+        self._terms = Terms(writer.now, queue, command)
+        self._leases: dict[tuple[int, int, Instant], list[int]] = {}
+        """First leases that differ in nothing but the message: sequences by order, line and due."""
+        self._again: dict[Instant, list[int]] = {}
+        """Later ones, by due."""
+
+    def take(self, candidate: Candidate) -> bool:
+        """Lease the candidate to the receiver, unless it goes elsewhere: then it has gone."""
+        extras = _stays(self._writer, self._queue, candidate)
+        if extras is None:
+            cost = 1 + len(candidate.body) // DETOUR_BYTES
+            self._writer.detours += cost
+            self.detours_left -= cost
+            return False
+        self._grant(candidate, extras)
+        return True
+
+    def _grant(self, candidate: Candidate, extras: Extras) -> None:
+        writer, queue = self._writer, self._queue
+        now = writer.now
+        sequence, sent, rotation = candidate.sequence, candidate.sent, candidate.rotation
+        attempt = candidate.attempt + 1
+        lease_us, source, due = self._terms.of(candidate.type, extras)
+        if candidate.returned:
+            first = now if candidate.first is None else candidate.first
+            visible_since = candidate.due
+            self._again.setdefault(due, []).append(sequence)
+            queue.returned -= 1
+            if candidate.failure is not None:
+                extras = with_failure(extras, candidate.failure)
+        else:
+            line = candidate.line
+            assert line is not None
+            first, visible_since = now, sent
+            order = candidate.priority if line <= LINES_MAX else line
+            self._leases.setdefault((order, line, due), []).append(sequence)
+            if line <= LINES_MAX:
+                queue.cursors[line] = sequence
+                queue.ready[line] -= 1
+        queue.visible -= 1
+        queue.in_flight += 1
+        if due < queue.next_due:
+            writer.queues.lower_due(queue, due)
+        writer.events.append(Event(
+            _RECEIVED, now, queue.incarnation, self._origin, candidate.id, sequence, attempt, rotation, lease_us,
+            source, sent, visible_since, None, len(candidate.body), candidate.group, candidate.type,
+        ))  # fmt: skip
+        expires = sent + queue.settings.retention_us if candidate.own_expiry is None else candidate.own_expiry
+        self.granted.append(Delivery(
+            candidate.id, sequence, candidate.body.decode(), candidate.md5, extras, candidate.sender,
+            candidate.priority, sent, Instant(expires), attempt, first,
+            writer.receipts.seal(queue.incarnation, sequence, attempt, rotation), due, lease_us,
+        ))  # fmt: skip
+
+    def write(self) -> None:
+        """The rows of the leases; those that differ in nothing but the message in one statement. Who reads the tables
+        again for more needs them."""
+        leases, self._leases = self._leases, {}
+        now = self._writer.now
+        few: list[Row] = []
+        for (order, line, due), sequences in leases.items():
+            turn = 0 if due > now else self.given_back
+            alike = (self._queue.generation, order, line, 1, due, 1, 0, now, now, self._origin, turn)
+            if len(sequences) < MANY:
+                few += [(sequence, *alike) for sequence in sequences]
+            else:
+                self._writer.write(_LEASE_MANY, (numbers(sequences), *alike))
+        if few:
+            self._writer.insert_many(INSERT_LEASE, few)
+        again, self._again = self._again, {}
+        for due, sequences in again.items():
+            turn = 0 if due > now else self.given_back
+            self._writer.write(_GRANT_AGAIN, (numbers(sequences), due, now, self._origin, turn))

@@ -1,0 +1,104 @@
+"""Receives from standard queues with tenants: nobody's thousands of messages stand before somebody else's ten.
+
+Strategy: messages of the usual priority that name a group are the group's, a tenant; those that name none are one
+tenant together. Each message is taken of the tenant that has visible ones and the fewest in flight, then of the one
+whose message has waited longest. A tenant that gives everything back at once never has anything in flight, and would
+keep the others waiting for ever: so the message that has waited longest of all is passed over `PASSED_OVER_MAX` times
+in a row at most, and one behind k others is received after (PASSED_OVER_MAX + 1) * (k + 1) messages at the latest. Both
+choices are first entries of an index, however many tenants there are. More urgent messages go before all tenants, less
+urgent ones after, as everywhere. Source: "Amazon SQS fair queues" in the SQS Developer Guide.
+"""
+
+from operator import itemgetter
+from typing import Final
+
+from veilmq.model.commands import Receive
+from veilmq.model.outcomes import Outcome, Received
+from veilmq.model.queue import PRIORITY_DEFAULT
+from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.leases.claims import Candidate, Granting, candidates, capped, room
+from veilmq.store.sqlite.messages.groups import settle
+
+PASSED_OVER_MAX: Final = 7
+"""How many messages in a row may go before the one that has waited longest."""
+_FIRST: Final = (
+    "SELECT * FROM (SELECT held, since, turn, free FROM message_group INDEXED BY message_group_free"
+    "  WHERE generation = ?1 AND free IS NOT NULL ORDER BY held, since, turn, free LIMIT 1)"
+    " UNION ALL SELECT * FROM (SELECT held, since, turn, free FROM message_group INDEXED BY message_group_busy"
+    "  WHERE generation = ?1 AND held > 0 AND free IS NOT NULL ORDER BY since, turn, free LIMIT 1)"
+)
+"""The tenant with the fewest in flight, and of those with any the one that has waited longest: one of the two has
+waited longest of all."""
+_READY: Final = (
+    "SELECT sent, sequence FROM message INDEXED BY message_line"
+    " WHERE generation = ? AND line = ? AND sequence > ? ORDER BY sequence LIMIT 1"
+)
+_RETURNED: Final = (
+    "SELECT priority, due, turn, sequence FROM lease INDEXED BY lease_turn"
+    " WHERE generation = ? AND hidden = 0 AND priority <= ? ORDER BY priority, due, turn, sequence LIMIT 1"
+)
+
+
+def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
+    """Lease up to `count_max` messages. What is due has returned, and groups are settled."""
+    wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
+    wanted = room(queue, command)
+    if wanted <= 0:
+        return capped(queue, wait_us)
+    if not queue.visible:
+        return Received([], wait_us)
+    assert queue.groups is not None
+    granting = Granting(writer, queue, command)
+    alone: Candidate | None = None
+    looked = False
+    while len(granting.granted) < wanted and queue.visible and granting.detours_left > 0:
+        if not looked:
+            alone, looked = _alone(writer, queue), True
+        candidate = _next(writer, queue, alone)
+        if candidate is None:
+            break
+        if candidate is alone:
+            looked = False
+        if granting.take(candidate):
+            queue.groups.holds(candidate.line, 0 if candidate.returned else candidate.sequence)
+            granting.write()
+        settle(writer, queue)
+    if granting.detours_left <= 0 and queue.visible:
+        queue.woken += 1
+    return Received(granting.granted, wait_us, queue.settings.xml_body, wanted < command.count_max)
+
+
+def _alone(writer: Writer, queue: LiveQueue) -> Candidate | None:
+    """The first message that is of no group."""
+    found = writer.read(_RETURNED, (queue.generation, LINES_MAX)) if queue.returned else []
+    for priority in sorted(queue.ready):
+        if queue.ready[priority]:
+            row = writer.read_one(_READY, (queue.generation, priority, queue.cursors.get(priority, 0)))
+            assert row is not None
+            sent, sequence = row
+            found.append((priority, sent, 0, sequence))
+            break
+    return _candidate(writer, min(found)[3]) if found else None
+
+
+def _next(writer: Writer, queue: LiveQueue, alone: Candidate | None) -> Candidate | None:
+    """Whose turn it is."""
+    if alone is not None and alone.priority < PRIORITY_DEFAULT:
+        return alone
+    waiting = writer.read(_FIRST, (queue.generation,))
+    if alone is not None and alone.priority == PRIORITY_DEFAULT:
+        _, *turn = alone.turn()
+        waiting.append((queue.in_flight - queue.grouped, *turn))
+    if not waiting:
+        return alone
+    longest = min(waiting, key=itemgetter(1, 2, 3))
+    first = longest if queue.passed_over >= PASSED_OVER_MAX else min(waiting)
+    queue.passed_over = 0 if first == longest else queue.passed_over + 1
+    sequence = first[3]
+    return alone if alone is not None and sequence == alone.sequence else _candidate(writer, sequence)
+
+
+def _candidate(writer: Writer, sequence: int) -> Candidate:
+    (found,) = candidates(writer, (sequence,))
+    return found

@@ -1,0 +1,1 @@
+"""How a message comes, where it is, and how it leaves: sends, groups, expiry, dead letters."""

@@ -1,0 +1,196 @@
+"""Groups: what a claim may take of each, on FIFO queues and, as tenants, on standard ones.
+
+Strategy: the messages of a group stand in a line of their own: `message.line` is the group's number, which is greater
+than any priority, and `lease.priority` too. A group that is not empty has one row: which of its messages a claim would
+take (`free`), and where it stands among the groups that wait (`since`, `turn`), so that one index shows whom to serve
+next, whether the queue has three groups or 200,000. Every step that moves a message of a group only notes the group
+(`Groups`, in memory); `settle` brings the rows up to date once for all steps, before anybody claims and at the end of
+the batch.
+
+FIFO: `free` is the first message of the group, if it is visible: what is in flight or delayed holds back all that is
+behind it, and nothing before it. A group waits since its first message is visible, or since it was served last,
+whichever is later; so a group that was served goes behind those that waited then, and none is passed over for ever.
+
+Standard: `free` is the visible message of the tenant that has waited longest, whatever is in flight. `held` counts the
+tenant's messages in flight: who has fewest goes first. There the line has a cursor, as all lines of a standard queue
+have; a message that left the line without being claimed (it is delayed) has the negative number as its line, so that
+the group's row stays as long as it has messages.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import apsw
+
+from veilmq.model.queue import PRIORITY_DEFAULT
+from veilmq.store.sqlite.batch.queues import LINES_MAX, Groups, LiveQueue
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.inserts import Row
+from veilmq.store.sqlite.messages.promotion import promote
+
+_FIND: Final = (
+    "SELECT g.name, g.number, g.free IS NULL OR g.since >= ? FROM carray(?) c CROSS JOIN message_group g"
+    " ON g.generation = ? AND g.name = c.value"
+)
+_INSERT: Final = (
+    "INSERT INTO message_group (number, generation, name, held, free, granted, cursor, served, since, turn)"
+    " VALUES (?, ?, ?, 0, ?, 0, 0, 0, ?, ?)"
+)
+FIRST_OF_FIFO: Final = (
+    "SELECT f.sequence, max(f.since, message_group.granted), CASE WHEN f.since > message_group.granted THEN f.turn"
+    " WHEN f.since < message_group.granted THEN message_group.served ELSE max(f.turn, message_group.served) END"
+    " FROM (SELECT m.sequence, ifnull(l.due, m.sent) AS since, ifnull(l.turn, 0) AS turn, ifnull(l.hidden, 0) AS hidden"
+    "  FROM message m INDEXED BY message_line LEFT JOIN lease l ON l.sequence = m.sequence"
+    "  WHERE m.generation = message_group.generation AND m.line = message_group.number"
+    "  ORDER BY m.sequence LIMIT 1) f"
+    " WHERE NOT f.hidden"
+)
+"""What `free`, `since` and `turn` of a group must be on a FIFO queue; no row: NULL."""
+FIRST_OF_TENANT: Final = (
+    "SELECT sequence, since, turn FROM"
+    " (SELECT * FROM (SELECT sequence, sent AS since, 0 AS turn FROM message INDEXED BY message_line"
+    "   WHERE generation = message_group.generation AND line = message_group.number AND sequence > {cursor}"
+    "   ORDER BY sequence LIMIT 1)"
+    "  UNION ALL SELECT * FROM (SELECT sequence, due, turn FROM lease INDEXED BY lease_turn"
+    "   WHERE generation = message_group.generation AND hidden = 0 AND priority = message_group.number"
+    "   ORDER BY due, turn, sequence LIMIT 1))"
+    " ORDER BY since, turn, sequence LIMIT 1"
+)
+"""The same on a standard queue; `cursor` is the last sequence that was claimed from the line."""
+_SETTLE_FIFO: Final = (
+    f"UPDATE message_group SET (free, since, turn) = ({FIRST_OF_FIFO}) WHERE number = ? RETURNING free, EXISTS"
+    " (SELECT 1 FROM message WHERE generation = message_group.generation AND line = message_group.number)"
+)
+_SETTLE_TENANT: Final = (
+    "UPDATE message_group SET held = held + ?2, cursor = max(cursor, ?3), (free, since, turn) ="
+    f" ({FIRST_OF_TENANT.format(cursor='max(message_group.cursor, ?3)')}) WHERE number = ?1 RETURNING free, held > 0"
+)
+_REMOVE_EMPTY: Final = (
+    "DELETE FROM message_group WHERE number = ?1"
+    " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = ?2 AND line = ?1)"
+    " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = ?2 AND line = -?1)"
+)
+
+
+_OLDEST_GROUPS: Final = (
+    "(SELECT generation, number, free FROM message_group INDEXED BY message_group_oldest"
+    " WHERE generation = ?1 AND free IS NOT NULL ORDER BY free LIMIT ?3)"
+)
+_ENDS: Final = "m.sequence, coalesce(m.expires, m.sent + ?2) AS ends"
+FIRST_OF_GROUPS: Final = (
+    f"SELECT {_ENDS} FROM {_OLDEST_GROUPS} g CROSS JOIN message m ON m.sequence = g.free"
+    f" UNION ALL SELECT * FROM (SELECT {_ENDS} FROM {_OLDEST_GROUPS} g"
+    "  CROSS JOIN message m INDEXED BY message_line ON m.generation = g.generation AND m.line = g.number"
+    "  AND m.sequence > g.free LIMIT ?3)"
+)
+"""The first message of each of the groups whose first messages are the oldest, some that follow in the first of these
+groups, and when they expire."""
+
+
+class Joining:
+    """Finds and makes the groups that the messages of one set of sends join; `flush` writes the new ones."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._known: dict[tuple[int, str], int] = {}
+        self._new: list[Row] = []
+
+    def find(self, queue: LiveQueue, names: Iterable[str]) -> None:
+        """Look up groups in one go."""
+        wanted = tuple({name for name in names if (queue.generation, name) not in self._known})
+        if not wanted:
+            return
+        for name, number, may_be_first in self._writer.read(_FIND, (self._writer.now, texts(wanted), queue.generation)):
+            self._known[queue.generation, name] = number
+            if may_be_first and not queue.settings.fifo:
+                groups_of(self._writer, queue).note(number)
+
+    def join(self, queue: LiveQueue, name: str, sequence: int, *, hidden: bool) -> int:
+        """The number of the group that the message joins at its end."""
+        number = self._known.get((queue.generation, name))
+        if number is None and not queue.settings.fifo:  # of FIFO queues all groups were looked up before
+            self.find(queue, (name,))
+            number = self._known.get((queue.generation, name))
+        if number is None:
+            number = self._known[queue.generation, name] = LINES_MAX + sequence
+            groups = groups_of(self._writer, queue)
+            first = (None, None, None) if hidden else (sequence, self._writer.now, 0)
+            self._new.append((number, queue.generation, name, *first))
+            if queue.settings.fifo:
+                queue.woken += not hidden
+            elif hidden:
+                groups.note(number)  # one that is visible may follow in the same batch
+        return number
+
+    def flush(self) -> None:
+        """Write the rows of the groups that are new."""
+        if self._new:
+            self._writer.insert_many(_INSERT, self._new)
+            self._new = []
+
+
+def join(writer: Writer, queue: LiveQueue, name: str, sequence: int, *, aside: bool) -> int:
+    """The number of the group that one visible message joins at its end; `aside`: it does not stand in the line."""
+    joining = Joining(writer)
+    joining.find(queue, (name,))
+    number = joining.join(queue, name, sequence, hidden=aside)
+    joining.flush()
+    if aside:
+        groups_of(writer, queue).note(number)
+    return number
+
+
+def groups_of(writer: Writer, queue: LiveQueue) -> Groups:
+    """The queue's groups; a standard queue gets them with its first message of a group."""
+    if queue.groups is None:
+        promote(writer)
+        queue.groups = Groups(queue, writer.queues.unsettled)
+        writer.undo(lambda: _forget(writer, queue))
+    return queue.groups
+
+
+def _forget(writer: Writer, queue: LiveQueue) -> None:
+    writer.queues.unsettled.pop(queue.incarnation, None)
+    queue.groups = None
+
+
+def is_grouped(queue: LiveQueue, priority: int) -> bool:
+    """Whether a message of a group stands in its group's line there; on a standard queue, only at the usual priority.
+
+    Of the messages with another priority, all of the same one are one line, whatever group they name.
+    """
+    return priority == PRIORITY_DEFAULT or queue.settings.fifo
+
+
+def settle(writer: Writer, queue: LiveQueue) -> None:
+    """Bring the rows of the groups that changed up to date; on FIFO, a group that may be claimed wakes one receiver."""
+    groups = queue.groups
+    if groups is None or not groups.changes:
+        return
+    fifo = queue.settings.fifo
+    bare: list[tuple[int, int]] = []
+    writer.wrote = True
+    for number, (held, cursor) in groups.take().items():
+        if fifo:
+            row = writer.read_one(_SETTLE_FIFO, (number,))
+        else:
+            row = writer.read_one(_SETTLE_TENANT, (number, held, cursor))
+        assert row is not None, f"group {number} has no row"
+        free, stays = row
+        if free is not None:
+            queue.woken += fifo
+        elif not stays:
+            bare.append((number, queue.generation))
+    if bare:
+        writer.write_many(_REMOVE_EMPTY, bare)
+
+
+def settle_all(writer: Writer) -> None:
+    """The same for every queue, before the batch ends."""
+    for queue in list(writer.queues.unsettled.values()):
+        settle(writer, queue)
+
+
+def texts(values: tuple[str, ...]) -> Any:
+    """Texts as one value to bind, for `carray(?)`."""
+    return apsw.carray(values)

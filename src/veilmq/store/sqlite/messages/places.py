@@ -1,0 +1,138 @@
+"""Where messages are, and what the queues and the history count of that: what every step on a message starts from.
+
+Strategy: a `Place` is a message without its body, read for as many messages at once as a batch names; whoever moves one
+takes it off the counts here, and puts it where it goes.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from veilmq.model.events import Event, LeaseEnding
+from veilmq.model.instant import Instant
+from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.messages.promotion import promote_named
+
+
+class Place(msgspec.Struct, array_like=True, gc=False):
+    """Where one message is, with what the history says of it."""
+
+    generation: int
+    sequence: int
+    id: Any
+    """16 bytes."""
+    sent: Instant
+    own_expiry: Instant | None
+    line: int | None
+    priority: int
+    group: str | None
+    type: str | None
+    body_bytes: int
+    attempt: int = 0
+    rotation: int = 0
+    leased: int = False
+    """Has a row in `lease`."""
+    hidden: int = False
+    due: Instant = Instant(0)
+    granted: int = 0
+    origin: int | None = None
+    ending: int = LeaseEnding.EXPIRED.value
+
+    def expires(self, retention_us: int) -> int:
+        """The instant from which the message is dead."""
+        return self.sent + retention_us if self.own_expiry is None else self.own_expiry
+
+
+# What stands for the id is bound late: JSON carries no blobs.
+_PLACE: Final = (
+    "m.generation, m.sequence, {id}, m.sent, m.expires, m.line, m.priority, m.group_id, m.type, length(m.body),"
+    " coalesce(l.attempt, 0), coalesce(l.rotation, 0), l.sequence IS NOT NULL, coalesce(l.hidden, 0),"
+    " coalesce(l.due, 0), coalesce(l.granted, 0), l.origin, coalesce(l.ending, 0)"
+)
+_WHERE: Final = (
+    " FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.line IS NOT NULL OR l.sequence IS NOT NULL"  # a message in quarantine is nowhere
+)
+_PLACES: Final = f"SELECT {_PLACE.format(id='m.id')}{_WHERE}"
+_PLACES_PACKED: Final = f"SELECT json_group_array(json_array({_PLACE.format(id='hex(m.id)')})){_WHERE}"
+_PLACES_DECODER: Final = msgspec.json.Decoder(list[Place])
+MANY: Final = 8
+"""From so many messages on, one statement for all is faster than one each.
+
+More than that: apsw lets the interpreter go at every row, and gets it back from a thread that burns the CPU only when
+that one's turn is over (`sys.setswitchinterval`).
+"""
+
+
+def find_places(writer: Writer, sequences: Sequence[int]) -> dict[int, Place]:
+    """Where the messages are, by sequence; those that are gone are missing, those of dead generations are not.
+
+    If one of them is young, it is promoted, and so are all.
+    """
+    promote_named(writer, sequences)
+    if len(sequences) < MANY:
+        rows = writer.read(_PLACES, (numbers(sequences),))
+        return {row[1]: Place(*row) for row in rows}
+    places = writer.read_packed(_PLACES_PACKED, (numbers(sequences),), _PLACES_DECODER)
+    for place in places:
+        place.id = bytes.fromhex(place.id)
+    return {place.sequence: place for place in places}
+
+
+def numbers(values: Sequence[int]) -> Any:
+    """Whole numbers as one value to bind, for `carray(?)`."""
+    return apsw.carray(array("q", values))
+
+
+def find_place(writer: Writer, queue: LiveQueue, sequence: int) -> Place | None:
+    """Where the message is, or None if the queue holds it no longer."""
+    place = find_places(writer, (sequence,)).get(sequence)
+    return place if place is not None and place.generation == queue.generation else None
+
+
+def uncount(queue: LiveQueue, place: Place) -> None:
+    """Take a message off the counts of the place where it is."""
+    if queue.groups is not None:
+        queue.groups.leaves(place.line, in_flight=bool(place.leased and place.hidden and place.attempt))
+    if not place.leased:
+        assert place.line is not None
+        if place.line <= LINES_MAX:
+            queue.ready[place.line] -= 1
+        queue.visible -= 1
+    elif not place.hidden:
+        queue.returned -= 1
+        queue.visible -= 1
+    elif place.attempt:
+        queue.woken += queue.in_flight >= queue.cap
+        queue.in_flight -= 1
+    else:
+        queue.delayed -= 1
+
+
+def event_of(
+    kind: int, at: Instant, queue: LiveQueue, origin: int, place: Place, detail: dict[str, object] | None = None
+) -> Event:
+    """An event about a message as it stands."""
+    return Event(
+        kind,
+        at,
+        queue.incarnation,
+        origin,
+        place.id,
+        place.sequence,
+        place.attempt,
+        place.rotation,
+        None,
+        None,
+        place.sent,
+        None,
+        at - place.granted if place.attempt and place.hidden else None,
+        place.body_bytes,
+        place.group,
+        place.type,
+        detail,
+    )

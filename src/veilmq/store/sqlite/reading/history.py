@@ -1,0 +1,115 @@
+"""The history on disk, read back with names joined.
+
+Strategy: the writer appends one row a commit (batch/writer.py), the sweeper drops whole rows from the old end
+(upkeep/trimming.py); readers decode rows on a connection of their own.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from veilmq.model.commands import LeaseSource
+from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind, shown_detail
+from veilmq.model.instant import Instant
+from veilmq.model.message import id_text
+from veilmq.store.sqlite.reading.rows import origin_names, queue_names
+
+_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+_KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
+_SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
+
+
+def bounds(connection: apsw.Connection) -> tuple[int, int]:
+    """First offset that is still there, and the next to be given."""
+    first, following = connection.execute(
+        "SELECT (SELECT min(offset) FROM history), (SELECT offset FROM mark)"
+    ).fetchone() or (None, 0)
+    return (following if first is None else first), following
+
+
+def read(connection: apsw.Connection, start: int, count_max: int) -> list[EventRecord]:
+    """Up to `count_max` events from offset `start` on, in the connection's read transaction.
+
+    Raises HistoryTrimmed if `start` is below the first offset.
+    """
+    first, following = bounds(connection)
+    if start < first:
+        raise HistoryTrimmed(first)
+    if start >= following:
+        return []
+    names = Names(connection)
+    return [names.record(offset, event) for offset, event in islice(events_from(connection, start), count_max)]
+
+
+def events_from(connection: apsw.Connection, start: int) -> Iterator[tuple[int, Event]]:
+    """All events from offset `start` on, as stored, with their offsets."""
+    rows = connection.cursor().execute(
+        "SELECT offset, events FROM history WHERE offset >="
+        " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) ORDER BY offset",
+        (start,),
+    )
+    for first, packed in rows:
+        for place, event in enumerate(_EVENTS.decode(packed)):
+            if first + place >= start:
+                yield first + place, event
+
+
+class Names:
+    """Joins the numbers of stored events with their names; reads each name once."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self._queues: dict[int, tuple[Any, ...]] = {}
+        self._origins: dict[int, tuple[Any, ...]] = {}
+
+    def _queue(self, incarnation: int | None) -> tuple[Any, ...]:
+        if incarnation is None:
+            return None, None, None
+        found = self._queues.get(incarnation)
+        if found is None:
+            row = queue_names(self._connection, incarnation)
+            if row is None:
+                return None, None, None
+            found = self._queues[incarnation] = row
+        return found
+
+    def _origin(self, number: int | None) -> tuple[Any, ...]:
+        if number is None:
+            return None, None, None
+        found = self._origins.get(number)
+        if found is None:
+            found = self._origins[number] = origin_names(self._connection, number) or ("", "", "")
+        return found
+
+    def record(self, offset: int, event: Event) -> EventRecord:
+        """The event with its names."""
+        account, region, queue = self._queue(event.queue)
+        protocol, principal, client = self._origin(event.origin)
+        return EventRecord(
+            offset=offset,
+            kind=_KINDS.get(event.kind, str(event.kind)),
+            at=Instant(event.at),
+            account=account,
+            region=region,
+            queue=queue,
+            incarnation=event.queue,
+            protocol=protocol,
+            principal=principal,
+            client=client,
+            message=None if event.message is None else id_text(event.message),
+            sequence=event.sequence,
+            attempt=event.attempt,
+            rotation=event.rotation,
+            lease_us=event.lease_us,
+            source=None if event.source is None else _SOURCES[event.source],
+            sent=event.sent,
+            visible_since=event.visible_since,
+            held_us=event.held_us,
+            body_bytes=event.body_bytes,
+            group=event.group,
+            type=event.type,
+            detail=shown_detail(event.kind, event.detail),
+        )

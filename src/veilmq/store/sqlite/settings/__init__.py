@@ -1,0 +1,1 @@
+"""Commands on queues, topics and subscriptions, and the plans of queues."""

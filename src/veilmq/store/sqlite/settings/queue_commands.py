@@ -1,0 +1,305 @@
+"""Commands on queues: create, change, delete, purge, describe.
+
+Strategy: a command judges first and writes then; what it changes in memory is undone with the batch. A purge and a
+delete touch no message: the generation that they leave behind is garbage, which the sweeper collects.
+"""
+
+from typing import Final
+
+import msgspec
+
+from veilmq.model.commands import (
+    ChangeQueue,
+    CreateQueue,
+    DeleteQueue,
+    DescribeQueue,
+    PurgeQueue,
+    default_settings,
+)
+from veilmq.model.errors import (
+    TARGET_MISSING,
+    DiskLow,
+    ParameterInvalid,
+    PurgeInProgress,
+    QueueDeletedRecently,
+    QueueExists,
+    QueueMissing,
+    RedriveRefused,
+    VeilError,
+)
+from veilmq.model.events import Event, Kind
+from veilmq.model.outcomes import (
+    Outcome,
+    Purged,
+    QueueChanged,
+    QueueCreated,
+    QueueDeleted,
+    QueueDescribed,
+)
+from veilmq.model.queue import (
+    FIFO_SUFFIX,
+    DeduplicationScope,
+    QueueKey,
+    QueueSettings,
+    RedriveAllowPolicy,
+    RedrivePermission,
+    SettingsChange,
+    is_alias,
+    with_change,
+)
+from veilmq.store.sqlite.batch.queues import SETTINGS_ENCODER, LiveQueue, alias_key
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.messages.endings import look_for_due
+from veilmq.store.sqlite.settings import plans
+from veilmq.store.sqlite.settings.fifo_delays import retime
+
+ALIAS_REASON: Final = "expected 3 to 63 of a-z, 0-9 and single hyphens between them"
+KIND_REASON: Final = f"true is needed with a name that ends in {FIFO_SUFFIX}, and refused with any other"
+THROUGHPUT_REASON: Final = "the limit is per group only if deduplication is too"
+RETENTION_LOOK: Final = 0
+"""Expiry bound of a queue whose retention changed: the sweeper looks at once."""
+_RETURNS_MAX: Final = 1_000
+
+
+def create(writer: Writer, command: CreateQueue) -> Outcome:
+    """Create a queue, or meet the same one again."""
+    settings = default_settings(command)
+    present = writer.queues.by_key.get(command.queue)
+    if present is not None:
+        wanted = settings if command.compare_all else with_change(present.settings, command.change)
+        wanted = _with_unnamed(wanted, present.settings, command.change)
+        difference = _difference(present.settings, wanted, command.change.get("labels", {}))
+        if difference is not None:
+            return QueueExists(queue=str(command.queue), setting=difference)
+        return QueueCreated(present.info(), created=False)
+    refusal = _cannot_create(writer, command, settings)
+    if refusal is not None:
+        return refusal
+    incarnation, generation = writer.next_number("queue"), writer.next_generation()
+    key, now = command.queue, writer.now
+    writer.write(
+        "INSERT INTO queue (incarnation, account, region, name, generation, created, modified, settings)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (incarnation, key.account, key.region, key.name, generation, now, now, SETTINGS_ENCODER.encode(settings)),
+    )
+    queue = LiveQueue(key, incarnation, generation, now, settings)
+    writer.queues.add(queue)
+    writer.forget_queue()
+    writer.undo(lambda: writer.queues.remove(queue))
+    _record(writer, Kind.QUEUE_CREATED, command, queue, recorded_settings(key, settings))
+    return QueueCreated(queue.info(), created=True)
+
+
+def _difference(present: QueueSettings, wanted: QueueSettings, named: dict[str, str]) -> str | None:
+    """The first setting in which they differ; of labels that label, the named ones first."""
+    for name in QueueSettings.__struct_fields__:
+        one, other = getattr(present, name), getattr(wanted, name)
+        if one == other or (name == "redrive_allow" and _allowed(one) == _allowed(other)):
+            continue
+        if name == "labels":
+            label: str = next(label for label in {**named, **one, **other} if one.get(label) != other.get(label))
+            return label
+        return name
+    return None
+
+
+def _allowed(allow: RedriveAllowPolicy | None) -> frozenset[QueueKey] | None:
+    """Whom it lets in, None: everybody. Spelled out or not, that is what a queue has from the start."""
+    if allow is None or allow.permission is RedrivePermission.ALLOW_ALL:
+        return None
+    return frozenset(allow.sources if allow.permission is RedrivePermission.BY_QUEUE else ())
+
+
+def _with_unnamed(wanted: QueueSettings, present: QueueSettings, change: SettingsChange) -> QueueSettings:
+    """What no protocol can name is no difference: only who names it asks for it."""
+    names = ("adaptive", "alias", "first_lease_min_us", "receives_per_second_max")
+    own = {name: getattr(present, name) for name in names if name not in change}
+    return msgspec.structs.replace(wanted, **own)
+
+
+def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings) -> VeilError | None:
+    kind = _wrong_kind(settings, command.queue.name.endswith(FIFO_SUFFIX))
+    wrong = kind or _wrong_alias(writer, command.queue, settings.alias)
+    if wrong is not None:
+        return wrong
+    if command.queue in writer.queues.aliases:
+        return QueueExists(queue=str(command.queue), setting="alias")
+    if writer.disk_low is not None:
+        return DiskLow(free_bytes=writer.disk_low)
+    if settings.redrive is not None:
+        refused = _redrive_refusal(writer, command.queue, settings)
+        if refused is not None:
+            return refused
+    if command.cooldown_us:
+        key = command.queue
+        row = writer.read_one(
+            "SELECT max(deleted) FROM queue INDEXED BY queue_deleted"
+            " WHERE deleted > ? AND account = ? AND region = ? AND name = ?",
+            (writer.now - command.cooldown_us, key.account, key.region, key.name),
+        )
+        if row is not None and row[0] is not None:
+            return QueueDeletedRecently(queue=str(key), wait_us=row[0] + command.cooldown_us - writer.now)
+    return None
+
+
+def _redrive_refusal(writer: Writer, source: QueueKey, settings: QueueSettings) -> VeilError | None:
+    """Whether the dead-letter queue exists, is of the same kind, and lets this source in (SQS RedriveAllowPolicy).
+
+    It may be the queue itself.
+    """
+    assert settings.redrive is not None
+    target = writer.queues.by_key.get(settings.redrive.target)
+    name = str(settings.redrive.target)
+    if target is None:
+        return RedriveRefused(target=name, reason=TARGET_MISSING)
+    if target.settings.fifo != settings.fifo:
+        return RedriveRefused(target=name, reason="it is not of the same kind")
+    allow = target.settings.redrive_allow
+    if allow is None or allow.permission is RedrivePermission.ALLOW_ALL:
+        return None
+    if allow.permission is RedrivePermission.DENY_ALL or source not in allow.sources:
+        return RedriveRefused(target=name, reason="it does not allow this source")
+    return None
+
+
+def _wrong_kind(settings: QueueSettings, fifo: bool) -> ParameterInvalid | None:
+    """What a queue of that kind cannot have (SQS SetQueueAttributes, "FIFO queues")."""
+    if settings.fifo is not fifo:
+        return ParameterInvalid(parameter="fifo", reason=KIND_REASON)
+    per_group = settings.deduplication_scope is DeduplicationScope.GROUP
+    given = {
+        "content_deduplication": settings.content_deduplication,
+        "deduplication_scope": per_group,
+        "throughput_per_group": settings.throughput_per_group,
+    }
+    for name, is_set in given.items():
+        if is_set and not fifo:
+            return ParameterInvalid(parameter=name, reason="only a FIFO queue has it")
+    if settings.throughput_per_group and not per_group:
+        return ParameterInvalid(parameter="throughput_per_group", reason=THROUGHPUT_REASON)
+    return None
+
+
+def _wrong_alias(writer: Writer, key: QueueKey, alias: str | None) -> VeilError | None:
+    """What is in the way of that alias."""
+    if alias is None:
+        return None
+    if not is_alias(alias):
+        return ParameterInvalid(parameter="alias", reason=ALIAS_REASON)
+    if is_alias(key.name):
+        return ParameterInvalid(parameter="alias", reason="every protocol allows the queue's own name")
+    named = alias_key(key, alias)
+    if named in writer.queues.by_key or writer.queues.aliases.get(named, key) != key:
+        return QueueExists(queue=str(named), setting="alias")
+    return None
+
+
+def change(writer: Writer, command: ChangeQueue) -> Outcome:
+    """Set some settings; the others stay."""
+    queue = writer.queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    if any(getattr(queue.settings, name) != value for name, value in command.expected.items()):
+        return QueueChanged(queue.info(), changed=False)
+    settings = with_change(queue.settings, command.change)
+    wrong = _wrong_kind(settings, queue.settings.fifo) or _wrong_alias(writer, queue.key, settings.alias)
+    if wrong is not None:
+        return wrong
+    if settings.redrive is not None and settings.redrive != queue.settings.redrive:
+        refused = _redrive_refusal(writer, queue.key, settings)
+        if refused is not None:
+            return refused
+    writer.touch(queue)
+    writer.write(
+        "UPDATE queue SET settings = ?, modified = ? WHERE incarnation = ?",
+        (SETTINGS_ENCODER.encode(settings), writer.now, queue.incarnation),
+    )
+    detail: dict[str, object] = {"change": _plain(command.change)}
+    if settings.retention_us != queue.settings.retention_us:
+        writer.queues.lower_expiry(queue, RETENTION_LOOK)
+    if settings.fifo and settings.delay_us != queue.settings.delay_us:
+        retime(writer, queue, queue.settings.delay_us, settings.delay_us)
+        detail["delay_before_us"] = queue.settings.delay_us
+    before = queue.settings.alias
+    if settings.alias != before:
+        writer.queues.call(queue.key, settings.alias)
+        writer.undo(lambda: writer.queues.call(queue.key, before))
+    policy = queue.settings.redrive
+    if settings.redrive != policy:
+        writer.queues.redrive(queue.key, settings.redrive)
+        writer.undo(lambda: writer.queues.redrive(queue.key, policy))
+    queue.settings = settings
+    queue.modified = writer.now
+    _record(writer, Kind.QUEUE_CHANGED, command, queue, detail)
+    plans.reconsider(writer, queue, command.origin)
+    return QueueChanged(queue.info())
+
+
+def delete(writer: Writer, command: DeleteQueue) -> Outcome:
+    """Delete a queue; its messages are garbage from now on."""
+    queue = writer.queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    writer.touch(queue)
+    writer.write("INSERT INTO garbage VALUES (?)", (queue.generation,))
+    writer.write("UPDATE queue SET deleted = ? WHERE incarnation = ?", (writer.now, queue.incarnation))
+    writer.write("DELETE FROM move_task WHERE source = ?", (queue.incarnation,))
+    writer.write("DELETE FROM plan WHERE incarnation = ?", (queue.incarnation,))
+    count = queue.empty(queue.generation)
+    writer.queues.remove(queue)
+    writer.forget_queue()
+    writer.undo(lambda: writer.queues.add(queue))
+    _record(writer, Kind.QUEUE_DELETED, command, queue, {"count": count})
+    return QueueDeleted(count)
+
+
+def purge(writer: Writer, command: PurgeQueue) -> Outcome:
+    """Leave all messages behind; what is sent from now on is not touched."""
+    queue = writer.queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    if queue.purged is not None and queue.purged + command.cooldown_us > writer.now:
+        wait_us = queue.purged + command.cooldown_us - writer.now
+        return PurgeInProgress(queue=str(command.queue), wait_us=wait_us)
+    writer.touch(queue)
+    writer.write("INSERT INTO garbage VALUES (?)", (queue.generation,))
+    count = queue.empty(writer.next_generation())
+    queue.purged = writer.now
+    writer.write(
+        "UPDATE queue SET generation = ?, purged = ? WHERE incarnation = ?",
+        (queue.generation, writer.now, queue.incarnation),
+    )
+    _record(writer, Kind.PURGED, command, queue, {"count": count, "watermark": writer.mark.sequence})
+    return Purged(count)
+
+
+def describe(writer: Writer, command: DescribeQueue) -> Outcome:
+    """The queue as it stands."""
+    queue = writer.queues.by_key.get(command.queue)
+    if queue is None:
+        return QueueMissing(queue=str(command.queue))
+    if queue.next_due <= writer.now:  # what a receive would meet is visible, whether a sweep has come or not
+        look_for_due(writer, queue, _RETURNS_MAX)
+    return QueueDescribed(queue.info())
+
+
+def _plain(change: SettingsChange) -> dict[str, object]:
+    """Tags and labels may hold anything, an access policy too: the history keeps that they changed, not what to."""
+    return {name: None if name in {"labels", "tags"} else value for name, value in change.items()}
+
+
+def recorded_settings(key: QueueKey, settings: QueueSettings) -> dict[str, object]:
+    """A queue's key and settings as the history keeps them, without tags and labels."""
+    public = msgspec.structs.replace(settings, labels={}, tags={})
+    return {"account": key.account, "region": key.region, "name": key.name, "settings": public}
+
+
+def _record(
+    writer: Writer,
+    kind: Kind,
+    command: CreateQueue | ChangeQueue | DeleteQueue | PurgeQueue,
+    queue: LiveQueue,
+    detail: dict[str, object],
+) -> None:
+    origin = writer.origin(command.origin)
+    writer.events.append(Event(kind, writer.now, queue.incarnation, origin, detail=detail))

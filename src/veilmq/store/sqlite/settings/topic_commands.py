@@ -1,0 +1,475 @@
+"""Commands on topics and subscriptions; a publish with all its copies.
+
+Strategy: a publish is the sends of its copies, applied by the room of sends in the batch of the publish: so a copy goes
+the way of every message, and either all of them are durable or none is. A copy that its queue cannot take (deleted
+meanwhile, or a FIFO queue and no group) goes to the subscription's dead-letter queue; without one it is left out. The
+history counts both.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from veilmq.model.commands import (
+    ChangeQueue,
+    ChangeSubscription,
+    ChangeTopic,
+    CreateQueue,
+    CreateTopic,
+    DeleteQueue,
+    DeleteTopic,
+    DescribeSubscription,
+    DescribeTopic,
+    ListSubscriptions,
+    ListTopics,
+    Publish,
+    RecordPush,
+    Send,
+    Subscribe,
+    TopicCommand,
+    Unsubscribe,
+)
+from veilmq.model.errors import (
+    DiskLow,
+    MessageTooLarge,
+    ParameterInvalid,
+    QueueMissing,
+    SubscriptionExists,
+    SubscriptionMissing,
+    SubscriptionsFull,
+    TopicExists,
+    TopicMissing,
+    VeilError,
+)
+from veilmq.model.events import Event, Kind
+from veilmq.model.message import Extras
+from veilmq.model.outcomes import (
+    Deleted,
+    Outcome,
+    Published,
+    Recorded,
+    Sent,
+    Subscribed,
+    SubscriptionDescribed,
+    SubscriptionsListed,
+    TopicCreated,
+    TopicDescribed,
+    TopicsListed,
+)
+from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange
+from veilmq.model.topic import (
+    ATTEMPTS_MAX,
+    TOPIC_RETENTION_US,
+    ContentFormat,
+    Copies,
+    Notification,
+    SubscriptionSettings,
+    TopicInfo,
+    TopicSettings,
+    hidden_queue,
+)
+from veilmq.store.sqlite.batch.queues import LiveQueue
+from veilmq.store.sqlite.batch.topics import TOPICS_ENCODER, LiveSubscription, LiveTopic
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.messages import sends
+from veilmq.store.sqlite.messages.endings import dead_letter
+from veilmq.store.sqlite.messages.places import find_place
+from veilmq.store.sqlite.settings import queue_commands
+
+SUBSCRIPTIONS_MAX: Final = 100
+"""Of one topic (MNS)."""
+
+
+def create(writer: Writer, command: CreateTopic) -> Outcome:
+    """Create a topic, or meet the same one again."""
+    settings = msgspec.structs.replace(TopicSettings(), **command.change)
+    key = command.topic
+    present = writer.topics.get(key)
+    if present is not None:
+        for name in TopicSettings.__struct_fields__:
+            if getattr(present.settings, name) != getattr(settings, name):
+                return TopicExists(topic=str(key), setting=name)
+        return TopicCreated(_info(writer, present), created=False)
+    if writer.disk_low is not None:
+        return DiskLow(free_bytes=writer.disk_low)
+    incarnation, now = writer.next_number("topic"), writer.now
+    writer.write(
+        "INSERT INTO topic (incarnation, account, region, name, created, modified, settings)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (incarnation, key.account, key.region, key.name, now, now, TOPICS_ENCODER.encode(settings)),
+    )
+    topic = LiveTopic(key, incarnation, now, now, settings)
+    writer.topics[key] = topic
+    writer.undo(lambda: _forget(writer, topic))
+    _record(writer, Kind.TOPIC_CREATED, command)
+    return TopicCreated(_info(writer, topic), created=True)
+
+
+def _forget(writer: Writer, topic: LiveTopic) -> None:
+    del writer.topics[topic.key]
+
+
+def change(writer: Writer, command: ChangeTopic) -> Outcome:
+    """Set some settings."""
+    topic = writer.topics.get(command.topic)
+    if topic is None:
+        return TopicMissing(topic=str(command.topic))
+    before = (topic.settings, topic.modified)
+    settings = msgspec.structs.replace(topic.settings, **command.change)
+    writer.write(
+        "UPDATE topic SET settings = ?, modified = ? WHERE incarnation = ?",
+        (TOPICS_ENCODER.encode(settings), writer.now, topic.incarnation),
+    )
+    topic.settings, topic.modified = settings, writer.now
+    writer.undo(lambda: _restore(topic, before))
+    _record(writer, Kind.TOPIC_CHANGED, command)
+    return TopicDescribed(_info(writer, topic))
+
+
+def _restore(topic: LiveTopic, before: tuple[TopicSettings, int]) -> None:
+    topic.settings, topic.modified = before  # type: ignore[assignment]
+
+
+def delete(writer: Writer, command: DeleteTopic) -> Outcome:
+    """Delete a topic with its subscriptions."""
+    topic = writer.topics.get(command.topic)
+    if topic is None:
+        return TopicMissing(topic=str(command.topic))
+    for subscription in list(topic.subscriptions.values()):
+        _remove(writer, command, topic, subscription)
+    writer.write("DELETE FROM topic WHERE incarnation = ?", (topic.incarnation,))
+    del writer.topics[topic.key]
+    writer.undo(lambda: writer.topics.__setitem__(topic.key, topic))
+    _record(writer, Kind.TOPIC_DELETED, command)
+    return Deleted()
+
+
+def describe(writer: Writer, command: DescribeTopic) -> Outcome:
+    """The topic as it stands."""
+    topic = writer.topics.get(command.topic)
+    return TopicMissing(topic=str(command.topic)) if topic is None else TopicDescribed(_info(writer, topic))
+
+
+def list_topics(writer: Writer, command: ListTopics) -> Outcome:
+    """A page of topics by name."""
+    names = sorted(
+        (
+            topic
+            for key, topic in writer.topics.items()
+            if key.account == command.account
+            and key.region == command.region
+            and key.name.startswith(command.prefix)
+            and key.name > command.after
+        ),
+        key=lambda topic: topic.key.name,
+    )
+    page = names[: command.count_max]
+    return TopicsListed([_info(writer, topic) for topic in page], more=len(names) > len(page))
+
+
+def subscribe(writer: Writer, command: Subscribe) -> Outcome:
+    """Add a subscription, or meet the same one again."""
+    topic = writer.topics.get(command.topic)
+    if topic is None:
+        return TopicMissing(topic=str(command.topic))
+    settings = command.settings
+    present = topic.subscriptions.get(command.name)
+    if present is not None:
+        for name in SubscriptionSettings.__struct_fields__:
+            if getattr(present.settings, name) != getattr(settings, name):
+                return SubscriptionExists(topic=str(command.topic), subscription=command.name, setting=name)
+        return Subscribed(present.info(topic.key), created=False)
+    refused = _cannot_subscribe(writer, topic, settings)
+    if refused is not None:
+        return refused
+    if settings.url is not None:
+        created = queue_commands.create(writer, _hidden(command, settings))
+        if isinstance(created, VeilError):
+            return created
+    number = writer.next_number("subscription")
+    writer.write(
+        "INSERT INTO subscription (id, topic, name, created, modified, settings) VALUES (?, ?, ?, ?, ?, ?)",
+        (number, topic.incarnation, command.name, writer.now, writer.now, TOPICS_ENCODER.encode(settings)),
+    )
+    subscription = LiveSubscription(number, command.name, writer.now, writer.now, settings)
+    _put(writer, topic, subscription)
+    _record(writer, Kind.SUBSCRIBED, command, {"subscription": command.name})
+    return Subscribed(subscription.info(topic.key), created=True)
+
+
+def _cannot_subscribe(writer: Writer, topic: LiveTopic, settings: SubscriptionSettings) -> VeilError | None:
+    if len(topic.subscriptions) >= SUBSCRIPTIONS_MAX:
+        return SubscriptionsFull(topic=str(topic.key), limit=SUBSCRIPTIONS_MAX)
+    if settings.queue is not None:
+        queue = writer.queues.by_key.get(settings.queue)
+        if queue is None:
+            return QueueMissing(queue=str(settings.queue))
+        if queue.settings.message_bytes_max < topic.settings.message_bytes_max:
+            reason = f"takes {queue.settings.message_bytes_max} bytes, the topic {topic.settings.message_bytes_max}"
+            return ParameterInvalid(parameter="queue", reason=reason)
+    return _wrong_policies(writer, settings)
+
+
+def _wrong_policies(writer: Writer, settings: SubscriptionSettings) -> VeilError | None:
+    if settings.dead_letter_queue is not None and settings.dead_letter_queue not in writer.queues.by_key:
+        return QueueMissing(queue=str(settings.dead_letter_queue))
+    if settings.dead_letter_queue is not None and settings.dead_letter_queue == settings.queue:
+        return ParameterInvalid(parameter="dead_letter_queue", reason="a copy that the queue cannot take goes there")
+    if settings.pushes_per_second_max is not None and settings.url is None:
+        return ParameterInvalid(parameter="pushes_per_second_max", reason="only pushes to a URL have a rate")
+    return None
+
+
+def _policies(settings: SubscriptionSettings) -> SettingsChange:
+    """What a subscription's own settings say of its hidden queue."""
+    target = settings.dead_letter_queue
+    redrive = None if target is None else RedrivePolicy(target, ATTEMPTS_MAX[settings.strategy])
+    return {"redrive": redrive, "receives_per_second_max": settings.pushes_per_second_max}
+
+
+def _hidden(command: Subscribe, settings: SubscriptionSettings) -> CreateQueue:
+    """The queue in which a push subscription's copies wait."""
+    change = {"retention_us": TOPIC_RETENTION_US} | _policies(settings)
+    return CreateQueue(queue=hidden_queue(command.topic, command.name), origin=command.origin, change=change)
+
+
+def change_subscription(writer: Writer, command: ChangeSubscription) -> Outcome:
+    """Set some settings of a subscription."""
+    found = _find(writer, command, command.name)
+    if isinstance(found, VeilError):
+        return found
+    topic, subscription = found
+    settings = msgspec.structs.replace(subscription.settings, **command.change)
+    if _policies(settings) != _policies(subscription.settings):
+        refused = _wrong_policies(writer, settings) or _tell_hidden(writer, command, settings)
+        if refused is not None:
+            return refused
+    changed = msgspec.structs.replace(subscription, settings=settings, modified=writer.now)
+    writer.write(
+        "UPDATE subscription SET settings = ?, modified = ? WHERE id = ?",
+        (TOPICS_ENCODER.encode(settings), writer.now, subscription.id),
+    )
+    _put(writer, topic, changed)
+    _record(writer, Kind.SUBSCRIPTION_CHANGED, command, {"subscription": command.name})
+    return SubscriptionDescribed(changed.info(topic.key))
+
+
+def _tell_hidden(writer: Writer, command: ChangeSubscription, settings: SubscriptionSettings) -> VeilError | None:
+    """Change the hidden queue, if there is one; a refusal has changed nothing."""
+    if settings.url is None:
+        return None
+    queue = hidden_queue(command.topic, command.name)
+    change = ChangeQueue(queue=queue, origin=command.origin, change=_policies(settings))
+    outcome = queue_commands.change(writer, change)
+    return outcome if isinstance(outcome, VeilError) else None
+
+
+def unsubscribe(writer: Writer, command: Unsubscribe) -> Outcome:
+    """Remove a subscription."""
+    found = _find(writer, command, command.name)
+    if isinstance(found, VeilError):
+        return found
+    _remove(writer, command, *found)
+    return Deleted()
+
+
+def describe_subscription(writer: Writer, command: DescribeSubscription) -> Outcome:
+    """The subscription as it stands."""
+    found = _find(writer, command, command.name)
+    return found if isinstance(found, VeilError) else SubscriptionDescribed(found[1].info(found[0].key))
+
+
+def list_subscriptions(writer: Writer, command: ListSubscriptions) -> Outcome:
+    """A page of subscriptions by name."""
+    topic = writer.topics.get(command.topic)
+    if topic is None:
+        return TopicMissing(topic=str(command.topic))
+    names = sorted(name for name in topic.subscriptions if name.startswith(command.prefix) and name > command.after)
+    page = names[: command.count_max]
+    infos = [topic.subscriptions[name].info(topic.key) for name in page]
+    return SubscriptionsListed(infos, more=len(names) > len(page))
+
+
+def publish(writer: Writer, command: Publish) -> Outcome:
+    """Send a copy to every subscription whose filter tag fits."""
+    topic = writer.topics.get(command.topic)
+    if topic is None:
+        return TopicMissing(topic=str(command.topic))
+    if command.size_bytes > topic.settings.message_bytes_max:
+        limit_bytes = topic.settings.message_bytes_max
+        return MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=limit_bytes)
+    if writer.disk_low is not None:
+        return DiskLow(free_bytes=writer.disk_low)
+    message = writer.next_id()
+    tag = command.extras.tag
+    wanted = [
+        subscription
+        for subscription in topic.subscriptions.values()
+        if subscription.settings.filter_tag is None or subscription.settings.filter_tag == tag
+    ]
+    begun = len(writer.events)
+    copies = _copies(writer, command, wanted, message)
+    outcomes = sends.send_all(writer, copies)
+    sent, dead = _count_sent(outcomes), 0
+    if sent < len(copies):
+        dead = _count_sent(sends.send_all(writer, _dead_letters(wanted, copies, outcomes, message)))
+    _name_published(writer.events[begun:], message)
+    detail: dict[str, object] = {"copies": sent}
+    if dead:
+        detail["dead_lettered"] = dead
+    if sent + dead < len(copies):
+        detail["left_out"] = len(copies) - sent - dead
+    _record(writer, Kind.PUBLISHED, command, detail, message, len(command.body.encode()))
+    return Published(message, writer.now, sent)
+
+
+def _count_sent(outcomes: Sequence[Outcome]) -> int:
+    return sum(isinstance(outcome, Sent) for outcome in outcomes)
+
+
+def _dead_letters(
+    subscriptions: Sequence[LiveSubscription], copies: Sequence[Send], outcomes: Sequence[Outcome], message: bytes
+) -> list[Send]:
+    """The copies that their queues could not take, to the dead-letter queues of their subscriptions."""
+    return [
+        msgspec.structs.replace(copy, queue=target, extras=_with_id(copy.extras, message, copy.queue))
+        for subscription, copy, outcome in zip(subscriptions, copies, outcomes, strict=True)
+        if not isinstance(outcome, Sent) and (target := subscription.settings.dead_letter_queue) is not None
+    ]
+
+
+def _name_published(events: Sequence[Event], message: bytes) -> None:
+    """A copy has an id of its own: its event says of which message it is one."""
+    named = {"published": message.hex()}
+    for event in events:
+        event.detail = named if event.detail is None else {**event.detail, **named}
+
+
+def record_push(writer: Writer, command: RecordPush) -> Outcome:
+    """Append one attempt to push a message; one that was tried to the end goes to the dead letters, if it has any."""
+    queue = writer.queues.by_key.get(command.queue)
+    detail: dict[str, object] = {"status": command.status, "took_us": command.took_us}
+    if command.error is not None:
+        detail["error"] = command.error
+    writer.events.append(
+        Event(
+            Kind.PUSHED,
+            writer.now,
+            None if queue is None else queue.incarnation,
+            writer.origin(command.origin),
+            message=command.message,
+            sequence=command.sequence,
+            attempt=command.attempt,
+            detail=detail,
+        )
+    )
+    if queue is not None:
+        _give_up(writer, queue, command.sequence)
+    return Recorded()
+
+
+def _give_up(writer: Writer, queue: LiveQueue, sequence: int) -> None:
+    """The next receive would do it too, but comes late: its endpoint may have to rest for a minute."""
+    redrive = queue.settings.redrive
+    target = None if redrive is None else writer.queues.by_key.get(redrive.target)
+    place = None if target is None else find_place(writer, queue, sequence)
+    if redrive is None or target is None or place is None or place.rotation < redrive.receive_count_max:
+        return
+    dead_letter(writer, queue, place, target)
+
+
+def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscription], message: bytes) -> list[Send]:
+    """The send of each copy. Its size counts as the published message's: the form's own text is not the sender's."""
+    body, digest, tag = command.body, command.md5, command.extras.tag
+    told = Notification(
+        command.topic, "", message.hex().upper(), body, digest.hex().upper(), tag, writer.now
+    )  # fmt: skip
+    forms: dict[ContentFormat, Copies] = {}
+    hidden = _with_id(command.extras, message)
+    copies = []
+    for subscription in subscriptions:
+        queue, form = subscription.settings.queue, subscription.settings.content_format
+        extras, text, text_md5 = command.extras, body, digest
+        if queue is None:
+            queue, extras = hidden_queue(command.topic, subscription.name), hidden
+        elif form is not ContentFormat.SIMPLIFIED:
+            if form not in forms:
+                forms[form] = Copies(told, form)
+            text, text_md5 = forms[form].of(subscription.name)
+        copies.append(
+            Send(
+                queue=queue,
+                origin=command.origin,
+                body=text,
+                md5=text_md5,
+                size_bytes=command.size_bytes,
+                extras=extras,
+            )
+        )
+    return copies
+
+
+def _with_id(extras: Extras, message: bytes, refused_by: QueueKey | None = None) -> Extras:
+    """A push and a dead letter name the published message: its id travels with the copy."""
+    return msgspec.structs.replace(extras, published_id=message, dead_letter_source=refused_by)
+
+
+def _find(
+    writer: Writer, command: TopicCommand, name: str
+) -> tuple[LiveTopic, LiveSubscription] | TopicMissing | SubscriptionMissing:
+    topic = writer.topics.get(command.topic)
+    if topic is None:
+        return TopicMissing(topic=str(command.topic))
+    subscription = topic.subscriptions.get(name)
+    if subscription is None:
+        return SubscriptionMissing(topic=str(command.topic), subscription=name)
+    return topic, subscription
+
+
+def _put(writer: Writer, topic: LiveTopic, subscription: LiveSubscription) -> None:
+    before = topic.subscriptions
+    topic.subscriptions = before | {subscription.name: subscription}
+    writer.undo(lambda: setattr(topic, "subscriptions", before))
+
+
+def _remove(writer: Writer, command: TopicCommand, topic: LiveTopic, subscription: LiveSubscription) -> None:
+    before = topic.subscriptions
+    if subscription.settings.url is not None:
+        queue = hidden_queue(topic.key, subscription.name)
+        queue_commands.delete(writer, DeleteQueue(queue=queue, origin=command.origin))
+    writer.write("DELETE FROM subscription WHERE id = ?", (subscription.id,))
+    topic.subscriptions = {name: other for name, other in before.items() if name != subscription.name}
+    writer.undo(lambda: setattr(topic, "subscriptions", before))
+    _record(writer, Kind.UNSUBSCRIBED, command, {"subscription": subscription.name})
+
+
+def _info(writer: Writer, topic: LiveTopic) -> TopicInfo:
+    waiting = 0
+    for subscription in topic.subscriptions.values():
+        queue = writer.queues.by_key.get(hidden_queue(topic.key, subscription.name))
+        if queue is not None:
+            waiting += queue.info().counts.total
+    return TopicInfo(
+        topic.key,
+        topic.incarnation,
+        topic.created,
+        topic.modified,
+        topic.settings,
+        len(topic.subscriptions),
+        waiting,
+    )
+
+
+def _record(
+    writer: Writer,
+    kind: Kind,
+    command: TopicCommand,
+    detail: dict[str, object] | None = None,
+    message: bytes | None = None,
+    body_bytes: int | None = None,
+) -> None:
+    """An event of no queue: the topic's name is in the detail."""
+    named: dict[str, object] = {"topic": str(command.topic)} | (detail or {})
+    origin = writer.origin(command.origin)
+    writer.events.append(Event(kind, writer.now, None, origin, message=message, body_bytes=body_bytes, detail=named))

@@ -1,0 +1,1 @@
+"""Backup, and the check of a whole directory."""

@@ -1,0 +1,158 @@
+"""A copy of the database while it is in use, that honours no old receipt handle.
+
+Strategy: SQLite's backup API over a reading connection that holds one snapshot open, so that the copy is one committed
+state and never starts over, however much is written meanwhile (the WAL cannot shrink before it ends). The copy is made
+beside its place and renamed when it is whole and synced; before that it gets a fresh receipt key and epoch, because
+what happens in the copy and in the original from now on are two histories.
+"""
+
+import glob
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from veilmq.model.receipt import KEY_BYTES
+from veilmq.store.files import sync_directory
+from veilmq.store.large_files import SyncedInPieces, Writing
+from veilmq.store.options import Options
+from veilmq.store.sqlite.disk import redo, redo_presence
+from veilmq.store.sqlite.disk.connections import check_version, open_reader
+from veilmq.store.sqlite.disk.directory import DATABASE, REDO
+from veilmq.store.sqlite.disk.schema import NotOurs, check_ours
+
+_PAGES_STEP: Final = 1_024
+
+Progress = Callable[[int, int], None]
+"""Called with what is done and what there is in all."""
+
+
+class DestinationTaken(Exception):
+    """There is something at the destination."""
+
+
+class SqliteFailed(Exception):
+    """SQLite could not read the database or write the copy."""
+
+
+def _unseen(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner: bool = False) -> None:
+    """Copy the database to the file `copy`, mode 0600, synced. Blocks; any thread, and any process beside the owner's.
+
+    is_owner: for the owner, who has settled: the redo log may have been deleted, and nothing is lost by that.
+
+    Raises DestinationTaken (it exists), NotOurs, SchemaRefused, SqliteFailed, OSError; then there is no `copy`.
+    """
+    check_version()
+    part = copy.with_name(copy.name + ".part")
+    if copy.exists():
+        raise DestinationTaken(f"{copy} exists already")
+    part.unlink(missing_ok=True)
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        _copy(database, part, progress, is_owner)
+        _renew(part)
+        os.rename(part, copy)
+    except BaseException as error:
+        for left in copy.parent.glob(glob.escape(part.name) + "*"):
+            left.unlink()
+        if isinstance(error, apsw.Error):
+            # SQLite's words for it are those of the other database, where nothing is wrong.
+            raise SqliteFailed("no space is left" if isinstance(error, apsw.FullError) else str(error)) from error
+        raise
+    sync_directory(copy.parent)
+
+
+def backup_directory(database: Path, destination: Path, progress: Progress = _unseen) -> int:
+    """Copy the database into a new data directory, ready to be served; returns its bytes.
+
+    Raises as `backup` does; DestinationTaken also for a directory that is not empty, FileNotFoundError if there is no
+    parent to make it in.
+    """
+    with _made(destination):
+        backup(database, destination / DATABASE, progress)
+    sync_directory(destination.parent)
+    return (destination / DATABASE).stat().st_size
+
+
+def receive_directory(destination: Path, write: Callable[[Writing], None]) -> int:
+    """A new data directory from a copy that `write` brings; returns its bytes.
+
+    Raises DestinationTaken, OSError, and what `write` raises; then there is no database.
+    """
+    part = destination / f"{DATABASE}.part"
+    with _made(destination):
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                write(SyncedInPieces(file))
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(part, destination / DATABASE)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    sync_directory(destination)
+    sync_directory(destination.parent)
+    return (destination / DATABASE).stat().st_size
+
+
+@contextmanager
+def _made(destination: Path) -> Iterator[None]:
+    """Make the directory, and take it away again if what follows fails and it was not there before."""
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise DestinationTaken(f"{destination} exists already")
+    is_new = not destination.exists()
+    destination.mkdir(mode=0o700, exist_ok=True)
+    destination.chmod(0o700)
+    try:
+        yield
+    except BaseException:
+        if is_new and not any(destination.iterdir()):
+            destination.rmdir()
+        raise
+
+
+def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> None:
+    source = open_reader(database, Options())
+    target = apsw.Connection(str(part))
+    descriptor = os.open(part, os.O_RDWR)  # closed last: with it go the locks that SQLite has on that file
+    try:
+        check_ours(source)
+        log = database.with_name(REDO)
+        if not is_owner and (reason := redo_presence.loss(log, source)):
+            raise NotOurs(reason)
+        missing, _ = redo.lacking(log, source)  # from here on the snapshot is fixed
+        with target.backup("main", source, "main") as copying:
+            while not copying.done:
+                copying.step(_PAGES_STEP)
+                os.fdatasync(descriptor)  # piece by piece, see large_files.py
+                progress(copying.page_count - copying.remaining, copying.page_count)
+        with target:
+            if missing:
+                redo.settle(target.execute, missing)
+            redo_presence.note_size(target, 0)
+    finally:
+        target.close()
+        source.close()
+        os.close(descriptor)
+
+
+def _renew(part: Path) -> None:
+    """Give the copy its own secret, and leave it in one file."""
+    connection = apsw.Connection(str(part))
+    try:
+        connection.pragma("journal_mode", "DELETE")  # the copy says WAL, and its -wal would carry the part's name
+        connection.pragma("synchronous", "EXTRA")
+        connection.pragma("secure_delete", True)
+        (epoch,) = connection.execute("SELECT epoch FROM secret").fetchall()[0]
+        assert isinstance(epoch, bytes)
+        fresh = (os.urandom(KEY_BYTES), os.urandom(len(epoch)))
+        connection.execute("UPDATE secret SET receipts = ?, epoch = ?", fresh)
+    finally:
+        connection.close()

@@ -1,0 +1,398 @@
+"""Is what the directory holds in order: the file, every body, every lease, and the books of every queue.
+
+Strategy: one read transaction, and what the redo log has beyond it, so that a running server's database is judged as
+one committed state. The books: by the history, what was sent to a queue or moved into it is what lives there now and
+what was deleted, expired, purged, moved or set apart. They are kept from offset 0, or else from the newest complete
+snapshot in the history.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import md5
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from veilmq.model.events import Event, HeldMessage, Kind, Part
+from veilmq.store.options import Options
+from veilmq.store.sqlite.batch.extras import read_extras
+from veilmq.store.sqlite.batch.queues import LINES_MAX
+from veilmq.store.sqlite.batch.young import Young, replay
+from veilmq.store.sqlite.disk import redo, redo_presence, schema
+from veilmq.store.sqlite.disk.connections import check_version, open_reader
+from veilmq.store.sqlite.disk.directory import REDO
+from veilmq.store.sqlite.disk.redo import Entry
+from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
+from veilmq.store.sqlite.reading.history import bounds, events_from
+from veilmq.store.sqlite.tools.backup import SqliteFailed
+from veilmq.store.sqlite.upkeep.snapshots import newest
+
+PROBLEMS_MAX: Final = 1_000
+"""Problems listed; more are only counted."""
+_ROWS_STEP: Final = 500
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage, what is done of it, and what there is in all."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is not in order."""
+
+    kind: str
+    """`file`, `body`, `quarantine`, `lease`, `message`, `group`, `queue`, `history` or `books`."""
+    text: str
+
+
+class Report(msgspec.Struct):
+    """What was looked at, and what was found."""
+
+    queues: int = 0
+    messages: int = 0
+    leases: int = 0
+    body_bytes: int = 0
+    events: int = 0
+    history_first_offset: int = 0
+    books: str = ""
+    """`balanced`, `not balanced`, or why they could not be checked."""
+    problems: list[Problem] = []
+    problems_count: int = 0
+
+    def add(self, kind: str, text: str) -> None:
+        """Note a problem."""
+        self.problems_count += 1
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(Problem(kind, text))
+
+
+def _unseen(_stage: str, _done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = False) -> Report:
+    """Look at everything. Blocks; any process; is_owner as in `backup`.
+
+    Raises NotOurs, SchemaRefused, SqliteFailed (cannot open)."""
+    check_version()
+    report = Report(problems=[])
+    connection, missing, is_damaged = _open(database)
+    try:
+        if _check_file(connection, report, progress):
+            young = _young(connection, missing, report)
+            _check_bodies(connection, young, report, progress)
+            _check_rows(connection, young, report, progress)
+            _check_history(connection, missing, young, report, progress)
+        if not is_owner and (reason := redo_presence.loss(database.with_name(REDO), connection)):
+            report.add("file", reason)
+        if is_damaged:
+            report.add("file", f"{database.with_name(REDO)}: {redo.DAMAGED}")
+    except (apsw.CorruptError, apsw.IOError, apsw.NotADBError) as error:
+        report.add("file", f"the database cannot be read to the end: {error}")
+    finally:
+        connection.close()
+    return report
+
+
+def _open(database: Path) -> tuple[apsw.Connection, list[Entry], bool]:
+    """A connection in a read transaction on a database of ours, what the redo log has beyond that, and whether that is
+    not all that it had."""
+    try:
+        connection = open_reader(database, Options())
+        try:
+            found = schema.check_ours(connection)
+            if found < schema.VERSION:
+                raise schema.SchemaOlder(found)
+            missing, is_damaged = redo.lacking(database.with_name(REDO), connection)
+        except BaseException:
+            connection.close()
+            raise
+    except (apsw.Error, msgspec.MsgspecError) as error:
+        raise SqliteFailed(str(error)) from error
+    return connection, missing, is_damaged
+
+
+def _check_file(connection: apsw.Connection, report: Report, progress: Progress) -> bool:
+    """SQLite's own look at pages, indexes and constraints. Returns whether the tables can be read."""
+    progress("file", 0, 1)
+    found = [row[0] for row in connection.execute("PRAGMA integrity_check(100)")]
+    progress("file", 1, 1)
+    for text in found:
+        if text != "ok":
+            report.add("file", str(text))
+    return not report.problems
+
+
+_JOURNAL_ASTRAY: Final = "SELECT offset FROM nursery WHERE offset NOT IN (SELECT offset FROM history)"
+
+
+def _young(connection: apsw.Connection, missing: Sequence[Entry], report: Report) -> list[Young]:
+    """The messages that have no rows yet."""
+    try:
+        young = replay(connection, unsettled=missing)
+    except (ValueError, RecursionError) as error:
+        report.add("message", f"the journal of young messages cannot be read: {error}")
+        return []
+    for (offset,) in connection.execute(_JOURNAL_ASTRAY):
+        report.add("history", f"the journal of young messages has a batch at offset {offset}, and the history has none")
+    incarnations = _incarnations(connection)
+    last = missing[-1].sequence if missing else _count(connection, "SELECT sequence FROM mark")
+    for sequence, each in young.items():
+        found = each.contents
+        if found.generation not in incarnations:
+            report.add("message", f"message {sequence}: in the journal of young messages, but of no queue")
+        if connection.execute("SELECT 1 FROM message WHERE sequence = ?", (sequence,)).fetchone():
+            report.add("message", f"message {sequence}: in the journal of young messages and in the tables")
+        line_is_right = found.line == found.priority and 1 <= found.priority <= LINES_MAX and found.group is None
+        if not line_is_right or len(found.md5) != 16 or len(found.id) != 16 or sequence > last:
+            report.add("message", f"message {sequence}: impossible values")
+    return list(young.values())
+
+
+def _check_bodies(connection: apsw.Connection, young: Sequence[Young], report: Report, progress: Progress) -> None:
+    total = _count(connection, "SELECT count(*) FROM message") + len(young)
+    apart = {row[0] for row in connection.execute("SELECT sequence FROM quarantine")}
+    for sequence in sorted(apart):
+        report.add("quarantine", f"message {sequence} is set apart: its body did not match its MD5 when it was read")
+    rows = connection.cursor().execute("SELECT sequence, md5, body, extras FROM message ORDER BY sequence")
+    journal = [(each.sequence, each.md5, each.body, each.packed) for each in (each.contents for each in young)]
+    for sequence, expected, body, extras in chain(rows, journal):
+        report.messages += 1
+        report.body_bytes += len(body)
+        if sequence not in apart and md5(body, usedforsecurity=False).digest() != expected:
+            report.add("body", f"message {sequence}: its body does not match its MD5")
+        elif sequence not in apart and read_extras(extras) is None:
+            report.add("message", f"message {sequence}: its attributes cannot be read")
+        if report.messages % _ROWS_STEP == 0:
+            progress("bodies", report.messages, total)
+    progress("bodies", report.messages, total)
+
+
+_FIFO: Final = "SELECT generation FROM queue WHERE deleted IS NULL AND substr(name, -5) = '.fifo'"
+# Each: kind, the message for a row, and a query whose rows are not in order.
+_ROWS: Final = (
+    ("lease", "lease of {}: there is no such message", "SELECT sequence FROM lease WHERE sequence NOT IN message_of"),
+    (
+        "lease",
+        "lease of message {}: its queue, line or priority is not the message's",
+        "SELECT l.sequence FROM lease l JOIN message m USING (sequence)"
+        " WHERE l.generation <> m.generation OR l.line IS NOT m.line"
+        " OR l.priority <> iif(m.line BETWEEN 1 AND 16, m.priority, ifnull(abs(m.line), m.priority))",
+    ),
+    (
+        "lease",
+        "lease of message {}: impossible values",
+        "SELECT sequence FROM lease WHERE hidden NOT IN (0, 1) OR attempt < 0 OR rotation < 0 OR (attempt > 0) <>"
+        " (first IS NOT NULL)",
+    ),
+    (
+        "lease",
+        "lease of message {}: held by an origin that is not known",
+        "SELECT sequence FROM lease WHERE origin NOT IN (SELECT id FROM origin)",
+    ),
+    (
+        "message",
+        "message {}: in no line, not leased, not set apart: nobody can receive it",
+        "SELECT m.sequence FROM message m WHERE m.line IS NULL AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.sequence ="
+        " m.sequence) AND m.sequence NOT IN (SELECT sequence FROM quarantine)",
+    ),
+    (
+        "message",
+        "message {}: passed over in its line: nobody can receive it",
+        "WITH cursor AS (SELECT generation, line, max(sequence) AS at FROM lease WHERE line BETWEEN 1 AND 16"
+        " GROUP BY 1, 2)"
+        " SELECT m.sequence FROM message m INDEXED BY message_line JOIN cursor c ON m.generation = c.generation"
+        " AND m.line = c.line AND m.sequence < c.at WHERE m.line IS NOT NULL"
+        " AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.sequence = m.sequence)",
+    ),
+    (
+        "message",
+        "message {}: of no queue and not on its way out",
+        "SELECT sequence FROM message WHERE generation NOT IN (SELECT generation FROM queue WHERE deleted IS NULL)"
+        " AND generation NOT IN (SELECT generation FROM garbage)",
+    ),
+    (
+        "message",
+        "message {}: impossible values",
+        "SELECT sequence FROM message WHERE length(md5) <> 16 OR length(id) <> 16"
+        " OR (line BETWEEN -16 AND 16 AND line <> priority)"
+        " OR sequence > (SELECT sequence FROM mark)",
+    ),
+    (
+        "message",
+        "message {}: its group is not known: nobody can receive it",
+        "SELECT sequence FROM message m WHERE (line > 16 OR line < -16)"
+        " AND generation NOT IN (SELECT generation FROM garbage) AND NOT EXISTS"
+        " (SELECT 1 FROM message_group g WHERE g.number = abs(m.line) AND g.generation = m.generation"
+        " AND g.name = m.group_id)",
+    ),
+    (
+        "group",
+        "group {}: it has no messages, and is still there",
+        "SELECT number FROM message_group g WHERE generation NOT IN (SELECT generation FROM garbage)"
+        " AND NOT EXISTS (SELECT 1 FROM message WHERE generation = g.generation AND line IN (g.number, -g.number))",
+    ),
+    (
+        "group",
+        "group {}: the number of its messages in flight is wrong",
+        "SELECT g.number FROM message_group g LEFT JOIN"
+        " (SELECT generation, priority, count(*) AS held FROM lease WHERE hidden = 1 AND attempt > 0 GROUP BY 1, 2) l"
+        " ON l.generation = g.generation AND l.priority = g.number"
+        f" WHERE g.held <> iif(g.generation IN ({_FIFO}), 0, ifnull(l.held, 0))"
+        " AND g.generation NOT IN (SELECT generation FROM garbage)",
+    ),
+    (
+        "group",
+        "group {}: it waits in the wrong place, or nobody would be served of it",
+        "SELECT number FROM message_group WHERE generation NOT IN (SELECT generation FROM garbage) AND"
+        f" (generation IN ({_FIFO}) AND (free, since, turn) IS NOT ({FIRST_OF_FIFO}) OR generation NOT IN ({_FIFO})"
+        f" AND (free, since, turn) IS NOT ({FIRST_OF_TENANT.format(cursor='message_group.cursor')}))",
+    ),
+    (
+        "group",
+        "group {}: the message that comes next is not visible",
+        "SELECT g.number FROM message_group g LEFT JOIN message m ON m.sequence = g.free"
+        " LEFT JOIN lease l ON l.sequence = g.free WHERE g.free IS NOT NULL"
+        " AND g.generation NOT IN (SELECT generation FROM garbage)"
+        " AND (m.generation IS NOT g.generation OR abs(m.line) IS NOT g.number OR l.hidden = 1)",
+    ),
+    (
+        "queue",
+        "queue {}: its generation was never given",
+        "SELECT name FROM queue WHERE generation > (SELECT generation FROM mark)",
+    ),
+    (
+        "queue",
+        "queue {}: its messages are on their way out, though it exists",
+        "SELECT name FROM queue WHERE deleted IS NULL AND generation IN (SELECT generation FROM garbage)",
+    ),
+    (
+        "history",
+        "history row {}: does not follow the one before",
+        "SELECT offset FROM (SELECT offset, lag(offset + count) OVER (ORDER BY offset) AS expected FROM history)"
+        " WHERE offset <> expected",
+    ),
+)
+
+
+def _check_rows(connection: apsw.Connection, young: Sequence[Young], report: Report, progress: Progress) -> None:
+    report.leases = _count(connection, "SELECT count(*) FROM lease") + sum(each.leased for each in young)
+    report.queues = _count(connection, "SELECT count(*) FROM queue WHERE deleted IS NULL")
+    for place, (kind, text, query) in enumerate(_ROWS):
+        progress("leases", place, len(_ROWS))
+        for (found,) in connection.execute(query.replace("message_of", "(SELECT sequence FROM message)")):
+            report.add(kind, text.format(found))
+    progress("leases", len(_ROWS), len(_ROWS))
+
+
+def _check_history(
+    connection: apsw.Connection,
+    missing: Sequence[Entry],
+    young: Sequence[Young],
+    report: Report,
+    progress: Progress,
+) -> None:
+    first, following = bounds(connection)
+    following = missing[-1].following if missing else following
+    report.history_first_offset = first
+    begin = newest(connection)
+    books = _Books(begin)
+    last = first - 1
+    try:
+        for offset, event in chain(events_from(connection, first), redo.events(missing)):
+            last = offset
+            report.events += 1
+            books.add(offset, event)
+            if report.events % _ROWS_STEP == 0:
+                progress("history", report.events, following - first)
+    except (ValueError, RecursionError) as error:
+        report.add("history", f"the row after offset {last} cannot be read: {error}")
+        report.books = "not checked: the history is damaged"
+        return
+    progress("history", report.events, following - first)
+    if last != following - 1:
+        report.add("history", f"it ends at offset {last}, and the next to be given is {following}")
+    if begin is None:
+        report.books = f"not checked: the history begins at offset {first}, and holds no snapshot yet"
+        return
+    problems = list(books.differences(connection, young))
+    for text in problems:
+        report.add("books", text)
+    report.books = "not balanced" if problems else "balanced"
+
+
+class _Books:
+    """By queue (incarnation): what the history says must be there."""
+
+    def __init__(self, begin: int | None) -> None:
+        """begin: the offset from which on they are kept: 0, or where a complete snapshot begins."""
+        self._balance: Counter[int] = Counter()
+        self._begin = begin
+        self._told = begin == 0
+        """Whether the snapshot has ended, if they begin with one."""
+        self._last = self._met = 0
+        """Sequences: the last that the snapshot is to tell of, and the last that it told of."""
+
+    def add(self, offset: int, event: Event) -> None:
+        kind, queue, detail = event.kind, event.queue, event.detail or {}
+        if self._begin is None or offset < self._begin:
+            return
+        if kind == Kind.SNAPSHOT:
+            self._tell(queue, detail)
+        if queue is None:
+            return
+        if kind == Kind.SENT:
+            self._balance[queue] += 1
+        elif kind in {Kind.DELETED, Kind.EXPIRED, Kind.QUARANTINED}:
+            self._leaves(queue, event.sequence or 0)
+        elif kind in {Kind.DEAD_LETTERED, Kind.MOVED}:
+            self._leaves(queue, event.sequence or 0)
+            self._balance[detail["target"]] += 1
+        elif kind in {Kind.PURGED, Kind.QUEUE_DELETED}:
+            # Amid the snapshot that counts messages too which it has not met, and which are gone now.
+            self._balance[queue] = self._balance[queue] - detail["count"] if self._told else 0
+
+    def _leaves(self, queue: int, sequence: int) -> None:
+        """Of a message that the snapshot has not met, it will not tell."""
+        if self._told or not self._met < sequence <= self._last:
+            self._balance[queue] -= 1
+
+    def _tell(self, queue: int | None, detail: dict[str, Any]) -> None:
+        if self._told:
+            return
+        if detail["part"] == Part.BEGIN:
+            self._last = detail["last"]
+        elif detail["part"] == Part.END:
+            self._told = True
+        elif detail["part"] == Part.MESSAGES and queue is not None:
+            held = msgspec.convert(detail["messages"], list[HeldMessage])
+            self._balance[queue] += sum(message.quarantined is None for message in held)
+            self._met = max(self._met, held[-1].sequence)
+
+    def differences(self, connection: apsw.Connection, young: Sequence[Young]) -> Iterator[str]:
+        """One text for each queue that holds more or less than it must."""
+        rows: list[tuple[Any, ...]] = connection.execute(
+            "SELECT q.incarnation, count(*) FROM queue q JOIN message m ON m.generation = q.generation"
+            " WHERE q.deleted IS NULL AND m.sequence NOT IN (SELECT sequence FROM quarantine) GROUP BY 1"
+        ).fetchall()
+        live: Counter[int] = Counter(dict(rows))
+        incarnations = _incarnations(connection)
+        live.update(
+            incarnations[each.contents.generation] for each in young if each.contents.generation in incarnations
+        )
+        names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
+        for queue in sorted(self._balance.keys() | live.keys()):
+            if self._balance[queue] != live.get(queue, 0):
+                name = names.get(queue, f"number {queue}")
+                yield f"queue {name}: holds {live.get(queue, 0)} messages, by its history {self._balance[queue]}"
+
+
+def _incarnations(connection: apsw.Connection) -> dict[int, int]:
+    """Of the queues that exist, by generation."""
+    return dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
+
+
+def _count(connection: apsw.Connection, query: str) -> int:
+    rows: list[tuple[Any, ...]] = connection.execute(query).fetchall()
+    return int(rows[0][0])

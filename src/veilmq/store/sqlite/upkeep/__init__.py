@@ -1,0 +1,1 @@
+"""What the sweeper does in bounded steps: what is due, move tasks, snapshots, trimming."""

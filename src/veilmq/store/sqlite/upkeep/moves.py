@@ -1,0 +1,327 @@
+"""Message move tasks: begun, cancelled and listed by commands, carried on by the sweeper.
+
+Strategy: a task is one row, changed in the batch that moves its messages, so that after a crash at any point it goes on
+where it was. Each step takes at most `STEP_MESSAGES_MAX` messages of about `STEP_BYTES_MAX` together, however many
+tasks there are, and no more of a task than its rate allows; of each group it takes the first, so that the order within
+a group stays. A message moved is a new one (id, sent instant, receive count), as on AWS. What was sent to the source
+after the task began, and what is in flight, stays. Source: "Configuring a dead-letter queue redrive" in the SQS
+Developer Guide.
+"""
+
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from veilmq.model.commands import CancelMove, ListMoves, StartMove
+from veilmq.model.errors import MovesFull, ParameterInvalid, QueueMissing
+from veilmq.model.events import Kind
+from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.moves import (
+    MOVES_PER_SECOND_MAX,
+    TASK_US_MAX,
+    TASKS_ACTIVE_MAX,
+    TASKS_KEPT,
+    MoveFailure,
+    MoveInfo,
+    MoveStatus,
+)
+from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted, Outcome
+from veilmq.model.queue import QueueKey
+from veilmq.store.options import MIB
+from veilmq.store.sqlite.batch.extras import intact, pack_extras
+from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.inserts import Row
+from veilmq.store.sqlite.messages.endings import expire, put_elsewhere, quarantine, return_due
+from veilmq.store.sqlite.messages.groups import settle
+from veilmq.store.sqlite.messages.places import Place, event_of, find_places
+
+STEP_MESSAGES_MAX: Final = 64
+STEP_BYTES_MAX: Final = MIB
+TASK_MESSAGES: Final = 8
+"""What a task costs in a step, against a message."""
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_KEY: Final = msgspec.msgpack.Decoder(QueueKey)
+_COLUMNS: Final = "number, id, source, destination, rate, status, failure, origin, started, used, last, moved, to_move"
+_ACTIVE: Final = (
+    f"SELECT {_COLUMNS} FROM move_task INDEXED BY move_task_active WHERE status IN ('running', 'cancelling')"
+    " ORDER BY used, number"
+)
+_ACTIVE_OF: Final = (
+    "SELECT count(*) FROM move_task INDEXED BY move_task_active CROSS JOIN queue ON incarnation = source"
+    " WHERE status IN ('running', 'cancelling') AND account = ? AND region = ?"
+)
+_LATEST: Final = f"SELECT {_COLUMNS} FROM move_task WHERE source = ? ORDER BY number DESC LIMIT ?"
+_EVERY: Final = (
+    f"SELECT account, region, name, {', '.join(f't.{each}' for each in _COLUMNS.split(', '))} FROM move_task t"
+    " JOIN queue ON incarnation = t.source WHERE deleted IS NULL ORDER BY number DESC LIMIT ?"
+)
+_IN_LINE: Final = (
+    "SELECT sequence FROM message INDEXED BY message_line"
+    " WHERE generation = ? AND line = ? AND sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"
+)
+_RETURNED: Final = (
+    "SELECT sequence FROM lease INDEXED BY lease_returned"
+    " WHERE generation = ? AND hidden = 0 AND priority = ? AND sequence <= ? ORDER BY sequence LIMIT ?"
+)
+_OF_GROUPS: Final = (
+    "SELECT free FROM message_group INDEXED BY message_group_free"
+    " WHERE generation = ? AND free IS NOT NULL AND free <= ? ORDER BY held, since, turn, free LIMIT ?"
+)
+_RETURNED_OF_TENANTS: Final = (
+    "SELECT sequence FROM lease INDEXED BY lease_returned"
+    " WHERE generation = ? AND hidden = 0 AND priority > ? AND sequence <= ? LIMIT ?"
+)
+"""What `_OF_GROUPS` does not show, because the tenant has a later message that has waited longer."""
+
+
+class _Task(msgspec.Struct, gc=False):
+    """A row of move_task."""
+
+    number: int
+    id: bytes
+    source: int
+    destination: bytes | None
+    rate: int | None
+    status: str
+    failure: str | None
+    origin: int
+    started: int
+    used: int
+    last: int
+    moved: int
+    to_move: int
+
+    def info(self, source: QueueKey) -> MoveInfo:
+        """The task as others see it."""
+        destination = None if self.destination is None else _KEY.decode(self.destination)
+        failure = None if self.failure is None else MoveFailure(self.failure)
+        status, started = MoveStatus(self.status), Instant(self.started)
+        return MoveInfo(self.id, source, destination, self.rate, status, started, self.moved, self.to_move, failure)
+
+
+def start(writer: Writer, command: StartMove) -> Outcome:
+    """Begin a task: its row is all there is of it."""
+    source = writer.queues.by_key.get(command.queue)
+    if source is None:
+        return QueueMissing(queue=str(command.queue))
+    wrong = _cannot_start(writer, source, command)
+    if wrong is not None:
+        return wrong
+    if source.next_due <= writer.now:
+        return_due(writer, source, STEP_MESSAGES_MAX)
+    rate = command.rate_max or MOVES_PER_SECOND_MAX
+    destination = None if command.destination is None else _ENCODER.encode(command.destination)
+    # The rate is used up to one message ago: the first may move at once.
+    used = writer.now - -(-SECOND_US // rate)
+    status = MoveStatus.RUNNING.value
+    writer.write(
+        "INSERT INTO move_task (number, id, source, destination, rate, status, origin, started, used, last, moved,"
+        " to_move) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+        (
+            writer.next_number("move_task"),
+            writer.next_id(),
+            source.incarnation,
+            destination,
+            command.rate_max,
+            status,
+            writer.origin(command.origin),
+            writer.now,
+            used,
+            writer.mark.sequence,
+            source.visible,
+        ),
+    )
+    writer.write(
+        "DELETE FROM move_task WHERE source = ?1 AND number NOT IN"
+        " (SELECT number FROM move_task WHERE source = ?1 ORDER BY number DESC LIMIT ?2)",
+        (source.incarnation, TASKS_KEPT),
+    )
+    return MoveStarted(_latest(writer, source, 1)[0].info(source.key))
+
+
+def _cannot_start(
+    writer: Writer, source: LiveQueue, command: StartMove
+) -> ParameterInvalid | QueueMissing | MovesFull | None:
+    if command.rate_max is not None and not 1 <= command.rate_max <= MOVES_PER_SECOND_MAX:
+        return ParameterInvalid(parameter="rate_max", reason=f"must be from 1 to {MOVES_PER_SECOND_MAX}")
+    if source.key not in writer.queues.sources:
+        return ParameterInvalid(parameter="source", reason="Source queue must be configured as a Dead Letter Queue.")
+    if command.destination is not None:
+        destination = writer.queues.by_key.get(command.destination)
+        if destination is None:
+            return QueueMissing(queue=str(command.destination))
+        if destination is source:
+            return ParameterInvalid(parameter="destination", reason="it is the source itself")
+        if destination.settings.fifo != source.settings.fifo:
+            return ParameterInvalid(parameter="destination", reason="it is not of the same kind as the source")
+    latest = _latest(writer, source, 1)
+    if latest and latest[0].status in {MoveStatus.RUNNING, MoveStatus.CANCELLING}:
+        reason = (
+            "There is already a task running. Only one active task is allowed for a source queue arn at a given time."
+        )
+        return ParameterInvalid(parameter="source", reason=reason)
+    ((active,),) = writer.read(_ACTIVE_OF, (source.key.account, source.key.region))
+    return MovesFull(account=source.key.account, limit=TASKS_ACTIVE_MAX) if active >= TASKS_ACTIVE_MAX else None
+
+
+def cancel(writer: Writer, command: CancelMove) -> Outcome:
+    """Let the sweeper end a task before it moves anything more."""
+    source = writer.queues.by_key.get(command.queue)
+    if source is None:
+        return QueueMissing(queue=str(command.queue))
+    for task in _latest(writer, source, TASKS_KEPT):
+        if task.id == command.task:
+            running = task.status == MoveStatus.RUNNING
+            if running:
+                task.status = MoveStatus.CANCELLING
+                _keep(writer, task)
+            return MoveCancelled(task.info(source.key), running)
+    return MoveCancelled(None, cancelled=False)
+
+
+def list_moves(writer: Writer, command: ListMoves) -> Outcome:
+    """The latest tasks of a source."""
+    source = writer.queues.by_key.get(command.queue)
+    if source is None:
+        return QueueMissing(queue=str(command.queue))
+    return MovesListed([task.info(source.key) for task in _latest(writer, source, command.count_max)])
+
+
+def _latest(writer: Writer, source: LiveQueue, count_max: int) -> list[_Task]:
+    return [_Task(*row) for row in writer.read(_LATEST, (source.incarnation, count_max))]
+
+
+def every(connection: apsw.Connection, count_max: int) -> list[MoveInfo]:
+    """The latest tasks of all queues that exist, newest first, as a reader sees them."""
+    rows: list[tuple[Any, ...]] = connection.execute(_EVERY, (count_max,)).fetchall()
+    return [_Task(*row[3:]).info(QueueKey(*row[:3])) for row in rows]
+
+
+class _Room(msgspec.Struct):
+    """What is left of a step, for all tasks together."""
+
+    messages: int = STEP_MESSAGES_MAX
+    bytes: int = STEP_BYTES_MAX
+
+    def is_left(self) -> bool:
+        """Whether another message has room."""
+        return self.messages > 0 and self.bytes > 0
+
+
+def carry_on(writer: Writer) -> bool:
+    """One bounded step, of the tasks first that moved least lately; whether another could follow at once."""
+    more = False
+    room = _Room()
+    for row in writer.read(_ACTIVE, ()):
+        task = _Task(*row)
+        if task.status == MoveStatus.CANCELLING:
+            task.status = MoveStatus.CANCELLED
+            _keep(writer, task)
+        elif writer.now - task.started >= TASK_US_MAX:
+            task.status, task.failure = MoveStatus.FAILED, MoveFailure.TOO_LONG.value
+            _keep(writer, task)
+        elif writer.disk_low is None:  # a move writes before it frees: it waits for space as sends do
+            more = not room.is_left() or _step(writer, task, writer.queues.by_incarnation[task.source], room) or more
+    return more
+
+
+def _keep(writer: Writer, task: _Task) -> None:
+    writer.write(
+        "UPDATE move_task SET status = ?, failure = ?, used = ?, moved = ? WHERE number = ?",
+        (str(task.status), task.failure, task.used, task.moved, task.number),
+    )
+
+
+def _step(writer: Writer, task: _Task, source: LiveQueue, room: _Room) -> bool:
+    """Move what the rate and the step's room allow; whether only the latter cut it short."""
+    rate = task.rate or MOVES_PER_SECOND_MAX
+    # What was not used in time is lost: a server that was down for an hour does not then move all at once.
+    used = max(task.used, writer.now - SECOND_US - SECOND_US // rate)
+    allowed = (writer.now - used) * rate // SECOND_US
+    if allowed <= 0:
+        return False
+    if writer.now >= source.next_due:
+        return_due(writer, source, STEP_MESSAGES_MAX)
+    moved = 0
+    while moved < allowed and room.is_left() and task.failure is None:
+        found = _next(writer, source, task.last, min(allowed - moved, room.messages))
+        if not found:
+            task.status = MoveStatus.COMPLETED
+            break
+        for place in found:
+            room.messages -= 1
+            if place.expires(source.settings.retention_us) <= writer.now:
+                expire(writer, source, place)
+                continue
+            room.bytes -= place.body_bytes
+            outcome = _move(writer, task, source, place)
+            if isinstance(outcome, MoveFailure):
+                task.status, task.failure = MoveStatus.FAILED, outcome.value
+                break
+            moved += outcome
+            if room.bytes <= 0:
+                break
+    task.moved += moved
+    task.used = used + moved * SECOND_US // rate
+    room.messages -= TASK_MESSAGES
+    _keep(writer, task)
+    return task.status == MoveStatus.RUNNING and moved < allowed
+
+
+def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Place]:
+    """Up to `count` visible messages, the most urgent first and of those the oldest; of each group only the first."""
+    generation = source.generation
+    sequences: list[int] = []
+    for priority in sorted(range(1, LINES_MAX + 1) if source.returned else source.ready):
+        cursor = source.cursors.get(priority, 0)
+        rows: list[Row] = []
+        if source.ready.get(priority):
+            rows += writer.read(_IN_LINE, (generation, priority, cursor, last, count))
+        if source.returned:
+            rows += writer.read(_RETURNED, (generation, priority, last, count))
+        sequences += sorted(row[0] for row in rows)
+        if len(sequences) >= count:
+            break
+    if source.groups is not None and len(sequences) < count:
+        settle(writer, source)
+        rows = writer.read(_OF_GROUPS, (generation, last, count))
+        if not rows and not source.settings.fifo:
+            rows = writer.read(_RETURNED_OF_TENANTS, (generation, LINES_MAX, last, count))
+        sequences += [row[0] for row in rows]
+    if not sequences:
+        return []
+    places = find_places(writer, sequences[:count])
+    return [places[sequence] for sequence in sequences[:count] if sequence in places]
+
+
+def _move(writer: Writer, task: _Task, source: LiveQueue, place: Place) -> bool | MoveFailure:
+    """Put one message at the end of its line in the queue where it goes, or say why that cannot be; False if its body
+    is damaged: then it is set apart."""
+    (row,) = writer.read("SELECT sender, extras, md5, body FROM message WHERE sequence = ?", (place.sequence,))
+    sender, packed, md5, body = row
+    extras = intact(body, md5, packed)
+    if extras is None:
+        quarantine(writer, source, place)
+        return False
+    target = extras.dead_letter_source if task.destination is None else _KEY.decode(task.destination)
+    if target is None:
+        return MoveFailure.SOURCE_UNKNOWN
+    to = writer.queues.by_key.get(target)
+    if to is None:
+        return MoveFailure.QUEUE_MISSING
+    if to.settings.fifo != source.settings.fifo:
+        return MoveFailure.KIND_DIFFERS
+    if place.body_bytes > to.settings.message_bytes_max:
+        return MoveFailure.MESSAGE_TOO_LARGE
+    if packed is not None:
+        extras = msgspec.structs.replace(
+            extras, dead_letter_source=None, dead_first_received=None, dead_receives=0, error_type="", error=""
+        )
+        packed = pack_extras(extras)
+    message = writer.next_id()
+    detail = put_elsewhere(writer, source, place, to, message, writer.now, (sender, packed, md5, body))
+    detail["target_message"] = message.hex()
+    writer.events.append(event_of(Kind.MOVED, writer.now, source, task.origin, place, detail))
+    return True

@@ -1,0 +1,222 @@
+"""Snapshots in the history: the state, told anew, so that what is older may be trimmed.
+
+Strategy: fuzzy, as databases take checkpoints. A snapshot is told in bounded steps of the sweeper, with other commits
+between them; each message as it is at the offset of the event that tells of it. Messages are met by sequence, up to the
+last one given when it began; later ones come by their own events, and so does whatever happens to one that was met. A
+message that leaves before it is met never shows. What is under way is known to memory alone: after a crash, on a low
+disk and after a rollback of its first step it is as if it had never begun, and one row tells which complete one is the
+newest. That one is never trimmed (trimming.py). See docs/decisions/0008-snapshots.md.
+"""
+
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from veilmq.model.commands import SERVER
+from veilmq.model.events import Event, Kind, Part
+from veilmq.store.options import Options
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.inserts import Row
+from veilmq.store.sqlite.settings.queue_commands import recorded_settings
+
+MESSAGES_MAX: Final = 16
+"""Of one event, so that whoever reads events by the thousand has no more in hand than with others."""
+QUEUE_STEPS: Final = 4
+"""What the settings of a queue cost, against a message."""
+_HELD: Final = (
+    "SELECT m.generation, m.sequence, m.id, m.priority, m.sent, m.expires, m.group_id, m.type, length(m.body),"
+    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first, d.at"
+    " FROM message m LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
+    " WHERE m.sequence > ? AND m.sequence <= ? ORDER BY m.sequence LIMIT ?"
+)
+_KEEP: Final = "INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)"
+_ROW_OF: Final = "SELECT at, bytes_before, length(events) FROM history WHERE offset <= ? ORDER BY offset DESC LIMIT 1"
+
+
+class Base(msgspec.Struct, frozen=True, gc=False):
+    """From where the history can be replayed: the newest complete snapshot, or offset 0."""
+
+    begin: int
+    end: int
+    """Offset of its last event; -1 for offset 0."""
+    at: int | None
+    """None: not known yet."""
+    bytes_before: int
+    bytes_after: int | None
+
+
+_ORIGIN: Final = Base(begin=0, end=-1, at=None, bytes_before=0, bytes_after=0)
+
+
+class _Task(msgspec.Struct, frozen=True, gc=False):
+    """A snapshot under way."""
+
+    begin: int
+    at: int
+    bytes_before: int
+    last: int
+    """Greatest sequence when it began."""
+    queues: list[int]
+    """Incarnations when it began."""
+    told: int = 0
+    """How many of them were told."""
+    met: int = 0
+    """The last sequence that was met."""
+    generations: dict[int, int] = {}
+    """Of the queues that were told: generation -> incarnation. Others cannot hold messages that are to be told."""
+
+
+class Snapshots:
+    """What a store knows of its snapshots."""
+
+    def __init__(self, base: Base | None) -> None:
+        self._base = base
+        self._task: _Task | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether one is begun and not ended."""
+        return self._task is not None
+
+    def floor(self, writer: Writer) -> int | None:
+        """The offset from which on nothing may be trimmed; None: anything may.
+
+        On a low disk the history's bounds come first: the state is told anew when there is space again.
+        """
+        if writer.disk_low is not None:
+            return None
+        return 0 if self._base is None else self._base.begin
+
+    def trimmed(self, writer: Writer) -> None:
+        """Rows of the history went; was the base among them?"""
+        row = writer.read_one("SELECT min(offset) FROM history", ())
+        if self._base is not None and row is not None and self._base.begin < (row[0] or 0):
+            self._can_roll_back(writer)
+            self._base = None
+            writer.write("DELETE FROM snapshot", ())
+
+    def step(self, writer: Writer, options: Options, steps_max: int) -> None:
+        """Begin a snapshot if one is due; go on with the one under way by up to `steps_max` messages."""
+        if writer.disk_low is not None:
+            if self._task is not None:
+                self._can_roll_back(writer)
+                self._task = None
+            return
+        if self._task is None and not self._is_due(writer, options):
+            return
+        self._can_roll_back(writer)
+        if self._task is None:
+            self._task = _begin(writer)
+        left = steps_max
+        while left > 0 and self._task.told < len(self._task.queues):
+            self._task = _tell_queue(writer, self._task)
+            left -= QUEUE_STEPS
+        if left > 0:
+            rows = writer.read(_HELD, (self._task.met, self._task.last, left))
+            _tell_messages(writer, self._task, rows)
+            if len(rows) < left:
+                self._end(writer, self._task)
+            else:
+                self._task = msgspec.structs.replace(self._task, met=rows[-1][1])
+
+    def _end(self, writer: Writer, task: _Task) -> None:
+        end = writer.next_offset
+        writer.events.append(_event(writer, None, {"part": Part.END, "begin": task.begin}))
+        writer.write(_KEEP, (task.begin, end))
+        self._base = Base(task.begin, end, task.at, task.bytes_before, None)
+        self._task = None
+
+    def _is_due(self, writer: Writer, options: Options) -> bool:
+        """Half of a bound has passed since the base. A store in which nothing happens writes nothing."""
+        base = self._base
+        if base is None:
+            return True
+        if writer.mark.offset <= base.end + 1:
+            return False
+        base = self._base = _with_sizes(writer, base)
+        assert base.at is not None
+        assert base.bytes_after is not None
+        since_bytes = writer.history_bytes - base.bytes_after
+        # A snapshot as large as what came since it would be half of all that is written.
+        enough_bytes = max(options.history_bytes_max // 2, base.bytes_after - base.bytes_before)
+        return since_bytes >= enough_bytes or writer.now - base.at > options.history_us_max // 2
+
+    def _can_roll_back(self, writer: Writer) -> None:
+        before = (self._base, self._task)
+        writer.undo(lambda: self._restore(*before))
+
+    def _restore(self, base: Base | None, task: _Task | None) -> None:
+        self._base, self._task = base, task
+
+
+def load(connection: apsw.Connection) -> Snapshots:
+    """What the database says. What was under way when its last owner ended is void."""
+    row: Any = connection.execute("SELECT first, last FROM snapshot").fetchone()
+    if row is not None:
+        begin, end = row
+        found: Any = connection.execute(_ROW_OF, (begin,)).fetchone()
+        return Snapshots(Base(begin, end, found[0], found[1], None))
+    first: Any = connection.execute("SELECT min(offset) FROM history").fetchone()
+    return Snapshots(None if first[0] else _ORIGIN)
+
+
+def newest(connection: apsw.Connection) -> int | None:
+    """Offset of the newest complete snapshot's begin, or 0 if all of the history is there; None: there is neither."""
+    row: Any = connection.execute("SELECT first FROM snapshot").fetchone()
+    if row is not None:
+        return int(row[0])
+    first: Any = connection.execute("SELECT min(offset) FROM history").fetchone()
+    return None if first[0] else 0
+
+
+def _with_sizes(writer: Writer, base: Base) -> Base:
+    """Read what was not known when the batch was open in which the base came to be."""
+    at, bytes_after = base.at, base.bytes_after
+    if at is None:
+        row = writer.read_one("SELECT at FROM history ORDER BY offset LIMIT 1", ())
+        assert row is not None
+        at = row[0]
+    if bytes_after is None:
+        row = writer.read_one(_ROW_OF, (base.end,))
+        assert row is not None
+        bytes_after = row[1] + row[2]
+    return Base(base.begin, base.end, at, base.bytes_before, bytes_after)
+
+
+def _begin(writer: Writer) -> _Task:
+    begin = writer.next_offset
+    last = writer.mark.sequence
+    writer.events.append(_event(writer, None, {"part": Part.BEGIN, "last": last}))
+    queues = sorted(writer.queues.by_incarnation)
+    return _Task(begin, writer.now, writer.history_bytes, last, queues)
+
+
+def _tell_queue(writer: Writer, task: _Task) -> _Task:
+    """The next queue, if it is still there."""
+    queue = writer.queues.by_incarnation.get(task.queues[task.told])
+    generations = task.generations
+    if queue is not None:
+        detail = {"part": Part.QUEUE, "created": queue.created, "modified": queue.modified}
+        writer.events.append(_event(writer, queue.incarnation, detail | recorded_settings(queue.key, queue.settings)))
+        # Entries of a batch that is rolled back are written again, and nobody looks for others.
+        generations[queue.generation] = queue.incarnation
+    return msgspec.structs.replace(task, told=task.told + 1, generations=generations)
+
+
+def _tell_messages(writer: Writer, task: _Task, rows: list[Row]) -> None:
+    """Those that a queue holds; the others wait to be cleaned up."""
+    by_queue: dict[int, list[Row]] = {}
+    for generation, *held in rows:
+        by_queue.setdefault(generation, []).append(tuple(held))
+    for generation, messages in by_queue.items():
+        queue = writer.queues.by_incarnation.get(task.generations.get(generation, 0))
+        if queue is None or queue.generation != generation:
+            continue
+        for at in range(0, len(messages), MESSAGES_MAX):
+            detail = {"part": Part.MESSAGES, "messages": messages[at : at + MESSAGES_MAX]}
+            writer.events.append(_event(writer, queue.incarnation, detail))
+
+
+def _event(writer: Writer, incarnation: int | None, detail: dict[str, Any]) -> Event:
+    return Event(Kind.SNAPSHOT, writer.now, incarnation, writer.origin(SERVER), detail=detail)

@@ -1,0 +1,237 @@
+"""Clean-up in bounded steps: what is due returns, what is dead goes, what is old is trimmed.
+
+Strategy: correctness never waits for the sweeper (claims and uses of a handle check for themselves); it wakes parked
+receives, keeps counts close to the truth, and gives space back. Each call does at most `steps_max` rows of work, so
+that nobody's answer waits behind a million of them; a snapshot that is under way goes on by as many, however much else
+there is to do: the history can only be trimmed behind it.
+"""
+
+from typing import Final
+
+import msgspec
+
+from veilmq.model.commands import RecordPolls, Sweep
+from veilmq.model.events import Event, Kind
+from veilmq.model.instant import FOREVER, MINUTE_US
+from veilmq.model.outcomes import Outcome, Recorded, Swept
+from veilmq.store.options import MIB, Options
+from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.messages.endings import expire, remove_rows, return_due
+from veilmq.store.sqlite.messages.groups import FIRST_OF_GROUPS, settle
+from veilmq.store.sqlite.messages.places import Place, find_places, numbers
+from veilmq.store.sqlite.settings import fifo_delays
+from veilmq.store.sqlite.upkeep import moves, trimming
+from veilmq.store.sqlite.upkeep.holds import Holds
+from veilmq.store.sqlite.upkeep.snapshots import Snapshots
+
+GARBAGE_BYTES_MAX: Final = MIB
+"""Bodies that one step may free: large ones take long to unchain."""
+EXPIRED_BYTES_MAX: Final = 8 * MIB
+"""Bodies of dead messages that one step may drop."""
+LOOKS_MAX: Final = 64
+"""Queues in which one step looks for dead messages: all may be due together, as after a start."""
+_HISTORY_ROWS_MAX: Final = 32
+_VACUUM_PAGES: Final = 256
+_FREE_PAGES_KEPT: Final = 4096
+_WINDOWS: Final = {"deduplication": "sequence", "receive_attempt": "number"}
+"""Tables whose rows all live equally long, each with the column by which they came and so will end."""
+_SIZED: Final = (
+    "SELECT json_group_array(json_array(f.sequence, (SELECT length(body) FROM message WHERE sequence = f.sequence)))"
+    " FROM ({rows}) f"
+)
+_SIZED_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int | None]])
+_GROUPS: Final = "SELECT json_group_array(number) FROM (SELECT number FROM message_group WHERE generation = ? LIMIT ?)"
+_GROUPS_DECODER: Final = msgspec.json.Decoder(list[int])
+_FIRST_BY_EXPIRY: Final = (
+    "SELECT sequence, expires AS ends FROM message INDEXED BY message_expiry"
+    " WHERE generation = ? AND expires IS NOT NULL"
+    " AND sequence NOT IN (SELECT sequence FROM quarantine) ORDER BY expires LIMIT ?"
+)
+_FIRST_IN_LINE: Final = (
+    "SELECT sequence, coalesce(expires, sent + ?2) AS ends FROM message INDEXED BY message_line"
+    " WHERE generation = ?1 AND line = ?3 AND sequence > ?4 ORDER BY sequence LIMIT ?5"
+)
+_FIRST_RETURNED: Final = (
+    "SELECT m.sequence, coalesce(m.expires, m.sent + ?2) AS ends FROM"
+    " (SELECT sequence FROM lease INDEXED BY lease_returned"
+    "  WHERE generation = ?1 AND hidden = 0 ORDER BY priority, sequence LIMIT ?3) l"
+    " CROSS JOIN message m ON m.sequence = l.sequence"
+    " UNION ALL SELECT m.sequence, coalesce(m.expires, m.sent + ?2) FROM"
+    f" (VALUES {', '.join(f'({priority})' for priority in range(1, LINES_MAX + 1))}) p"
+    " CROSS JOIN message m ON m.sequence = (SELECT sequence FROM lease INDEXED BY lease_returned"
+    "  WHERE generation = ?1 AND hidden = 0 AND priority = p.column1 ORDER BY sequence LIMIT 1)"
+)
+"""Some, and the first one of each priority, so that many of one priority hide nobody."""
+_ENDS: Final = "SELECT json_group_array(json_array(sequence, ends)) FROM ({rows})"
+_ENDS_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int]])
+
+
+def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots, holds: Holds) -> Outcome:
+    """One bounded step."""
+    left = command.steps_max
+    left -= _return_all(writer, left)
+    if left > 0:
+        left -= _collect(writer, left)
+    retimed = fifo_delays.carry_on(writer, left) if left > 0 else 0
+    left -= retimed
+    if left > 0:
+        left -= _expire_all(writer, left)
+    for table, order in _WINDOWS.items():
+        if left > 0:
+            left -= _drop_ended(writer, table, order, left)
+    more = left <= 0 or retimed > 0 or writer.read_one("SELECT 1 FROM garbage", ()) is not None
+    if left > 0:
+        rows_max = min(left, _HISTORY_ROWS_MAX)
+        floor = snapshots.floor(writer)
+        trimmed = trimming.trim(writer, options, floor, holds, rows_max)
+        if trimmed and floor is None:
+            snapshots.trimmed(writer)
+        left -= trimmed
+        forgotten = trimming.forget_queues(writer, options.history_us_max)
+        more = more or trimmed == rows_max or forgotten == trimming.FORGOTTEN_MAX
+    more = moves.carry_on(writer) or more or writer.queues.expiry.is_due(writer.now)
+    _give_back(writer)
+    snapshots.step(writer, options, command.steps_max)
+    return Swept(command.steps_max - left, more, snapshots.under_way)
+
+
+def record_polls(writer: Writer, command: RecordPolls) -> Outcome:
+    """Append the poll counts of a minute."""
+    for poll in command.polls:
+        queue = writer.queues.by_key.get(poll.queue)
+        detail = {"receives": poll.receives, "empty": poll.empty, "refused": poll.refused}
+        incarnation = None if queue is None else queue.incarnation
+        writer.events.append(Event(Kind.POLLED, writer.now, incarnation, writer.origin(poll.origin), detail=detail))
+    return Recorded()
+
+
+def _return_all(writer: Writer, steps_max: int) -> int:
+    steps = 0
+    for incarnation in writer.queues.due.due(writer.now):
+        queue = writer.queues.by_incarnation.get(incarnation)
+        if queue is not None and queue.next_due <= writer.now:
+            steps += max(1, return_due(writer, queue, steps_max - steps))
+            if steps >= steps_max:
+                break
+    return steps
+
+
+def _collect(writer: Writer, steps_max: int) -> int:
+    """Delete rows of generations that belong to nobody: first what has a lease row, then the lines, then the rest."""
+    first = writer.read_one("SELECT generation FROM garbage LIMIT 1", ())
+    if first is None:
+        return 0
+    (generation,) = first
+    for rows in (
+        "SELECT sequence FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1 LIMIT ?",
+        "SELECT sequence FROM lease INDEXED BY lease_returned WHERE generation = ? AND hidden = 0 LIMIT ?",
+        "SELECT sequence FROM message INDEXED BY message_line WHERE generation = ? AND line IS NOT NULL LIMIT ?",
+        "SELECT sequence FROM quarantine WHERE generation = ? LIMIT ?",
+    ):
+        found = writer.read_packed(_SIZED.format(rows=rows), (generation, steps_max), _SIZED_DECODER)
+        if found:
+            sequences = _within_bytes(found)
+            remove_rows(writer, sequences)
+            writer.write(
+                "DELETE FROM quarantine WHERE sequence IN (SELECT value FROM carray(?))", (numbers(sequences),)
+            )
+            return len(sequences)
+    groups = writer.read_packed(_GROUPS, (generation, steps_max), _GROUPS_DECODER)
+    if groups:
+        writer.write("DELETE FROM message_group WHERE number IN (SELECT value FROM carray(?))", (numbers(groups),))
+        return len(groups)
+    writer.write("DELETE FROM garbage WHERE generation = ?", (generation,))
+    return 1
+
+
+def _within_bytes(sized: list[tuple[int, int | None]]) -> list[int]:
+    """As many of the messages (sequence, bytes of its body) as hold `GARBAGE_BYTES_MAX` together, at least one."""
+    total = 0
+    sequences: list[int] = []
+    for sequence, body_bytes in sized:
+        total += body_bytes or 0
+        if total > GARBAGE_BYTES_MAX and sequences:
+            break
+        sequences.append(sequence)
+    return sequences
+
+
+def _expire_all(writer: Writer, steps_max: int) -> int:
+    steps = looks = 0
+    for incarnation in writer.queues.expiry.due(writer.now):
+        queue = writer.queues.by_incarnation.get(incarnation)
+        if queue is not None and queue.next_expiry <= writer.now:
+            steps += _expire_queue(writer, queue, steps_max - steps)
+            looks += 1
+            if steps >= steps_max or looks >= LOOKS_MAX:
+                break
+    return steps
+
+
+def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
+    """Expire what stands first in each order that a queue has, and learn when to look next."""
+    writer.touch(queue)
+    queue.next_expiry = FOREVER
+    heads = _heads(writer, queue, steps_max)
+    dead = [sequence for sequence, expires in heads.items() if expires <= writer.now]
+    places = find_places(writer, dead[:steps_max]) if dead else {}
+    gone: list[Place] = []
+    steps = body_bytes = 0
+    for place in places.values():
+        if place.generation == queue.generation:
+            gone.append(place)
+            steps += 1
+            body_bytes += place.body_bytes
+            if body_bytes >= EXPIRED_BYTES_MAX:
+                steps = steps_max
+                break
+    if gone:
+        expire(writer, queue, *gone)
+        settle(writer, queue)
+    if steps >= steps_max or (gone and (queue.returned or queue.groups is not None)):  # more may follow the first ones
+        writer.queues.lower_expiry(queue, writer.now)
+    elif queue.in_flight or queue.delayed or queue.visible:
+        # One bound a look: a second one, days away, would stay in the heap for days.
+        following = [expires for expires in heads.values() if expires > writer.now]
+        writer.queues.lower_expiry(queue, min(*following, writer.now + MINUTE_US, FOREVER))
+    return steps
+
+
+def _heads(writer: Writer, queue: LiveQueue, count: int) -> dict[int, int]:
+    """Messages that can be dead, and their expiry: the first by own expiry, of each line, and of the returned ones."""
+    generation, retention_us = queue.generation, queue.settings.retention_us
+
+    def first(rows: str, *values: int) -> list[tuple[int, int]]:
+        return writer.read_packed(_ENDS.format(rows=rows), (generation, *values), _ENDS_DECODER)
+
+    found = first(_FIRST_BY_EXPIRY, count)
+    for priority, ready in queue.ready.items():
+        if ready:
+            cursor = queue.cursors.get(priority, 0)
+            found += first(_FIRST_IN_LINE, retention_us, priority, cursor, count)
+    if queue.groups is not None:
+        found += first(FIRST_OF_GROUPS, retention_us, count)
+    if queue.returned:
+        found += first(_FIRST_RETURNED, retention_us, count)
+    return dict(found)
+
+
+def _drop_ended(writer: Writer, table: str, order: str, rows_max: int) -> int:
+    """Drop rows whose time is over from the front of one of `_WINDOWS`; returns how many."""
+    row = writer.read_one(
+        f"SELECT count(*), max({order}) FROM (SELECT {order}, ends FROM {table} ORDER BY {order} LIMIT ?)"
+        " WHERE ends <= ?", (rows_max, writer.now)
+    )  # fmt: skip
+    assert row is not None
+    if row[0]:
+        writer.write(f"DELETE FROM {table} WHERE {order} <= ?", (row[1],))
+    return int(row[0])
+
+
+def _give_back(writer: Writer) -> None:
+    """Return free pages to the file system, a few at a time, but for a stock to grow into."""
+    free = writer.read_one("PRAGMA freelist_count", ())
+    if free is not None and free[0] > _FREE_PAGES_KEPT:
+        writer.wrote = True
+        writer.read(f"PRAGMA incremental_vacuum({min(_VACUUM_PAGES, free[0] - _FREE_PAGES_KEPT)})", ())
