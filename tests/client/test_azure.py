@@ -21,7 +21,7 @@ from azure.storage.queue import (
 from tests.support.broken_server import HANG_UP, BrokenServer, answer
 
 from veilmq.client.azure import AzureAccount, AzureQueue
-from veilmq.client.azure.errors import Said, error_of
+from veilmq.client.azure.calls import Said, error_of
 from veilmq.client.azure.waiting import Waiting
 from veilmq.client.clock import SYSTEM
 from veilmq.client.connect import DEVELOPMENT_KEYS, connect, connect_account

@@ -20,8 +20,7 @@ from veilmq.client.messages import Extension
 from veilmq.client.queue import Queue
 from veilmq.client.sqs import SqsAccount
 from veilmq.client.sqs.queue import SqsQueue
-from veilmq.client.veil.account import VeilAccount
-from veilmq.client.veil.queue import VeilQueue
+from veilmq.client.veil.queue import VeilAccount, VeilQueue
 from veilmq.testing.client_contract import for_each
 
 pytestmark = pytest.mark.slow

@@ -1,32 +1,55 @@
-"""One queue of Azure Queue Storage.
+"""An account of Azure Queue Storage, and its queues.
 
 Strategy: the service has no batches (but for a receive), so a batch is a few requests at a time; and no long poll, so a
 wait is polling. It knows whole seconds: what is asked for in fractions is rounded up, and `lease_end` still judged by
 what was asked. What it has no settings for is kept in the queue's metadata (`settings`), looked up when the queue is
 opened and again after a minute. Source: Queue Storage REST API; "Scalability and performance targets".
+
+The account: thin over a QueueServiceClient. Create Queue tells by its status whether the queue was there, and compares
+all metadata; the port compares only what the template names, so a refused creation looks the metadata up. Source:
+"Create Queue", "List Queues".
 """
 
-from collections.abc import Hashable, Sequence
+import re
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeVar
 
 from veilmq.client import base64_bodies, checked
-from veilmq.client.azure.errors import MESSAGE_BYTES_MAX
-from veilmq.client.azure.receiving import handle_of, parts_of, peeked_of, received_of
-from veilmq.client.azure.sending import Entry, content_of, entry_of, keep_line_ends, lease_of, settle
-from veilmq.client.azure.settings import DELAY_MAX, LEASE_MAX, NEVER, Settings, settings_of
+from veilmq.client.azure.calls import MESSAGE_BYTES_MAX, UnderWay, call
+from veilmq.client.azure.messages import (
+    Entry,
+    content_of,
+    entry_of,
+    handle_of,
+    keep_line_ends,
+    lease_of,
+    parts_of,
+    peeked_of,
+    received_of,
+    settle,
+)
+from veilmq.client.azure.settings import (
+    DELAY_MAX,
+    LEASE_MAX,
+    NEVER,
+    Settings,
+    differing,
+    metadata_of,
+    settings_of,
+    with_incarnation,
+)
 from veilmq.client.azure.waiting import Waiting
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.cloud_queue import Believed, CloudQueue
+from veilmq.client.cloud_queue import Believed, CloudAccount, CloudQueue
 from veilmq.client.identity import ById, fingerprint, identity_of
-from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
-from veilmq.model.errors import VeilError
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
+from veilmq.client.singly import Singly
+from veilmq.client.unreadable import Policy, keep
+from veilmq.model.errors import ParameterInvalid, QueueExists, VeilError
 from veilmq.model.reports import REPORT_HEADER, WORKING, Failure, Report, report_of, write_header
-
-if TYPE_CHECKING:
-    from veilmq.client.azure.account import AzureAccount
 
 RECEIVE_MAX: Final = 32
 _WAIT_MAX: Final = 30
@@ -203,3 +226,85 @@ class AzureQueue(CloudQueue):
 
     def _call(self, operation: Any, **given: Any) -> Any:
         return self._account.call(operation, self.name, **given)
+
+
+T = TypeVar("T")
+
+_QUEUE_NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])+\Z")
+_NAME_CHARACTERS: Final = range(3, 64)
+
+
+class AzureAccount(CloudAccount):
+    """An `Account` over azure-storage-queue's QueueServiceClient, whose retries and timeouts stay its own."""
+
+    def __init__(
+        self, client: Any, *, base64: bool = False, unreadable: Policy = keep, owns_client: bool = False,
+        clock: Clock = SYSTEM,
+    ) -> None:  # fmt: skip
+        """base64: bodies travel in base64, as the SDKs of other languages and Azure Functions have them; by default
+        they travel as they are. unreadable: what to do with a received body that is no base64 then. owns_client: close
+        it too."""
+        super().__init__()
+        self.client = client
+        self.base64 = base64
+        self.unreadable = unreadable
+        self.singly = Singly("azure")
+        self.under_way = UnderWay(client.close if owns_client else _nothing)
+        self._clock = clock
+
+    def queue(self, name: str) -> AzureQueue:
+        """A queue that exists. Raises QueueMissing."""
+        queue = AzureQueue(self, self.client.get_queue_client(_checked_name(name)), self._clock)
+        queue.look()
+        return self._opened(queue)
+
+    def capabilities(self, name: str) -> Capabilities:
+        """See `Account.capabilities`."""
+        return capabilities_of(self.base64)
+
+    def create(self, name: str, template: Template | None = None) -> bool:
+        """Create Queue; True if there was none. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
+        wanted = metadata_of(template or Template())
+        queue = self.client.get_queue_client(_checked_name(name))
+        try:
+            self.call(queue.create_queue, name, creating=True, metadata=with_incarnation(wanted))
+        except QueueExists:
+            there = self.call(queue.get_queue_properties, name).metadata or {}
+            setting = differing(wanted, there)
+            if setting is not None:
+                raise QueueExists(queue=name, setting=setting) from None
+            return False
+        return True
+
+    def delete(self, name: str) -> None:
+        """Delete Queue. Raises QueueMissing."""
+        self.call(self.client.get_queue_client(_checked_name(name)).delete_queue, name)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """List Queues, all pages."""
+        return self.call(self._listed, "", prefix=prefix)
+
+    def call(self, operation: Callable[..., T], queue: str, **given: Any) -> T:
+        """See `azure.calls.call`. Raises TransportError once the account is closed."""
+        with self.under_way.call():
+            return call(operation, queue, **given)
+
+    def _listed(self, prefix: str, **given: Any) -> list[str]:
+        return [queue.name for queue in self.client.list_queues(name_starts_with=prefix or None, **given)]
+
+    def close(self) -> None:
+        """Close the queues; the client too if it is ours, once no call is under way."""
+        self._close_queues()
+        self.singly.close()
+        self.under_way.close()
+
+
+def _nothing() -> None:
+    """The client is its owner's."""
+
+
+def _checked_name(name: str) -> str:
+    """The name, which goes into a path. Raises ParameterInvalid."""
+    if not _QUEUE_NAME.match(name) or len(name) not in _NAME_CHARACTERS:
+        raise ParameterInvalid(parameter="name", reason="must be 3 to 63 of a-z, 0-9 and single hyphens between them")
+    return name

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import msgspec
 
-from veilmq.client.azure.errors import MESSAGE_BYTES_MAX
+from veilmq.client.azure.calls import MESSAGE_BYTES_MAX
 from veilmq.client.messages import Template
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 

@@ -3,16 +3,20 @@
 Strategy: the SDK's objects are not thread-safe, so every thread has a client and a connection of its own; a connection
 that another thread is using is closed by that thread, and a forked child leaves its parent's alone. The SDK tells a
 connection that was refused from one that broke by nothing but a text: our connections note whether a request went out.
-A connection whose answer did not come whole, for whatever reason (Ctrl-C too), is never used again.
-It also writes a carriage return into its XML as it is, where every XML reader makes a line feed of it: our client puts
-the character reference there before it is signed. Source: aliyun-mns-sdk 1.3.0, mns_client.py and mns_http.py; XML
-1.0, section 2.11.
+A connection whose answer did not come whole, for whatever reason (Ctrl-C too), is never used again. It also writes a
+carriage return into its XML as it is, where every XML reader makes a line feed of it: our client puts the character
+reference there before it is signed. Source: aliyun-mns-sdk 1.3.0, mns_client.py and mns_http.py; XML 1.0, section 2.11.
+
+Errors: one total table from code to error; a code that is not in it is a ServiceError as it stands. InvalidArgument is
+many things; its wording tells which. Sequence and attempt of a LeaseError are 0: the service does not tell them.
+Source: the table of error codes of the MNS API.
 """
 
+import re
 import select
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from mns.account import StaticCredentialsProvider  # type: ignore[import-untyped]
@@ -28,10 +32,73 @@ from veilmq.client.client_name import client_name
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.forked import OfProcess
 from veilmq.client.identity import ById, fingerprint
-from veilmq.client.mns.errors import error_of
-from veilmq.client.service_errors import Said
-from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.client.service_errors import Said, error_in
+from veilmq.model.errors import (
+    MessageGone,
+    MessageTooLarge,
+    ParameterInvalid,
+    QueueDeletedRecently,
+    QueueExists,
+    QueueMissing,
+    ReceiptInvalid,
+    VeilError,
+)
 from veilmq.model.reports import REPORT_HEADER, Report, write_header
+
+_MINUTE_US: Final = 60_000_000
+_LENGTH: Final = re.compile(r"length of message should not be larger than (\d+) bytes")
+_NAMED: Final = re.compile(r"\s*(?:The value of )?(\w+)(?: should|: )")
+_PORT_NAMES: Final = {
+    "MessageBody": "body",
+    "DelaySeconds": "delay",
+    "Priority": "priority",
+    "VisibilityTimeout": "lease",
+    "UserProperties": "attributes",
+    "SystemProperties": "attributes",
+    "waitseconds": "wait",
+    "numOfMessages": "count_max",
+    "MessageRetentionPeriod": "retention",
+    "MaximumMessageSize": "message_bytes_max",
+    "PollingWaitSeconds": "wait",
+}
+"""What MNS calls a parameter -> what the port calls it."""
+
+
+def error_of(said: Said) -> VeilError:
+    """The error that the code stands for. Never raises."""
+    return error_in(_TABLE, said)
+
+
+def _argument(said: Said) -> VeilError:
+    length = _LENGTH.search(said.message)
+    if length is not None:
+        return MessageTooLarge(size_bytes=said.size_bytes, limit_bytes=int(length[1]))
+    named = _NAMED.match(said.message)
+    name = "request" if named is None else _PORT_NAMES.get(named[1], named[1])
+    return ParameterInvalid(parameter=name, reason=said.message)
+
+
+def _invalid(parameter: str) -> Callable[[Said], VeilError]:
+    return lambda said: ParameterInvalid(parameter=parameter, reason=said.message)
+
+
+_TABLE: Final[dict[str, Callable[[Said], VeilError]]] = {
+    "QueueNotExist": lambda said: QueueMissing(queue=said.queue),
+    "QueueAlreadyExist": lambda said: QueueExists(queue=said.queue, setting="attributes"),
+    "QueueDeletedRecently": lambda said: QueueDeletedRecently(queue=said.queue, wait_us=_MINUTE_US),
+    # Of a handle: deleted, expired, or one that a later receive or change made stale. The service does not tell which.
+    "MessageNotExist": lambda said: MessageGone(sequence=0, attempt=0),
+    "ReceiptHandleError": lambda said: ReceiptInvalid(reason=said.message),
+    "MissingReceiptHandle": lambda said: ReceiptInvalid(reason=said.message),
+    "MissingVisibilityTimeout": _invalid("lease"),
+    "InvalidArgument": _argument,
+    "MalformedXML": _invalid("request"),
+    "InvalidRequestURL": _invalid("request"),
+    "InvalidQueryString": _invalid("request"),
+    "InvalidQueueName": _invalid("name"),
+    "QueueNameLengthError": _invalid("name"),
+}
+
 
 TIMEOUT_SECONDS: Final = 60
 """Of a connection, longer than any wait; the SDK itself has none for TLS."""

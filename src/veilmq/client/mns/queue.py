@@ -1,14 +1,18 @@
-"""One queue of Alibaba Cloud MNS.
+"""An account and region of Alibaba Cloud MNS, and its queues.
 
 Strategy: sends and deletes go in batches of 16 and 64 KiB, changes of visibility one by one, a few at a time. MNS has
 no lease of a receive: one that names a lease other than the queue's visibility timeout changes each message's at once,
 and whose change fails is not handed out unless its lease still stands. It knows whole seconds, and no release below
 one. The timeout is looked up when the queue is opened and again after a minute. Source: the MNS API, "Limits".
+
+The account: thin over aliyun-mns-sdk, of whose Account only the host and the credentials are used: each thread has a
+client of its own. CreateQueue compares all attributes, with defaults for those that are left out; the port compares
+only what the template names, so a queue that is there is looked at. Source: the pages of CreateQueue and ListQueue.
 """
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from mns.mns_request import (  # type: ignore[import-untyped]
@@ -22,38 +26,45 @@ from mns.mns_request import (  # type: ignore[import-untyped]
     BatchSendMessageResponse,
     ChangeMessageVisibilityRequest,
     ChangeMessageVisibilityResponse,
+    CreateQueueRequest,
+    CreateQueueResponse,
     DeleteMessageRequest,
     DeleteMessageResponse,
+    DeleteQueueRequest,
+    DeleteQueueResponse,
+    GetQueueAttributesRequest,
+    GetQueueAttributesResponse,
+    ListQueueRequest,
+    ListQueueResponse,
     SendMessageResponse,
 )
 
 from veilmq.client import base64_bodies, checked
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.cloud_queue import Believed, CloudQueue
+from veilmq.client.cloud_queue import Believed, CloudAccount, CloudQueue
 from veilmq.client.errors import entry_unanswered, may_have_happened
 from veilmq.client.identity import ById, identity_of
-from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
-from veilmq.client.mns.errors import error_of
-from veilmq.client.mns.line import BatchRefused
-from veilmq.client.mns.receiving import peeked_of, received_of
-from veilmq.client.mns.sending import DELAY_MAX, LEASE_MAX, MESSAGE_BYTES_MAX, Entry, entry_of
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
+from veilmq.client.mns.line import BatchRefused, Lines, error_of
+from veilmq.client.mns.messages import DELAY_MAX, LEASE_MAX, MESSAGE_BYTES_MAX, Entry, entry_of, peeked_of, received_of
+from veilmq.client.mns.topics import MnsTopics
 from veilmq.client.parking import Parking
 from veilmq.client.requests import batched
 from veilmq.client.service_errors import Said
-from veilmq.client.singly import OF_ALL
-from veilmq.client.unreadable import log
+from veilmq.client.singly import OF_ALL, Singly
+from veilmq.client.unreadable import Policy, keep, log
 from veilmq.model.errors import (
     CapabilityMissing,
     LeaseError,
     MessageGone,
+    ParameterInvalid,
+    QueueExists,
+    QueueMissing,
     ReceiptInvalid,
     VeilError,
 )
 from veilmq.model.reports import RELEASED, WORKING, Failure, Report, Reported
-
-if TYPE_CHECKING:
-    from veilmq.client.mns.account import MnsAccount
 
 BATCH_MAX: Final = 16
 WAIT_MAX: Final = 30
@@ -227,7 +238,7 @@ class MnsQueue(CloudQueue):
 
         def made(given: Extension) -> tuple[str, int]:
             extension = checked.extension(given)
-            return _checked(extension.handle), _lease("lease", extension.lease)
+            return _checked_handle(extension.handle), _lease("lease", extension.lease)
 
         return self._account.singly.batched(extensions, made, self._extend)
 
@@ -241,17 +252,17 @@ class MnsQueue(CloudQueue):
         return self._updated(*entry)
 
     def _updated(self, handle: str, seconds: int, report: Report = WORKING) -> str:
-        request = ChangeMessageVisibilityRequest(self._name, _checked(handle), seconds)
+        request = ChangeMessageVisibilityRequest(self._name, _checked_handle(handle), seconds)
         answer = self._ask("change_message_visibility", request, ChangeMessageVisibilityResponse(), report=report)
         return str(answer.receipt_handle)
 
     def delete(self, handle: str) -> None:
         """DeleteMessage. MessageGone also if the handle is stale: the service does not tell them apart."""
-        self._call("delete_message", DeleteMessageRequest(self._name, _checked(handle)), DeleteMessageResponse())
+        self._call("delete_message", DeleteMessageRequest(self._name, _checked_handle(handle)), DeleteMessageResponse())
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """BatchDeleteMessage, as often as it takes."""
-        return batched(handles, _checked, self._delete_piece, BATCH_MAX, MESSAGE_BYTES_MAX, len)
+        return batched(handles, _checked_handle, self._delete_piece, BATCH_MAX, MESSAGE_BYTES_MAX, len)
 
     def _delete_piece(self, handles: Sequence[str]) -> list[VeilError | None]:
         request = BatchDeleteMessageRequest(self._name, list(handles))
@@ -315,7 +326,134 @@ def _lease(parameter: str, seconds: float) -> int:
     return max(1, checked.whole_seconds(seconds, parameter, 0, LEASE_MAX))
 
 
-def _checked(handle: str) -> str:
+def _checked_handle(handle: str) -> str:
     if not _HANDLE.match(checked.handle(handle)):
         raise ReceiptInvalid(reason="it is not one of MNS's")
     return handle
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
+_PREFIX: Final = re.compile(r"[A-Za-z0-9-]*\Z")
+_PAGE_MAX: Final = 1_000
+_CREATED: Final = 201
+_SETTINGS: Final = {
+    "visibility_timeout": "visibility_timeout",
+    "delay": "delay_seconds",
+    "retention": "message_retention_period",
+    "wait": "polling_wait_seconds",
+    "message_bytes_max": "maximum_message_size",
+}
+"""Field of a template -> of the SDK's requests and answers."""
+
+
+class MnsAccount(CloudAccount):
+    """An `Account` over aliyun-mns-sdk's `mns.account.Account`."""
+
+    def __init__(self, account: Any, *, base64: bool = True, unreadable: Policy = keep, clock: Clock = SYSTEM) -> None:
+        """base64: bodies travel in base64, as the SDKs of Python and Java have them by default; False: as they are,
+        as those of Go and Node.js have them. unreadable: what to do with a received body that is no base64 then."""
+        super().__init__()
+        self.base64 = base64
+        self.unreadable = unreadable
+        self.singly = Singly("mns")
+        self.lines = Lines(account)
+        self._clock = clock
+
+    def queue(self, name: str) -> MnsQueue:
+        """A queue that exists. Raises QueueMissing."""
+        queue = MnsQueue(self, _checked_name(name), self._clock)
+        queue.look()
+        return self._opened(queue)
+
+    def capabilities(self, name: str) -> Capabilities:
+        """See `Account.capabilities`."""
+        return capabilities_of(self.base64)
+
+    def create(self, name: str, template: Template | None = None) -> bool:
+        """CreateQueue; True if there was none. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
+        wanted = _wanted(template or Template())
+        _checked_name(name)
+        if self._agrees(name, wanted):
+            return False
+        request = CreateQueueRequest(name, **wanted)
+        try:
+            answer = self.lines.call("create_queue", request, CreateQueueResponse(), name)
+        except QueueExists:
+            # Somebody was faster, with other settings: perhaps not with those that are asked for here.
+            if self._agrees(name, wanted):
+                return False
+            raise
+        return bool(answer.status == _CREATED)
+
+    def _agrees(self, name: str, wanted: dict[str, int]) -> bool:
+        """Whether the queue is there as it is wanted. Raises QueueExists if it is there and is not."""
+        try:
+            there = self.look(name)
+        except QueueMissing:
+            return False
+        for field, attribute in _SETTINGS.items():
+            if attribute in wanted and getattr(there, attribute) != wanted[attribute]:
+                raise QueueExists(queue=name, setting=field)
+        return True
+
+    def look(self, name: str) -> Any:
+        """GetQueueAttributes: the SDK's answer. Raises QueueMissing."""
+        request = GetQueueAttributesRequest(name)
+        return self.lines.call("get_queue_attributes", request, GetQueueAttributesResponse(), name)
+
+    def delete(self, name: str) -> None:
+        """DeleteQueue. Raises QueueMissing."""
+        _checked_name(name)
+        self.look(name)  # the service deletes what is not there without a word
+        self.lines.call("delete_queue", DeleteQueueRequest(name), DeleteQueueResponse(), name)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """ListQueue, all pages."""
+        if not _PREFIX.match(prefix):
+            return []
+        names: list[str] = []
+        marker = ""
+        while True:
+            request = ListQueueRequest(prefix, _PAGE_MAX, marker)
+            answer = self.lines.call("list_queue", request, ListQueueResponse(), "")
+            names += [url.rpartition("/")[2] for url in answer.queueurl_list]
+            marker = answer.next_marker
+            if not marker:
+                return names
+
+    def topics(self) -> MnsTopics:
+        """The service's own topics, for pull topics."""
+        return MnsTopics(self)
+
+    def close(self) -> None:
+        """Close the queues and all connections."""
+        self._close_queues()
+        self.singly.close()
+        self.lines.close()
+
+
+def _checked_name(name: str) -> str:
+    """The name, which goes into a path. Raises ParameterInvalid."""
+    if not _NAME.match(name):
+        reason = "must have letters, digits and hyphens, and begin with a letter or digit"
+        raise ParameterInvalid(parameter="name", reason=reason)
+    return name
+
+
+def _wanted(template: Template) -> dict[str, int]:
+    """Arguments of CreateQueueRequest. Raises CapabilityMissing, ParameterInvalid naming the template's field."""
+    if template.fifo or template.content_deduplication:
+        raise CapabilityMissing(capability="native_fifo")
+    if template.dead_letter_queue is not None or template.receive_count_max is not None:
+        raise CapabilityMissing(capability="dead_letter_queue")
+    if template.tags:
+        raise CapabilityMissing(capability="queue tags")
+    wanted = {}
+    for field, argument in _SETTINGS.items():
+        value = getattr(template, field)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or type(value) is bool or not 0 <= value < 2**31 or value != int(value):
+            raise ParameterInvalid(parameter=field, reason=f"must be a whole number, and not negative: {value!r}")
+        wanted[argument] = int(value)
+    return wanted

@@ -6,7 +6,7 @@ does. Source: the pages of CreateTopic, Subscribe and PublishMessage; the SDK's 
 """
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from mns.mns_request import (  # type: ignore[import-untyped]
@@ -24,15 +24,15 @@ from mns.mns_request import (  # type: ignore[import-untyped]
     SubscribeResponse,
 )
 
+from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import ServiceError, SubscriptionExists, TopicMissing
 from veilmq.client.messages import Message
-from veilmq.client.mns.sending import Entry, entry_of
+from veilmq.client.mns.line import Lines
+from veilmq.client.mns.messages import Entry, entry_of
 from veilmq.client.native_topics import NativePublished, NativeSubscription
+from veilmq.client.singly import Singly
 from veilmq.client.topic_names import TAG_CHARACTERS_MAX, are_names
 from veilmq.model.errors import VeilError
-
-if TYPE_CHECKING:
-    from veilmq.client.mns.account import MnsAccount
 
 _QUEUES: Final = ":queues/"
 _PAGE_MAX: Final = 1_000
@@ -50,10 +50,25 @@ def _is_tag(text: str) -> bool:
     )
 
 
+class Owner(Protocol):
+    """What is needed of the account (veilmq.client.mns.queue)."""
+
+    lines: Lines
+    singly: Singly
+
+    def look(self, name: str) -> Any:
+        """GetQueueAttributes."""
+        ...
+
+    def capabilities(self, name: str) -> Capabilities:
+        """See `Account.capabilities`."""
+        ...
+
+
 class MnsTopics:
     """See `NativeTopics`; made by `MnsAccount.topics`."""
 
-    def __init__(self, account: "MnsAccount") -> None:
+    def __init__(self, account: Owner) -> None:
         self._account = account
 
     def fits(self, topic: str, subscriptions: Collection[NativeSubscription]) -> bool:

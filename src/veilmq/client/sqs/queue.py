@@ -1,34 +1,33 @@
-"""One queue of Amazon SQS.
+"""An account and region of Amazon SQS, and its queues.
 
 Strategy: a batch of any length is cut at ten entries and 1 MiB; each entry's `Id` is its number in the request. A
 receive always names its wait, 0 too, so that the queue's own setting never counts. SQS knows whole seconds: what is
 asked for in fractions is rounded up, and `lease_end` still judged by what was asked. A receive that names no lease
 looks the queue's visibility timeout up (remembered for a minute), and honours senders' hints with one extension more.
 Source: SQS API Reference.
+
+The account: thin over a boto3 client. Queue URLs come from SQS itself (GetQueueUrl), never from a guess. SQS does not
+tell whether CreateQueue created, so `create` asks before: of two who create at the same time both may be told True.
 """
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.cloud_queue import Believed, CloudQueue
+from veilmq.client.cloud_queue import Believed, CloudAccount, CloudQueue
 from veilmq.client.errors import entry_unanswered
 from veilmq.client.identity import ById
-from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
+from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
 from veilmq.client.parking import Parking
-from veilmq.client.queue_attributes import FIFO_SUFFIX
+from veilmq.client.queue_attributes import FIFO_SUFFIX, creation_attributes
 from veilmq.client.requests import batched, in_requests
 from veilmq.client.sqs.calls import Calls, entry_error, member
-from veilmq.client.sqs.receiving import received_of
-from veilmq.client.sqs.sending import Entry, entry_of
-from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
+from veilmq.client.sqs.messages import Entry, entry_of, received_of
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.reports import WORKING, Failure, Report, report_of
-
-if TYPE_CHECKING:
-    from veilmq.client.sqs.account import SqsAccount
 
 ENTRIES_MAX: Final = 10
 REQUEST_BYTES_MAX: Final = 1_048_576
@@ -295,3 +294,81 @@ def _nothing(entry: dict[str, Any]) -> None:
 
 def _fields(message: Received) -> dict[str, Any]:
     return {name: getattr(message, name) for name in message.__struct_fields__}
+
+
+_PAGE_MAX: Final = 1_000
+
+
+class SqsAccount(CloudAccount):
+    """An `Account` over a boto3 SQS client (`boto3.client("sqs", ...)`), whose retries and timeouts stay its own."""
+
+    def __init__(
+        self, client: Any, *, owner: str | None = None, owns_client: bool = False, clock: Clock = SYSTEM
+    ) -> None:
+        """`owner`: account of 12 digits whose queues are meant, if not the caller's. `owns_client`: close it too."""
+        super().__init__()
+        self.client = client
+        self._owner = owner
+        self._owns_client = owns_client
+        self._clock = clock
+        self._calls = Calls(client)
+
+    def queue(self, name: str) -> SqsQueue:
+        """A queue that exists. Raises QueueMissing."""
+        queue = SqsQueue(self, self._calls, name, self._url(name), self._clock)
+        return self._opened(queue)
+
+    def capabilities(self, name: str) -> Capabilities:
+        """See `Account.capabilities`."""
+        return capabilities_of(name)
+
+    def create(self, name: str, template: Template | None = None) -> bool:
+        """CreateQueue; True if there was none. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
+        template = template or Template()
+        dead_letter_arn = None
+        if template.dead_letter_queue is not None:
+            url = self._url(template.dead_letter_queue)
+            answer = self._calls.call(
+                "get_queue_attributes", template.dead_letter_queue, QueueUrl=url, AttributeNames=["QueueArn"]
+            )
+            dead_letter_arn = member(member(answer, "Attributes"), "QueueArn")
+        attributes = creation_attributes(name, template, dead_letter_arn)
+        try:
+            self._url(name)
+        except QueueMissing:
+            existed = False
+        else:
+            existed = True
+        given: dict[str, Any] = {"tags": dict(template.tags)} if template.tags else {}
+        self._calls.call("create_queue", name, QueueName=name, Attributes=attributes, **given)
+        return not existed
+
+    def delete(self, name: str) -> None:
+        """DeleteQueue. Raises QueueMissing."""
+        self._calls.call("delete_queue", name, QueueUrl=self._url(name))
+
+    def names(self, prefix: str = "") -> list[str]:
+        """ListQueues, all pages."""
+        names: list[str] = []
+        given: dict[str, Any] = {"MaxResults": _PAGE_MAX}
+        if prefix:
+            given["QueueNamePrefix"] = prefix
+        while True:
+            answer = self._calls.call("list_queues", "", **given)
+            names += [url.rpartition("/")[2] for url in answer.get("QueueUrls", ())]
+            token = answer.get("NextToken")
+            if not token:
+                return names
+            given["NextToken"] = token
+
+    def close(self) -> None:
+        """Close the queues; the client too if it is ours."""
+        self._close_queues()
+        self._calls.close()
+        if self._owns_client:
+            self.client.close()
+
+    def _url(self, name: str) -> str:
+        given: dict[str, Any] = {} if self._owner is None else {"QueueOwnerAWSAccountId": self._owner}
+        url: str = member(self._calls.call("get_queue_url", name, QueueName=name, **given), "QueueUrl")
+        return url

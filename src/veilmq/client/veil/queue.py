@@ -1,31 +1,37 @@
-"""One queue of our own server.
+"""An account on our own server, and its queues.
 
 Strategy: Send, Extend and Delete are batches on the wire and a single one is a batch of one. Delete and Extend may go
 out twice after a broken connection, because twice is as good as once; a Delete that then finds the message gone has
 done its work. `lease_end` counts from the grant: from when the request left, and what the server says it then waited.
+
+The account: one pool of connections and one signer; a queue gets a line of its own over them. The key decides the
+account; `account` names another one where the server lets a key do that (development mode).
 """
 
+import ssl
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities, HandleOnSend
-from veilmq.client.clock import Clock
-from veilmq.client.cloud_queue import CloudQueue
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.cloud_queue import CloudAccount, CloudQueue
 from veilmq.client.errors import TransportError
-from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
+from veilmq.client.identity import ById, fingerprint
+from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.prepared import as_message
-from veilmq.client.queue_attributes import FIFO_SUFFIX
+from veilmq.client.queue_attributes import FIFO_SUFFIX, creation_attributes
 from veilmq.client.requests import batched
 from veilmq.client.unreadable import log
-from veilmq.client.veil.line import Line, Operation, operation
+from veilmq.client.veil.connections import Pool
+from veilmq.client.veil.line import Line, Operation, Signer, operation
 from veilmq.client.veil.messages import peeked_of, received_of, sent_of, wire_bytes, wire_of
+from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
 from veilmq.model.reports import Failure, Report, report_of
+from veilmq.protocols.sqs.inputs import CreateQueueInput, ListQueuesInput
 from veilmq.protocols.sqs.operations import veil_shapes as shapes
-
-if TYPE_CHECKING:
-    from veilmq.client.veil.account import VeilAccount
+from veilmq.protocols.sqs.results import ListQueuesResult
 
 _SEND: Final = operation("VeilMQ.Send", shapes.SendResult, repeatable=False)
 _RECEIVE: Final = operation("VeilMQ.Receive", shapes.MessagesResult, repeatable=False, brings_leases=True)
@@ -267,3 +273,117 @@ def _check_lease(lease: float) -> None:
 
 def _other_count() -> TransportError:
     return TransportError(reason="the answer has another number of results", may_have_happened=True)
+
+
+PORT_DEFAULT: Final = 9324
+TIMEOUT_SECONDS: Final = 30.0
+CONNECT_TIMEOUT_SECONDS: Final = 5.0
+_NOBODY: Final = "veilmq"
+"""Key id and secret where none are given: development mode takes any."""
+_PAGE_MAX: Final = 1_000
+
+_CREATE_QUEUE: Final = operation("VeilMQ.CreateQueue", shapes.CreateQueueResult, repeatable=True)
+_DELETE_QUEUE: Final = operation("VeilMQ.DeleteQueue", shapes.PurgeQueueResult, repeatable=False)
+_LIST: Final = operation("AmazonSQS.ListQueues", ListQueuesResult, repeatable=True)
+
+
+class VeilAccount(CloudAccount):
+    """An `Account` on our server. Safe for threads; after a fork the child opens connections of its own."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int | None = None,
+        key: str | None = None,
+        secret: str | None = None,
+        *,
+        tls: bool | ssl.SSLContext = False,
+        region: str = HOME_REGION_DEFAULT,
+        account: str | None = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """Opens no connection yet.
+
+        `tls`: True verifies by the system's authorities; a context by its own. `account`: 12 digits, if not the key's.
+        `token`: of temporary credentials. `timeout`: seconds for an answer, beyond what a receive waits. Raises
+        ParameterInvalid.
+        """
+        super().__init__()
+        if not host or "/" in host or host.count(":") == 1:
+            raise ParameterInvalid(
+                parameter="host", reason="is a name or an address alone; a URL is what connect() takes"
+            )
+        if (key is None) is not (secret is None):
+            raise ParameterInvalid(parameter="secret", reason="key and secret need each other")
+        checked.positive(timeout, "timeout")
+        checked.positive(connect_timeout, "connect_timeout")
+        port = PORT_DEFAULT if port is None else port
+        shown = f"[{host}]" if ":" in host else host
+        try:
+            signer = Signer(f"{shown}:{port}", key or _NOBODY, secret or _NOBODY, region, token, clock)
+        except ValueError as error:
+            raise ParameterInvalid(parameter="account", reason=str(error)) from error
+        context = ssl.create_default_context() if tls is True else tls or None
+        self.identity = (
+            "veil", host.lower(), port, region, ById(context) if isinstance(tls, ssl.SSLContext) else tls,
+            fingerprint(key or _NOBODY, secret or _NOBODY, token), ById(clock),
+        )  # fmt: skip
+        """See `veilmq.client.identity`."""
+        self._pool = Pool(host, port, context, connect_timeout, clock)
+        self._signer = signer
+        self._timeout = timeout
+        self._clock = clock
+        self._prefix = "" if account is None else f"{account}/"
+        self._line = self._new_line("")
+
+    def _new_line(self, name: str) -> Line:
+        return Line(self._pool, self._signer, self._timeout, name)
+
+    def queue(self, name: str) -> VeilQueue:
+        """A queue that exists. Raises QueueMissing."""
+        line = self._new_line(name)
+        path = self._prefix + name
+        line.call(DESCRIBE, shapes.QueueInput(queue=path))
+        queue = VeilQueue(self, line, name, path, self._clock)
+        return self._opened(queue)
+
+    def capabilities(self, name: str) -> Capabilities:
+        """See `Account.capabilities`."""
+        return capabilities_of(name)
+
+    def create(self, name: str, template: Template | None = None) -> bool:
+        """VeilMQ.CreateQueue. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
+        template = template or Template()
+        dead_letter_arn = None
+        if template.dead_letter_queue is not None:
+            path = self._prefix + template.dead_letter_queue
+            target = self._new_line(template.dead_letter_queue).call(DESCRIBE, shapes.QueueInput(queue=path)).result
+            dead_letter_arn = f"arn:aws:sqs:{target.region}:{target.account}:{target.name}"
+        attributes = creation_attributes(name, template, dead_letter_arn)
+        given = CreateQueueInput(queue_name=name, attributes=attributes, tags=dict(template.tags) or None)
+        done = self._new_line(name).call(_CREATE_QUEUE, given)
+        return bool(done.result.created or done.again)
+
+    def delete(self, name: str) -> None:
+        """VeilMQ.DeleteQueue. Raises QueueMissing."""
+        self._new_line(name).call(_DELETE_QUEUE, shapes.QueueInput(queue=self._prefix + name))
+
+    def names(self, prefix: str = "") -> list[str]:
+        """ListQueues, all pages."""
+        names: list[str] = []
+        given = ListQueuesInput(queue_name_prefix=prefix or None, max_results=_PAGE_MAX)
+        while True:
+            page = self._line.call(_LIST, given).result
+            names += [url.rpartition("/")[2] for url in page.queue_urls or ()]
+            if not page.next_token:
+                return names
+            given.next_token = page.next_token
+
+    def close(self) -> None:
+        """Close the queues and let all connections go."""
+        self._pool.close()
+        self._line.close()
+        self._close_queues()

@@ -3,6 +3,9 @@
 Strategy: what SQS cannot carry is refused here, before any I/O; what is left are SQS's own limits on size and
 characters, which are checked too, so that an entry that cannot pass never costs its neighbours a request. Source:
 SendMessage in the SQS API Reference.
+
+Read: the texts of system attributes become numbers, the two attributes that carry the port's own fields leave the
+mapping. Source: ReceiveMessage in the SQS API Reference.
 """
 
 import math
@@ -12,11 +15,13 @@ import msgspec
 
 from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
-from veilmq.client.messages import Message
+from veilmq.client.messages import Message, Received
 from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.sendable import check_abilities
-from veilmq.client.typed_attributes import size_bytes, typed, with_fields
+from veilmq.client.sqs.calls import member
+from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, hint_of, size_bytes, typed, untyped, with_fields
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -56,3 +61,35 @@ def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
 
 def _value(kind: str, content: str | bytes) -> dict[str, Any]:
     return {"DataType": kind, "StringValue" if isinstance(content, str) else "BinaryValue": content}
+
+
+def received_of(message: dict[str, Any], asked: float, lease: float) -> tuple[Received, float | None]:
+    """The message, and the sender's lease hint in seconds. asked: when the request left; lease: seconds from then."""
+    system: dict[str, str] = message.get("Attributes", {})
+    attributes = {
+        name: untyped(value.get("DataType", ""), value.get("StringValue", value.get("BinaryValue", "")))
+        for name, value in message.get("MessageAttributes", {}).items()
+    }
+    kind = attributes.pop(TYPE_ATTRIBUTE, None)
+    hint = attributes.pop(LEASE_HINT_ATTRIBUTE, None)
+    sequence = system.get("SequenceNumber")
+    received = Received(
+        id=member(message, "MessageId"),
+        body=member(message, "Body"),
+        attributes=attributes,
+        receive_count=int(system.get("ApproximateReceiveCount", 0)),
+        sent=_seconds(system.get("SentTimestamp")),
+        group=system.get("MessageGroupId"),
+        sequence_number=None if sequence is None else int(sequence),
+        type=None if kind is None else str(kind),
+        handle=member(message, "ReceiptHandle"),
+        lease_end=asked + lease,
+        first_received=_seconds(system.get("ApproximateFirstReceiveTimestamp")),
+        deduplication_id=system.get("MessageDeduplicationId"),
+        asked=asked,
+    )
+    return received, hint_of(hint)
+
+
+def _seconds(milliseconds: str | None) -> float | None:
+    return None if milliseconds is None else int(milliseconds) / 1000

@@ -3,6 +3,9 @@
 Strategy: what MNS cannot carry is refused here, before any I/O, and so is what exceeds its limits. Attributes travel as
 user properties under SQS's rules, so that every client can read them; those of tracing as system properties, where MNS
 has them. Source: the page of SendMessage.
+
+Read: user properties become attributes by their types, and so do the system properties of tracing; the two that carry
+the port's own fields leave the mapping. Source: the page of ReceiveMessage.
 """
 
 from typing import Any, Final
@@ -17,11 +20,12 @@ from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type:
 
 from veilmq.client import base64_bodies, checked
 from veilmq.client.capabilities import Capabilities
-from veilmq.client.messages import Message
+from veilmq.client.messages import AttributeValue, Message, Peeked, Received
 from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.sendable import check_abilities
-from veilmq.client.typed_attributes import named, size_bytes, with_fields
+from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, hint_of, named, size_bytes, untyped, with_fields
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid
+from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
 
 MESSAGE_BYTES_MAX: Final = 65_536
@@ -101,3 +105,48 @@ def _system(name: str, kind: str, content: str | bytes) -> Any:
     if kind != "String":
         raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="is of tracing: it must be a str")
     return MessageSystemPropertyValue("STRING", content)
+
+
+def received_of(entry: Any, lease_end: float) -> tuple[Received, float | None]:
+    """The message of an SDK's ReceiveMessageResponseEntry, and the sender's lease hint in seconds."""
+    attributes = _values(entry)
+    hint = attributes.pop(LEASE_HINT_ATTRIBUTE, None)
+    received = Received(
+        **_told(entry, attributes),
+        handle=entry.receipt_handle,
+        lease_end=lease_end,
+        first_received=entry.first_dequeue_time / 1000,
+    )
+    return received, hint_of(hint)
+
+
+def peeked_of(entry: Any) -> Peeked:
+    """The message of an SDK's PeekMessageResponseEntry."""
+    attributes = _values(entry)
+    attributes.pop(LEASE_HINT_ATTRIBUTE, None)
+    return Peeked(**_told(entry, attributes))
+
+
+def _told(entry: Any, attributes: dict[str, AttributeValue]) -> dict[str, Any]:
+    kind = attributes.pop(TYPE_ATTRIBUTE, None)
+    return {
+        "id": entry.message_id,
+        "body": entry.message_body,
+        "attributes": attributes,
+        "receive_count": entry.dequeue_count,
+        "sent": entry.enqueue_time / 1000,
+        "group": getattr(entry, "message_group_id", "") or None,
+        "priority": entry.priority,
+        "type": None if kind is None else str(kind),
+    }
+
+
+def _values(entry: Any) -> dict[str, AttributeValue]:
+    attributes = {}
+    for name, value in entry.user_properties.items():
+        kind, content = value.get_data_type(), value.get_raw_value()
+        attributes[name] = untyped("Number", content) if kind == "NUMBER" else content
+    for name, value in entry.system_properties.items():
+        if name in TRACING:
+            attributes[name] = value.get_string_value_by_type()
+    return attributes
