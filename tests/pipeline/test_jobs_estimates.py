@@ -8,9 +8,9 @@ import pytest
 
 from veilmq.client.timeouts import Costs
 from veilmq.pipeline.jobs.buckets import BOUNDS, CRASHED, DONE, SCHEMA, WATCHED, bucket_of
-from veilmq.pipeline.jobs.curves import Curve, sample_of
 from veilmq.pipeline.jobs.pricing import timeout_price
 from veilmq.pipeline.jobs.survival import _quantiles
+from veilmq.pipeline.jobs.survival_fit import Curve, sample_of
 from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, recommend
 from veilmq.testing.histories import Law, bimodal, lognormal, pareto
 

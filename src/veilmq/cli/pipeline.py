@@ -48,7 +48,7 @@ _DAYS_MAX: Final = 36_500
 
 
 class Asked(NamedTuple):
-    """What every job on the history gets."""
+    """The options of every job on the history."""
 
     server: str | None
     path: Path | None
@@ -81,13 +81,13 @@ _OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
 }
 
 _NOT_OF: Final = {"loop": ("start", "until")}
-"""Options that a job has not: a loop goes on where it stopped."""
+"""Options that a job does not have: a loop continues where it stopped."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     pipeline = typer.Typer(
-        help="What the history tells, computed on Spark.", no_args_is_help=True, rich_markup_mode=None
+        help="Analyses of the history, computed on Spark.", no_args_is_help=True, rich_markup_mode=None
     )
     jobs: dict[str, Callable[..., None]] = {
         "attempts": _attempts,
@@ -109,7 +109,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _job(body: Callable[..., None], without: Sequence[str] = ()) -> Callable[..., None]:
-    """A typer command of `body`'s own parameters and of the options that all jobs have, but for some."""
+    """A typer command with `body`'s own parameters and the common options, except those in `without`."""
 
     def command(**given: Any) -> None:
         body(Asked(**{name: given.pop(name, default) for name, (_, default) in _OPTIONS.items()}), **given)
@@ -128,7 +128,7 @@ def _job(body: Callable[..., None], without: Sequence[str] = ()) -> Callable[...
 
 
 def _attempts(asked: Asked) -> None:
-    """One row a lease: when it was granted, how it ended, how long the work took."""
+    """One row per lease: when it was granted, how it ended, how long the work took."""
     from veilmq.cli.pipeline_run import attempts
 
     attempts(asked, os.environ)

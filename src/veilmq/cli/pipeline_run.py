@@ -1,8 +1,8 @@
-"""What the commands of pipeline.py do.
+"""The work of the commands in pipeline.py.
 
-Strategy: the history is looked for before Spark starts, so that a wrong URL is known at once. Tables for people are
-short; `--json` gives every column, a row a line; `--out` gets tables and, of `report`, a page. What the pipeline
-refuses ends as a Failure with its mend, out of Spark's traces too.
+Strategy: the history is checked before Spark starts, so that a wrong URL is reported at once. Tables for people are
+short; `--json` prints every column, one row per line; `--out` gets tables and, for `report`, a page. A pipeline error
+ends the command as a Failure with its advice, even if it is inside a Spark trace.
 """
 
 import re
@@ -52,7 +52,7 @@ _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
 _UNWRITTEN: Final = re.compile("No space left on device|Disk quota exceeded|Read-only file system|File too large")
 _JOB_CODES: Final = {"OptionInvalid": Exit.USAGE}
 _EXPORT_CODES: Final = {**_JOB_CODES, "TokenRefused": Exit.USAGE, "SourceUnreachable": Exit.ADDRESS}
-"""By the name of what the pipeline refuses, which is all that Spark tells of its class; of others it is WRONG."""
+"""Exit codes by the name of the pipeline's error, because Spark reports only its name; others are WRONG."""
 
 
 def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
@@ -91,7 +91,7 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
 
 
 def report(asked: Asked, environment: Mapping[str, str]) -> None:
-    """All of them, and a page. Raises Failure."""
+    """All analyses, and a page. Raises Failure."""
     from veilmq.pipeline.jobs.analysis import Analysis
     from veilmq.pipeline.report.page import page
 
@@ -203,8 +203,8 @@ def export(
 def _session(
     asked: Asked, environment: Mapping[str, str], *, hold: bool = True
 ) -> Iterator[tuple["SparkSession", "_Events", "_Seen"]]:
-    """Spark, what gives the events (of some kinds, or with None of all), and which they are: the same for every look,
-    though a server goes on meanwhile. hold: the first one is needed. Raises Failure."""
+    """A Spark session, a function that returns the events (of some kinds; None: all), and their offsets, which stay
+    fixed although a server goes on. hold: the first event must not be trimmed. Raises Failure."""
     with _told():
         from veilmq.pipeline.events import load
         from veilmq.pipeline.jobs.tables import check_format
@@ -220,11 +220,11 @@ def _session(
 
 
 def make_place(out: Path, named: str = "--out") -> None:
-    """The directory to write to. Raises Failure, also if its parent is missing."""
+    """Make the directory to write to. Raises Failure, also if its parent is missing."""
     check_directory(out, named)
     try:
         out.mkdir(exist_ok=True)
-        # It may be there and not take a file, say of a service whose user is another.
+        # It may exist and refuse files, for example if it belongs to a service's user.
         TemporaryFile(dir=out).close()
     except OSError as error:
         mend = "Name a directory that you may write to."
@@ -233,7 +233,7 @@ def make_place(out: Path, named: str = "--out") -> None:
 
 @contextmanager
 def _told(codes: Mapping[str, Exit] = _JOB_CODES) -> Iterator[None]:
-    """What the pipeline refuses, wherever it was raised, as a Failure with its code of `codes`."""
+    """Turn the pipeline's errors, wherever they were raised, into a Failure with the code in `codes`."""
     try:
         yield
     except PipelineError as error:
@@ -242,7 +242,7 @@ def _told(codes: Mapping[str, Exit] = _JOB_CODES) -> Iterator[None]:
         mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
         raise Failure(Exit.USAGE, f"the package {error.name} is missing", mend) from None
     except RuntimeError as error:
-        # Spark's own errors are no RuntimeErrors, but for those of its Java gateway.
+        # Spark's own errors are not RuntimeErrors, except those of its Java gateway.
         raise Failure(Exit.WRONG, f"Spark: {error}") from None
     except _failures() as error:
         found = _REFUSED.findall(str(error))
@@ -262,7 +262,7 @@ def _told(codes: Mapping[str, Exit] = _JOB_CODES) -> Iterator[None]:
 
 
 def _failures() -> tuple[type[BaseException], ...]:
-    """The system's, and Spark's if it was imported at all: what was not imported cannot have raised."""
+    """Errors of the system, and of Spark if it was imported."""
     if "pyspark" not in sys.modules:
         return (OSError,)
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -296,27 +296,27 @@ def _history(asked: Asked, environment: Mapping[str, str]) -> "History":
 
 
 class _Seen(NamedTuple):
-    """The events of one history that are looked at: from offset `start` to before `stop`."""
+    """The analysed events of one history: from offset `start` to before `stop`."""
 
     history: "History"
     start: int
     stop: int
 
     def first_instant(self) -> int | None:
-        """When they begin: a look at the first one is cheaper than one at all."""
+        """The instant of the first event, read without the others."""
         from veilmq.pipeline.events.reading import first_instant
 
         return first_instant(*self)
 
     def last_instant(self) -> int | None:
-        """When they end."""
+        """The instant of the last event."""
         from veilmq.pipeline.events.reading import last_instant
 
         return last_instant(*self)
 
 
 def _seen(asked: Asked, environment: Mapping[str, str], *, hold: bool) -> _Seen:
-    """Those that are meant. Raises OptionInvalid, HistoryGap."""
+    """The requested events. Raises OptionInvalid, HistoryGap."""
     from veilmq.pipeline.events.reading import OFFSET
 
     named, until = asked.start, asked.until
@@ -352,9 +352,9 @@ def _url(text: str) -> str:
 
 
 def _token(file: Path | None, environment: Mapping[str, str]) -> str | None:
-    """The server's token, or KEY_ID:SECRET; None if nobody named a file and there is none.
+    """The server's token, or KEY_ID:SECRET; None if no file is named and the default does not exist.
 
-    Raises Failure, which never shows what the file holds: it may be another secret.
+    Raises Failure, which never shows the file's contents: it may be another secret.
     """
     from veilmq.pipeline.events.reading import authorization
 
@@ -402,7 +402,7 @@ def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", name
 
 
 def _tell_left_out(found: "Analysis") -> None:
-    """On stderr, as what is not in the table."""
+    """Report on stderr what is not in the table."""
     if not found.left_out:
         return
     names = [queue[-1] for queue in found.left_out[:_ROWS_SHOWN]]
@@ -412,7 +412,7 @@ def _tell_left_out(found: "Analysis") -> None:
 
 
 def _check_replaced(out: Path, names: tuple[str, ...]) -> None:
-    """Raises OptionInvalid where a table that is to be written is a stream's."""
+    """Raises OptionInvalid if a table to be written belongs to a stream."""
     from veilmq.pipeline.jobs.tables import check_replaced
 
     for name in names:
@@ -443,7 +443,7 @@ def _print_json(value: Any) -> None:
 
 
 def _in_words(value: Any) -> str:
-    """For programs; all instants are in UTC, also those that do not say so."""
+    """A value for programs; all instants are in UTC, also those without a zone."""
     if isinstance(value, datetime):
         return f"{value.replace(tzinfo=None).isoformat()}Z"
     return str(value)
@@ -455,11 +455,11 @@ def _show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...]) ->
             _print_json(row)
         return
     if not rows:
-        print("the history has nothing about that", file=sys.stderr)
+        print("the history has no such events", file=sys.stderr)
         return
     from veilmq.cli.remote_tables import table
 
-    # Queues of one name are told apart where there is more than one account or region.
+    # Show account and region if there is more than one.
     places = [name for name in _PLACE if len({row.get(name) for row in rows}) > 1]
     kept = [*places, *(name for name in columns if any(row.get(name) is not None for row in rows))]
     cells = [[_cell(name, row.get(name)) for name in kept] for row in rows[:_ROWS_SHOWN]]

@@ -25,8 +25,8 @@ from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.closing import Closing
 from veilmq.client.messages import Template
-from veilmq.client.mns.line import Lines
 from veilmq.client.mns.queue import MnsQueue, capabilities_of
+from veilmq.client.mns.thread_clients import ThreadClients
 from veilmq.client.mns.topics import MnsTopics
 from veilmq.client.singly import Singly
 from veilmq.client.unreadable import Policy, keep
@@ -55,7 +55,7 @@ class MnsAccount(Closing):
         self.base64 = base64
         self.unreadable = unreadable
         self.singly = Singly("mns")
-        self.lines = Lines(account)
+        self.clients = ThreadClients(account)
         self._clock = clock
         self._lock = threading.Lock()
         self._queues: weakref.WeakSet[MnsQueue] = weakref.WeakSet()
@@ -80,7 +80,7 @@ class MnsAccount(Closing):
             return False
         request = CreateQueueRequest(name, **wanted)
         try:
-            answer = self.lines.call("create_queue", request, CreateQueueResponse(), name)
+            answer = self.clients.call("create_queue", request, CreateQueueResponse(), name)
         except QueueExists:
             # Somebody was faster, with other settings: perhaps not with those that are asked for here.
             if self._agrees(name, wanted):
@@ -102,13 +102,13 @@ class MnsAccount(Closing):
     def look(self, name: str) -> Any:
         """GetQueueAttributes: the SDK's answer. Raises QueueMissing."""
         request = GetQueueAttributesRequest(name)
-        return self.lines.call("get_queue_attributes", request, GetQueueAttributesResponse(), name)
+        return self.clients.call("get_queue_attributes", request, GetQueueAttributesResponse(), name)
 
     def delete(self, name: str) -> None:
         """DeleteQueue. Raises QueueMissing."""
         _checked(name)
         self.look(name)  # the service deletes what is not there without a word
-        self.lines.call("delete_queue", DeleteQueueRequest(name), DeleteQueueResponse(), name)
+        self.clients.call("delete_queue", DeleteQueueRequest(name), DeleteQueueResponse(), name)
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueue, all pages."""
@@ -118,7 +118,7 @@ class MnsAccount(Closing):
         marker = ""
         while True:
             request = ListQueueRequest(prefix, _PAGE_MAX, marker)
-            answer = self.lines.call("list_queue", request, ListQueueResponse(), "")
+            answer = self.clients.call("list_queue", request, ListQueueResponse(), "")
             names += [url.rpartition("/")[2] for url in answer.queueurl_list]
             marker = answer.next_marker
             if not marker:
@@ -135,7 +135,7 @@ class MnsAccount(Closing):
         for queue in queues:
             queue.close()
         self.singly.close()
-        self.lines.close()
+        self.clients.close()
 
 
 def _checked(name: str) -> str:

@@ -28,6 +28,7 @@ from mns.mns_request import (  # type: ignore[import-untyped]
 )
 
 from veilmq.client import base64_bodies, checked
+from veilmq.client.cancellable_wait import CancellableWaits
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudQueue
@@ -35,10 +36,9 @@ from veilmq.client.errors import ServiceError, TransportError, may_have_happened
 from veilmq.client.identity import ById, identity_of
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats
 from veilmq.client.mns.errors import Said, error_of
-from veilmq.client.mns.line import BatchRefused
 from veilmq.client.mns.receiving import peeked_of, received_of
 from veilmq.client.mns.sending import DELAY_MAX, LEASE_MAX, MESSAGE_BYTES_MAX, Entry, entry_of, whole
-from veilmq.client.parking import Parking
+from veilmq.client.mns.thread_clients import BatchRefused
 from veilmq.client.prepared import attempt, through
 from veilmq.client.requests import in_requests, split
 from veilmq.client.unreadable import log, read_each, receive_readable
@@ -100,8 +100,8 @@ class MnsQueue(CloudQueue):
         self._account = account
         self._clock = clock
         self._base64 = account.base64
-        self._parking = Parking(name)
-        super().__init__(name, capabilities_of(account.base64), self._parking)
+        self._polls = CancellableWaits(name)
+        super().__init__(name, capabilities_of(account.base64), self._polls)
         self._visibility_timeout: Believed[int] = Believed(clock)
 
     @property
@@ -114,8 +114,13 @@ class MnsQueue(CloudQueue):
         """See `veilmq.client.identity`."""
         account = self._account
         return (
-            "mns", account.lines.identity, self._name, self._base64, identity_of(account.unreadable), ById(self._clock)
-        )  # fmt: skip
+            "mns",
+            account.clients.identity,
+            self._name,
+            self._base64,
+            identity_of(account.unreadable),
+            ById(self._clock),
+        )
 
     def send(self, message: str | Message) -> Sent:
         """SendMessage. A handle comes with a message that is delayed."""
@@ -175,7 +180,7 @@ class MnsQueue(CloudQueue):
             if not left:
                 return self._take(count_max, lease, 0)
             seconds = whole("wait", left, 0, WAIT_MAX)
-            return self._parking.wait(lambda: self._take(count_max, lease, seconds), self._release_late) or []
+            return self._polls.wait(lambda: self._take(count_max, lease, seconds), self._release_late) or []
 
         if not self._base64:
             return polled(wait)
@@ -327,7 +332,7 @@ class MnsQueue(CloudQueue):
         return self._ask(method, request, response, size_bytes)
 
     def _ask(self, method: str, request: Any, response: Any, size_bytes: int = 0, report: Report | None = None) -> Any:
-        return self._account.lines.call(method, request, response, self._name, size_bytes, report)
+        return self._account.clients.call(method, request, response, self._name, size_bytes, report)
 
 
 def _untold() -> TransportError:

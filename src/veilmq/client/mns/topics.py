@@ -132,13 +132,13 @@ class MnsTopics:
         return through([attempt(made, each) for each in messages], lambda good: self._account.singly.run(good, send))
 
     def _endpoint(self, queue: str) -> str:
-        account, _, rest = self._account.lines.host.partition(".mns.")
+        account, _, rest = self._account.clients.host.partition(".mns.")
         region = rest.partition(".")[0] if rest else "us-east-1"
         return f"acs:mns:{region.removesuffix('-internal')}:{account.partition(':')[0]}{_QUEUES}{queue}"
 
     def _call(self, method: str, request: Any, response: Any, topic: str, queue: str = "") -> Any:
         try:
-            return self._account.lines.call(method, request, response, queue)
+            return self._account.clients.call(method, request, response, queue)
         except ServiceError as error:
             if error.code == "TopicNotExist":
                 raise TopicMissing(topic=topic) from error

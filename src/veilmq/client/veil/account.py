@@ -1,6 +1,6 @@
 """One account and region of our own server.
 
-Strategy: one pool of connections and one signer; a queue gets a line of its own over them. The key decides the account;
+Strategy: one pool of connections and one signer; a queue gets calls of its own over them. The key decides the account;
 `account` names another one where the server lets a key do that (development mode).
 """
 
@@ -16,8 +16,8 @@ from veilmq.client.closing import Closing
 from veilmq.client.identity import ById, fingerprint
 from veilmq.client.messages import Template
 from veilmq.client.queue_attributes import creation_attributes
+from veilmq.client.veil.calls import Calls, operation
 from veilmq.client.veil.connections import Pool
-from veilmq.client.veil.line import Line, operation
 from veilmq.client.veil.queue import DESCRIBE, VeilQueue, capabilities_of
 from veilmq.client.veil.signing import Signer
 from veilmq.model.access import HOME_REGION_DEFAULT
@@ -87,19 +87,19 @@ class VeilAccount(Closing):
         self._timeout = timeout
         self._clock = clock
         self._prefix = "" if account is None else f"{account}/"
-        self._line = self._new_line("")
+        self._calls = self._new_calls("")
         self._lock = threading.Lock()
         self._queues: weakref.WeakSet[VeilQueue] = weakref.WeakSet()
 
-    def _new_line(self, name: str) -> Line:
-        return Line(self._pool, self._signer, self._timeout, name)
+    def _new_calls(self, name: str) -> Calls:
+        return Calls(self._pool, self._signer, self._timeout, name)
 
     def queue(self, name: str) -> VeilQueue:
         """A queue that exists. Raises QueueMissing."""
-        line = self._new_line(name)
+        calls = self._new_calls(name)
         path = self._prefix + name
-        line.call(DESCRIBE, shapes.QueueInput(queue=path))
-        queue = VeilQueue(self, line, name, path, self._clock)
+        calls.call(DESCRIBE, shapes.QueueInput(queue=path))
+        queue = VeilQueue(self, calls, name, path, self._clock)
         with self._lock:
             self._queues.add(queue)
         return queue
@@ -114,23 +114,23 @@ class VeilAccount(Closing):
         dead_letter_arn = None
         if template.dead_letter_queue is not None:
             path = self._prefix + template.dead_letter_queue
-            target = self._new_line(template.dead_letter_queue).call(DESCRIBE, shapes.QueueInput(queue=path)).result
+            target = self._new_calls(template.dead_letter_queue).call(DESCRIBE, shapes.QueueInput(queue=path)).result
             dead_letter_arn = f"arn:aws:sqs:{target.region}:{target.account}:{target.name}"
         attributes = creation_attributes(name, template, dead_letter_arn)
         given = CreateQueueInput(queue_name=name, attributes=attributes, tags=dict(template.tags) or None)
-        done = self._new_line(name).call(_CREATE, given)
+        done = self._new_calls(name).call(_CREATE, given)
         return bool(done.result.created or done.again)
 
     def delete(self, name: str) -> None:
         """VeilMQ.DeleteQueue. Raises QueueMissing."""
-        self._new_line(name).call(_DELETE, shapes.QueueInput(queue=self._prefix + name))
+        self._new_calls(name).call(_DELETE, shapes.QueueInput(queue=self._prefix + name))
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueues, all pages."""
         names: list[str] = []
         given = ListQueuesInput(queue_name_prefix=prefix or None, max_results=_PAGE_MAX)
         while True:
-            page = self._line.call(_LIST, given).result
+            page = self._calls.call(_LIST, given).result
             names += [url.rpartition("/")[2] for url in page.queue_urls or ()]
             if not page.next_token:
                 return names
@@ -141,6 +141,6 @@ class VeilAccount(Closing):
         with self._lock:
             queues = list(self._queues)
         self._pool.close()
-        self._line.close()
+        self._calls.close()
         for queue in queues:
             queue.close()

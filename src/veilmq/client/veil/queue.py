@@ -18,7 +18,7 @@ from veilmq.client.prepared import as_message, attempt, through
 from veilmq.client.queue_attributes import FIFO_SUFFIX
 from veilmq.client.requests import in_requests, split
 from veilmq.client.unreadable import log
-from veilmq.client.veil.line import Line, Operation, operation
+from veilmq.client.veil.calls import Calls, Operation, operation
 from veilmq.client.veil.messages import peeked_of, received_of, sent_of, wire_bytes, wire_of
 from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
 from veilmq.model.reports import Failure, Report, report_of
@@ -70,11 +70,11 @@ def capabilities_of(name: str) -> Capabilities:
 class VeilQueue(CloudQueue):
     """A `Queue` on our server; made by `VeilAccount.queue`."""
 
-    def __init__(self, account: "VeilAccount", line: Line, name: str, path: str, clock: Clock) -> None:
+    def __init__(self, account: "VeilAccount", calls: Calls, name: str, path: str, clock: Clock) -> None:
         """`path`: how the server is told which queue: `name` or `account/name`."""
-        super().__init__(name, capabilities_of(name), line)
+        super().__init__(name, capabilities_of(name), calls)
         self._account = account
-        self._line = line
+        self._calls = calls
         self._path = path
         self._clock = clock
 
@@ -114,7 +114,7 @@ class VeilQueue(CloudQueue):
 
     def _send(self, messages: list[shapes.MessageIn], size_bytes: int) -> list[Sent | VeilError]:
         given = shapes.SendInput(queue=self._path, messages=messages, want_handles=True)
-        done = self._line.call(_SEND, given, size_bytes=size_bytes)
+        done = self._calls.call(_SEND, given, size_bytes=size_bytes)
         if len(done.result.results) != len(messages):
             raise _other_count()
         return [sent_of(line) if line.error is None else done.failure_of(line.error) for line in done.result.results]
@@ -126,15 +126,15 @@ class VeilQueue(CloudQueue):
         if lease is not None:
             _check_lease(lease)
         given = shapes.ReceiveInput(queue=self._path, count_max=count_max, lease=lease, wait=wait)
-        was_open, interrupts = not self._line.closed, self._line.interrupts
+        was_open, interrupts = not self._calls.closed, self._calls.interrupts
         started = self._clock.monotonic()
         try:
-            answer = self._line.call(_RECEIVE, given, wait).result
+            answer = self._calls.call(_RECEIVE, given, wait).result
         except TransportError:
-            if (was_open and self._line.closed) or (wait and self._line.interrupts != interrupts):
+            if (was_open and self._calls.closed) or (wait and self._calls.interrupts != interrupts):
                 return []  # the server gives back what it was about to hand out
             raise
-        if self._line.closed:
+        if self._calls.closed:
             self._give_back([message.handle for message in answer.messages])
             return []
         granted_by = started + answer.waited
@@ -146,7 +146,7 @@ class VeilQueue(CloudQueue):
             return
         entries = [shapes.ExtendEntry(handle=handle, lease=0) for handle in handles]
         try:
-            self._line.late(_EXTEND, shapes.ExtendInput(queue=self._path, entries=entries))
+            self._calls.late(_EXTEND, shapes.ExtendInput(queue=self._path, entries=entries))
         except VeilError as error:
             log.warning("queue %s: messages could not be released: %s", self._name, error)
 
@@ -209,12 +209,12 @@ class VeilQueue(CloudQueue):
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """VeilMQ.Peek."""
         self._check_count(count_max)
-        answer = self._line.call(_PEEK, shapes.PeekInput(queue=self._path, count_max=count_max)).result
+        answer = self._calls.call(_PEEK, shapes.PeekInput(queue=self._path, count_max=count_max)).result
         return [peeked_of(message) for message in answer.messages]
 
     def stats(self) -> Stats:
         """VeilMQ.DescribeQueue."""
-        described = self._line.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
+        described = self._calls.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
         return Stats(
             visible=described.visible,
             delayed=described.delayed,
@@ -227,7 +227,7 @@ class VeilQueue(CloudQueue):
 
     def recommended(self) -> Recommended | None:
         """VeilMQ.DescribeQueue."""
-        described = self._line.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
+        described = self._calls.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
         plan = described.plan
         return None if plan is None else Recommended(plan.lease, plan.by_type, plan.why, plan.applied)
 
@@ -235,7 +235,7 @@ class VeilQueue(CloudQueue):
         self, kind: Operation, given: shapes.ExtendInput | shapes.DeleteInput, report: Report | None = None
     ) -> dict[int, VeilError]:
         """What was not done, by place in the request."""
-        done = self._line.call(kind, given, report=report)
+        done = self._calls.call(kind, given, report=report)
         if not done.result.failures:
             return {}
         failures = {each.index: done.failure_of(each.error) for each in done.result.failures}
