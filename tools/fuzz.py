@@ -29,9 +29,9 @@ with atheris.instrument_imports(include=["veilmq"]):
     from veilmq.protocols.mns import codec as mns
     from veilmq.protocols.sqs import codec as sqs
     from veilmq.server.credentials import DevelopmentKeyring
+    from veilmq.server.header_case import HeaderCaseIntake
     from veilmq.server.intake import Intake
     from veilmq.server.limits import Limits
-    from veilmq.server.spelling import SpellingIntake
     from veilmq.store.options import Options
     from veilmq.store.sqlite.store import SqliteStore
 
@@ -57,7 +57,7 @@ def codecs() -> list[tuple[Any, type[Intake]]]:
     keyring = DevelopmentKeyring()
     return [
         (sqs.Codec(keyring, sqs.Endpoint(base_domain="test", cors_origins=("https://a.example",))), Intake),
-        (azure.Codec(keyring, azure.Endpoint(), NoTokens()), SpellingIntake),
+        (azure.Codec(keyring, azure.Endpoint(), NoTokens()), HeaderCaseIntake),
         (mns.Codec(keyring, mns.Endpoint()), Intake),
     ]
 

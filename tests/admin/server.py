@@ -22,7 +22,7 @@ from veilmq.protocols.http import Request, Response
 from veilmq.server.clock import LeaseClock
 from veilmq.server.credentials import Account, DevelopmentKeyring
 from veilmq.server.listener import Exchange, Listener, listen
-from veilmq.server.parking import ParkingWatch
+from veilmq.server.refused_waits import RefusedWaits
 from veilmq.server.settings import Settings
 from veilmq.server.shell import Shell
 from veilmq.store.options import Options
@@ -72,7 +72,7 @@ class Running:
         engine, self.store = open_directory(directory, None, options)
         self.clock.start(self.store.mark)
         self._engine = engine
-        self.parking = ParkingWatch(engine.waiting, engine.limits)
+        self.refused_waits = RefusedWaits(engine.waiting, engine.limits)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

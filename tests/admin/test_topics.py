@@ -43,7 +43,7 @@ class Room:
 
     calls_put_off = 3
 
-    def shortage(self) -> str | None:
+    def local_exhaustion(self) -> str | None:
         return "Too many open files"
 
 

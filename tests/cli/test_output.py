@@ -40,7 +40,7 @@ def run(*arguments: str | bytes, out: int | IO[bytes] = subprocess.PIPE, **envir
 def test_a_full_disk_is_told(data: Path, command: tuple[str, ...]) -> None:
     with open("/dev/full", "wb") as full:
         code, _, said = run(*command, out=full, VEILMQ_DATA=str(data))
-    assert (code, said) == (1, "veilmq: what this command tells could not be written: No space left on device\n")
+    assert (code, said) == (1, "veilmq: the output could not be written: No space left on device\n")
 
 
 def test_a_reader_that_has_gone_is_no_news(data: Path) -> None:

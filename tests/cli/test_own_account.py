@@ -13,7 +13,7 @@ import httpx
 from tests.cli.conftest import Serve
 
 from veilmq.cli.exits import Exit
-from veilmq.cli.remote_http import HttpDoor
+from veilmq.cli.remote_http import HttpAccess
 
 Command = Callable[..., "CompletedProcess[str]"]
 ONE, OTHER = "111111111111", "222222222222"
@@ -148,7 +148,7 @@ def test_a_server_of_an_earlier_release_has_one_default() -> None:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Earlier) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        door = HttpDoor(f"127.0.0.1:{server.server_port}", None)
+        door = HttpAccess(f"127.0.0.1:{server.server_port}", None)
         assert door.home(None) == ("000000000000", "us-east-1", True)
         assert door.home(ONE) == (ONE, "us-east-1", True)
         door.close()

@@ -9,11 +9,11 @@ from tests.cli.conftest import Serve
 from tests.users import other_user
 
 import veilmq
+from veilmq.cli.admin_access import Target, http_access
 from veilmq.cli.directory import backup
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.obstacles import closed_to_user
 from veilmq.cli.pipeline_session import make_place
-from veilmq.cli.remote_door import Target, http_door
 from veilmq.cli.remote_http import failure_of
 from veilmq.cli.serve import _in_the_way, _keys
 from veilmq.cli.sources import resolve
@@ -95,7 +95,7 @@ def test_the_closed_directory_above_is_named(closed: Path) -> None:
     with other_user():
         failure = _in_the_way(error, Settings(data=data))
         with pytest.raises(Failure) as refused:
-            http_door(Target(None, None, data), {})
+            http_access(Target(None, None, data), {})
     assert failure.code is refused.value.code is Exit.DIRECTORY
     for advice in (failure.advice, refused.value.advice):
         assert advice.startswith(f"{closed} is closed to this user (uid ")
@@ -200,7 +200,7 @@ def test_a_copy_that_may_not_be_written_does_not_ask_for_space(tmp_path: Path) -
         def download(self, path: str, *_: object) -> None:
             raise PermissionError(1, "Operation not permitted", path)
 
-    failure = told(lambda: backup(tmp_path / "none", tmp_path / "copy", as_json=False, door=Door()))  # type: ignore
+    failure = told(lambda: backup(tmp_path / "none", tmp_path / "copy", as_json=False, access=Door()))  # type: ignore
     assert failure.advice == "Name a directory that belongs to this user, or one that is not there yet."
 
 

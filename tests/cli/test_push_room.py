@@ -104,7 +104,7 @@ def test_pushes_that_end_by_a_bug_are_told(caplog: pytest.LogCaptureFixture) -> 
     assert "no pushes any more" in told.getMessage()
     assert told.exc_info is not None
     assert told.exc_info[1] is bug
-    assert service.push_fault == "until a restart: pushing ended by an error"
+    assert service.push_fault == "until a restart: pushing failed with an error"
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ import pytest
 from tests.cli.conftest import Serve
 from tests.users import other_user
 
+from veilmq.cli.admin_access import Target, holder_access, http_access
 from veilmq.cli.exits import Exit, Failure
-from veilmq.cli.remote_door import Target, holder_door, http_door
-from veilmq.cli.remote_http import HttpDoor
+from veilmq.cli.remote_http import HttpAccess
 from veilmq.store.sqlite.disk.directory import DATABASE
 
 
@@ -27,9 +27,9 @@ def closed(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_directory_of_another_user_is_told(closed: Path) -> None:
     with pytest.raises(Failure, match="Permission denied") as refused:
-        http_door(Target(None, None, closed), {})
+        http_access(Target(None, None, closed), {})
     assert refused.value.code is Exit.DIRECTORY
-    with pytest.raises(Failure, match="Permission denied"), holder_door(Target(None, None, closed), {}):
+    with pytest.raises(Failure, match="Permission denied"), holder_access(Target(None, None, closed), {}):
         pass
 
 
@@ -41,7 +41,7 @@ def test_a_directory_that_lost_its_database_is_not_to_be_made_anew(
 ) -> None:
     if left is not None:
         (tmp_path / left).write_bytes(b"acknowledged")
-    with pytest.raises(Failure) as refused, holder_door(Target(None, None, tmp_path), {}):
+    with pytest.raises(Failure) as refused, holder_access(Target(None, None, tmp_path), {}):
         pass
     assert advice in refused.value.advice
 
@@ -58,18 +58,18 @@ def test_a_token_file_that_somebody_names_must_hold_one(tmp_path: Path, text: by
         (Target("127.0.0.1:1", None, None), {"VEILMQ_TOKEN_FILE": str(path)}),
     ):
         with pytest.raises(Failure, match=told) as refused:
-            http_door(target, environment)
+            http_access(target, environment)
         assert refused.value.code is Exit.USAGE
         assert str(path) in str(refused.value)
 
 
 def test_without_a_token_the_server_is_asked_all_the_same(tmp_path: Path) -> None:
-    assert http_door(Target("127.0.0.1:1", None, tmp_path), {}) is not None
+    assert http_access(Target("127.0.0.1:1", None, tmp_path), {}) is not None
 
 
 def test_a_full_destination_is_not_the_servers_fault(serve: Serve) -> None:
     server = serve().ready()
-    door = HttpDoor(server.admin, (server.data / "admin-token").read_text().strip())
+    door = HttpAccess(server.admin, (server.data / "admin-token").read_text().strip())
     try:
         with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError, match="No space left"):
             door.download("/api/v1/backup", full, lambda done, total: None)

@@ -13,7 +13,7 @@ from tests.cli.conftest import Serve
 
 from veilmq.cli import remote_events, remote_http
 from veilmq.cli.exits import Exit, Failure, Unreachable
-from veilmq.cli.remote_http import HttpDoor
+from veilmq.cli.remote_http import HttpAccess
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.disk.directory import read_holder
 
@@ -26,7 +26,7 @@ def test_a_connection_that_the_server_ended_is_renewed(serve: Serve, tmp_path: P
         admin = f"127.0.0.1:{free.getsockname()[1]}"
     server = serve("--admin", admin).ready()
     token = (tmp_path / "data" / "admin-token").read_text().strip()
-    door = HttpDoor(admin, token)
+    door = HttpAccess(admin, token)
     door.run("create", QUEUE, {})
     server.stop()
     serve("--admin", admin).ready()
@@ -41,7 +41,7 @@ def test_a_server_that_knows_less_than_the_command_is_told(
     """The command line may be upgraded first."""
     serve().ready()
     data = tmp_path / "data"
-    door = HttpDoor(read_holder(data).listeners["admin"], (data / "admin-token").read_text().strip())  # type: ignore[union-attr]
+    door = HttpAccess(read_holder(data).listeners["admin"], (data / "admin-token").read_text().strip())  # type: ignore[union-attr]
     with pytest.raises(Failure) as refused:
         door._json(method, path, {}, b"{}")
     door.close()
@@ -54,7 +54,7 @@ def test_the_history_is_printed_to_where_it_ended_when_it_was_asked_for(
     """A busy server's grows faster than a terminal shows it."""
     serve().ready()
     data = tmp_path / "data"
-    door = HttpDoor(read_holder(data).listeners["admin"], (data / "admin-token").read_text().strip())  # type: ignore[union-attr]
+    door = HttpAccess(read_holder(data).listeners["admin"], (data / "admin-token").read_text().strip())  # type: ignore[union-attr]
     door.run("create", QUEUE, {})
     pieces = 0
 
@@ -68,7 +68,7 @@ def test_the_history_is_printed_to_where_it_ended_when_it_was_asked_for(
     monkeypatch.setattr(remote_events, "_PIECE", 1)
 
     class Asked:
-        door: HttpDoor
+        door: HttpAccess
 
     asked: Any = Asked()
     asked.door = door
@@ -78,9 +78,9 @@ def test_the_history_is_printed_to_where_it_ended_when_it_was_asked_for(
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # some interrupts meet a close, as the process ends
-@pytest.mark.parametrize("ask", [lambda door: door.events("first", 1, 0.0), HttpDoor._look_for_life])
+@pytest.mark.parametrize("ask", [lambda door: door.events("first", 1, 0.0), HttpAccess._look_for_life])
 def test_an_interrupt_at_any_moment_of_a_question_ends_it(
-    serve: Serve, tmp_path: Path, ask: Callable[[HttpDoor], object]
+    serve: Serve, tmp_path: Path, ask: Callable[[HttpAccess], object]
 ) -> None:
     """Python drops what is raised within a finalizer, as it runs for an answer that nobody closed."""
     server = serve().ready()
@@ -96,7 +96,7 @@ def test_an_interrupt_at_any_moment_of_a_question_ends_it(
 
     last, is_interrupted = 0, True
     while is_interrupted:
-        door, calls, is_interrupted = HttpDoor(server.admin, token), 0, False
+        door, calls, is_interrupted = HttpAccess(server.admin, token), 0, False
         ask(door)
         sys.setprofile(interrupt)
         try:
@@ -113,8 +113,8 @@ def test_an_interrupt_at_any_moment_of_a_question_ends_it(
     assert last > 50
 
 
-def _silent(ask: Callable[[HttpDoor], object], admin: str, token: str | None = None) -> Failure:
-    door = HttpDoor(admin, token)
+def _silent(ask: Callable[[HttpAccess], object], admin: str, token: str | None = None) -> Failure:
+    door = HttpAccess(admin, token)
     with pytest.raises(Unreachable) as refused:
         ask(door)
     door.close()
@@ -127,7 +127,7 @@ def test_a_server_that_hangs_is_told(serve: Serve, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(remote_http, "_ANSWER_S", 0.5)
     server = serve().ready()
     token = (tmp_path / "data" / "admin-token").read_text().strip()
-    door = HttpDoor(server.admin, token)
+    door = HttpAccess(server.admin, token)
     door.run("create", QUEUE, {})
     assert door.run("receive", QUEUE, {"wait_us": 1_000_000}) == {"messages": []}  # longer than other answers may take
     server.send_signal(signal.SIGSTOP)
@@ -155,7 +155,7 @@ def test_a_server_that_hangs_is_told(serve: Serve, tmp_path: Path, monkeypatch: 
     ids=["home", "receive", "events", "purge", "check", "backup"],
 )
 def test_each_command_waits_as_long_as_it_may_take(
-    ask: Callable[[HttpDoor], object], answer_s: str, monkeypatch: pytest.MonkeyPatch
+    ask: Callable[[HttpAccess], object], answer_s: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check and a backup first ask whether the server lives."""
     monkeypatch.setattr(remote_http, "_ANSWER_S", 0.1)

@@ -16,13 +16,13 @@ from tests.cli.conftest import WAIT_S, Serve
 from tests.users import other_user
 
 import veilmq
+from veilmq.cli.admin_access import Target, http_access
 from veilmq.cli.directory import check
 from veilmq.cli.exits import Exit, Failure, Unreachable
 from veilmq.cli.remote import Asked
 from veilmq.cli.remote import _send as send
 from veilmq.cli.remote_direct import open_direct
-from veilmq.cli.remote_door import Target, http_door
-from veilmq.cli.remote_http import HttpDoor, failure_of
+from veilmq.cli.remote_http import HttpAccess, failure_of
 from veilmq.model.queue import QueueKey
 from veilmq.store.sqlite.disk.directory import DATABASE
 from veilmq.testing.server import VEILMQ
@@ -66,8 +66,8 @@ def answering() -> Iterator[Answering]:
         server.server_close()
 
 
-def _refused(body: Callable[[HttpDoor], object], admin: str) -> None:
-    door = HttpDoor(admin, None)
+def _refused(body: Callable[[HttpAccess], object], admin: str) -> None:
+    door = HttpAccess(admin, None)
     try:
         with pytest.raises(Failure, match=f"{admin} answers 200, and not as a VeilMQ admin port") as refused:
             body(door)
@@ -92,7 +92,9 @@ def _refused(body: Callable[[HttpDoor], object], admin: str) -> None:
     ],
     ids=["run", "home", "queues", "topics", "moves", "trace"],
 )
-def test_a_port_of_another_server_is_told(answering: Answering, ask: Callable[[HttpDoor], object], body: bytes) -> None:
+def test_a_port_of_another_server_is_told(
+    answering: Answering, ask: Callable[[HttpAccess], object], body: bytes
+) -> None:
     _refused(ask, answering(body))
 
 
@@ -148,7 +150,7 @@ def test_an_odd_address_is_told_by_its_source(tmp_path: Path, admin: str) -> Non
         (Target(None, None, None), {"VEILMQ_ADMIN": admin, "VEILMQ_DATA": str(tmp_path)}, "VEILMQ_ADMIN"),
     ):
         with pytest.raises(Failure, match="expected HOST:PORT such as") as refused:
-            http_door(target, environment)
+            http_access(target, environment)
         assert refused.value.code is Exit.USAGE
         assert str(refused.value).startswith(f"{source}: ")
 
@@ -162,7 +164,7 @@ def test_an_odd_address_is_told_by_its_source(tmp_path: Path, admin: str) -> Non
     ],
 )
 def test_a_key_that_no_queue_has_is_not_asked_for(queue: QueueKey, told: str) -> None:
-    door = HttpDoor("127.0.0.1:1", None)
+    door = HttpAccess("127.0.0.1:1", None)
     with pytest.raises(Failure, match=told) as refused:
         door.run("describe", queue, {})
     assert refused.value.code is Exit.USAGE
@@ -407,7 +409,7 @@ def test_a_port_that_speaks_no_http_is_told(tmp_path: Path) -> None:
                 peer.sendall(b"220 mail\r\n")
 
         threading.Thread(target=speak, daemon=True).start()
-        door = HttpDoor(f"127.0.0.1:{server.getsockname()[1]}", None)
+        door = HttpAccess(f"127.0.0.1:{server.getsockname()[1]}", None)
         with pytest.raises(Failure, match="BadStatusLine") as refused:
             door.home(None)
         door.close()

@@ -12,8 +12,8 @@ import pytest
 from tests.client.test_forked import code_of, in_child
 
 from veilmq.client import daemons
+from veilmq.client.cancellable_wait import CancellableWaits
 from veilmq.client.daemons import DaemonPool
-from veilmq.client.parking import Parking
 from veilmq.client.singly import Singly
 
 END_SECONDS = 30
@@ -72,7 +72,7 @@ def test_threads_are_used_again() -> None:
     with DaemonPool(4, "again") as pool:
         pool.submit(int).result(END_SECONDS)
         (thread,) = named("again ")
-        while not pool._line.idle:
+        while not pool._work.idle:
             thread.join(0.001)
         assert pool.submit(threading.current_thread).result(END_SECONDS) is thread
         assert thread.daemon
@@ -140,7 +140,7 @@ def test_a_batch_is_sent_once_where_threads_are_short(monkeypatch: pytest.Monkey
 
 
 def test_a_wait_where_no_thread_can_be_started_is_made_by_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    parking = Parking("none")
+    parking = CancellableWaits("none")
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     assert parking.wait(threading.get_ident, lambda late: None) == threading.get_ident()
     parking.close()
@@ -167,14 +167,14 @@ def test_a_thread_that_waits_holds_nothing_of_what_it_did() -> None:
     with DaemonPool(1, "holds") as pool:
         pool.submit(id, held).result(END_SECONDS)
         (thread,) = named("holds ")
-        while not pool._line.idle:
+        while not pool._work.idle:
             thread.join(0.001)
         del held
         assert gone() is None
 
 
 def test_what_a_call_raises_is_raised_by_the_wait_for_it() -> None:
-    parking = Parking("raises")
+    parking = CancellableWaits("raises")
     with pytest.raises(ZeroDivisionError):
         parking.wait(lambda: 1 / 0, lambda late: None)
     parking.close()
@@ -182,7 +182,7 @@ def test_what_a_call_raises_is_raised_by_the_wait_for_it() -> None:
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_forked_child_begins_anew_though_the_lock_was_taken(closed: bool) -> None:
-    pool, parking = DaemonPool(1, "parent"), Parking("parent")
+    pool, parking = DaemonPool(1, "parent"), CancellableWaits("parent")
     pool.submit(int).result(END_SECONDS)
     if closed:
         pool.shutdown()
@@ -196,7 +196,7 @@ def test_a_forked_child_begins_anew_though_the_lock_was_taken(closed: bool) -> N
             return parking.wait(int, lambda late: None) is None
         return pool.submit(int).result(END_SECONDS) == 0 == parking.wait(int, lambda late: None)
 
-    with pool._line._lock, parking._lock:
+    with pool._work._lock, parking._lock:
         pid = os.fork()
         if not pid:
             code = 2

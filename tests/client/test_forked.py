@@ -252,9 +252,9 @@ def test_a_child_that_is_forked_amid_a_lock_does_not_keep_it(tmp_path: Path) -> 
 
 
 def test_a_queue_that_nobody_closed_lets_its_threads_go() -> None:
-    from veilmq.client.parking import Parking
+    from veilmq.client.cancellable_wait import CancellableWaits
 
-    parking = Parking("left")
+    parking = CancellableWaits("left")
     assert parking.wait(lambda: 1, lambda late: None) == 1
     threads = [thread for thread in threading.enumerate() if thread.name == "veilmq-poll-left 1"]
     assert len(threads) == 1

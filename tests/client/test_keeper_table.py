@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from veilmq.client.embedded import limits
 from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.keeper.decisions import LeaseDecisions
 from veilmq.client.keeper.hold import Hold
 from veilmq.client.keeper.parameters import Parameters
 from veilmq.client.keeper.schedule import Schedule
 from veilmq.client.keeper.states import LOOKS, STEPS, Look, Reason, State
-from veilmq.client.keeper.table import LeaseTable
 from veilmq.client.messages import Received
 from veilmq.model.errors import (
     LeaseExpired,
@@ -37,7 +37,7 @@ LOST_ANSWER = TransportError(reason="timed out", may_have_happened=True)
 FORBIDDEN = ServiceError(code="AccessDenied", status=403, request_id="1", message="revoked")
 
 
-class Table(LeaseTable[Hold]):
+class Table(LeaseDecisions[Hold]):
     """With what a keeper does around it."""
 
     def __init__(self, parameters: Parameters = PARAMETERS, plan: "Growing | None" = None, **abilities: object) -> None:

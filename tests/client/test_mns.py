@@ -19,7 +19,7 @@ from veilmq.client.connect import connect, connect_account
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Extension, Message, Sent, Template
 from veilmq.client.mns import MnsAccount, MnsQueue
-from veilmq.client.mns.line import Said, error_of
+from veilmq.client.mns.thread_clients import Said, error_of
 from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE
 from veilmq.client.unreadable import DeadLetters
 from veilmq.model.errors import (
@@ -185,13 +185,13 @@ class TestLeases:
         (message,) = queue.receive(lease=59.5)
         sdk.get_queue(queue.name).delete_message(message.handle)
         asked: list[str] = []
-        call = account.lines.call
+        call = account.clients.call
 
         def noting(method: str, *given: Any) -> Any:
             asked.append(method)
             return call(method, *given)
 
-        account.lines.call = noting  # type: ignore[method-assign]
+        account.clients.call = noting  # type: ignore[method-assign]
         queue.send("y")
         queue.receive(lease=60)
         assert asked == ["send_message", "batch_receive_message"]
@@ -211,16 +211,16 @@ class TestLeases:
         queue = made(account, visibility_timeout=60)
         for body in ("well", "ill"):
             queue.send(body)
-        call, changes = account.lines.call, count()
+        call, changes = account.clients.call, count()
 
         def breaking(method: str, *given: Any) -> Any:
             if method == "change_message_visibility" and next(changes) == 1:
                 raise problem
             return call(method, *given)
 
-        account.lines.call = breaking  # type: ignore[method-assign]
+        account.clients.call = breaking  # type: ignore[method-assign]
         received = {message.body: message for message in queue.receive(16, lease=600)}
-        account.lines.call = call  # type: ignore[method-assign]
+        account.clients.call = call  # type: ignore[method-assign]
         assert received["well"].lease_end > SYSTEM.monotonic() + 500
         assert ("ill" in received) is handed_out
         if handed_out:
@@ -263,14 +263,14 @@ class TestThreads:
         def send(number: int) -> int:
             barrier.wait(10)
             queue.send(str(number))
-            return id(account.lines._mine.line)
+            return id(account.clients._mine.client)
 
         with ThreadPoolExecutor(4) as pool:
             assert len(set(pool.map(send, range(4)))) == 4
         assert queue.stats().visible == 4
-        mine = account.lines._mine.line
+        mine = account.clients._mine.client
         gc.collect()
-        assert set(account.lines._all) == {mine}
+        assert set(account.clients._all) == {mine}
         account.close()
         assert mine.connection.sock is None
         account.close()
@@ -286,7 +286,7 @@ class TestInterruptions:
     @pytest.mark.parametrize("where", ["putheader", "endheaders", "getresponse"])
     def test_half_a_call_is_not_in_the_way_of_the_next(self, account: MnsAccount, where: str) -> None:
         queue = made(account)
-        line = account.lines._mine.line
+        line = account.clients._mine.client
         going = getattr(line.connection, where)
 
         def interrupted(*given: Any, **named: Any) -> Any:
@@ -301,7 +301,7 @@ class TestInterruptions:
         for number in range(3):
             queue.send(str(number))
         assert {message.body for message in queue.receive(10, lease=60)} >= {"0", "1", "2"}
-        assert account.lines._mine.line is not line
+        assert account.clients._mine.client is not line
 
 
 class TestBase64:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from veilmq.client.errors import ServiceError, TransportError
-from veilmq.client.veil import VeilAccount, VeilQueue, line
+from veilmq.client.veil import VeilAccount, VeilQueue, calls
 from veilmq.model.errors import MessageGone, MessageTooLarge, VeilError
 from veilmq.testing.client_contract import for_each
 
@@ -525,7 +525,7 @@ def test_what_a_closed_receive_still_brings_is_given_back(
 def test_a_closed_receive_waits_for_a_while_alone(
     script: Script, queue: VeilQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "LATE_SECONDS", 0.05)
+    monkeypatch.setattr(calls, "LATE_SECONDS", 0.05)
     script.steps = [be_silent]
     with ThreadPoolExecutor(1) as pool, patient(queue, 60):
         received = pool.submit(queue.receive, lease=600)

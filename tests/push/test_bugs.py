@@ -9,7 +9,7 @@ from stage import Endpoint, Stage, until
 
 from veilmq.model.commands import Extend, Receive
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.push.lasting import Lasting
+from veilmq.push.supervised import SupervisedTask
 from veilmq.server.shell import Shell
 
 
@@ -49,7 +49,7 @@ def test_a_subscription_is_served_again(play: Any, caplog: pytest.LogCaptureFixt
             await stage.subscribe("s", endpoint.url)
             await stage.publish()
             await until(lambda: len(endpoint.got) == 1)
-            assert "pushing 000000000000/us-east-1/news/s ended by an error, and begins again in 0.05 s" in caplog.text
+            assert "pushing 000000000000/us-east-1/news/s failed with an error and restarts in 0.05 s" in caplog.text
             assert "of the shell" in bugs(caplog)
 
     play(test, pause_s=0.05)
@@ -88,7 +88,7 @@ def test_a_push_that_cannot_be_settled_is_made_again(play: Any, caplog: pytest.L
             await stage.open()
             await stage.subscribe("s", endpoint.url)
             await stage.publish()
-            await until(lambda: "a push ended by an error" in caplog.text)
+            await until(lambda: "a push failed with an error" in caplog.text)
             await stage.advance(31)
             await until(lambda: len(stage.pushes()) == 1)
             assert len(endpoint.got) == 2
@@ -112,7 +112,7 @@ def test_a_bug_in_a_call_is_a_failed_attempt_of_nobody_and_told_once(
         pauses = [each.lease_us for each in stage.events() if each.kind == "released_for_retry"]
         assert min(pauses) >= 10 * SECOND_US
         assert stage.room.state(url)["failures"] == 0
-        assert caplog.text.count("by an error of this server's") == 1
+        assert caplog.text.count("because of an error in this server") == 1
         assert bugs(caplog) == ["receiver.example"]
 
     play(test, resolve=failing)
@@ -127,7 +127,7 @@ def test_who_was_ended_stays_ended(caplog: pytest.LogCaptureFixture) -> None:
         raise Bug
 
     async def test() -> None:
-        lasting = Lasting(work, "it", pause_s=0.01)
+        lasting = SupervisedTask(work, "it", pause_s=0.01)
         await until(lambda: begun >= 3)
         lasting.cancel()
         await lasting.ended()
@@ -136,4 +136,4 @@ def test_who_was_ended_stays_ended(caplog: pytest.LogCaptureFixture) -> None:
         assert begun == ended
 
     asyncio.run(test())
-    assert "it ended by an error" in caplog.text
+    assert "it failed with an error" in caplog.text

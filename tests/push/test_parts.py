@@ -16,9 +16,9 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.topic import RetryStrategy
 from veilmq.push.addresses import EndpointRefused, check, choose, networks, parse
 from veilmq.push.health import IN_FLIGHT_MAX, PAUSE_SECONDS_MAX, Health
+from veilmq.push.local_exhaustion import LocalExhaustion
 from veilmq.push.lookups import LOOKUPS_MAX, Lookups
 from veilmq.push.schedules import delay_us
-from veilmq.push.shortage import Shortage
 from veilmq.push.signing import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_sign
 
 
@@ -276,7 +276,7 @@ class TestLookups:
             lookups = Lookups(hanging)
             tasks = [asyncio.create_task(lookups.addresses(f"n{number}.example")) for number in range(LOOKUPS_MAX)]
             await asyncio.sleep(0)
-            with pytest.raises(Shortage, match="256 names are being looked up"):
+            with pytest.raises(LocalExhaustion, match="256 names are being looked up"):
                 await lookups.addresses("one-more.example")
             released.set()
             assert await asyncio.gather(*tasks) == [["192.0.2.1"]] * LOOKUPS_MAX

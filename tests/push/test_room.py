@@ -256,9 +256,9 @@ def test_an_answer_is_not_decompressed(play: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, "what came is no HTTP answer: "),
-        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "what came is no HTTP answer: "),
-        (b"\xff" * 60_000 + b"\r\n\r\n", "what came is no HTTP answer: "),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, "the endpoint did not answer in HTTP: "),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "the endpoint did not answer in HTTP: "),
+        (b"\xff" * 60_000 + b"\r\n\r\n", "the endpoint did not answer in HTTP: "),
         (b"HTTP/1.1 200 OK\r\nContent-", "no answer within 1 s"),
         (b"HTTP/1.1 404 Gone\r\nContent-Length: 0\r\n\r\n", "status 404"),
     ],

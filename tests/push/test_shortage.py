@@ -15,9 +15,9 @@ from stage import Endpoint, Stage, until
 
 from veilmq.model.topic import PushResult
 from veilmq.push import health
-from veilmq.push.shortage import shortage_of, shortage_of_lookup
+from veilmq.push.local_exhaustion import local_exhaustion_of, local_exhaustion_of_lookup
 
-SHORTAGE_S = 0.05
+EXHAUSTION_S = 0.05
 NAME = "receiver.example"
 
 
@@ -64,20 +64,20 @@ def test_a_shortage_of_the_resolver_counts_as_no_attempt(
             told: list[str | None] = []
             for count in range(1, 8):  # more than the strategy has tries
                 await until(lambda n=count: stage.room.calls_put_off >= n)  # type: ignore[misc]
-                told.append(stage.room.shortage())
-                await stage.advance(SHORTAGE_S)
+                told.append(stage.room.local_exhaustion())
+                await stage.advance(EXHAUSTION_S)
             assert any(told)
             assert "pushes wait, because this server cannot call" in caplog.text
             assert stage.room.state(url)["failures"] == 0
             resolver.error = None
-            await stage.advance(SHORTAGE_S)
+            await stage.advance(EXHAUSTION_S)
             await until(lambda: len(endpoint.got) == 1)
             await stage.drained("s")
             assert stage.room.results == {PushResult.DELIVERED: 1}
             assert stage.room.calls_put_off >= 7
-            assert stage.room.shortage() is None
+            assert stage.room.local_exhaustion() is None
 
-    play(test, resolve=resolver, shortage_s=SHORTAGE_S)
+    play(test, resolve=resolver, exhaustion_s=EXHAUSTION_S)
 
 
 def test_a_name_that_no_name_server_knows_for_long_has_failed(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,19 +105,19 @@ def test_doubt_has_an_end_and_a_new_beginning() -> None:
 
 def test_what_a_resolver_lacks_is_no_doubt() -> None:
     for code in (errno.EMFILE, errno.EBUSY, errno.EAGAIN):
-        shortage = shortage_of_lookup(OSError(code, os.strerror(code)))
+        shortage = local_exhaustion_of_lookup(OSError(code, os.strerror(code)))
         assert shortage is not None
         assert not shortage.doubtful
 
 
 def test_a_name_that_does_not_exist_has_failed() -> None:
-    assert shortage_of_lookup(refused(socket.EAI_NONAME)) is None
-    assert shortage_of_lookup(UnicodeError()) is None
+    assert local_exhaustion_of_lookup(refused(socket.EAI_NONAME)) is None
+    assert local_exhaustion_of_lookup(UnicodeError()) is None
 
 
 def test_shortages_of_a_connection() -> None:
     def doubtful(code: int) -> bool | None:
-        shortage = shortage_of(OSError(code, os.strerror(code)))
+        shortage = local_exhaustion_of(OSError(code, os.strerror(code)))
         return None if shortage is None else shortage.doubtful
 
     ours = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -141,7 +141,7 @@ def test_what_waits_is_not_leased_again_and_again(play: Any) -> None:
         assert stage.room.calls_put_off == 1
         assert resolver.asked == 1
 
-    play(test, resolve=resolver, shortage_s=60)
+    play(test, resolve=resolver, exhaustion_s=60)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -160,12 +160,12 @@ def test_without_threads_a_push_waits(
                 patch.setattr(threading.Thread, "start", none_left)
                 await stage.publish()
                 await until(lambda: "pushes wait" in caplog.text)
-            await stage.advance(SHORTAGE_S)
+            await stage.advance(EXHAUSTION_S)
             await until(lambda: len(endpoint.got) == 1)
             await stage.drained("s")
             assert stage.room.results == {PushResult.DELIVERED: 1}
 
-    play(test, shortage_s=SHORTAGE_S)
+    play(test, exhaustion_s=EXHAUSTION_S)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -182,14 +182,14 @@ def _without_files(directory: Path, host: str) -> None:
     import asyncio
 
     async def play() -> None:
-        async with Stage(directory, shortage_s=SHORTAGE_S) as stage, Endpoint() as endpoint:
+        async with Stage(directory, exhaustion_s=EXHAUSTION_S) as stage, Endpoint() as endpoint:
             await stage.subscribe("s", endpoint.url.replace("127.0.0.1", host))
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
             await stage.publish()
             await until(lambda: stage.room.calls_put_off > 2)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            await stage.advance(SHORTAGE_S)
+            await stage.advance(EXHAUSTION_S)
             await until(lambda: len(endpoint.got) == 1)
             await stage.drained("s")
             assert stage.room.results == {PushResult.DELIVERED: 1}

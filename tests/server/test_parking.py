@@ -7,15 +7,15 @@ import pytest
 from veilmq.engine.limits import Limits
 from veilmq.engine.waiting import WaitingRoom
 from veilmq.model.queue import QueueKey
-from veilmq.server.parking import QUIET_S, ParkingWatch
+from veilmq.server.refused_waits import QUIET_S, RefusedWaits
 
 ORDERS, MAIL = (QueueKey("111111111111", "us-east-1", name) for name in ("orders", "mail"))
 
 
-def watched(**limits: int) -> tuple[WaitingRoom, ParkingWatch]:
+def watched(**limits: int) -> tuple[WaitingRoom, RefusedWaits]:
     bounds = Limits(**limits)
     room = WaitingRoom(bounds)
-    return room, ParkingWatch(room, bounds)
+    return room, RefusedWaits(room, bounds)
 
 
 def test_each_limit_is_counted(caplog: pytest.LogCaptureFixture) -> None:

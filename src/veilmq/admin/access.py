@@ -1,9 +1,9 @@
-"""Who may come in: Host, Origin and credentials, before any route sees the request.
+"""Access control: checks Host, Origin and credentials before any route sees the request.
 
-Strategy: pure ASGI, so that a streamed answer is not held up. A request gets a `Caller` in its scope: the bearer
-token is everything, an access key (Basic, KEY_ID:SECRET) what it was granted on the queues of its own account. Health
-needs neither, nor does /metrics for a loopback peer and Host without a proxy's headers. No answer has CORS headers,
-and a request that bears a foreign Origin is refused, so that no web page drives a developer's queues.
+Strategy: pure ASGI, so that a streamed response is not delayed. A request gets a `Caller` in its scope: the bearer
+token may do everything, an access key (Basic, KEY_ID:SECRET) what it was granted on the queues of its own account.
+Health needs neither, nor does /metrics for a loopback peer and Host without proxy headers. No response has CORS
+headers, and a request with a foreign Origin is refused, so that no web page can drive a developer's queues.
 """
 
 import base64
@@ -30,11 +30,11 @@ logger = logging.getLogger("veilmq.admin")
 _FORWARDED: Final = (b"forwarded", b"x-forwarded-for")
 _CREDENTIALS_BYTES_MAX: Final = 4_096
 _PATH_CHARACTERS: Final = 200
-"""Of a path in the log."""
+"""How much of a path the log shows."""
 
 
 class _SecretWrong(Refused):
-    """No such key, or not its secret. key_id: of a key that there is; any other may be a secret itself."""
+    """Unknown key or wrong secret. key_id: only of an existing key; any other id may be a misplaced secret."""
 
     def __init__(self, key_id: str | None) -> None:
         super().__init__(401, "not_authenticated", "the access key is unknown, or its secret is another")
@@ -42,29 +42,28 @@ class _SecretWrong(Refused):
 
 
 class Caller(NamedTuple):
-    """Who was let in. Without a key: the holder of the bearer token, or a peer that needs none."""
+    """The authenticated caller. Without a key: the holder of the bearer token, or a peer that needs none."""
 
     key: AccessKey | None = None
     client: str = ""
     home: str | None = None
-    """Whose queues are meant where none are named: the key's account, or else the only one; None of several."""
+    """The default account: the key's, or else the only one; None if there are several."""
 
     def may(self, action: Action, account: str | None = None, queue: str | None = None) -> bool:
-        """Whether the caller may do that with that account's queue (None: with no queue in particular)."""
+        """Whether the caller may do the action on that account's queue (None: on no particular queue)."""
         if self.key is None:
             return True
         return account in (None, self.key.account) and self.key.allows(action, queue)
 
     def check(self, action: Action, account: str | None = None, queue: str | None = None) -> None:
-        """Raises Refused (403) for what the caller may not."""
+        """Raises Refused (403) if the caller may not."""
         if not self.may(action, account, queue):
             what = action if queue is None else f"{action} on {account}/{queue}"
             raise Refused(403, "not_granted", f"the key was not granted {what}")
 
     def after_waiting(self, keyring: Keyring) -> "Caller":
-        """The caller with what the key may do now: the credentials may have been read again while a request waited.
-
-        Raises Refused (401) for a key that was taken away.
+        """The caller with its key's current grants: the credentials may have been reloaded while the request waited.
+        Raises Refused (401) for a removed key.
         """
         if self.key is None:
             return self
@@ -74,7 +73,7 @@ class Caller(NamedTuple):
         return self._replace(key=found)
 
     def whose(self, wanted: str | None) -> str:
-        """The account that was asked for, or else the caller's home. Raises ParameterInvalid."""
+        """The requested account, or the caller's default. Raises ParameterInvalid."""
         account = wanted or self.home
         if account is None:
             raise ParameterInvalid(parameter="account", reason="must be given: this server has several accounts")
@@ -82,12 +81,12 @@ class Caller(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """Who asks, for the history."""
+        """The origin of the caller's commands, for the history."""
         return Origin("admin", "admin" if self.key is None else self.key.id, self.client)
 
 
 class Access:
-    """ASGI middleware. `keyring` is asked at each request: credentials are reloaded."""
+    """ASGI middleware. `keyring` is read at each request, because credentials are reloaded."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class Access:
         raise Refused(401, "not_authenticated", words)
 
     def _check_host(self, headers: dict[bytes, bytes], keyring: Keys) -> None:
-        """Development mode takes loopback names alone (DNS rebinding); a foreign Origin is refused in any mode."""
+        """Development mode accepts only loopback names (DNS rebinding); a foreign Origin is refused in every mode."""
         given = headers.get(b"host", b"")
         if not keyring.checks and not is_loopback_name(given.decode("latin-1"), self._suffixes):
             raise Refused(403, "host_refused", "this Host is not one of this server's: use 127.0.0.1 or localhost")
@@ -156,12 +155,12 @@ class Access:
             return True
         if path != "/metrics" or any(each in headers for each in _FORWARDED) or not _is_loopback(scope.get("client")):
             return False
-        # A page whose name was pointed at loopback comes from a loopback peer, too.
+        # A page whose name points at loopback comes from a loopback peer, too.
         return is_loopback_name(headers.get(b"host", b"").decode("latin-1"), self._suffixes)
 
 
 def _key_of(given: bytes, keyring: Keyring) -> AccessKey:
-    """The access key of Basic credentials (RFC 7617). In development mode nobody has a secret to show."""
+    """The access key of Basic credentials (RFC 7617). In development mode no secret is checked."""
     if not keyring.checks:
         raise Refused(401, "not_authenticated", "development mode has no keys: use the bearer token")
     try:
@@ -178,7 +177,7 @@ def _key_of(given: bytes, keyring: Keyring) -> AccessKey:
 
 
 def asked(scope: Scope, key_id: str | None) -> str:
-    """Who asks for what, for the log."""
+    """Describe the request and its caller for the log."""
     peer = scope.get("client")
     who = (f" from {peer[0]}" if peer else "") + (f" by {key_id}" if key_id else "")
     return f"{scope['method']} {scope['path'][:_PATH_CHARACTERS]}{who}"

@@ -1,4 +1,4 @@
-"""How old the oldest message of each queue is that is visible or in flight: a few index seeks a queue."""
+"""The age of each queue's oldest message that is visible or in flight: a few index seeks per queue."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,8 @@ from veilmq.store.sqlite.store import SqliteStore
 
 
 def oldest_ages_us(store: SqliteStore, queues: Iterable[tuple[LiveQueue, list[int]]], now: Instant) -> dict[int, int]:
-    """By incarnation, for queues with messages; with each queue its lines, as the loop saw them. Blocks."""
+    """Ages by incarnation, for queues with messages. `queues`: each queue with its lines, as the loop saw them.
+    Blocks."""
     ages = {}
     with store.readers.lend() as connection:
         young = oldest_young(connection)

@@ -1,8 +1,8 @@
-"""How requests are read and answers written on the admin port.
+"""Reads requests and writes responses of the admin port.
 
-Strategy: JSON in and out by msgspec, a body within its limit while it arrives, errors in one form. A long answer is
-made in pieces in threads, each piece in a read transaction of its own, so that a slow reader holds no old state of
-the store.
+Strategy: JSON in and out by msgspec; a body is bounded while it arrives; all errors have one form. A long response is
+made in pieces on threads, each piece in its own read transaction, so that a slow reader holds no old state of the
+store.
 """
 
 import logging
@@ -28,7 +28,7 @@ logger = logging.getLogger("veilmq.admin")
 
 
 def caller_of(request: Request) -> Caller:
-    """Who was let in (access.py)."""
+    """The authenticated caller (access.py)."""
     caller = request.scope["veilmq.caller"]
     assert isinstance(caller, Caller)
     return caller
@@ -50,7 +50,7 @@ async def body_of(request: Request) -> bytes:
 
 
 def members_of(request: Request) -> dict[str, str]:
-    """The query string. Raises Refused (400) for a member that is there twice."""
+    """The query string. Raises Refused (400) for a repeated member."""
     pairs = request.query_params.multi_items()
     members = dict(pairs)
     if len(members) != len(pairs):
@@ -67,12 +67,12 @@ _PRIVATE: Final = {"cache-control": "no-store"}
 
 
 def stream(parts: AsyncIterator[bytes], media_type: str, headers: dict[str, str] | None = None) -> Response:
-    """A body that is made while it is sent."""
+    """A response whose body is made while it is sent."""
     return StreamingResponse(parts, media_type=media_type, headers=_PRIVATE | (headers or {}))
 
 
 async def in_thread(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The same parts, each made in a thread."""
+    """The same parts, each made on a thread."""
     while (part := await run_in_threadpool(next, parts, None)) is not None:
         yield part
 
@@ -87,20 +87,20 @@ def _error_answer(request: Request, status: int, body: dict[str, Any]) -> Respon
 
 
 async def veil_error(request: Request, error: Exception) -> Response:
-    """A command's error."""
+    """The response to a command's error."""
     assert isinstance(error, VeilError)
     return _error_answer(request, STATUS[type(error)], described(error))
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """What HTTP or access control forbids."""
+    """The response to what HTTP or access control forbids."""
     assert isinstance(error, Refused)
     body = {"error": error.error, "field": None, "message": error.message, "data": error.data}
     return _error_answer(request, error.status, body)
 
 
 async def trimmed(request: Request, error: Exception) -> Response:
-    """The history no longer goes back so far: 410 with `first_offset`."""
+    """The events were trimmed: 410 with `first_offset`."""
     assert isinstance(error, HistoryTrimmed)
     first = {"first_offset": error.first_offset}
     body = {"error": "history_trimmed", "field": "from", "message": str(error), "data": first, **first}
@@ -108,7 +108,7 @@ async def trimmed(request: Request, error: Exception) -> Response:
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """A path or method that is not there."""
+    """The response for an unknown path or method."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
     body: dict[str, Any] = {"error": code, "field": None, "message": error.detail, "data": {}}
@@ -118,9 +118,9 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 
 async def failed(request: Request, error: Exception) -> Response:
-    """A bug: the log has it, the caller a request id to name.
+    """A bug: the log has the error, and the caller gets a request id.
 
-    The server closes the connection after it, and the answer says so: a client must not send its next request there.
+    The response announces that the server closes the connection, so that the client does not reuse it.
     """
     request_id = request.scope.get("veilmq.request_id")
     logger.error("%s: failed", asked(request.scope, None), exc_info=error, extra={"request": request_id})

@@ -1,7 +1,7 @@
 """The admin application: all routes, behind access control.
 
-Strategy: each noun's routes are in its own file; here they meet with the middleware and the table of errors. The caller
-runs the application on uvicorn (`proxy_headers=False`: who is a loopback peer is for the socket to say).
+Strategy: each noun's routes are in its own file; this one adds the middleware and the table of errors. The caller runs
+the application on uvicorn with `proxy_headers=False`: the socket decides who is a loopback peer.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,7 +32,7 @@ from veilmq.server.settings import FIELDS, Address, Settings
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
 _SECRET: Final = frozenset({"credentials", "tls_key"})
-"""Settings whose value is not shown: where the secrets are is no caller's business."""
+"""Settings that are not shown: callers must not learn where secrets are."""
 
 
 def create_app(service: Service, settings: Settings, token: str) -> Starlette:
@@ -42,11 +42,11 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
     copies = Copies(service)
 
     async def live(request: Request) -> Response:
-        """200 as long as the loop turns."""
+        """200 while the loop runs."""
         return answers.answer({"live": True})
 
     async def ready(request: Request) -> Response:
-        """200, or 503 with what is wrong by its name. A warning alone does not take the server out of service."""
+        """200, or 503 with the problems by name. A warning alone does not take the server out of service."""
         reasons, warnings = _reasons(service), _warnings(service)
         return answers.answer({"ready": not reasons, "reasons": reasons, "warnings": warnings}, 503 if reasons else 200)
 
@@ -56,8 +56,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
         return answers.answer({"settings": shown_settings(settings)})
 
     async def account_of(request: Request) -> Response:
-        """Whose queues are meant where none is named (null where there are several accounts), where, and whether the
-        credentials file has that account."""
+        """The default account (null if there are several), its home region, and whether the credentials file has it."""
         caller = answers.caller_of(request)
         account = inputs.convert(answers.members_of(request), inputs.AccountInput).account or caller.home
         if caller.key is not None and account != caller.key.account:
@@ -69,7 +68,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
         return answers.answer({"account": account, "region": region, "known": known})
 
     async def failed(request: Request, error: Exception) -> Response:
-        """500, counted; but a reader whom trimming outran amid its answer knows by the answer's end."""
+        """500, counted. A reader overtaken by trimming is not counted: it notices the truncated response."""
         if isinstance(error.__cause__, HistoryTrimmed):
             return await answers.trimmed(request, error.__cause__)
         metrics.admin_failures += 1
@@ -104,14 +103,14 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             Exception: failed,
         },
     )
-    # A redirect would lose the body of a request, and says nothing to whoever does not follow it.
+    # A redirect would lose the request's body, and not every client follows it.
     app.router.redirect_slashes = False
     return app
 
 
 def _one_a_path(*routes: Route) -> list[Route]:
-    """The same routes, those of one path as one: a 405 must name all its methods (RFC 9110, 15.5.6), and Starlette
-    names those of the route that it found."""
+    """Merge the routes of each path: a 405 must name all methods of the path (RFC 9110, 15.5.6), and Starlette names
+    only those of the route that it found."""
     by_path: dict[str, dict[str, _Endpoint]] = {}
     for route in routes:
         methods = by_path.setdefault(route.path, {})
@@ -127,7 +126,7 @@ def _by_method(methods: Mapping[str, _Endpoint]) -> _Endpoint:
 
 
 def _reasons(service: Service) -> dict[str, str]:
-    """What keeps the server from doing its work."""
+    """Problems that keep the server from working."""
     broken = service.shell.broken
     if broken is not None:
         return {"store": str(broken)}
@@ -138,14 +137,14 @@ def _reasons(service: Service) -> dict[str, str]:
 
 
 def _warnings(service: Service) -> dict[str, str]:
-    """What an operator should mend."""
+    """Problems that an operator should fix."""
     found = {}
     if service.clock.ahead:
         ahead_s = service.clock.ahead_us // 1_000_000
         found["clock"] = f"the data is {ahead_s} s ahead of this machine's clock: set the clock"
     if service.push_fault is not None:
         found["pushes"] = f"nothing is pushed {service.push_fault}; the log says more"
-    elif service.push_room is not None and (lacking := service.push_room.shortage()) is not None:
+    elif service.push_room is not None and (lacking := service.push_room.local_exhaustion()) is not None:
         found["pushes"] = f"pushes wait, because this server cannot call: {lacking}"
     return found
 

@@ -1,7 +1,7 @@
-"""Which events of the history a reader wants: of some kinds, of one queue, of one message.
+"""Filters of the history: by kind, queue and message.
 
-Strategy: as what a key may see, what a reader wants is decided for each event by its stored fields, before it is joined
-with names or written. Offsets count all events, so that a reader goes on where it stopped whatever it leaves out.
+Strategy: like a key's scope, a filter is applied to each event's stored fields, before names are joined or anything is
+written. Offsets count all events, so a reader continues at the same place whatever it filters out.
 """
 
 from typing import Any, Final, NamedTuple
@@ -15,7 +15,7 @@ _KINDS: Final = {kind.name.lower(): int(kind) for kind in Kind}
 
 
 def kinds_of(text: str) -> frozenset[int] | None:
-    """Kinds by their names, with commas between; None for no text. Raises ParameterInvalid."""
+    """Kinds from a comma-separated list; None for an empty text. Raises ParameterInvalid."""
     names = [name for each in text.split(",") if (name := each.strip().replace(" ", "_"))]
     for name in names:
         if name not in _KINDS:
@@ -24,15 +24,15 @@ def kinds_of(text: str) -> frozenset[int] | None:
 
 
 class Wanted(NamedTuple):
-    """What is asked for; None: whatever there is."""
+    """The requested filter; None in a field: no filter."""
 
     kinds: frozenset[int] | None = None
     queue: str | None = None
-    """A name, of whatever account and region, or account/region/name; deleted queues of that name too."""
+    """A name in any account and region, or account/region/name; includes deleted queues."""
     message: bytes | None = None
 
     def chosen(self, connection: Connection) -> "Chosen | None":
-        """What decides about stored events; None if all are wanted."""
+        """The filter of stored events; None if all are wanted."""
         if self == (None, None, None):
             return None
         queues = None
@@ -42,14 +42,14 @@ class Wanted(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What is asked for, with the queues by their incarnations."""
+    """The filter with queues by incarnation."""
 
     kinds: frozenset[int] | None
     queues: frozenset[int] | None
     message: bytes | None
 
     def takes(self, kind: int, queue: int | None, message: bytes | None, detail: dict[str, Any] | None) -> bool:
-        """Whether the event is wanted; one that takes a message to another queue is of both."""
+        """Whether the event is wanted; an event that moves a message belongs to both queues."""
         if self.kinds is not None and kind not in self.kinds:
             return False
         if self.queues is not None and queue not in self.queues:

@@ -1,7 +1,7 @@
-"""The history as Arrow: packed rows straight to columns, without an object for each event.
+"""The history as Arrow: converts packed rows to columns without an object per event.
 
-Strategy: a commit's events are unpacked as plain tuples, gathered to batches of some thousand rows and transposed;
-numbers of queues and origins become dictionaries in C++ and only their few distinct values are looked up. The columns
+Strategy: a commit's events are unpacked as plain tuples, collected in batches of some thousand rows and transposed.
+Numbers of queues and origins become dictionaries in C++, so only their few distinct values are looked up. The columns
 have the names and values of the JSON form; `detail` is JSON text. pyarrow is the optional extra `arrow`.
 """
 
@@ -40,7 +40,7 @@ def available() -> bool:
 
 
 def is_wanted(accept: str) -> bool:
-    """Whether an Accept header asks for Arrow by its name, and for no other form of ours rather (RFC 9110, 12.5.1)."""
+    """Whether an Accept header names Arrow and does not prefer another form of ours (RFC 9110, 12.5.1)."""
     qualities = {}
     for each in accept.split(","):
         name, *parameters = (part.strip().lower() for part in each.split(";"))
@@ -53,7 +53,7 @@ def is_wanted(accept: str) -> bool:
 
 
 class ArrowStream:
-    """One answer: `start`, then `batch` for each range of offsets, then `end`; each gives bytes to send."""
+    """One response: `start`, then `batch` for each range of offsets, then `end`; each returns bytes to send."""
 
     def __init__(self) -> None:
         import pyarrow as pa
@@ -134,7 +134,7 @@ class ArrowStream:
         return pa.RecordBatch.from_arrays([arrays[field.name] for field in self.schema], schema=self.schema)
 
     def _named(self, numbers: Any, names: list[Callable[[int], str | None]]) -> list[Any]:
-        """For each way of naming a number, a column of dictionary type whose dictionary holds every name once."""
+        """For each naming function, a dictionary column whose dictionary holds every name once."""
         pa = self._pa
         encoded = numbers.dictionary_encode()
         distinct = encoded.dictionary.to_pylist()
@@ -165,7 +165,7 @@ def _rows(connection: Connection, start: int, stop: int) -> tuple[list[int], lis
 
 
 def _names_of(connection: Connection, look_up: _LookUp) -> list[Callable[[int], str | None]]:
-    """Three functions from a number to the three names in its row; None for a number that is not there."""
+    """Three functions from a number to the names in its row; None for an unknown number."""
     known: dict[int, tuple[Any, ...]] = {}
 
     def row(number: int) -> tuple[Any, ...]:
@@ -181,7 +181,7 @@ def _names_of(connection: Connection, look_up: _LookUp) -> list[Callable[[int], 
 
 
 class _Sink(io.RawIOBase):
-    """Collects what the writer of the stream writes; its position only grows."""
+    """Collects what the stream's writer writes; its position only grows."""
 
     def __init__(self) -> None:
         super().__init__()

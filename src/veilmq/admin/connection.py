@@ -1,9 +1,9 @@
-"""uvicorn's connection, with bounds on what a stranger sends before anybody has looked at it.
+"""uvicorn's connection, with bounds on what an unauthenticated client sends.
 
-Strategy: uvicorn on httptools bounds neither the size of a request's head nor the time for it, and joins what comes in
-time that grows with its square: one endless header would stop the loop, which the data ports share. So what is fed to
-an unfinished head is counted, and whoever owes one has a deadline, from the connection on and from answer to answer.
-Bodies need neither: they are read behind access control, within `answers.BODY_BYTES_MAX`.
+Strategy: uvicorn on httptools bounds neither the size of a request's head nor its time, and joins input in quadratic
+time: one endless header would stop the loop, which the data ports share. So the bytes fed to an unfinished head are
+counted, and a connection that owes a head has a deadline, from its start and after each response. Bodies need neither:
+they are read behind access control, within `answers.BODY_BYTES_MAX`.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Request line and headers, but for what came in one read with their beginning or end."""
+"""Request line and headers, not counting what arrives in the same read as their beginning or end."""
 HEAD_S: Final = 10.0
-"""For the head of a request, and until the first one of a connection begins."""
+"""Deadline for a request's head, and for the first request of a connection to begin."""
 
 
 class Connection(HttpToolsProtocol):
-    """One client's. Closed without an answer when it breaks a bound."""
+    """One client's connection. It is closed without a response when it breaks a bound."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

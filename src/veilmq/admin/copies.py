@@ -1,9 +1,9 @@
-"""Whole copies of the state on their way out: how many there may be, and for how long.
+"""Bounds copies of the whole state that are being sent: how many, and for how long.
 
-Strategy: a snapshot, a backup and a check read the store in one transaction each, and as long as it lasts the WAL
-cannot be folded in; a copy then lies on the disk as a nameless file until its reader has it. So one of them is made at
-a time, few files lie there together, and who takes nothing for a while loses its file. A WAL that has become long is
-given a while to be folded in before the next one begins: it stays as long as one reading makes it.
+Strategy: a snapshot, a backup and a check each read the store in one transaction, and while it lasts the WAL cannot be
+checkpointed. The copy then stays on disk as an unnamed file until its reader has it. So one is made at a time, few
+files exist together, and a reader that stalls loses its file. If the WAL is long, the next one waits a while for the
+checkpoint, because the WAL file keeps the size that one reading gave it.
 """
 
 import asyncio
@@ -19,36 +19,36 @@ from veilmq.admin.service import Service
 from veilmq.store.large_files import let_go
 
 COPIES_MAX: Final = 4
-"""Copies that are being made, wait for it, or lie there for their readers."""
+"""Copies that are being made, wait to be made, or wait for their readers."""
 STALL_S: Final = 60.0
-"""A reader that takes nothing for so long loses its copy."""
+"""A reader that takes nothing for this long loses its copy."""
 REST_S: Final = 5.0
-"""The longest pause before a reading if the WAL is long."""
+"""The longest pause before a read if the WAL is long."""
 PIECE_BYTES: Final = 256 * 1024
 _LONG: Final = 2
-"""A WAL so many times longer than where its checkpoint begins has grown behind a reading."""
+"""A WAL that exceeds its checkpoint threshold by this factor has grown during a read."""
 
 logger = logging.getLogger("veilmq.admin")
 
 
 class Copies:
-    """All of one server."""
+    """All copies of one server."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._turn = asyncio.Lock()
         self.count = 0
-        """How many there are."""
+        """The number of copies."""
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """The turn of one long reading; waits for those before it, and for the WAL."""
+        """The turn of one long read; waits for earlier ones and for the WAL."""
         async with self._turn:
             await self._rest()
             yield
 
     async def _rest(self) -> None:
-        """Wait until the WAL has begun anew, if it is long; each commit may be the one."""
+        """If the WAL is long, wait until it was reset; each commit may do that."""
         store, followers = self._service.store, self._service.shell.stats.followers
         committed = asyncio.Event()
         followers.add(committed)
@@ -62,9 +62,9 @@ class Copies:
             followers.discard(committed)
 
     async def make(self, write: Callable[[], IO[bytes]]) -> "Copy":
-        """The file that `write` makes in a thread, open for writing, when its turn has come.
+        """The open file that `write` makes on a thread, when its turn has come.
 
-        Raises Refused (503) if there are enough.
+        Raises Refused (503) beyond `COPIES_MAX`.
         """
         if self.count >= COPIES_MAX:
             message = f"{COPIES_MAX} snapshots and backups are being made or read: try again when one has ended"
@@ -108,7 +108,7 @@ class Copy:
             self.close()
 
     def close(self) -> None:
-        """Give the file up. In a thread: to free the blocks of a large one takes a while."""
+        """Close the file, on a thread: freeing the blocks of a large one takes a while."""
         self._timer.cancel()
         if not self._given_up:
             self._given_up = True

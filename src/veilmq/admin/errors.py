@@ -1,7 +1,7 @@
-"""From typed errors to HTTP answers of the admin port.
+"""Maps typed errors to HTTP responses of the admin port.
 
-Strategy: one total table from error class to status; the body is always {error, field, message}, with the error's data
-under `data`. `Refused` is what HTTP itself or access control forbids.
+Strategy: one total table from error class to status. The body is always {error, field, message}, with the error's data
+under `data`. `Refused` is for what HTTP or access control forbids.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class Refused(Exception):
 
 
 def described(error: VeilError) -> dict[str, Any]:
-    """The error's body: {error, field, message, data}. `field` names what a caller should change, or is null."""
+    """The error's body: {error, field, message, data}. `field` names the member to change, or is null."""
     field = error.parameter if isinstance(error, ParameterInvalid) else None
     message = error.reason if isinstance(error, ParameterInvalid) else str(error)
     return {"error": type(error).__name__, "field": field, "message": message, "data": as_fields(error)}

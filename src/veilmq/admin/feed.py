@@ -1,9 +1,8 @@
 """Routes of the history: events by offset, the trace of one message, a snapshot, a backup.
 
-Strategy: offsets order the log, so an answer's headers say before its first byte where it begins and where to go on:
-it covers `from` up to `VeilMQ-Next-Offset`, both fixed when the request came. `from=next` with `follow` waits for
-what is not there yet. The snapshot is written to a nameless file first: its read transaction ends before a slow
-client's download (copies.py).
+Strategy: offsets order the log, so a response's headers say where it begins and where to continue: it covers `from` up
+to `VeilMQ-Next-Offset`, both fixed when the request arrives. `from=next` with `follow` waits for new events. A snapshot
+is first written to an unnamed file, so that its read transaction ends before a slow client's download (copies.py).
 """
 
 import asyncio
@@ -37,22 +36,21 @@ from veilmq.store.sqlite.tools.backup import backup
 
 ROWS_A_PIECE: Final = 8_192
 _LINES_A_LOOK: Final = 10_000
-"""Of a snapshot, between two looks at the disk."""
+"""Lines of a snapshot between two checks of the disk."""
 _FOLLOW_LOOK_S: Final = 1.0
-"""A commit wakes whoever follows; this is for a store that fails meanwhile."""
+"""A commit wakes followers; this interval notices a store that fails meanwhile."""
 _GATHER_S: Final = 0.05
-"""Whoever follows is answered no sooner than this after it asked, unless with all that it takes: else it would ask
-again after each commit of a busy server."""
+"""A follower is answered no sooner than this, unless the response is full: else it would poll after each commit of a
+busy server."""
 _READ_S: Final = 60.0
-"""For so long a piece of an answer that is on its way is spared by trimming; a reader that stands still is not waited
-for any longer."""
+"""How long trimming spares the events of a response in progress; a stalled reader is not waited for any longer."""
 FIRST_HEADER: Final = "veilmq-first-offset"
 START_HEADER: Final = "veilmq-start-offset"
 NEXT_HEADER: Final = "veilmq-next-offset"
 EPOCH_HEADER: Final = "veilmq-epoch"
 
 _Written = Callable[[Connection, int, int, Scope], bytes]
-"""The events of [start, stop) that a caller may see, in the answer's form."""
+"""Writes the events of [start, stop) that a caller may see, in the response's form."""
 
 
 class Feed:
@@ -108,10 +106,11 @@ class Feed:
         return stream(in_thread(self._lines(start, stop, scope)), JSON_LINES, headers)
 
     def _find_held(self, wanted: str, seconds: float) -> Range:
-        """What is found is there for so long, within the bounds of `Holds`. Raises as `find_start`."""
+        """Find the range and protect it from trimming for that long, within the bounds of `Holds`. Raises as
+        `find_start`."""
         if wanted == "next":
             return self._find(wanted)
-        # Held before it is looked for; and what a batch trims that is not committed yet is still seen.
+        # Protect it before the look-up; events that an uncommitted batch trims are still visible.
         left = self._service.store.holds.keep(int(wanted) if wanted.isdecimal() else 0, seconds)
         found = self._find(wanted)
         if found.start >= left:
@@ -122,12 +121,12 @@ class Feed:
 
     def _find(self, wanted: str) -> Range:
         with self._service.store.readers.lend() as connection:
-            if not self._epoch:  # it stays while the file is open
+            if not self._epoch:  # constant while the file is open
                 _, _, self._epoch = head(connection)
             return find_start(connection, wanted)
 
     async def _wait(self, start: int, follow_s: float) -> tuple[int, int]:
-        """Wait until there is an event at `start`, or the time is over: (first offset, next offset)."""
+        """Wait for an event at `start` or the timeout: (first offset, next offset)."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + follow_s
         shell = self._service.shell
@@ -160,8 +159,8 @@ class Feed:
         yield written.end()
 
     def _pieces(self, written: _Written, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
-        """[start, stop) a piece at a time; between two of them no connection is held, and trimming spares the next.
-        Raises HistoryTrimmed if it did not, as on a low disk."""
+        """The events of [start, stop) in pieces. Between two pieces no connection is held, and trimming spares the next
+        one. Raises HistoryTrimmed if it could not, as on a low disk."""
         while start < stop:
             with self._service.store.readers.lend() as connection:
                 end = piece_end(connection, start, min(stop, start + ROWS_A_PIECE))
@@ -219,7 +218,7 @@ class Feed:
         return stream(copy.parts(), "application/vnd.sqlite3", headers)
 
     def _backup_file(self) -> IO[bytes]:
-        """The copy, opened and already without a name."""
+        """The copy as an open, unnamed file."""
         store = self._service.store
         with tempfile.TemporaryDirectory(prefix="backup-", dir=store.directory.path) as directory:
             copy = Path(directory, "veilmq.db")

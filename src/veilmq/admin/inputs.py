@@ -1,8 +1,8 @@
-"""What callers of `/api/v1` may ask, as typed structs with their ranges.
+"""The inputs of `/api/v1`, as typed structs with ranges.
 
-Strategy: msgspec checks types and ranges; what it finds becomes ParameterInvalid with the path of the value in it.
-Unknown members are refused: a misspelt setting must not pass in silence. The ranges are the widest that any protocol
-allows, because a queue is everybody's.
+Strategy: msgspec checks types and ranges; its errors become ParameterInvalid with the path of the value. Unknown
+members are refused, so that a misspelt setting is noticed. The ranges are the widest that any protocol allows, because
+all protocols share a queue.
 """
 
 import re
@@ -47,10 +47,10 @@ WORDS: Final = {
     _TASKS: "Expected what the page before gave as `after`",
     _START: "Expected an offset, first, next or snapshot",
 }
-"""What each pattern says, for who has broken it."""
+"""What each pattern allows, for error messages."""
 
 Name = Annotated[str, Meta(pattern=_NAME)]
-"""What any protocol can name: SQS up to 80 characters, Azure 63, MNS 120 (256 of old)."""
+"""A name that some protocol allows: SQS up to 80 characters, Azure 63, MNS 120 (formerly 256)."""
 Lease = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
 Delay = Annotated[int, Meta(ge=0, le=7 * DAY_US)]
 Count = Annotated[int, Meta(ge=1, le=ENTRIES_MAX)]
@@ -76,8 +76,7 @@ class KeyInput(_Input):
 
 
 class RedriveInput(_Input):
-    """The dead-letter queue: its name, or account, region and name as they are shown; both in the queue's own account
-    and region."""
+    """The dead-letter queue, in the queue's own account and region: its name, or account, region and name as shown."""
 
     target: Name | KeyInput
     receive_count_max: Annotated[int, Meta(ge=1, le=65_535)]
@@ -91,7 +90,7 @@ class RedriveAllowInput(_Input):
 
 
 class ChangeInput(_Input):
-    """Settings to change; null takes away a redrive policy."""
+    """Settings to change; null removes a redrive policy."""
 
     visibility_timeout_us: Lease | UnsetType = UNSET
     delay_us: Delay | UnsetType = UNSET
@@ -159,14 +158,14 @@ class DeleteInput(_Input):
 
 
 class ExtendInput(_Input):
-    """Handles of leases that shall end `lease_us` from now; 0 releases."""
+    """Handles of leases to end `lease_us` from now; 0 releases."""
 
     handles: Annotated[list[Handle], Meta(min_length=1, max_length=ENTRIES_MAX)]
     lease_us: Lease
 
 
 class PlanInput(_Input):
-    """First leases that were learnt: for all messages, and by type."""
+    """Learnt first leases: for all messages, and by type."""
 
     lease_us: Annotated[int, Meta(ge=SECOND_US, le=7 * DAY_US)] | None = None
     by_type: Annotated[dict[str, Annotated[int, Meta(ge=SECOND_US, le=7 * DAY_US)]], Meta(max_length=1_000)] = {}
@@ -175,7 +174,7 @@ class PlanInput(_Input):
 
 
 class MoveInput(_Input):
-    """Where the messages of a dead-letter queue go (null: each to where it came from), and how many a second."""
+    """Where the messages of a dead-letter queue go (null: back to their source), and how many per second."""
 
     destination: Name | None = None
     """In the same account and region."""
@@ -195,13 +194,13 @@ class PeekInput(_Input):
 
 
 class ClockInput(_Input):
-    """How far the clock moves on."""
+    """How far to move the clock."""
 
     advance_us: Annotated[int, Meta(ge=1, le=400 * DAY_US)]
 
 
 class ListInput(_Input):
-    """Which queues, and after which name. `*` for the account means all accounts and regions: then `after` is a key.
+    """Which queues, after which name. Account `*` means all accounts and regions; then `after` is a key.
 
     A key as text is `account/region/name`.
     """
@@ -214,19 +213,19 @@ class ListInput(_Input):
 
 
 class MovesInput(ListInput):
-    """Tasks of which queues, and behind which page."""
+    """Tasks of which queues, after which page."""
 
     after: Annotated[str, Meta(pattern=_TASKS)] = ""
 
 
 class AccountInput(_Input):
-    """Which account is meant; without one, the only one that there is."""
+    """The account; default: the only one."""
 
     account: Account | None = None
 
 
 class PageInput(_Input):
-    """A page of a queue's messages: those a receive could take, or those that are delayed or in flight."""
+    """A page of a queue's messages: the visible ones, or those delayed or in flight."""
 
     state: Annotated[str, Meta(pattern=_STATE)] = "visible"
     after: Annotated[str, Meta(pattern=_PAGE)] = ""
@@ -249,13 +248,13 @@ class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rena
     message: str | None = None
 
     def chosen(self) -> Wanted:
-        """Which of these events. Raises ParameterInvalid."""
+        """The filter of these events. Raises ParameterInvalid."""
         message = None if self.message is None else message_id(self.message, "message")
         return Wanted(kinds_of(self.kind), self.queue, message)
 
 
 class TraceInput(_Input):
-    """How many events to look through, newest first."""
+    """How many events to search, newest first."""
 
     scan: Annotated[int, Meta(ge=1, le=20_000_000)] = 2_000_000
 
@@ -271,10 +270,10 @@ ENUMS: Final[dict[str, type[StrEnum]]] = {
     "xml_body": XmlBody,
     "adaptive": Adaptive,
 }
-"""By the members that take them."""
+"""The choices, by member."""
 _UNITS: Final = (("d", DAY_US), ("h", HOUR_US), ("m", MINUTE_US), ("s", SECOND_US))
 _WORDS_SHOWN: Final = {repr(pattern): words for pattern, words in WORDS.items()}
-"""By the patterns as msgspec's errors show them."""
+"""The same, by the patterns as msgspec's errors show them."""
 
 
 def decode(raw: bytes, shape: type[T]) -> T:
@@ -288,7 +287,7 @@ def decode(raw: bytes, shape: type[T]) -> T:
 
 
 def convert(members: Any, shape: type[T]) -> T:
-    """The members of a query string, whose values are all text. Raises ParameterInvalid."""
+    """Convert the members of a query string, whose values are all text. Raises ParameterInvalid."""
     try:
         return msgspec.convert(members, type=shape, strict=False)
     except msgspec.ValidationError as error:
@@ -296,7 +295,7 @@ def convert(members: Any, shape: type[T]) -> T:
 
 
 def queue_key(account: str, region: str, name: str) -> QueueKey:
-    """The queue that a path names. Raises ParameterInvalid for what no queue can be called."""
+    """The queue that a path names. Raises ParameterInvalid for an impossible name."""
     checked = convert({"account": account, "region": region, "name": name}, KeyInput)
     return QueueKey(checked.account, checked.region, checked.name)
 
@@ -310,7 +309,7 @@ def message_id(text: str, parameter: str = "message_id") -> bytes:
 
 
 def _invalid(text: str) -> ParameterInvalid:
-    """msgspec's sentence, split into the value's path and what is wrong with it."""
+    """msgspec's message, split into the value's path and the problem."""
     found = _WHERE.match(text)
     assert found is not None
     what, path = found["what"], found["path"] or ""
@@ -322,14 +321,14 @@ def _invalid(text: str) -> ParameterInvalid:
 
 
 def _choice(what: str, path: str) -> str | None:
-    """What may be chosen."""
+    """The message with the possible choices."""
     if not what.startswith("Invalid enum value "):
         return None
     return f"{what}: expected one of {', '.join(ENUMS[path.rpartition('.')[2]])}"
 
 
 def _bound(what: str, path: str) -> str | None:
-    """A range in words, and that of a duration as people write one: who gave `30d` knows no number of microseconds."""
+    """The message with the range in words; a duration also as people write it, such as `30d`."""
     found = _BOUND.fullmatch(what)
     if found is None:
         return None

@@ -1,9 +1,9 @@
-"""/metrics: what an operator watches, read when it is asked for.
+"""/metrics for operators, computed at each scrape.
 
-Strategy: nothing is counted here that is not written down anyway; a collector turns the numbers of shell, store,
-listeners and ports into Prometheus' families at each scrape. Labels are bounded: the queues with the most messages
-have their own, the rest is one sum with empty labels. Two things need the store, in a thread: the ages of the oldest
-messages (a few index seeks) and the outcomes of leases (the history since the scrape before).
+Strategy: nothing is counted only for this page; a collector turns the counters of shell, store, listeners and ports
+into Prometheus families at each scrape. Labels are bounded: the queues with the most messages have their own, and the
+rest is one sum with empty labels. Two things read the store, on a thread: the ages of the oldest messages (a few index
+seeks) and the outcomes of leases (the history since the last scrape).
 """
 
 import threading
@@ -65,7 +65,7 @@ _QUEUE_LABELS: Final = ("account", "region", "queue")
 
 
 class Rest(NamedTuple):
-    """The queues without labels of their own: how many, and their messages by state."""
+    """The queues without their own labels: their number, and their messages by state."""
 
     queues: int
     visible: int
@@ -74,7 +74,7 @@ class Rest(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What one scrape reads before it is turned into families."""
+    """The data of one scrape."""
 
     labelled: list[LiveQueue]
     rest: Rest
@@ -83,13 +83,13 @@ class Gathered(NamedTuple):
     tasks: Counter[MoveStatus]
     """Move tasks that the store remembers, by status."""
     queues: int
-    """Those that exist, but for those of pushes, which are the server's own."""
+    """Number of queues, without the hidden queues of pushes."""
     events: list[tuple[tuple[str, str, str, str], int]]
     """Counts by account, region, queue and event."""
 
 
 class _Kind(msgspec.Struct, array_like=True, gc=False):
-    """The first fields of a packed event; the others are skipped."""
+    """The first fields of a packed event."""
 
     kind: int
     at: int
@@ -100,9 +100,9 @@ _KINDS: Final = msgspec.msgpack.Decoder(list[_Kind])
 
 
 class Outcomes:
-    """Counts events of leases, and of moves, by kind, from the history: those since the store was opened.
+    """Counts events of leases and moves by kind, from the history since the store was opened.
 
-    Reading goes in threads, `EVENTS_A_SCRAPE_MAX` events at a time; what is beyond is for the next scrape.
+    It reads on threads, `EVENTS_A_SCRAPE_MAX` events at a time; the next scrape reads the rest.
     """
 
     def __init__(self, store: SqliteStore) -> None:
@@ -113,7 +113,7 @@ class Outcomes:
         self._at = store.first_event
 
     def catch_up(self) -> None:
-        """Count what is new. Blocks."""
+        """Count new events. Blocks."""
         with self._lock, self._store.readers.lend() as connection:
             stop = min(bounds(connection)[1], self._at + EVENTS_A_SCRAPE_MAX)
             for first, packed in oldest_first(connection, self._at, stop):
@@ -128,7 +128,7 @@ class Outcomes:
                 self._at = max(self._at, first + len(events))
 
     def of_queues(self, alive: dict[int, QueueKey]) -> list[tuple[tuple[str, str, str, str], int]]:
-        """Counts by queue and event, of those that are alive. Blocks."""
+        """Counts by queue and event, of existing queues. Blocks."""
         with self._lock:
             self._by_queue.keep(alive)
             return list(self._by_queue.shown(alive))
@@ -147,7 +147,7 @@ class _Families:
 class Metrics:
     """Route /metrics. `admin_commands` are those that came through /api/v1, by type.
 
-    admin_failures: requests to the admin port that failed inside, as its listener's `failures` are.
+    admin_failures: requests to the admin port that failed with a bug, like a listener's `failures`.
     """
 
     def __init__(self, service: Service, admin_commands: Counter[type]) -> None:
@@ -181,31 +181,31 @@ class Metrics:
         yield from _queue_families(gathered)
         text = "What happened to the messages of a queue; empty labels: all further queues."
         yield _counters("veilmq_queue_events", text, (*_QUEUE_LABELS, "event"), gathered.events)
-        tasks = GaugeMetricFamily("veilmq_move_tasks", "Message move tasks that are remembered.", labels=("status",))
+        tasks = GaugeMetricFamily("veilmq_move_tasks", "Message move tasks remembered.", labels=("status",))
         for status in MoveStatus:
             tasks.add_metric((status.value,), gathered.tasks[status])
         yield tasks
         yield from self._shell_families()
         yield from self._store_families()
         yield from self._port_families()
-        # There from the start, or the first that is given up would be no increase, and no alarm.
+        # Present from the start: else the first exhausted push would not be an increase and would raise no alarm.
         pushes = dict.fromkeys((each.value for each in PushResult), 0) | dict(self._service.pushes)
-        yield _counters("veilmq_pushes", "Attempts to push, by what became of them.", ("result",), pushes.items())
+        yield _counters("veilmq_pushes", "Attempts to push, by result.", ("result",), pushes.items())
         room = self._service.push_room
         slowed = 0 if room is None else len(room.unavailable())
         yield GaugeMetricFamily("veilmq_push_endpoints_slowed", "Endpoints called seldom, because they fail.", slowed)
         put_off = 0 if room is None else room.calls_put_off
-        yield CounterMetricFamily("veilmq_push_calls_put_off", "Pushes that wait: this server cannot call.", put_off)
+        yield CounterMetricFamily("veilmq_push_calls_put_off", "Pushes put off: this server cannot call.", put_off)
 
     def _shell_families(self) -> Iterator[Metric]:
         shell = self._service.shell
         stats = shell.stats
         yield CounterMetricFamily("veilmq_batches", "Batches applied.", stats.batches)
-        yield CounterMetricFamily("veilmq_batched_commands", "Commands applied, the server's own too.", stats.commands)
+        yield CounterMetricFamily("veilmq_batched_commands", "Commands applied, also the server's own.", stats.commands)
         yield _histogram("veilmq_commit_seconds", "Commit with its fsync.", stats.commit_us, stats.commit_us_total)
         yield GaugeMetricFamily("veilmq_waiters", "Receives of clients that are parked.", shell.engine.waiting.clients)
-        refused = self._service.parking.refused.items()
-        yield _counters("veilmq_refused_parkings", "Receives answered empty: too many wait.", ("limit",), refused)
+        refused = self._service.refused_waits.refused.items()
+        yield _counters("veilmq_refused_waits", "Receives answered empty because too many wait.", ("limit",), refused)
         outcomes = dict(self._outcomes.counts)
         yield CounterMetricFamily("veilmq_moved_messages", "Messages that move tasks moved.", outcomes.pop(_MOVED))
         yield _counters("veilmq_lease_outcomes", "How leases began, went on and ended.", ("outcome",), outcomes.items())
@@ -215,7 +215,7 @@ class Metrics:
         yield GaugeMetricFamily("veilmq_wal_bytes", "Size of the write-ahead log.", store.checkpointer.wal_bytes)
         yield GaugeMetricFamily("veilmq_disk_free_bytes", "Free space for the data.", store.directory.free_bytes())
         yield GaugeMetricFamily(
-            "veilmq_disk_low", "1 while sends and creates are refused for want of space.", float(store.disk_low)
+            "veilmq_disk_low", "1 while sends and creates are refused for lack of space.", float(store.disk_low)
         )
         yield GaugeMetricFamily(
             "veilmq_clock_ahead_seconds", "Lease clock ahead of wall time.", self._service.clock.ahead_us / SECOND_US
@@ -259,14 +259,14 @@ class Metrics:
 _LISTENER_COUNTERS: Final = {
     "requests": "Complete requests.",
     "refusals": "Requests refused by HTTP's rules or by a limit.",
-    "failures": "Requests that failed inside.",
+    "failures": "Requests that failed with an error in the server.",
     "bytes_received": "Bytes from clients.",
     "bytes_sent": "Bytes to clients.",
 }
 
 
 def _sorted_out(queues: list[LiveQueue]) -> tuple[list[LiveQueue], Rest]:
-    """The queues with the most messages, and the sums of all others. Blocks: there may be very many."""
+    """The queues with the most messages, and the sums of all others. Blocks: there may be many queues."""
     labelled = nsmallest(LABELLED_QUEUES_MAX, queues, key=_by_depth)
     chosen = {queue.incarnation for queue in labelled}
     rest = [queue for queue in queues if queue.incarnation not in chosen]
@@ -317,7 +317,7 @@ def _counters(
 
 
 def _histogram(name: str, text: str, counts: list[int], total_us: int) -> HistogramMetricFamily:
-    """A histogram in seconds from counts per bucket of microseconds, the last one open."""
+    """A histogram in seconds from counts per bucket of microseconds; the last bucket is open."""
     buckets: list[tuple[str, float]] = []
     below = 0
     bounds = [repr(bound / SECOND_US) for bound in COMMIT_BUCKETS_US]

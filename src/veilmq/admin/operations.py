@@ -1,8 +1,8 @@
-"""What can be asked about one queue: from members of a request to commands, and from their outcomes to JSON.
+"""The operations on one queue: turns a request's members into commands, and their outcomes into JSON.
 
-Strategy: one row of `OPERATIONS` each, with the method and path under which the admin port offers it, the action that
-a key must be granted, and two pure functions. The server's routes, the command line's HTTP calls and its calls
-straight on a directory all read this table.
+Strategy: one row of `OPERATIONS` each: the method and path at the admin port, the action that a key must be granted,
+and two pure functions. The server's routes, the command line's HTTP calls and its calls on a directory all read this
+table.
 """
 
 import base64
@@ -58,7 +58,7 @@ from veilmq.model.queue import PRIORITY_DEFAULT, QueueKey, RedriveAllowPolicy, R
 
 
 class Asked(NamedTuple):
-    """On which queue, by whom, and when the request arrived."""
+    """The queue, the caller, and when the request arrived."""
 
     queue: QueueKey
     origin: Origin
@@ -66,7 +66,7 @@ class Asked(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One thing to do with one queue, at `method` /api/v1/queues/ACCOUNT/REGION/NAME + `suffix`."""
+    """One operation on one queue, at `method` /api/v1/queues/ACCOUNT/REGION/NAME + `suffix`."""
 
     name: str
     method: str
@@ -76,7 +76,7 @@ class Operation(NamedTuple):
     plan: Callable[[Asked, Any], Sequence[AnyCommand]]
     """Raises ParameterInvalid."""
     show: Callable[[Sequence[Outcome]], dict[str, Any]]
-    """Raises the outcome if it is an error; of several, the first if none succeeded."""
+    """Raises the outcome if it is an error; with several, the first one if none succeeded."""
 
 
 def _describe(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
@@ -113,7 +113,7 @@ def _change_of(queue: QueueKey, wanted: inputs.ChangeInput) -> SettingsChange:
 
 
 def _neighbour(path: str, queue: QueueKey, given: str | inputs.KeyInput) -> QueueKey:
-    """A queue of the same account and region, by its name or as it is shown. Raises ParameterInvalid."""
+    """A queue of the same account and region, by its name or as shown. Raises ParameterInvalid."""
     if isinstance(given, str):
         return _sibling(queue, given)
     if (given.account, given.region) != (queue.account, queue.region):
@@ -178,7 +178,7 @@ def _send_of(asked: Asked, place: int, message: inputs.MessageInput) -> Send:
 
 
 def _check_name(path: str, name: str | None) -> None:
-    """Every protocol must be able to carry it."""
+    """Check that every protocol can carry the name."""
     if name is not None and first_forbidden_character(name) is not None:
         raise ParameterInvalid(parameter=path, reason="a character of it is not allowed")
 

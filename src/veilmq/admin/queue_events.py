@@ -1,7 +1,7 @@
-"""Counts of what happened to the messages of each queue, for /metrics: rates, and how leases end.
+"""Counts the events of each queue, for /metrics: rates, and how leases end.
 
-Strategy: places are given to queues by their first event, up to a bound; a deleted queue gives its place back. Whoever
-finds none is counted in one sum, so that no number ever goes back and no sum loses an event.
+Strategy: a queue gets a place at its first event, up to a bound; a deleted queue frees its place. Events of queues
+without a place are counted in one sum, so that no counter decreases and no sum loses an event.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ class QueueEvents:
         return self._counts.setdefault(incarnation, Counter())
 
     def keep(self, alive: Mapping[int, QueueKey]) -> None:
-        """Forget what was of other queues; if there is a place for all that are alive, they have it from now on."""
+        """Forget deleted queues; if there is a place for all existing queues, each gets its own from now on."""
         for incarnation in self._counts.keys() - alive.keys():
             del self._counts[incarnation]
         if len(alive) <= QUEUES_MAX:
@@ -42,7 +42,7 @@ class QueueEvents:
                 self._place(incarnation)
 
     def shown(self, alive: Mapping[int, QueueKey]) -> Iterator[tuple[tuple[str, str, str, str], int]]:
-        """((account, region, queue, event), count), zeros too; empty names: all further queues."""
+        """((account, region, queue, event), count), zeros too; empty names: all other queues."""
         for incarnation, counts in self._counts.items():
             key = alive.get(incarnation)
             if key is not None:

@@ -46,7 +46,7 @@ class Queues:
         ]
 
     async def listed(self, request: Request) -> Response:
-        """A page of queues by name: those of one account and region that the caller may see, or all there are."""
+        """A page of queues by name: those of one account and region that the caller may see, or all."""
         caller = caller_of(request)
         wanted = inputs.convert(members_of(request), inputs.ListInput)
         account = caller.whose(wanted.account)
@@ -104,20 +104,20 @@ class Queues:
         return endpoint
 
     def _key(self, request: Request, action: Action) -> QueueKey:
-        """The queue that the path names, if the caller may do that with it."""
+        """The queue that the path names, if the caller may do the action on it."""
         parts = request.path_params
         key = inputs.queue_key(parts["account"], parts["region"], parts["name"])
         caller_of(request).check(action, key.account, key.name)
         return key
 
     def _check_known(self, account: str) -> None:
-        """Raises ParameterInvalid if no key could ever reach what is made there."""
+        """Raises ParameterInvalid if no key could ever reach a queue of the account."""
         if not knows(self._service.keyring, account):
             reason = f"the credentials file has no account {account}, so no key could reach the queue"
             raise ParameterInvalid(parameter="account", reason=reason)
 
     async def _run(self, request: Request, commands: list[AnyCommand]) -> list[Outcome]:
-        """The commands' outcomes. A receive ends, and gives back what it got, when its client hangs up."""
+        """The commands' outcomes. If the client hangs up, a receive ends and its messages are released."""
         shell = self._service.shell
         first = commands[0]
         self.commands[type(first)] += len(commands)
@@ -144,7 +144,7 @@ class Queues:
         return [Received([])]
 
     def _check_after_waiting(self, request: Request, command: Receive, outcome: Received) -> None:
-        """Raises Refused, and gives the messages back, if the caller may have them no more."""
+        """Raises Refused and releases the messages if the caller may no longer receive them."""
         queue = command.queue
         try:
             caller = caller_of(request).after_waiting(self._service.keyring)
@@ -155,6 +155,6 @@ class Queues:
 
 
 async def _gone(request: Request) -> None:
-    """Return when the client has hung up. The body was read before."""
+    """Wait until the client hangs up. The body was read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,8 +1,8 @@
-"""What is read in bulk: pages of a queue's messages, the trace of one message, a snapshot, the packed history.
+"""Bulk reads: pages of a queue's messages, the trace of one message, a snapshot, the packed history.
 
-Strategy: functions of a reading connection (`Readers.lend`), each seeing one committed state; they block and belong
-in a thread. Pages seek by index and never count. What scans the history looks for the packed id in the packed rows
-before it decodes any, and stops at a bound. `Scope` cuts every one of them down to what a key may see.
+Strategy: functions of a reading connection (`Readers.lend`); each sees one committed state, blocks, and belongs on a
+thread. Pages seek by index and never count. A scan of the history searches the packed rows for the packed id before it
+decodes any, and stops at a bound. `Scope` limits every result to what a key may see.
 """
 
 import re
@@ -30,9 +30,9 @@ from veilmq.store.sqlite.upkeep import snapshots
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _PACKED: Final = msgspec.msgpack.Encoder()
 _PIECE_BYTES_MAX: Final = 2_000_000
-"""Of packed events: decoded, they are twenty times as large."""
+"""Bound of packed events; decoded, they are twenty times as large."""
 _EVER: Final = 2**62
-"""Beyond every offset."""
+"""Greater than every offset."""
 _EMPTIED: Final = frozenset({Kind.PURGED, Kind.QUEUE_DELETED})
 _GONE: Final = frozenset({Kind.DELETED, Kind.EXPIRED, Kind.QUARANTINED, Kind.DEAD_LETTERED, Kind.MOVED})
 _THERE: Final = frozenset(
@@ -50,26 +50,26 @@ _THERE: Final = frozenset(
         Kind.CONTENT_UPDATED,
     }
 )
-"""What happens to a message that its queue holds."""
+"""Kinds of events of a message that its queue holds."""
 _WITH_ERRORS: Final = frozenset({Kind.RELEASED_FOR_RETRY, Kind.DEAD_LETTERED})
 _PACKED_NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"
-"""An unsigned one of MessagePack, to be sought with DOTALL."""
+"""An unsigned number in MessagePack; match with DOTALL."""
 
 
 class Scope(NamedTuple):
-    """What a caller may see of all queues: everything without a key, else what the key is granted in its account."""
+    """What a caller may see: everything without a key, else what the key is granted in its account."""
 
     key: AccessKey | None = None
     action: Action = Action.EVENTS
     wanted: Wanted = Wanted()
-    """Of that, the events that are asked for."""
+    """The requested filter."""
 
     def covers(self, account: str, name: str) -> bool:
-        """Whether that account's queue is in it."""
+        """Whether that account's queue is in the scope."""
         return self.key is None or (account == self.key.account and self.key.allows(self.action, name))
 
     def incarnations(self, connection: Connection) -> frozenset[int] | None:
-        """All queues in it that the history can name, deleted ones too; None: whatever there is."""
+        """All queues of the scope in the history, including deleted ones; None: all queues."""
         if self.key is None:
             return None
         account = self.key.account
@@ -77,28 +77,28 @@ class Scope(NamedTuple):
         return frozenset(incarnation for incarnation, name in named if self.covers(account, name))
 
     def errors(self, connection: Connection) -> "Errors":
-        """What may be told of workers' errors: where the key may read bodies, everything."""
+        """Which texts of workers' errors the key may see: those of queues whose bodies it may read."""
         if self.key is None:
             return Errors(None)
         return Errors(self._replace(action=Action.PEEK).incarnations(connection))
 
 
 class Errors(NamedTuple):
-    """Workers' errors may say what is in a body: their text is for who may read it."""
+    """A worker's error may quote a body, so its text is only for callers that may read the body."""
 
     readable: frozenset[int] | None
     """Queues whose bodies the caller may read; None: all."""
 
     def detail(self, kind: int, queue: int | None, detail: dict[str, Any] | None) -> dict[str, Any] | None:
-        """An event's detail without the text that the caller must not see."""
+        """An event's detail without text that the caller must not see."""
         if self.readable is None or detail is None or kind not in _WITH_ERRORS or queue in self.readable:
             return detail
         return {name: value for name, value in detail.items() if name != "error"} or None
 
 
 def message_page(store: SqliteStore, key: QueueKey, state: str, after: str, limit: int) -> dict[str, Any]:
-    """Up to `limit` messages, visible ones by sequence, hidden ones by due instant, behind the page that ended at
-    `after`. {messages, after}: `after` names the next page and is null at the end. Raises QueueMissing."""
+    """Up to `limit` messages after the page that ended at `after`: visible ones by sequence, hidden ones by due
+    instant. {messages, after}: `after` names the next page and is null at the end. Raises QueueMissing."""
     queue = store.queues.by_key.get(key)
     if queue is None:
         raise QueueMissing(queue=str(key))
@@ -140,7 +140,7 @@ def _lease(
     granted: int | None,
     first: int | None,
 ) -> dict[str, Any]:
-    """Where a message is, from its row in `lease` or for want of one."""
+    """A message's state, from its row in `lease` or the lack of one."""
     if attempt is None:
         return {"state": "visible", "receive_count": 0}
     state = "visible" if not hidden else ("in flight" if attempt else "delayed")
@@ -157,9 +157,9 @@ class Trace(NamedTuple):
 
 
 def trace(connection: Connection, message: bytes, scan_max: int, scope: Scope) -> Trace:
-    """Look through up to `scan_max` events, newest first, for the message, also by the ids that it had before a move
-    task gave it a new one; then forward for what it became, for the purge or the deletion of its queue that took it
-    away with all others, and for refusals that came after it was gone, which name its sequence alone."""
+    """Search up to `scan_max` events, newest first, for the message, including ids that it had before a move task gave
+    it a new one. Then search forward for what happened to it: its moves, the purge or deletion of its queue, and
+    refusals after it was gone, which name only its sequence."""
     permitted = scope.incarnations(connection)
     sought = _Sought(message)
     start, complete, scanned = _find_first(connection, sought, scan_max)
@@ -184,20 +184,20 @@ def trace(connection: Connection, message: bytes, scan_max: int, scope: Scope) -
 
 
 class _Sought:
-    """One message by all that it was called: a move task gives another id, and every move another sequence."""
+    """All ids and sequences of one message: a move task changes its id, and every move changes its sequence."""
 
     def __init__(self, message: bytes) -> None:
         self.ids = {message}
         self.sequences: set[int] = set()
 
     def may_be_in(self, packed: bytes) -> bool:
-        """Whether packed events may be of the message."""
-        # An id is packed as it is, but as text where a move tells the new one; a refusal has the sequence alone.
+        """Whether the packed events may concern the message."""
+        # An id is packed as bytes, but as text in a move's new id; a refusal has only the sequence.
         named = any(each in packed or each.hex().encode() in packed for each in self.ids)
         return named or any(_PACKED.encode(each) in packed for each in self.sequences)
 
     def takes(self, event: Event) -> bool:
-        """Whether the event is of the message; what it tells of its ids and sequences is known from then on."""
+        """Whether the event concerns the message; learns new ids and sequences from it."""
         detail = event.detail or {}
         moved = detail.get("target_message")
         ids = {each for each in (event.message, None if moved is None else bytes.fromhex(moved)) if each is not None}
@@ -209,19 +209,19 @@ class _Sought:
 
 
 class _Whereabouts:
-    """The queues that hold the message, by its sequences: a published one is in several. What empties a queue names
-    none of the messages that it takes away."""
+    """The queues that hold the message, by its sequences: a published message is in several. Events that empty a queue
+    do not name its messages."""
 
     def __init__(self) -> None:
         self._queues: dict[int, int] = {}
         self._emptied: re.Pattern[bytes] | None = None
 
     def may_end_in(self, packed: bytes) -> bool:
-        """Whether packed events may have what empties one of the queues."""
+        """Whether the packed events may contain one that empties one of the queues."""
         return self._emptied is not None and self._emptied.search(packed) is not None
 
     def follow(self, event: Event) -> None:
-        """Take in what an event of the message says of where it is."""
+        """Update the queues from an event of the message."""
         detail = event.detail or {}
         if event.sequence is not None and event.queue is not None:
             if event.kind in _THERE:
@@ -233,7 +233,7 @@ class _Whereabouts:
         self._watch()
 
     def ends(self, event: Event) -> bool:
-        """Whether the event emptied a queue that held the message: then it is there no longer."""
+        """Whether the event emptied a queue that held the message, which then is gone from there."""
         if event.kind not in _EMPTIED or event.queue not in self._queues.values():
             return False
         self._queues = {sequence: queue for sequence, queue in self._queues.items() if queue != event.queue}
@@ -241,14 +241,14 @@ class _Whereabouts:
         return True
 
     def _watch(self) -> None:
-        """Know such an event by its first members: kind, instant and queue, packed one after the other."""
+        """Build the pattern of such an event from its first fields: kind, instant and queue, packed in order."""
         queues = b"|".join(re.escape(_PACKED.encode(queue)) for queue in set(self._queues.values()))
         kinds = b"".join(_PACKED.encode(int(kind)) for kind in _EMPTIED)
         self._emptied = re.compile(b"[%b]%b(?:%b)" % (kinds, _PACKED_NUMBER, queues), re.DOTALL) if queues else None
 
 
 def _find_first(connection: Connection, sought: _Sought, scan_max: int) -> tuple[int | None, bool, int]:
-    """The earliest row that has the message, whether its send is there, and events looked at."""
+    """The earliest row with the message, whether it contains the send, and the number of events searched."""
     start: int | None = None
     scanned = 0
     for offset, count, packed in rows.newest_first(connection):
@@ -281,12 +281,12 @@ def event_lines(connection: Connection, start: int, stop: int, scope: Scope) -> 
 
 
 def visible(permitted: frozenset[int] | None, kind: int, queue: int | None) -> bool:
-    """Whether a caller may see such an event; that a snapshot begins or ends tells nothing of anybody's queues."""
+    """Whether a caller may see such an event; the begin and end of a snapshot reveal nothing about queues."""
     return permitted is None or queue in permitted or (queue is None and kind == Kind.SNAPSHOT)
 
 
 def piece_end(connection: Connection, start: int, stop: int) -> int:
-    """Where a piece that begins at `start` may end, up to `stop`: events of a snapshot are large, most others small."""
+    """Where a piece from `start` ends, at most at `stop`: events of a snapshot are large, most others small."""
     while stop - start > 1 and rows.packed_bytes(connection, start, stop) > _PIECE_BYTES_MAX:
         stop = (start + stop) // 2
     return stop
@@ -301,11 +301,11 @@ class Range(NamedTuple):
 
 
 def find_start(connection: Connection, wanted: str) -> Range:
-    """The range behind an offset, `first`, `snapshot` or `next`.
+    """The range from an offset, `first`, `snapshot` or `next` on.
 
     `snapshot` is the newest offset from which the events give the state: where a complete snapshot begins, or 0. Raises
-    HistoryTrimmed, and ParameterInvalid beyond the end: such an offset is another history's, and to wait for it would
-    be to wait for ever.
+    HistoryTrimmed; ParameterInvalid beyond the end: such an offset is from another history, and waiting for it could
+    last for ever.
     """
     first, following = bounds(connection)
     if wanted in {"first", "next"}:
@@ -334,9 +334,9 @@ _JSON: Final = msgspec.json.Encoder()
 
 
 def snapshot_lines(connection: Connection, scope: Scope) -> Iterator[bytes]:
-    """A line with the next offset and the clock's mark, one for each queue, one for each message that a queue holds.
+    """A line with the next offset and the clock's mark, one per queue, and one per message.
 
-    All of one read transaction: the events from that offset on, applied to it, give every later state.
+    All come from one read transaction: applying the events from that offset on gives every later state.
     """
     clock, offset, epoch = rows.head(connection)
     yield _line({"snapshot": {"offset": offset, "at": clock, "epoch": epoch}})

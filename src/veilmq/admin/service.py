@@ -1,7 +1,7 @@
-"""What the admin port needs of the server that it runs in.
+"""The interface of the server that the admin port runs in.
 
-Strategy: the parts are named by what is read of them, so that the application can be put over any shell and store, and
-so that it runs without data ports too.
+Strategy: protocols name only what is read, so that the application runs over any shell and store, also without data
+ports.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from veilmq.model.access import Keyring
 from veilmq.model.instant import Instant
 from veilmq.server.clock import LeaseClock
 from veilmq.server.listener import Listener
-from veilmq.server.parking import ParkingWatch
 from veilmq.server.port import Port
+from veilmq.server.refused_waits import RefusedWaits
 from veilmq.server.service import PushRoom
 from veilmq.server.shell import Shell
 from veilmq.store.sqlite.store import SqliteStore
 
 
 class Account(Protocol):
-    """Whose queues there are."""
+    """An account."""
 
     @property
     def id(self) -> str:
@@ -28,36 +28,36 @@ class Account(Protocol):
 
     @property
     def home_region(self) -> str:
-        """Where its queues are meant to be if no region is named."""
+        """The default region of its queues."""
         ...
 
 
 class Keys(Keyring, Protocol):
-    """Whoever may call, and whose queues are meant where none is named."""
+    """The keys of all callers, and the default account."""
 
     @property
     def home_region(self) -> str:
-        """Of an account that is not known."""
+        """The home region of an unknown account."""
         ...
 
     @property
     def sole_account(self) -> Account | None:
-        """The account, if there is one only."""
+        """The only account; None if there are several."""
         ...
 
     @property
     def accounts(self) -> Sequence[Account]:
-        """All that are known."""
+        """All known accounts."""
         ...
 
 
 def home_region(keys: Keys, account: str) -> str:
-    """The home region of an account; of one that is not known, the keys' own."""
+    """The home region of an account; for an unknown one, the keys' default."""
     return next((each.home_region for each in keys.accounts if each.id == account), keys.home_region)
 
 
 def knows(keys: Keys, account: str) -> bool:
-    """Whether somebody can be of that account: without a credentials file, of any."""
+    """Whether the account exists; without a credentials file, every account does."""
     return not keys.checks or any(each.id == account for each in keys.accounts)
 
 
@@ -91,30 +91,30 @@ class Service(Protocol):
 
     @property
     def pushes(self) -> Mapping[str, int]:
-        """Attempts to push, by what became of them."""
+        """Attempts to push, by result."""
         ...
 
     @property
     def push_room(self) -> PushRoom | None:
-        """How the endpoints of pushes do; None while there is nothing to push."""
+        """The health of push endpoints; None while there is nothing to push."""
         ...
 
     @property
     def push_fault(self) -> str | None:
-        """Why nothing is pushed until a restart; None as long as that can be done."""
+        """Why nothing is pushed until a restart; None while pushes work."""
         ...
 
     @property
-    def parking(self) -> ParkingWatch:
+    def refused_waits(self) -> RefusedWaits:
         """Counts receives that found no room to wait."""
         ...
 
     @property
     def certificate_ends(self) -> Instant | None:
-        """Until when the TLS certificate is valid that new connections get; None without TLS."""
+        """Until when the current TLS certificate is valid; None without TLS."""
         ...
 
     @property
     def keyring(self) -> Keys:
-        """The keys of the moment."""
+        """The current keys."""
         ...

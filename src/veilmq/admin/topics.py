@@ -1,8 +1,8 @@
-"""Routes of topics with their subscriptions, and of message move tasks: to look at, and to delete a topic.
+"""Routes of topics, subscriptions and message move tasks: show them, and delete topics.
 
-Strategy: topics are few and in memory, so a page is a walk; what waits for a subscription's pushes is counted in its
-hidden queue, whose name no other route takes, and how its endpoint does is asked of the push room. The command line's
-calls straight on a directory show the same by the same functions.
+Strategy: topics are few and in memory, so a page is a walk over them. The waiting pushes of a subscription are counted
+in its hidden queue, whose name no other route accepts, and the push room knows the health of its endpoint. The command
+line uses the same functions on a directory.
 """
 
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ class Topics:
         return answer(shown_topic(self._service.store, topic, self._service.push_room))
 
     async def delete(self, request: Request) -> Response:
-        """Delete one topic, with its subscriptions and what waits to be pushed."""
+        """Delete one topic, its subscriptions and its waiting pushes."""
         key = self._key(request, Action.MANAGE_TOPICS)
         (outcome,) = await self._service.shell.call(DeleteTopic(topic=key, origin=caller_of(request).origin))
         if isinstance(outcome, VeilError):
@@ -97,7 +97,7 @@ class Topics:
         return answer({"moves": [shown_move(task) for task in page], "more": more, "after": after})
 
     def _wanted(self, request: Request, action: Action, shape: type[L]) -> tuple[L, str, str | None]:
-        """What is asked for, whose, and where (None: everywhere)."""
+        """The input, the account, and the region (None: all regions)."""
         caller = caller_of(request)
         wanted = inputs.convert(members_of(request), shape)
         account = caller.whose(wanted.account)
@@ -107,7 +107,7 @@ class Topics:
         return wanted, account, home_region(self._service.keyring, account)
 
     def _key(self, request: Request, action: Action) -> TopicKey:
-        """The topic that the path names, if the caller may do that."""
+        """The topic that the path names, if the caller may do the action."""
         parts = request.path_params
         key = inputs.queue_key(parts["account"], parts["region"], parts["name"])
         caller_of(request).check(action, key.account, key.name)
@@ -119,13 +119,13 @@ def _after(after: str, account: str, region: str | None) -> str:
 
 
 def _is_behind(task: MoveInfo, after: str) -> bool:
-    """Whether the task comes behind the page that ended with `after`."""
+    """Whether the task comes after the page that ended with `after`."""
     started, _, number = after.partition("-")
     return not after or (task.started, task.id) < (int(started), bytes.fromhex(number))
 
 
 def covers(key: TopicKey | QueueKey, account: str, region: str | None, prefix: str) -> bool:
-    """Whether it is one of those that are asked for; account `*` and region None mean all."""
+    """Whether the key is requested; account `*` and region None mean all."""
     return account in ("*", key.account) and region in (None, key.region) and key.name.startswith(prefix)
 
 
@@ -169,7 +169,7 @@ def _shown_subscription(
 
 
 def all_moves(store: SqliteStore) -> list[MoveInfo]:
-    """The latest tasks of all queues, newest first, those of one instant by id. Blocks."""
+    """The latest tasks of all queues, newest first, then by id. Blocks."""
     with store.readers.lend() as connection:
         found = moves.every(connection, MOVES_MAX)
     return sorted(found, key=lambda task: (task.started, task.id), reverse=True)

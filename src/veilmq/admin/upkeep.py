@@ -1,8 +1,8 @@
-"""Routes of an operator: a check of everything, and the clock that tests may move.
+"""Routes for operators: a check of everything, and the clock that tests may move.
 
-Strategy: a check is long and runs in a thread; its answer is JSON lines, each a step ({stage, done, total}) and the
-last one the result or the error, because the status has left long before. The clock moves in development mode alone:
-there no lease is anybody's bread.
+Strategy: a check is long and runs on a thread. Its response is JSON lines: each line is a step ({stage, done, total}),
+and the last one the result or the error, because the status was sent long before. The clock moves only in development
+mode.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from veilmq.store.sqlite.tools.backup import SqliteFailed
 from veilmq.store.sqlite.tools.integrity import Progress, check
 
 _STEPS_KEPT_MAX: Final = 64
-"""Steps that a slow reader has not taken yet; those in between are left out."""
+"""Steps kept for a slow reader; further ones are left out."""
 
 _PAUSE_S: Final = 0.001
 
@@ -48,7 +48,7 @@ class Upkeep:
         ]
 
     async def check(self, request: Request) -> Response:
-        """Look at everything, as `veilmq check` does."""
+        """Check everything, as `veilmq check` does."""
         answers.caller_of(request).check(Action.BACKUP)
         inputs.decode(await answers.body_of(request) or b"{}", inputs.Nothing)
         store = self._service.store
@@ -61,12 +61,12 @@ class Upkeep:
         return answers.stream(_steps(look, self._copies), answers.JSON_LINES)
 
     async def clock(self, request: Request) -> Response:
-        """The instant that everything is judged by."""
+        """The current instant of the lease clock."""
         answers.caller_of(request).check(Action.SETTINGS)
         return answers.answer({"now": self._service.clock.now()})
 
     async def move_clock(self, request: Request) -> Response:
-        """Let time pass at once: all that becomes due meanwhile has happened when this answers."""
+        """Move the clock: everything that becomes due has happened when this answers."""
         answers.caller_of(request).check(Action.SETTINGS)
         wanted = inputs.decode(await answers.body_of(request), inputs.ClockInput)
         if self._service.keyring.checks:
@@ -76,14 +76,14 @@ class Upkeep:
 
 
 async def _steps(work: Callable[[Step], dict[str, Any]], copies: Copies) -> AsyncIterator[bytes]:
-    """The steps of `work` while it runs in a thread, then its result. It waits for its turn to read."""
+    """The steps of `work` while it runs on a thread, then its result. It waits for its turn to read."""
     loop = asyncio.get_running_loop()
     steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
     def step(stage: str, done: int, total: int) -> None:
         if steps.qsize() < _STEPS_KEPT_MAX:
             loop.call_soon_threadsafe(steps.put_nowait, {"stage": stage, "done": done, "total": total})
-        # Reading row by row it takes the interpreter back sooner than the loop gets it: so the loop is let through.
+        # Reading row by row takes the interpreter back before the loop gets it, so yield to the loop.
         time.sleep(_PAUSE_S)
 
     def run() -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Queues and messages as the admin port shows them: dictionaries of plain values.
+"""Shows queues and messages at the admin port, as dictionaries of plain values.
 
 Strategy: the engine's own units under the engine's own names (`_us`, `_bytes`; instants are microseconds since 1970),
-so that nothing is lost. What never comes is null. Ids of messages are UUIDs, as in the history and as clients
-get them.
+so that nothing is lost. An instant that never comes is null. Ids of messages are UUIDs, as in the history and as
+clients get them.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def shown_settings(settings: QueueSettings) -> dict[str, Any]:
 
 
 def shown_counts(counts: QueueCounts) -> dict[str, int]:
-    """Messages by place, and all of them."""
+    """Messages by state, and their total."""
     return {
         "visible": counts.visible,
         "delayed": counts.delayed,
@@ -59,7 +59,7 @@ def shown_instant(instant: int | None) -> int | None:
 
 
 def shown_extras(extras: Extras) -> dict[str, Any]:
-    """Group, type, attributes, why it last failed: what the message has of them. A Binary attribute is base64."""
+    """Group, type, attributes and last failure, as far as the message has them. A Binary attribute is base64."""
     shown: dict[str, Any] = {
         "group": extras.group,
         "deduplication_id": extras.deduplication_id,
@@ -82,7 +82,7 @@ def shown_extras(extras: Extras) -> dict[str, Any]:
 
 
 def shown_delivery(message: Delivery) -> dict[str, Any]:
-    """A message as a receive hands it out, or a peek: then without `handle` and `due`."""
+    """A message of a receive, or of a peek: then without `handle` and `due`."""
     shown: dict[str, Any] = {
         "id": id_text(message.id),
         "sequence": message.sequence,
@@ -101,7 +101,7 @@ def shown_delivery(message: Delivery) -> dict[str, Any]:
 
 
 def shown_sent(sent: Sent) -> dict[str, Any]:
-    """What a sender gets to know."""
+    """The result of a send."""
     return {
         "id": id_text(sent.id),
         "sequence": sent.sequence,

@@ -1,8 +1,8 @@
 """The command line, and the composition root: the one reader of arguments and environment.
 
-Strategy: this module declares the commands and imports next to nothing; what a command needs is imported when it runs,
-so that `--help` and the first answer of a server come quickly. `serve` is in serve.py, the commands on a directory in
-directory.py, and those that go through the admin port in remote.py.
+Strategy: this module declares the commands and imports almost nothing; a command's imports happen when it runs, so that
+`--help` and a server's first response come quickly. `serve` is in serve.py, the commands on a directory are in
+directory.py, and those through the admin port in remote.py.
 """
 
 import os
@@ -29,7 +29,7 @@ _EPILOG: Final = (
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
-# Readable or not: the commands say themselves what is wrong with a directory or file, and what to do.
+# Typer need not check for readability: the commands report problems of a directory or file with advice.
 Data = Annotated[
     Path,
     typer.Option(
@@ -71,7 +71,7 @@ def application() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
+    """Run the command in the arguments."""
     prepare_output()
     try:
         try:
@@ -82,14 +82,14 @@ def main() -> None:
         end(failure)
     except ModuleNotFoundError as error:
         end_without(error)
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         drop_output()
         raise SystemExit(int(Exit.WRONG)) from None
     except OSError as error:
         if error.filename is not None or error.errno not in OUTPUT_FULL:
             raise
         drop_output()
-        end(Failure(Exit.WRONG, f"what this command tells could not be written: {error.strerror}"))
+        end(Failure(Exit.WRONG, f"the output could not be written: {error.strerror}"))
 
 
 def _print_version(wanted: bool) -> None:
@@ -137,9 +137,9 @@ def _new_key(
         bool, typer.Option("--decrypts-only", help="Add it first: the last key of the file still encrypts.")
     ] = False,
 ) -> None:
-    """Make up an access key, and print it as a part of a credentials file or add it to one.
+    """Make an access key, and print it as part of a credentials file or add it to one.
 
-    Nothing else knows the secret.
+    The secret is not stored anywhere else.
     """
     from veilmq.cli.keys import new_encryption, new_key
 
@@ -162,21 +162,21 @@ def _backup(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Copy the data directory, a running server's too. In the copy, receipt handles of before are void."""
+    """Copy the data directory, also of a running server. Old receipt handles are void in the copy."""
+    from veilmq.cli.admin_access import Target, holder_access
     from veilmq.cli.directory import backup
-    from veilmq.cli.remote_door import Target, holder_door
 
-    with holder_door(Target(admin, token_file, data), os.environ) as door:
-        backup(data, destination, as_json=as_json, door=door)
+    with holder_access(Target(admin, token_file, data), os.environ) as access:
+        backup(data, destination, as_json=as_json, access=access)
 
 
 def _check(
     data: Data = Path("veilmq-data"), admin: Admin = None, token_file: TokenFile = None, as_json: Json = False
 ) -> None:
     """Check the files, every body's MD5, the leases and the conservation law. Exits 1 if something is wrong."""
+    from veilmq.cli.admin_access import Target, holder_access
     from veilmq.cli.directory import check
-    from veilmq.cli.remote_door import Target, holder_door
 
-    with holder_door(Target(admin, token_file, data), os.environ) as door:
-        code = check(data, as_json=as_json, door=door)
+    with holder_access(Target(admin, token_file, data), os.environ) as access:
+        code = check(data, as_json=as_json, access=access)
     raise typer.Exit(int(code))

@@ -1,7 +1,7 @@
-"""What the admin port needs and a start may lack: its token and its socket.
+"""The token and the socket of the admin port.
 
-Strategy: apart from the port itself, which takes 0.1 s to load: both are there before a data port opens, so that a
-start that must fail acknowledges nothing.
+Strategy: kept apart from the port itself, which takes 0.1 s to load. Both are opened before any data port, so that a
+start that fails here has acknowledged nothing.
 """
 
 import os
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Self
 
-from veilmq.cli.remote_door import TOKEN_FILE
+from veilmq.cli.admin_access import TOKEN_FILE
 from veilmq.server.settings import Address
 from veilmq.store.sqlite.disk.directory import DirectoryUnsafe
 
@@ -24,7 +24,7 @@ _TOKEN: Final = re.compile(rb"[!-~]{16,2048}")
 def token(directory: Path) -> str:
     """The bearer token of the admin port, made at the first start.
 
-    Raises DirectoryUnsafe if others may read it, or if the file holds what nobody could send or anybody guess.
+    Raises DirectoryUnsafe if others may read it, or if the token cannot be sent in a header or is easy to guess.
     """
     path = directory / TOKEN_FILE
     try:
@@ -45,7 +45,7 @@ def token(directory: Path) -> str:
 
 
 class AdminEntry:
-    """Both, from `open` to the end of the context."""
+    """Token and socket, from `open` to the end of the context."""
 
     bearer: str
     socket: socket.socket
@@ -56,7 +56,7 @@ class AdminEntry:
         self.is_open = False
 
     def open(self) -> None:
-        """Raises OSError if the address or the file cannot be had, DirectoryUnsafe as `token` does."""
+        """Raises OSError if the address or the file is not available; DirectoryUnsafe as `token` does."""
         self.bearer = token(self._directory)
         family, _, _, _, where = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.socket = self._open.enter_context(socket.create_server(where[:2], family=family, backlog=BACKLOG))

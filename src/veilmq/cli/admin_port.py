@@ -1,8 +1,8 @@
-"""The admin port: the ASGI application of admin/ on uvicorn, in the loop of the service.
+"""The admin port: runs the ASGI application of admin/ on uvicorn, in the service's loop.
 
-Strategy: uvicorn gets its socket handed (admin_entry.py). It may neither set up logs nor take the signals: both are the
-server's. Nor does it end requests: it would log a traceback of each, so who takes too long at shutdown loses the
-connection here, as if the client had hung up.
+Strategy: uvicorn gets an open socket (admin_entry.py). It must not set up logs or signal handlers: both belong to the
+server. It must not cancel requests at shutdown, because it logs a traceback for each; slow requests lose their
+connection here instead, as if the client had hung up.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from veilmq.server.service import Service
 from veilmq.server.settings import Address, Settings
 
 _GRACE_S: Final = 2
-"""For requests under way at shutdown."""
+"""How long current requests may take at shutdown."""
 _LEAVE_S: Final = 0.1
-"""For what serves a lost connection to notice."""
+"""How long a handler has to notice its lost connection."""
 
 log = logging.getLogger("veilmq.serve")
 
@@ -37,7 +37,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's own, but that a TLS handshake has a deadline."""
+        """Like uvicorn's own, but with a deadline for TLS handshakes."""
         await super().startup(sockets=[])
         secure, loop = self.config.ssl, asyncio.get_running_loop()
         self.servers = [
@@ -56,7 +56,7 @@ class _Server(uvicorn.Server):
 
 
 def _cancellable(app: ASGIApp) -> ASGIApp:
-    """The same; a request that is cancelled ends without an error: its connection is lost already."""
+    """The same application; a cancelled request ends without an error, because its connection is lost already."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(asyncio.CancelledError):
@@ -66,10 +66,10 @@ def _cancellable(app: ASGIApp) -> ASGIApp:
 
 
 class AdminPort:
-    """Answers while it is entered."""
+    """Serves while its context is entered."""
 
     def __init__(self, service: Service, settings: Settings, entry: AdminEntry) -> None:
-        """entry: open; whoever opened it closes it."""
+        """entry: already open; its opener closes it."""
         config = uvicorn.Config(
             _cancellable(create_app(service, settings, entry.bearer)),
             log_config=None,
@@ -104,7 +104,7 @@ class AdminPort:
         await self._serving
 
     async def _cut_off(self) -> None:
-        """End what did not end by itself."""
+        """Cut off the connections that did not end in time."""
         state = self._server.server_state
         log.warning("admin: %d connections are cut off: not done within %d s", len(state.connections), _GRACE_S)
         for connection in list(state.connections):

@@ -1,7 +1,7 @@
-"""`veilmq calibrate`: a load test of a handler on real messages, and the timeout that follows.
+"""`veilmq calibrate`: load-tests a handler on real messages, and recommends a timeout.
 
-Strategy: a worker runs the handler; its meter collects the times; client/calibration.py judges them. A table and bars
-for people, one JSON object for programs.
+Strategy: a worker runs the handler; its meter collects the times; client/calibration.py evaluates them. A table and
+bars for people, one JSON object for programs.
 """
 
 import sys
@@ -28,7 +28,8 @@ class _Collecting:
         self._lock = threading.Lock()
 
     def ended(self, queue: str, outcome: str, seconds: float) -> None:
-        """Done is exact; failed and lost took longer than that. What had no handler says nothing."""
+        """A done message gives an exact time, a failed or lost one a lower bound; without a handler there is no
+        time."""
         if seconds > 0 and outcome in ("done", "failed", "dead_lettered", "lost", "unsettled"):
             with self._lock:
                 self.samples.append(Sample(seconds, outcome in ("done", "unsettled")))
@@ -43,7 +44,7 @@ class _Collecting:
 def calibrate(
     handler: str, url: str, count: int, concurrency: int, kind: str | None, wait: str | None, *, as_json: bool
 ) -> Exit:
-    """Work up to `count` messages and print what they took. Raises Failure."""
+    """Process up to `count` messages and print their times. Raises Failure."""
     set_up("human", "warning")
     found = handler_of(handler)
     meter = _Collecting()

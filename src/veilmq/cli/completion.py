@@ -1,8 +1,8 @@
 """Names of queues for the shell's completion.
 
-Strategy: the server or directory is the one that the words typed so far mean. A shell waits for the answer, so it comes
-within a second or two, or is empty; what goes wrong says nothing. A directory that nobody serves is only read: the TAB
-key must not keep a server from starting.
+Strategy: the words typed so far choose the server or directory. A shell waits for the result, so it comes within a
+second or two, or is empty; errors are silent. A directory without a server is only read: the TAB key must not keep a
+server from starting.
 """
 
 import os
@@ -19,15 +19,15 @@ import typer
 from veilmq.cli.exits import Failure
 
 if TYPE_CHECKING:
-    from veilmq.cli.remote_door import Target
+    from veilmq.cli.admin_access import Target
 
 _ANSWER_S: Final = 2
 _NAMES_MAX: Final = 1_000
 
 
 def queue_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Queues whose names begin so."""
-    from veilmq.cli.remote_door import Target
+    """Queues whose names begin with the text."""
+    from veilmq.cli.admin_access import Target
 
     given = context.params
     files = (Path(given[name]) if given.get(name) else None for name in ("token_file", "data"))
@@ -41,18 +41,18 @@ def queue_names(context: typer.Context, incomplete: str) -> list[str]:
 
 def _names(target: "Target", account: str | None, region: str | None, prefix: str) -> Iterator[str]:
     """Raises Failure, OSError."""
-    from veilmq.cli.remote_door import directory_of, http_door
+    from veilmq.cli.admin_access import directory_of, http_access
 
-    door = http_door(target, os.environ)
-    if door is None:
+    access = http_access(target, os.environ)
+    if access is None:
         yield from _names_there(directory_of(target, os.environ), account, region, prefix)
         return
     try:
-        home = door.home(account)
-        for queue in door.queues(home.account, region or home.region, prefix):
+        home = access.home(account)
+        for queue in access.queues(home.account, region or home.region, prefix):
             yield queue["name"]
     finally:
-        door.close()
+        access.close()
 
 
 def _names_there(directory: Path, account: str | None, region: str | None, prefix: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""`veilmq backup` and `veilmq check`: through the server that holds a data directory, or straight on it.
+"""`veilmq backup` and `veilmq check`: through the server that holds a data directory, or directly on it.
 
-Strategy: a server that holds the directory, or that `--admin` names, does the work in a thread of its own; of a
-directory that nobody holds, one committed state is read through a connection that can only read.
+Strategy: a server that holds the directory, or that `--admin` names, does the work on a thread of its own. Of a
+directory that nobody holds, one committed state is read through a read-only connection.
 """
 
 import json
@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.cli.admin_access import AS_SERVER
 from veilmq.cli.exits import Exit, Failure, foreign
 from veilmq.cli.obstacles import advice_on, check_directory
 from veilmq.cli.progress import bar
-from veilmq.cli.remote_door import AS_SERVER
-from veilmq.cli.remote_http import HttpDoor
+from veilmq.cli.remote_http import HttpAccess
 from veilmq.store.sqlite.disk.connections import SqliteTooOld
 from veilmq.store.sqlite.disk.directory import DATABASE, REDO
 from veilmq.store.sqlite.disk.schema import NotOurs, SchemaRefused
@@ -25,22 +25,22 @@ from veilmq.store.sqlite.tools.integrity import Report
 from veilmq.store.sqlite.tools.integrity import check as check_database
 
 _HEAD: Final = b"SQLite format 3\0"
-"""How the file begins (SQLite Database File Format, 1.3)."""
+"""The file's first bytes (SQLite Database File Format, 1.3)."""
 _RESTORE: Final = "Restore a backup, or ask for help."
 _FREE: Final = "Free space if the disk is full; else restore a backup, or ask for help."
 
 
-def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | None = None) -> None:
-    """Copy, and say what to do with the copy. Raises Failure.
+def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess | None = None) -> None:
+    """Make a copy, and print how to serve it. Raises Failure.
 
-    With a `door` the server makes the copy, and it comes from there.
+    With `access`, the server makes the copy and sends it.
     """
     check_directory(destination, "DEST")
     try:
         with bar() as advance:
             step = partial(advance, "copying")
-            if door is not None:
-                size_bytes = receive_directory(destination, lambda file: door.download("/api/v1/backup", file, step))
+            if access is not None:
+                size_bytes = receive_directory(destination, lambda file: access.download("/api/v1/backup", file, step))
             else:
                 size_bytes = backup_directory(_database(data), destination, step)
     except DestinationTaken as error:
@@ -50,7 +50,7 @@ def backup(data: Path, destination: Path, *, as_json: bool, door: HttpDoor | Non
     except (SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, SqliteFailed) as error:
-        advice = _closed(data) if door is None else ""
+        advice = _closed(data) if access is None else ""
         if isinstance(error, PermissionError):
             asked = "Name a directory that belongs to this user, or one that is not there yet."
         else:
@@ -66,11 +66,11 @@ def _say_copied(destination: Path, size_bytes: int, *, as_json: bool) -> None:
         print(f"copied {size_bytes} bytes to {destination}; serve it with: veilmq serve --data {destination}")
 
 
-def _through(door: HttpDoor, path: str, members: dict[str, Any]) -> dict[str, Any]:
-    """What the server says at the end of a long job. Raises Failure."""
+def _through(access: HttpAccess, path: str, members: dict[str, Any]) -> dict[str, Any]:
+    """The result of a long job on the server. Raises Failure."""
     last: dict[str, Any] = {}
     with bar() as advance:
-        for last in door.steps(path, members):
+        for last in access.steps(path, members):
             if "stage" in last:
                 advance(last["stage"], last["done"], last["total"])
     if "result" in last:
@@ -80,11 +80,11 @@ def _through(door: HttpDoor, path: str, members: dict[str, Any]) -> dict[str, An
     raise Failure(Exit.STORE, message)
 
 
-def check(data: Path, *, as_json: bool, door: HttpDoor | None = None) -> Exit:
-    """Look at everything and print a report. Raises Failure if there is nothing to look at."""
-    if door is not None:
+def check(data: Path, *, as_json: bool, access: HttpAccess | None = None) -> Exit:
+    """Check everything and print a report. Raises Failure if there is nothing to check."""
+    if access is not None:
         try:
-            report = msgspec.convert(_through(door, "/api/v1/check", {}), Report)
+            report = msgspec.convert(_through(access, "/api/v1/check", {}), Report)
         except msgspec.ValidationError as error:
             raise Failure(Exit.ADDRESS, f"the server's report is none of this release: {error}") from None
         return _say_checked(report, as_json=as_json)
@@ -102,7 +102,7 @@ def check(data: Path, *, as_json: bool, door: HttpDoor | None = None) -> Exit:
 
 
 def _closed(data: Path) -> str:
-    """What to do if the files cannot be read, or the directory not be written: SQLite needs to, even to read a
+    """Advice if the files cannot be read or the directory cannot be written, which SQLite needs even to read a
     write-ahead log."""
     for each in (data / DATABASE, data / REDO):
         if each.exists() and not os.access(each, os.R_OK):

@@ -1,4 +1,4 @@
-"""Times as people write them on a command line."""
+"""Parses durations on the command line."""
 
 import re
 from typing import Final

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and what it says when it fails."""
+"""Exit codes, and the message of a failed command."""
 
 import sys
 from enum import IntEnum
@@ -12,7 +12,7 @@ _EXTRAS: Final = {
     ),
     "pipeline": ("deltalake", "fsspec", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"),
 }  # fmt: skip
-"""What the extras bring, by the names to import: one is missing after a plain `pip install veilmq`."""
+"""The extra that installs each import; none is installed by a plain `pip install veilmq`."""
 
 
 class Exit(IntEnum):
@@ -20,19 +20,19 @@ class Exit(IntEnum):
 
     DONE = 0
     WRONG = 1
-    """The command ran and what it looked at is not in order, or what it asked for was refused."""
+    """The command ran and found a problem, or its request was refused."""
     USAGE = 2
     """A flag, a variable or a file is wrong: nothing was started."""
     DIRECTORY = 3
     """The data directory is held by another process, open to other users, of another release, or not ours."""
     ADDRESS = 4
-    """A port is in use or cannot be had."""
+    """A port is in use or not available."""
     STORE = 5
-    """The store failed, and what it holds must be looked at; nothing acknowledged is lost."""
+    """The store failed and must be checked; nothing acknowledged is lost."""
 
 
 class Failure(Exception):
-    """Ends the command with that code; `advice` says what to do next."""
+    """Ends the command with an exit code; `advice` says what to do next."""
 
     def __init__(self, code: Exit, message: str, advice: str = "") -> None:
         super().__init__(message)
@@ -41,27 +41,27 @@ class Failure(Exception):
 
 
 class Unreachable(Failure):
-    """No answer came, or none that was whole: the server may be about to start again."""
+    """No complete answer came: the server may be restarting."""
 
 
 class Unknown(Failure):
-    """The server has no such operation, or nothing of that name."""
+    """The server does not know the operation or the name."""
 
 
 class Missing(Failure):
-    """There is no such queue."""
+    """The queue does not exist."""
 
 
 def foreign(directory: Path, error: Exception) -> Failure:
-    """What is in the directory is another program's, or damaged."""
+    """The directory's contents belong to another program or are damaged."""
     if str(directory) in str(error):
-        return Failure(Exit.DIRECTORY, str(error))  # it says itself what to do
+        return Failure(Exit.DIRECTORY, str(error))  # the text includes advice
     advice = "It is another program's: name the data directory with --data DIR."
     return Failure(Exit.DIRECTORY, f"{directory}: {error}", advice)
 
 
 def end_without(error: ModuleNotFoundError) -> NoReturn:
-    """End a command that needs more than the plain installation; what is of no extra is raised again."""
+    """End a command whose extra is not installed; re-raise if the module belongs to no extra."""
     package = str(error.name).partition(".")[0]
     for extra, packages in _EXTRAS.items():
         if package in packages:
@@ -71,7 +71,7 @@ def end_without(error: ModuleNotFoundError) -> NoReturn:
 
 
 def end(failure: Failure) -> NoReturn:
-    """Say on stderr what went wrong and what to do next, and exit."""
+    """Print the problem and the advice on stderr, and exit."""
     print(f"veilmq: {failure}", file=sys.stderr)
     if failure.advice:
         print(f"  {failure.advice}", file=sys.stderr)

@@ -15,7 +15,7 @@ from veilmq.client.encrypted.keys import new_key as new_encryption_key
 from veilmq.client.errors import KeyFileInvalid
 from veilmq.model.errors import ParameterInvalid
 from veilmq.server.credentials import check_text
-from veilmq.server.toml_file import FileInvalid, Lines, parse_toml, read_text
+from veilmq.server.toml_file import FileInvalid, LineNumbers, parse_toml, read_text
 from veilmq.store.files import durable_write
 
 _ID_BYTES: Final = 10
@@ -26,14 +26,14 @@ _ACCOUNT: Final = re.compile("[0-9]{12}")
 def new_key(account: str | None, *, as_json: bool, into: Path | None = None) -> str:
     """A key of 80 random bits of id and 240 of secret, as TOML to add to a credentials file, or as JSON.
 
-    into: it is added to that file, and what is returned has no secret. Raises Failure for an account that is not 12
-    digits, and for a file that cannot be used.
+    into: add it to that file; the returned text then has no secret. Raises Failure for an account that is not 12
+    digits, or a file that cannot be used.
     """
     if account is not None and not _ACCOUNT.fullmatch(account):
         raise Failure(
             Exit.USAGE, "--account: expected 12 digits", "For example: veilmq keys new --account 111111111111"
         )
-    # Nobody may own the account of development mode, so a made-up one does not begin with 0.
+    # A generated account does not begin with 0: nobody may own the account of development mode.
     of = account or str(secrets.randbelow(9 * 10**11) + 10**11)
     key_id = "VQ" + base64.b32encode(secrets.token_bytes(_ID_BYTES)).decode()
     secret = secrets.token_urlsafe(_SECRET_BYTES)
@@ -60,9 +60,9 @@ def _key_table(key_id: str, secret: str) -> str:
 
 
 def _add(path: Path, account: str, key_id: str, secret: str) -> None:
-    """Add the key to a credentials file, or make the file, mode 0600: readers see the old file or the new one.
+    """Add the key to a credentials file, or make the file with mode 0600, atomically.
 
-    Raises Failure, and changes nothing then.
+    Raises Failure and then changes nothing.
     """
     try:
         text = read_text(path, private=True) if path.exists() else ""
@@ -86,7 +86,7 @@ def _add(path: Path, account: str, key_id: str, secret: str) -> None:
 
 
 def _checked(path: Path, text: str) -> dict[str, Any]:
-    """What the text of a credentials file holds, perhaps nothing yet. Raises FileInvalid if a server refuses it."""
+    """The contents of a credentials file, which may be empty. Raises FileInvalid if a server would refuse it."""
     there, _ = parse_toml(path, text)
     if there:
         check_text(path, text)
@@ -100,13 +100,13 @@ def _unwritten(path: Path, error: OSError) -> Failure:
 
 
 def _with_key(text: str, accounts: list[str], account: str, key: str) -> str:
-    """The text with the key below its account, which is the file's last one if it is new."""
+    """The text with the key below its account; a new account comes last."""
     if text and not text.endswith("\n"):
         text += "\n"
     if account not in accounts:
         return text + ("\n" if text else "") + _account_table(account) + "\n" + key
     following = accounts.index(account) + 1
-    header = Lines(text).of("account", following) if following < len(accounts) else None
+    header = LineNumbers(text).of("account", following) if following < len(accounts) else None
     lines = text.splitlines(keepends=True)
     end = len(lines) if header is None else header - 1
     while header is not None and lines[end - 1].lstrip().startswith("#"):
@@ -116,7 +116,7 @@ def _with_key(text: str, accounts: list[str], account: str, key: str) -> str:
 
 
 def _is_added(before: dict[str, Any], after: dict[str, Any], account: str) -> bool:
-    """Whether the second one is the first with one key more, of that account."""
+    """Whether `after` is `before` with one more key of that account."""
     there = [each for each in before.get("account", []) if each["id"] == account]
     (found,) = (each for each in after["account"] if each["id"] == account)
     keys = found.pop("key")
@@ -127,9 +127,10 @@ def _is_added(before: dict[str, Any], after: dict[str, Any], account: str) -> bo
 
 
 def new_encryption(algorithm: str, into: Path | None, *, encrypts: bool, as_json: bool) -> str:
-    """A key for encrypted queues: added to the file, and what is in it now; or else the JSON of a file with it alone.
+    """Make a key for encrypted queues: add it to the file and return its summary, or return the JSON of a file with
+    only this key.
 
-    Raises Failure: no such algorithm, a file that cannot be used, or a lone key that is not to encrypt.
+    Raises Failure for an unknown algorithm, an unusable file, or a single key that may not encrypt.
     """
     if into is None and not encrypts:
         raise Failure(Exit.USAGE, "--decrypts-only: name the file of the key that encrypts with --into FILE")

@@ -1,7 +1,7 @@
-"""Tells the service manager that the server is ready, or about to end: systemd's notification protocol.
+"""Notifies the service manager that the server is ready or stopping, by systemd's notification protocol.
 
-Strategy: one datagram to the socket that NOTIFY_SOCKET names, as sd_notify(3) sends it. Whoever does not listen is told
-of in the log: the server serves all the same.
+Strategy: one datagram to the socket that NOTIFY_SOCKET names, as sd_notify(3) sends it. If nobody listens there, that
+is logged and the server serves all the same.
 """
 
 import logging

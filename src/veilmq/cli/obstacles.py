@@ -1,7 +1,7 @@
-"""Which file or directory keeps this user out, when the system only says `Permission denied`.
+"""Finds the file or directory that denies access, when the system only says `Permission denied`.
 
-Strategy: the system names the path that was asked for; what is closed may be a directory above it, or the one in which
-it would have to be made. It is looked for from the root on, and the first that is closed is named.
+Strategy: the system names the requested path, but the cause may be a directory above it, or the one in which it would
+be made. The search goes from the root down and names the first one that is closed.
 """
 
 import errno
@@ -18,7 +18,7 @@ _EFFECTIVE: Final = os.access in os.supports_effective_ids
 
 
 def closed_to_user(path: Path, *, made: bool = False) -> str:
-    """A sentence about what keeps this user from reading the path; made: also from making it, if it is missing.
+    """Why this user cannot read the path, as a sentence; made: also why they cannot make it, if it is missing.
 
     Empty if nothing does.
     """
@@ -36,23 +36,23 @@ def closed_to_user(path: Path, *, made: bool = False) -> str:
 
 
 def advice_on(path: Path, otherwise: str) -> str:
-    """What keeps this user out, and what to do."""
+    """Why this user has no access, and what to do; else `otherwise`."""
     closed = closed_to_user(path)
     return f"{closed} {otherwise}" if closed else otherwise
 
 
 def file_advice(error: "FileInvalid", *, missing: str, wrong: str = "") -> str:
-    """What to do about a file that cannot be used; missing, wrong: if it is not there, or holds something else."""
+    """Advice about an unusable file; missing, wrong: if it does not exist, or its contents are wrong."""
     if error.errno is None:
         return wrong
     return missing if error.errno == errno.ENOENT else closed_to_user(error.path)
 
 
 def check_directory(path: Path, named: str) -> None:
-    """Raises Failure if the directory cannot be written by this user, or is not there and cannot be made.
+    """Raises Failure if the directory cannot be written by this user, or is missing and cannot be made.
 
-    Nor is it made below a directory that is missing: a mistyped path makes no new and empty world. named: as the user
-    knows it, say an option.
+    A directory is not made below a missing one, so that a mistyped path does not create an empty data directory. named:
+    the user's name for it, such as an option.
     """
     closed = closed_to_user(path, made=True)
     if not closed and path.is_dir() and not _may(path, os.W_OK | os.X_OK):

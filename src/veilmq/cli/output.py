@@ -1,8 +1,7 @@
-"""What commands print: into any encoding, and to a file that may be full or a pipe that may close.
+"""Output of commands: in any encoding, to a file that may be full or a pipe that may close.
 
-Strategy: a character that stdout cannot take is written as JSON writes it (`\\u20ac`), so that what was printed stays
-JSON where it was. What is left in the buffer is flushed by the command itself: at its exit the interpreter would say
-what went wrong in words of its own.
+Strategy: a character that stdout cannot encode is written as a JSON escape (`\\u20ac`), so that JSON stays valid. The
+command flushes its own buffer: otherwise the interpreter would report an error at exit in its own words.
 """
 
 import codecs
@@ -16,10 +15,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 OUTPUT_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a file says that takes no more."""
+"""Errors of a file that is full."""
 _ESCAPED: Final = "veilmq.escaped"
 _DRIVING: Final = re.compile("[\x7f-\x9f]")
-"""Control characters that JSON need not escape, and terminals obey: a message's body may have them."""
+"""Control characters that JSON need not escape but terminals obey; a message's body may contain them."""
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
@@ -28,17 +27,17 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def in_json(value: Any, default: Callable[[Any], object] | None = None) -> str:
-    """A value in one line; default: what JSON does not know as something that it does."""
+    """A value as JSON in one line; default: converts values that JSON does not know."""
     return tamed(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=default))
 
 
 def tamed(text: str) -> str:
-    """JSON that says the same and drives no terminal."""
+    """Equivalent JSON without terminal control characters."""
     return _DRIVING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def prepare_output() -> None:
-    """Let stdout take every character; a stream that was closed when the command was started is /dev/null."""
+    """Let stdout accept every character; a stream that was closed at the start becomes /dev/null."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stdout is None:
@@ -56,5 +55,5 @@ def flush_output() -> None:
 
 
 def drop_output() -> None:
-    """Forget what is in the buffer, which nobody takes: the interpreter would complain of it at its exit."""
+    """Discard the buffer that nobody reads: the interpreter would complain about it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

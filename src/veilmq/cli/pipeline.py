@@ -29,13 +29,13 @@ from veilmq.cli.pipeline_options import (
 _DAYS_MAX: Final = 36_500
 """As in veilmq.pipeline.jobs.tables, which is imported when a job runs."""
 _NOT_OF: Final = {"loop": ("start", "until")}
-"""Options that a job has not: a loop goes on where it stopped."""
+"""Options that a job does not have: a loop continues where it stopped."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     pipeline = typer.Typer(
-        help="What the history tells, computed on Spark.", no_args_is_help=True, rich_markup_mode=None
+        help="Analyses of the history, computed on Spark.", no_args_is_help=True, rich_markup_mode=None
     )
     jobs: dict[str, Callable[..., None]] = {
         "attempts": _attempts,
@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _job(body: Callable[..., None], without: Sequence[str] = ()) -> Callable[..., None]:
-    """A typer command of `body`'s own parameters and of the options that all jobs have, but for some."""
+    """A typer command with `body`'s own parameters and the common options, except those in `without`."""
 
     def command(**given: Any) -> None:
         body(Asked(**{name: given.pop(name, default) for name, (_, default) in OPTIONS.items()}), **given)
@@ -76,7 +76,7 @@ def _job(body: Callable[..., None], without: Sequence[str] = ()) -> Callable[...
 
 
 def _attempts(asked: Asked) -> None:
-    """One row a lease: when it was granted, how it ended, how long the work took."""
+    """One row per lease: when it was granted, how it ended, how long the work took."""
     from veilmq.cli.pipeline_run import attempts
 
     attempts(asked, os.environ)

@@ -1,6 +1,6 @@
 """What `veilmq pipeline archive`, `replay` and `check` do.
 
-Strategy: the queue is looked for before Spark starts, so that a wrong URL is known at once. A check needs no Spark.
+Strategy: the queue is checked before Spark starts, so that a wrong URL is reported at once. A check needs no Spark.
 """
 
 import re
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from veilmq.pipeline.sinks.checking import Checked
 
 _SECRET: Final = re.compile(r"//.*@")
-"""What may hold one in a URL."""
+"""The part of a URL that may contain a secret."""
 
 
 def archive(

@@ -1,6 +1,6 @@
 """What `veilmq pipeline health --follow` does.
 
-Strategy: a stream's table and a job's are told apart before Spark starts, for neither may take the other's place.
+Strategy: check before Spark starts that the table is a stream's and not a job's: neither may overwrite the other.
 """
 
 import signal
@@ -22,7 +22,7 @@ _LOOK_SECONDS: Final = 1
 
 
 def check_place(out: Path, kind: str) -> None:
-    """Whether the stream may write its table there. Raises OptionInvalid, TableForeign."""
+    """Check that the stream may write its table there. Raises OptionInvalid, TableForeign."""
     from veilmq.pipeline.drain.table import check_table
     from veilmq.pipeline.jobs.tables import checkpoint_of
 
@@ -53,7 +53,7 @@ def follow(asked: Asked, environment: Mapping[str, str], spark: "SparkSession", 
         .start()
     )
     is_over = threading.Event()
-    # Asked for by and by: what is broken off amid a call leaves Spark's gateway in no good state.
+    # Poll in short calls: interrupting a call leaves Spark's gateway in a bad state.
     handler = signal.signal(signal.SIGINT, lambda *_: is_over.set())
     try:
         while not is_over.is_set() and not query.awaitTermination(_LOOK_SECONDS):

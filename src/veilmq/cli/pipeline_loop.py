@@ -1,8 +1,8 @@
 """What `veilmq pipeline loop`, `tidy` and `--publish` do.
 
-Strategy: one Spark session for all runs. The first run's refusal ends the command, for then something was set up wrong;
-a later one is told on stderr and the next run tries again, since a server that restarts is no reason to stop. How long
-ago the last run succeeded is in metrics.prom.
+Strategy: one Spark session for all runs. If the first run is refused, the command ends, because the setup is wrong. A
+later failure is reported on stderr and the next run tries again, because a restarting server is no reason to stop.
+metrics.prom shows how long ago the last run succeeded.
 """
 
 import sys
@@ -45,7 +45,7 @@ def loop(
         while pause_s is not None:
             try:
                 time.sleep(max(pause_s, _PAUSE_MIN_S))
-                # Until a run has come to its end: what it planned and could not tell is the next one's to tell.
+                # Until a run has finished: the next one publishes plans that this one could not.
                 knew, told = told, False
                 with reported():
                     told = _once(asked, environment, spark, work, publish=publish, told=knew)
@@ -77,7 +77,7 @@ def _once(
 
 
 def tell(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, Mapping[str, Any]]") -> None:
-    """Publish plans to the server of `asked`, and print what it says of each. Raises PipelineError."""
+    """Publish plans to the server of `asked`, and print its answer to each. Raises PipelineError."""
     from veilmq.pipeline.publish import publish
 
     token = token_of(asked.token_file, environment)

@@ -1,4 +1,4 @@
-"""What the commands of pipeline.py do.
+"""The work of the commands in pipeline.py.
 
 Strategy: what all share is in pipeline_session.py and pipeline_output.py. `--out` gets tables and, of `report`, a page.
 """
@@ -81,7 +81,7 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
 
 
 def report(asked: Asked, environment: Mapping[str, str]) -> None:
-    """All of them, and a page. Raises Failure."""
+    """All analyses, and a page. Raises Failure."""
     from veilmq.pipeline.jobs.analysis import Analysis
     from veilmq.pipeline.report.page import page
 
@@ -210,7 +210,7 @@ def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", name
 
 
 def _tell_left_out(found: "Analysis") -> None:
-    """On stderr, as what is not in the table."""
+    """Report on stderr what is not in the table."""
     if not found.left_out:
         return
     names = [queue[-1] for queue in found.left_out[:ROWS_SHOWN]]
@@ -220,7 +220,7 @@ def _tell_left_out(found: "Analysis") -> None:
 
 
 def _check_replaced(out: Path, names: tuple[str, ...]) -> None:
-    """Raises OptionInvalid where a table that is to be written is a stream's."""
+    """Raises OptionInvalid if a table to be written belongs to a stream."""
     from veilmq.pipeline.jobs.tables import check_replaced
 
     for name in names:

@@ -1,7 +1,6 @@
 """A Spark session for one command.
 
-Strategy: a person sees the command's own words, and neither Spark's log of what is told anyhow nor the traces of what
-Ctrl-C broke off.
+Strategy: users see the command's own messages; Spark's duplicate log lines and the traces after Ctrl-C are suppressed.
 """
 
 import logging
@@ -14,30 +13,30 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _REPEATING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""Loggers of PySpark that print an exception as it is raised: whoever catches it tells it, in words of ours."""
+"""Loggers of PySpark that print an exception when it is raised; our code reports it when it is caught."""
 _BROKEN_OFF: Final = ("KeyboardInterrupt while ", "Exception occurred while shutting down connection")
-"""So begins what py4j logs, with its trace, of a call that Ctrl-C broke off."""
+"""How py4j's log messages about a call interrupted by Ctrl-C begin."""
 _GATEWAY: Final = ("root", "py4j.clientserver")
-"""The loggers that it uses for that."""
+"""The loggers that py4j uses for them."""
 
 
 @contextmanager
 def started(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
-    """See `veilmq.pipeline.session.session`; stopped at the end."""
+    """See `veilmq.pipeline.session.session`; the session is stopped at the end."""
     from veilmq.pipeline.session import session
 
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if heeds:  # nothing is there yet to be ended in order, and an interrupt amid Spark's start may leave Java's hanging
+    if heeds:  # nothing needs an orderly end yet, and an interrupt during Spark's start may leave Java hanging
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         spark = session(master, remote, settings={"spark.log.level": "ERROR"})
     finally:
         if heeds:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-    # PySpark's own asks Java for something from within what was asked, which fails with traces. Python's, and not the
-    # one from before: it heeds the signal even where a shell had it ignored, in the background.
+    # PySpark's handler calls Java from inside the interrupted call, which fails with traces. Use Python's handler, not
+    # the previous one: it handles the signal even if a shell ignored it for a background job.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Here, and not above: only now is it known that pyspark is there, and one that fits.
+    # Imported here: only now is it known that a suitable pyspark is installed.
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.logger import PySparkLogger
 
@@ -48,7 +47,7 @@ def started(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
     try:
         yield spark
     except KeyboardInterrupt:
-        # What was broken off may have taken the gateway with it: all ends anyhow.
+        # The interrupted call may have broken the gateway; everything ends anyway.
         with suppress(Py4JError):
             hush(spark)
             for query in spark.streams.active:
@@ -59,7 +58,7 @@ def started(master: str | None, remote: str | None) -> Iterator["SparkSession"]:
 
 
 def hush(spark: "SparkSession") -> None:
-    """Before work is broken off: Java would log that it was, with a trace for each layer."""
+    """Silence Java before interrupting work: it would log a trace for each layer."""
     from pyspark.sql.utils import is_remote
 
     if not is_remote():

@@ -1,16 +1,16 @@
-"""A progress bar on stderr for long work, where a person looks on."""
+"""A progress bar on stderr for long work, if stderr is a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[str, int, int], None]
-"""Called with what is being done, how much is done of it, and how much there is."""
+"""Called with the current step, how much of it is done, and its total."""
 
 
 @contextmanager
 def bar() -> Iterator[Advance]:
-    """A bar as long as the body runs; nothing if stderr is not a terminal."""
+    """Show a bar while the body runs; nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return

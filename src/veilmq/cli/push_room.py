@@ -1,9 +1,9 @@
-"""The push room, opened when the first subscription wants it.
+"""Opens the push room when the first push subscription exists.
 
-Strategy: most servers push nothing, and the room's libraries and key shall cost them nothing: a task looks for a push
-subscription, and only then imports, makes or reads the key, lets the MNS port serve the certificate, and opens it.
-Loading takes a quarter of a second of CPU, and so a thread, beside which the loop goes on. Open files or threads that
-the machine has none of at that moment, it may have a moment later: so the room is opened again after a while.
+Strategy: most servers push nothing and should not pay for the room's libraries and key. So a task waits for a push
+subscription, and only then imports the room, makes or reads the key, and lets the MNS port serve the certificate.
+Loading takes a quarter of a second of CPU, so it runs on a thread while the loop goes on. If open files or threads are
+exhausted, they may be available later, so opening is retried.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from veilmq.model.topic import SubscriptionSettings, TopicKey
-from veilmq.push.shortage import shortage_of
+from veilmq.push.local_exhaustion import local_exhaustion_of
 from veilmq.server.clock import wall
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _LOOK_S: Final = 0.5
 AGAIN_S: Final = 10.0
-"""How long after the room could not be opened the next try is made."""
+"""How long after a failure to open the room the next attempt is made."""
 
 log = logging.getLogger("veilmq.push")
 
 
 async def serve_pushes(service: Service, settings: Settings) -> None:
-    """Push what there is to push, until cancelled."""
+    """Push until cancelled."""
     subscriptions = _Subscriptions(service.store.topics)
     while not subscriptions():  # noqa: ASYNC110 the store sets no event
         await asyncio.sleep(_LOOK_S)
@@ -53,11 +53,11 @@ async def serve_pushes(service: Service, settings: Settings) -> None:
 
 
 async def _try_to_open(service: Service, settings: Settings, subscriptions: "_Subscriptions") -> "PushRoom | None":
-    """The started room; None if what it needs cannot be had at present. Raises ValueError for a damaged key."""
+    """The started room; None if a resource is exhausted now. Raises ValueError for a damaged key."""
     try:
         return await _open(service, settings, subscriptions)
     except (OSError, RuntimeError, MemoryError, ImportError) as error:
-        if not isinstance(error, OSError) and shortage_of(error) is None:
+        if not isinstance(error, OSError) and local_exhaustion_of(error) is None:
             raise
         fault = f"at present: {error}"
         if service.push_fault != fault:
@@ -91,8 +91,8 @@ async def _open(service: Service, settings: Settings, subscriptions: "_Subscript
 
 
 class _Subscriptions:
-    """The push subscriptions of all topics: the same object as long as none has changed, since there may be very many,
-    and they are looked at all the time. A change gives its topic another dictionary (store.sqlite.topics)."""
+    """The push subscriptions of all topics: the same object while none has changed, because there may be many and they
+    are polled. A change gives its topic another dictionary (store.sqlite.topics)."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics

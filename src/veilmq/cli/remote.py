@@ -1,8 +1,7 @@
-"""Commands on queues, messages and the history: through the admin port, or straight on a directory (remote_door.py).
+"""Commands on queues, messages and the history: through the admin port, or directly on a directory (admin_access.py).
 
-Strategy: each command is a function of what was asked (`Asked`: a door, the account and region, JSON or not) and of
-its own arguments; `_command` adds the options that all of them have. Nothing but typer is imported until one of them
-runs.
+Strategy: each command is a function of its context (`Asked`: access, account, region, JSON or not) and its own
+arguments; `_command` adds the common options. Only typer is imported until a command runs.
 """
 
 import inspect
@@ -27,53 +26,53 @@ from veilmq.cli.remote_plan import plan
 from veilmq.cli.remote_queues import change_queue, create, list_queues, purge, remove
 
 if TYPE_CHECKING:
-    from veilmq.cli.remote_door import Door, Home
-    from veilmq.cli.remote_http import HttpDoor
+    from veilmq.cli.admin_access import AdminAccess, Home
+    from veilmq.cli.remote_http import HttpAccess
     from veilmq.model.queue import QueueKey
 
 _BATCH: Final = 100
 _ELSEWHERE_MAX: Final = 10_000
-"""Looked through for other regions."""
+"""Queues searched for other regions."""
 _REGIONS_SHOWN: Final = 5
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What every command gets."""
+    """The context of every command."""
 
-    door: "Door"
+    access: "AdminAccess"
     named: tuple[str | None, str | None]
-    """Account and region that were named."""
+    """The account and region as given."""
     as_json: bool
-    again: "Callable[[], HttpDoor | None]"
-    """A fresh door to the same server; None while nobody serves the directory. Raises Failure."""
+    again: "Callable[[], HttpAccess | None]"
+    """Opens a new access to the same server; None while nobody serves the directory. Raises Failure."""
 
     @cached_property
     def _home(self) -> "Home":
         account, region = self.named
         if account is not None and region is not None:
-            from veilmq.cli.remote_door import Home
+            from veilmq.cli.admin_access import Home
 
             return Home(account, region)
-        found = self.door.home(account)
+        found = self.access.home(account)
         return found if region is None else found._replace(region=region)
 
     @property
     def account(self) -> str:
-        """Whose queues are meant. Raises Failure."""
+        """The account. Raises Failure."""
         return self._home.account
 
     @property
     def region(self) -> str:
-        """Where they are. Raises Failure."""
+        """The region. Raises Failure."""
         return self._home.region
 
     def why_nothing(self, ask: "Callable[[str, str | None], Iterable[Mapping[str, Any]]]") -> str:
-        """If the account or region is the reason that there is nothing to list: that. Raises Failure.
+        """The reason, if a list is empty because of the account or region. Raises Failure.
 
-        ask: what there is in an account and region; `*` and None mean all.
+        ask: lists an account and region; `*` and None mean all.
         """
-        if not self.door.home(self.account).is_known:
+        if not self.access.home(self.account).is_known:
             return f"the server's credentials file has no account {self.account}"
         everything = (each.get("source", each) for each in islice(ask("*", None), _ELSEWHERE_MAX))
         regions = sorted({each["region"] for each in everything if each["account"] == self.account} - {self.region})
@@ -89,9 +88,9 @@ class Asked:
         return QueueKey(self.account, self.region, name)
 
     def run(self, operation: str, queue: str, **members: Any) -> dict[str, Any]:
-        """One operation on one queue; what was not given is left out."""
+        """Run one operation on one queue; members of None are left out."""
         given = {name: value for name, value in members.items() if value is not None}
-        return self.door.run(operation, self.queue(queue), given)
+        return self.access.run(operation, self.queue(queue), given)
 
 
 _OPTIONS: Final = {
@@ -148,7 +147,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _alone(command: Callable[..., None]) -> Callable[..., None]:
-    """The command of a group for when no other one of the group is named."""
+    """The group's default command."""
 
     def callback(context: typer.Context, **given: Any) -> None:
         if context.invoked_subcommand is None:
@@ -163,17 +162,17 @@ def _alone(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _command(body: Callable[..., None]) -> Callable[..., None]:
-    """A typer command of `body`'s own parameters and of the options that all have."""
+    """A typer command with `body`'s own parameters and the common options."""
 
     def command(**given: Any) -> None:
-        from veilmq.cli.remote_door import Target, http_door, open_door
+        from veilmq.cli.admin_access import Target, http_access, open_access
 
         _check_text(given.values())
         taken = {name: given.pop(name) for name in _OPTIONS}
         target = Target(taken["admin"], taken["token_file"], taken["data"])
-        again = partial(http_door, target, os.environ)
-        with open_door(target, os.environ) as door:
-            body(Asked(door, (taken["account"], taken["region"]), taken["as_json"], again), **given)
+        again = partial(http_access, target, os.environ)
+        with open_access(target, os.environ) as access:
+            body(Asked(access, (taken["account"], taken["region"]), taken["as_json"], again), **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
@@ -188,7 +187,7 @@ def _command(body: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_text(values: Iterable[Any]) -> None:
-    """Raises Failure for an argument with bytes that are not UTF-8; the names of files may have them."""
+    """Raises Failure for an argument that is not UTF-8; only file names may contain other bytes."""
     for value in values:
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):
@@ -308,7 +307,7 @@ def _trace(
     everything: Annotated[bool, typer.Option("--all", help="A line for each event, also in runs of the same.")] = False,
 ) -> None:
     """Show everything that happened to one message."""
-    found = asked.door.trace(message)
+    found = asked.access.trace(message)
     if asked.as_json:
         _print_json(found)
     elif found["events"]:
@@ -350,7 +349,7 @@ def _show_messages(asked: Asked, messages: list[dict[str, Any]]) -> None:
 
 
 def _report(asked: Asked, shown: list[dict[str, Any]], said: str | None) -> int:
-    """Print what became of each; returns how many were refused."""
+    """Print the result of each; return how many were refused."""
     for each in shown:
         if asked.as_json:
             _print_json(each)
@@ -380,7 +379,7 @@ def _batches(bodies: Iterable[str], count_max: int) -> Iterator[list[str]]:
 
 
 def _watched(bodies: Iterable[str], lines: bool) -> Iterable[str]:
-    """The same bodies, with a progress bar for a person who watches."""
+    """The same bodies, with a progress bar on a terminal."""
     if not lines or not sys.stderr.isatty():
         return bodies
     from rich.console import Console

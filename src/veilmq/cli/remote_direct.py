@@ -1,7 +1,7 @@
-"""The door straight to a data directory: engine and store in this process, one call at a time.
+"""Admin access directly to a data directory: engine and store in this process, one call at a time.
 
-Strategy: the loop of the server's shell without threads: submit, take a batch, apply, commit, deliver. A receive that
-may wait sleeps until the engine has something due: nobody else can send meanwhile, but leases and delays end.
+Strategy: the loop of the server's shell without threads: submit, take a batch, apply, commit, deliver. A waiting
+receive sleeps until the engine has something due: nobody else can send meanwhile, but leases and delays end.
 """
 
 import time
@@ -17,9 +17,9 @@ from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS, Asked
 from veilmq.admin.reading import Scope, event_lines, find_start, trace
 from veilmq.admin.topics import all_moves, covers, shown_topic, topics_of
+from veilmq.cli.admin_access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.exits import Exit, Failure, foreign
 from veilmq.cli.obstacles import advice_on
-from veilmq.cli.remote_door import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.remote_http import failure_of
 from veilmq.cli.words import refused_value
 from veilmq.engine import Engine, open_directory
@@ -39,34 +39,34 @@ from veilmq.store.sqlite.store import SqliteStore
 
 _SLEEP_S_MAX: Final = 1.0
 _SCAN_MAX: Final = 20_000_000
-_ADVICE_CHECK: Final = "Look at the directory with `veilmq check`."
+_ADVICE_CHECK: Final = "Check the directory with `veilmq check`."
 _ORIGIN: Final = Origin("admin", "admin", f"veilmq/{veilmq.__version__} (command line)")
 
 
 @contextmanager
-def open_direct(directory: Path) -> Iterator["DirectDoor"]:
-    """The door to a directory, which is held meanwhile. Raises Failure.
+def open_direct(directory: Path) -> Iterator["DirectAccess"]:
+    """Open a directory and hold it meanwhile. Raises Failure.
 
-    Data of an older schema stays as it is: a look during an upgrade must not take the way back away.
+    Data of an older schema is not migrated: a look during an upgrade must not prevent a downgrade.
     """
     try:
         engine, store = open_directory(directory, options=Options(migrates=False))
     except DirectoryHeld as error:
-        raise Failure(Exit.DIRECTORY, str(error), "Go through its owner's admin port: --admin HOST:PORT.") from None
+        raise Failure(Exit.DIRECTORY, str(error), "Use its owner's admin port: --admin HOST:PORT.") from None
     except SchemaOlder as error:
-        raise Failure(Exit.DIRECTORY, str(error), "From that start on an older release refuses it.") from None
+        raise Failure(Exit.DIRECTORY, str(error), "After that start, older releases refuse the data.") from None
     except NotOurs as error:
         raise foreign(directory, error) from None
     except (DirectoryUnsafe, DatabaseUnusable, SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except OSError as error:
-        advice = advice_on(directory, "Say the command as the server's user; it must be able to write there.")
+        advice = advice_on(directory, "Run the command as the server's user; it must be able to write there.")
         raise Failure(Exit.DIRECTORY, f"{error.filename or directory}: {error.strerror}", advice) from None
     except SqliteError as error:
         raise _unreadable(directory, error) from None
     try:
         try:
-            yield DirectDoor(engine, store)
+            yield DirectAccess(engine, store)
         finally:
             store.close()
     except SqliteError as error:
@@ -77,8 +77,8 @@ def _unreadable(directory: Path, error: SqliteError) -> Failure:
     return Failure(Exit.STORE, f"{directory}: {type(error).__name__}: {error}", _ADVICE_CHECK)
 
 
-class DirectDoor:
-    """See `Door`."""
+class DirectAccess:
+    """See `AdminAccess`."""
 
     def __init__(self, engine: Engine, store: SqliteStore) -> None:
         self._engine = engine
@@ -87,7 +87,7 @@ class DirectDoor:
         self._clock.start(store.mark)
 
     def run(self, operation: str, queue: QueueKey, members: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Door.run`."""
+        """See `AdminAccess.run`."""
         row = OPERATIONS[operation]
         with _failures():
             checked = inputs.queue_key(queue.account, queue.region, queue.name)
@@ -95,8 +95,8 @@ class DirectDoor:
             return row.show(self._call(row.plan(asked, inputs.convert(dict(members), row.shape))))
 
     def home(self, account: str | None) -> Home:
-        """See `Door.home`: the account of development mode, or the only one that has queues here. Where it is at home
-        only its server knows."""
+        """See `AdminAccess.home`: the account of development mode, or the only one that has queues here. Only its
+        server knows its home region."""
         return Home(account or self._sole_account(), HOME_REGION_DEFAULT)
 
     def _sole_account(self) -> str:
@@ -108,7 +108,7 @@ class DirectDoor:
         return found.pop()
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `Door.queues`."""
+        """See `AdminAccess.queues`."""
         wanted = _checked(account, region, prefix)
         command = ListQueues(
             origin=_ORIGIN,
@@ -128,20 +128,20 @@ class DirectDoor:
             yield views.shown_listed(info, ages.get(info.incarnation))
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `Door.topics`. Nothing is pushed while nobody serves."""
+        """See `AdminAccess.topics`. Without a server nothing is pushed."""
         _checked(account, region, prefix)
         for key in topics_of(self._store, account, region, prefix):
             yield shown_topic(self._store, self._store.topics[key], None)
 
     def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `Door.moves`."""
+        """See `AdminAccess.moves`."""
         _checked(account, region, prefix)
         for task in all_moves(self._store):
             if covers(task.source, account, region, prefix):
                 yield views.shown_move(task)
 
     def trace(self, message: str) -> dict[str, Any]:
-        """See `Door.trace`."""
+        """See `AdminAccess.trace`."""
         from msgspec import to_builtins
 
         with _failures(), self._store.readers.lend() as connection:
@@ -151,7 +151,7 @@ class DirectDoor:
         return {"message": id_text(sought)} | shown
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
-        """See `Door.events`; nothing can come while nobody serves, so there is no wait."""
+        """See `AdminAccess.events`; without a server nothing new can come, so it does not wait."""
         with _failures(), self._store.readers.lend() as connection:
             scope = Scope(wanted=inputs.convert(dict(wanted), inputs.EventsInput).chosen())
             found = find_start(connection, start)
@@ -184,7 +184,7 @@ class DirectDoor:
 
 
 def _checked(account: str, region: str | None, prefix: str) -> inputs.ListInput:
-    """What the admin port would take. Raises Failure."""
+    """Check the input as the admin port would. Raises Failure."""
     given = {"account": account, "region": region, "prefix": prefix}
     with _failures():
         return inputs.convert({name: each for name, each in given.items() if each is not None}, inputs.ListInput)
@@ -192,7 +192,7 @@ def _checked(account: str, region: str | None, prefix: str) -> inputs.ListInput:
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Errors of a command as the command line's."""
+    """Turn a command's errors into those of the command line."""
     try:
         yield
     except StoreError as error:

@@ -1,8 +1,8 @@
-"""`veilmq events`: prints the history, and follows it across restarts of the server.
+"""`veilmq events`: prints the history and follows it across restarts of the server.
 
-Strategy: an offset says all that a reader must remember, so whoever follows asks a fresh door for the same offset until
-one answers. A piece that did not come whole is not printed, and nothing is asked for twice once it was. Only the first
-answer must come at once; afterwards the server is waited for, unless what it says will not change by waiting.
+Strategy: an offset is all that a reader must remember, so a follower asks a new access for the same offset until one
+answers. An incomplete piece is not printed, and a printed one is not requested again. The first answer must come at
+once. Afterwards the command waits for the server, unless waiting cannot help.
 """
 
 import json
@@ -20,15 +20,15 @@ from veilmq.cli.output import tamed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from veilmq.cli.admin_access import Piece
     from veilmq.cli.remote import Asked
-    from veilmq.cli.remote_door import Piece
-    from veilmq.cli.remote_http import HttpDoor
+    from veilmq.cli.remote_http import HttpAccess
 
 _FOLLOW_S: Final = 20.0
 _PAUSE_S: Final = 0.5
 _PIECE: Final = 10_000
 _PIECE_MAX: Final = 320_000
-"""Of what is sought at once among events of which few are wanted."""
+"""Offsets searched at once when few events match."""
 
 
 def _kinds(incomplete: str) -> list[str]:
@@ -63,8 +63,8 @@ def print_events(
         raise Failure(Exit.USAGE, "--from and --last: give one of them")
     given = {"queue": _queue(asked, queue), "kind": ",".join(kinds or []), "message": message}
     wanted = {name: text for name, text in given.items() if text}
-    # What comes meanwhile is left out, unless it is followed: a busy server's history has no end.
-    end = asked.door.events("next", 1, 0.0, wanted).start
+    # Without --follow, stop at the current end: a busy server's history grows for ever.
+    end = asked.access.events("next", 1, 0.0, wanted).start
     left = sys.maxsize if limit is None else limit
     shown = 0
     if last is not None and wanted:
@@ -73,7 +73,7 @@ def print_events(
         shown = len(found)
         start, left = str(end), left - shown
     elif last is not None:
-        start = str(max(asked.door.events("first", 1, 0.0).start, end - last))
+        start = str(max(asked.access.events("first", 1, 0.0).start, end - last))
     if follow:
         _follow(asked, start, left, wanted)
     elif not _show_until(asked, start, left, end, wanted) + shown and wanted:
@@ -83,10 +83,10 @@ def print_events(
 
 
 def _show_until(asked: "Asked", start: str, left: int, end: int, wanted: "Mapping[str, str]") -> int:
-    """Print what there is before offset `end`, at most `left`; returns how many lines that were."""
+    """Print the events before offset `end`, at most `left`; return the number of lines."""
     at, shown = start, 0
     while left > 0 and at != str(end):
-        piece = asked.door.events(at, _PIECE if wanted else min(left, _PIECE), 0.0, wanted)
+        piece = asked.access.events(at, _PIECE if wanted else min(left, _PIECE), 0.0, wanted)
         lines = piece.lines.splitlines(keepends=True)[:left]
         _print(asked, lines)
         shown += len(lines)
@@ -98,16 +98,16 @@ def _show_until(asked: "Asked", start: str, left: int, end: int, wanted: "Mappin
 
 
 def _tell_unknown(asked: "Asked", wanted: "Mapping[str, str]") -> None:
-    """Say so if no queue has the name and the history has no event of one: it may be mistyped."""
+    """Report a name that neither a queue nor an event has: it may be mistyped."""
     if "queue" not in wanted:
         return
     *place, name = wanted["queue"].split("/")
     account, region = place or ("*", None)
-    if any(each["name"] == name for each in asked.door.queues(account, region, name)):
+    if any(each["name"] == name for each in asked.access.queues(account, region, name)):
         return
-    at, end = "first", asked.door.events("next", 1, 0.0).start
+    at, end = "first", asked.access.events("next", 1, 0.0).start
     while True:
-        piece = asked.door.events(at, _PIECE_MAX, 0.0, {"queue": wanted["queue"]})
+        piece = asked.access.events(at, _PIECE_MAX, 0.0, {"queue": wanted["queue"]})
         if piece.lines:
             return
         if piece.following >= end or piece.following == piece.start:
@@ -118,15 +118,15 @@ def _tell_unknown(asked: "Asked", wanted: "Mapping[str, str]") -> None:
 
 
 def _queue(asked: "Asked", name: str | None) -> str | None:
-    """As the history is asked for it: of all accounts and regions, unless one is named."""
+    """The queue filter: of all accounts and regions, unless one is named."""
     if name is None or asked.named == (None, None):
         return name
     return f"{asked.account}/{asked.region}/{name}"
 
 
 def _last(asked: "Asked", count: int, end: int, wanted: "Mapping[str, str]") -> list[bytes]:
-    """The last so many lines before offset `end`, sought backwards in pieces that grow."""
-    first = asked.door.events("first", 1, 0.0).start
+    """The last `count` lines before offset `end`, searched backwards in growing pieces."""
+    first = asked.access.events("first", 1, 0.0).start
     found: list[bytes] = []
     size = _PIECE
     while end > first and len(found) < count:
@@ -139,7 +139,7 @@ def _last(asked: "Asked", count: int, end: int, wanted: "Mapping[str, str]") -> 
 def _between(asked: "Asked", begin: int, end: int, wanted: "Mapping[str, str]") -> list[bytes]:
     lines: list[bytes] = []
     while begin < end:
-        piece = asked.door.events(str(begin), min(end - begin, _PIECE), 0.0, wanted)
+        piece = asked.access.events(str(begin), min(end - begin, _PIECE), 0.0, wanted)
         lines += piece.lines.splitlines(keepends=True)
         begin = piece.following
     return lines
@@ -154,25 +154,25 @@ def _follow(asked: "Asked", start: str, left: int, wanted: "Mapping[str, str]") 
             lines = piece.lines.splitlines(keepends=True)[:left]
             _print(asked, lines)
             left -= len(lines) if wanted else piece.following - piece.start
-    except KeyboardInterrupt:  # its regular end
+    except KeyboardInterrupt:  # the regular end of following
         return
     finally:
         follower.close()
 
 
 class _Follower:
-    """Where a reader is in the history, and the door that it asks."""
+    """A follower's offset in the history, and its access."""
 
     def __init__(self, asked: "Asked", start: str, wanted: "Mapping[str, str]") -> None:
         """Raises Failure, also if no server answers now."""
         self._asked, self._wanted = asked, wanted
-        self._door: HttpDoor | None = None
-        # A word would mean another offset after a restart.
+        self._access: HttpAccess | None = None
+        # `next` would mean another offset after a restart.
         piece = self._ask(start, 1, 0.0)
         self._offset, self._epoch = piece.start, piece.epoch
 
     def next(self, limit: int) -> "Piece":
-        """What comes at the offset, up to `limit` offsets; perhaps nothing. Raises Failure that waiting cannot mend."""
+        """The next events, up to `limit` offsets; may be empty. Raises Failure if waiting cannot help."""
         try:
             piece = self._ask(str(self._offset), limit, _FOLLOW_S)
         except Unreachable:
@@ -187,7 +187,7 @@ class _Follower:
         return piece
 
     def _await(self, limit: int) -> "Piece":
-        """Ask until somebody answers. The first try is not told of: perhaps only the connection had ended."""
+        """Ask until a server answers. The first failure is not reported: perhaps only the connection had ended."""
         told = False
         while True:
             self.close()
@@ -204,18 +204,18 @@ class _Follower:
             return piece
 
     def close(self) -> None:
-        """End the connection; the next question makes another one."""
-        if self._door is not None:
-            self._door.close()
-        self._door = None
+        """Close the connection; the next call opens a new one."""
+        if self._access is not None:
+            self._access.close()
+        self._access = None
 
     def _ask(self, start: str, limit: int, follow_s: float) -> "Piece":
-        if self._door is None:
-            self._door = self._asked.again()
-        if self._door is None:
+        if self._access is None:
+            self._access = self._asked.again()
+        if self._access is None:
             advice = "Start one with `veilmq serve`, or leave --follow out."
             raise Unreachable(Exit.ADDRESS, "no server holds the directory", advice)
-        return self._door.events(start, limit, follow_s, self._wanted)
+        return self._access.events(start, limit, follow_s, self._wanted)
 
 
 def _tell(message: str) -> None:

@@ -1,7 +1,7 @@
-"""The door through a server's admin port.
+"""Admin access through a server's admin port.
 
-Strategy: the standard library's client on one connection, because it is imported in a tenth of the time of others. What
-the server refuses ends the command with the server's own sentence.
+Strategy: the standard library's client on one connection, because it loads in a tenth of the time of others. If the
+server refuses a request, the command ends with the server's own message.
 """
 
 import http.client
@@ -18,8 +18,8 @@ import veilmq
 from veilmq.admin import inputs
 from veilmq.admin.errors import described
 from veilmq.admin.operations import OPERATIONS
+from veilmq.cli.admin_access import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.exits import Exit, Failure, Missing, Unknown, Unreachable
-from veilmq.cli.remote_door import EVERYTHING, Home, Piece, several_accounts
 from veilmq.cli.words import refused_value
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.errors import ParameterInvalid
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from veilmq.store.large_files import Writing
 
 _ANSWER_S: Final = 10.0
-"""For a connection, and for an answer beyond what the command itself lets the server wait."""
+"""Timeout of a connection, and of an answer beyond the wait that the command asks for."""
 _WORK_S: Final = 100.0
-"""For an answer to what may be much work, and between the parts of a long one."""
+"""Timeout of an answer that may need much work, and between the parts of a long one."""
 _MUCH_WORK: Final = frozenset({"purge", "remove", "move"})
 _PIECE_BYTES: Final = 256 * 1024
 _PASSING: Final = frozenset({502, 503, 504})
-"""What a proxy says while the server behind it is away."""
+"""Statuses of a proxy whose server is away."""
 _DIGITS: Final = re.compile("[0-9]{1,18}")
 _PORT: Final = re.compile(r":(\d{1,9})/?$")
 _PORT_MAX: Final = 65_535
@@ -60,7 +60,7 @@ _ADVICE_OTHER_PORT: Final = (
 
 
 class _Said(dict[str, Any]):
-    """A JSON object that a server answered; asked for a member that it lacks, it raises the failure."""
+    """A JSON object from the server; reading a missing member raises Failure."""
 
     def __init__(self, found: dict[str, Any], failure: Failure) -> None:
         super().__init__(found)
@@ -70,12 +70,12 @@ class _Said(dict[str, Any]):
         raise self._failure
 
 
-class HttpDoor:
-    """See `Door`. `admin` is HOST:PORT or a URL, and `source` the flag or variable that gave it; `announced`, if the
-    directory's owner wrote it into its lock.
+class HttpAccess:
+    """See `AdminAccess`. `admin` is HOST:PORT or a URL, and `source` the flag or variable that gave it; `announced`:
+    whether the directory's owner wrote it into its lock.
 
-    An announced address is one of this machine's, held by that process, and the certificate there names the host that
-    other machines know: it is not compared. Nobody else can have the port, and the token came from the same directory.
+    An announced address is on this machine and belongs to that process; its certificate names the host for other
+    machines, so the name is not compared. Nobody else can have the port, and the token comes from the same directory.
     """
 
     def __init__(self, admin: str, token: str | None, *, announced: bool = False, source: str = "--admin") -> None:
@@ -99,7 +99,7 @@ class HttpDoor:
         self._connection.close()
 
     def run(self, operation: str, queue: QueueKey, members: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Door.run`."""
+        """See `AdminAccess.run`."""
         try:
             inputs.queue_key(queue.account, queue.region, queue.name)
         except ParameterInvalid as error:
@@ -123,7 +123,7 @@ class HttpDoor:
         return self._json(row.method, path, {}, json.dumps(dict(members)).encode(), answer_s=answer_s)
 
     def home(self, account: str | None) -> Home:
-        """See `Door.home`."""
+        """See `AdminAccess.home`."""
         try:
             own = self._json("GET", "/api/v1/account", {"account": account})
         except Unknown:  # a server of an earlier release
@@ -135,7 +135,7 @@ class HttpDoor:
         return Home(found, own.get("region") or HOME_REGION_DEFAULT, own.get("known") is not False)
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `Door.queues`."""
+        """See `AdminAccess.queues`."""
         members = {"account": account, "region": region, "prefix": prefix}
         after: str | None = ""
         while after is not None:
@@ -144,7 +144,7 @@ class HttpDoor:
             after = page["after"]
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `Door.topics`."""
+        """See `AdminAccess.topics`."""
         members = {"account": account, "region": region, "prefix": prefix}
         after: str | None = ""
         while after is not None:
@@ -153,7 +153,7 @@ class HttpDoor:
             after = page["after"]
 
     def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `Door.moves`."""
+        """See `AdminAccess.moves`."""
         members = {"account": account, "region": region, "prefix": prefix}
         after: str | None = ""
         while after is not None:
@@ -162,11 +162,11 @@ class HttpDoor:
             after = page.get("after")  # an earlier release has no more than one page
 
     def trace(self, message: str) -> dict[str, Any]:
-        """See `Door.trace`."""
+        """See `AdminAccess.trace`."""
         return self._json("GET", f"/api/v1/trace/{quote(message, safe='')}", {}, answer_s=_WORK_S)
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
-        """See `Door.events`."""
+        """See `AdminAccess.events`."""
         members = {"from": start, "limit": limit, "follow": follow_s, **wanted}
         answer, body = self._ask("GET", "/api/v1/events", members, answer_s=_ANSWER_S + follow_s)
         epoch = answer.headers.get("veilmq-epoch", "")
@@ -174,8 +174,8 @@ class HttpDoor:
         return Piece(body, first, following, epoch)
 
     def download(self, path: str, file: "Writing", step: Callable[[int, int], None]) -> None:
-        """Write what the server answers into the file. Raises Failure, also if less comes than was said; OSError of
-        the file."""
+        """Write the response into the file. Raises Failure, also if it is shorter than announced; OSError of the
+        file."""
         self._look_for_life()
         with self._failures(_WORK_S):
             self._request("POST", path, b"{}", self._headers, _WORK_S)
@@ -187,12 +187,12 @@ class HttpDoor:
                     part = answer.read(_PIECE_BYTES)
                     if not part:
                         raise http.client.IncompleteRead(b"", total - done)
-                file.write(part)  # its failures are the destination's, and no server's
+                file.write(part)  # errors here are the destination's, not the server's
                 done += len(part)
                 step(done, total)
 
     def steps(self, path: str, members: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """What a long job says while it runs, and at last its result. Raises Failure."""
+        """The steps of a long job, and at last its result. Raises Failure."""
         headers = self._headers | {"Content-Type": "application/json"}
         self._look_for_life()
         with self._failures(_WORK_S):
@@ -202,7 +202,7 @@ class HttpDoor:
                     yield self._said(answer.status, line)
 
     def _answered(self) -> http.client.HTTPResponse:
-        """The answer, not read yet: whoever leaves it to its finalizer may lose an interrupt. Raises Failure."""
+        """The response, not read yet; leaving it to its finalizer may lose an interrupt. Raises Failure."""
         answer = self._connection.getresponse()
         if answer.status >= 300:
             with answer:
@@ -210,7 +210,7 @@ class HttpDoor:
         return answer
 
     def _look_for_life(self) -> None:
-        """Before what may take long: ask for what a server that lives answers at once. Raises Failure."""
+        """Check with a quick request that the server is alive, before one that may take long. Raises Failure."""
         with self._failures(_ANSWER_S):
             self._request("GET", "/health/live", None, self._headers, _ANSWER_S)
             with self._connection.getresponse() as answer:
@@ -229,7 +229,7 @@ class HttpDoor:
         return self._said(answer.status, content)
 
     def _said(self, status: int, content: bytes) -> dict[str, Any]:
-        """The JSON object that was answered. Raises Failure."""
+        """The JSON object of the response. Raises Failure."""
         try:
             found = json.loads(content)
         except (ValueError, RecursionError):
@@ -239,7 +239,7 @@ class HttpDoor:
         return _Said(found, self._not_ours(status))
 
     def _number(self, answer: http.client.HTTPResponse, header: str) -> int:
-        """What the header says. Raises Failure."""
+        """The number in a header. Raises Failure."""
         text = answer.headers.get(header, "")
         if not _DIGITS.fullmatch(text):
             raise self._not_ours(answer.status)
@@ -254,7 +254,7 @@ class HttpDoor:
         *,
         answer_s: float | None = None,
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """The answer with its whole body, for which `answer_s` is waited. Raises Failure."""
+        """The response with its whole body, within `answer_s`. Raises Failure."""
         answer_s = _ANSWER_S if answer_s is None else answer_s
         query = urlencode({name: value for name, value in members.items() if value not in (None, "")})
         with self._failures(answer_s):
@@ -265,7 +265,8 @@ class HttpDoor:
     def _request(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str], answer_s: float
     ) -> None:
-        """On the connection there is, or a new one: a server ends one that is idle, say while a pager shows a page."""
+        """Send on the open connection, or on a new one: a server closes idle ones, for example while a pager shows a
+        page."""
         connection = self._connection
         self._may_be_done = False
         kept = connection.sock
@@ -283,14 +284,14 @@ class HttpDoor:
 
     @contextmanager
     def _failures(self, answer_s: float) -> Iterator[None]:
-        """What can go wrong on the way, as the command's end."""
+        """Turn connection errors into the command's failures."""
         try:
             yield
         except TimeoutError:
             raise self._silence(answer_s) from None
         except ConnectionRefusedError:
             raise Unreachable(Exit.ADDRESS, f"no server answers on {self._admin}", _ADVICE) from None
-        except ssl.SSLEOFError as error:  # it ended amid a handshake
+        except ssl.SSLEOFError as error:  # it ended during the handshake
             raise Unreachable(Exit.ADDRESS, f"{self._admin}: TLS: {error}") from None
         except ssl.SSLCertVerificationError as error:
             is_other = error.verify_code in _OTHER_NAME
@@ -325,7 +326,7 @@ class HttpDoor:
 
 
 def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
-    """To an address, not opened yet. Raises ValueError or InvalidURL."""
+    """A connection to an address, not opened yet. Raises ValueError or InvalidURL."""
     parts = urlsplit(admin if "://" in admin else f"http://{admin}")
     host, port = parts.hostname, parts.port
     if parts.scheme not in {"http", "https"} or not host or not port or parts.path not in {"", "/"}:
@@ -341,7 +342,7 @@ def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
 
 
 def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
-    """An error of the admin port as the command's end, with what to do next."""
+    """Turn an error of the admin port into the command's failure, with advice."""
     if error == "not_authenticated":
         return Failure(Exit.USAGE, message, _ADVICE_TOKEN)
     if error == "history_trimmed":

@@ -1,6 +1,6 @@
-"""What there is beside queues: topics with their subscriptions, and message move tasks, which begin and end here too.
+"""`veilmq topics` and `veilmq moves`: list topics with subscriptions; list, start and cancel message move tasks.
 
-Strategy: as remote.py has its commands: functions of what was asked, to which it adds the options that all have.
+Strategy: like remote.py: functions of the context, to which it adds the common options.
 """
 
 import sys
@@ -26,14 +26,18 @@ Source = Annotated[
 def list_topics(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
     """List topics with their subscriptions, and how the endpoints of pushes do."""
     show_list(
-        asked, lambda account, region: asked.door.topics(account, region, prefix), _topic_table, "topics", everything
+        asked, lambda account, region: asked.access.topics(account, region, prefix), _topic_table, "topics", everything
     )
 
 
 def list_moves(asked: "Asked", prefix: Prefix = "", everything: Everything = False) -> None:
     """List message move tasks, newest first."""
     show_list(
-        asked, lambda account, region: asked.door.moves(account, region, prefix), _move_table, "move tasks", everything
+        asked,
+        lambda account, region: asked.access.moves(account, region, prefix),
+        _move_table,
+        "move tasks",
+        everything,
     )
 
 
@@ -56,7 +60,7 @@ def start_move(
 
 def cancel_move(asked: "Asked", queue: Source) -> None:
     """End the move task that is under way from a queue; what was moved stays moved."""
-    found = asked.door.moves(asked.account, asked.region, queue)
+    found = asked.access.moves(asked.account, asked.region, queue)
     running = [task for task in found if task["source"]["name"] == queue and task["status"] == "running"]
     if not running:
         raise Failure(Exit.WRONG, f"no move task is under way from {queue}", "See them with: veilmq moves list")
@@ -82,9 +86,9 @@ def show_list(
     noun: str,
     everything: bool,
 ) -> None:
-    """What there is, or that there is nothing, and whether that is for want of the account or region. Raises Failure.
+    """Print the list; if it is empty, say so, and whether the account or region is the reason. Raises Failure.
 
-    ask: what there is in an account and region; `*` and None mean all.
+    ask: lists an account and region; `*` and None mean all.
     """
     found = ask("*", None) if everything else ask(asked.account, asked.region)
     is_empty = True

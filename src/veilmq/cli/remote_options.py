@@ -1,4 +1,4 @@
-"""What several commands of remote.py have: their arguments and options, and how the values are read.
+"""Arguments and options that several commands of remote.py share, and their parsing.
 
 Strategy: typer alone, so that the help comes quickly.
 """
@@ -39,9 +39,9 @@ def pairs(option: str, given: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask a person at a terminal; a program that pipes must say --yes. Raises Failure."""
+    """Ask at a terminal; without one, --yes is required. Raises Failure."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure(Exit.USAGE, "this cannot be undone", "Say --yes to do it without being asked.")
+        raise Failure(Exit.USAGE, "this cannot be undone", "Use --yes to do it without being asked.")
     typer.confirm(question, abort=True)

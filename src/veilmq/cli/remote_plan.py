@@ -1,7 +1,7 @@
-"""`veilmq queues plan`: what was learnt for a queue, what the server makes of it, and the owner's say.
+"""`veilmq queues plan`: shows a queue's recommended leases and those in force, and lets the owner decide.
 
-Strategy: what the server would put in force is computed by its own rule (veilmq.model.plan), from what it shows. As
-remote.py has its commands: a function of what was asked, to which it adds the options that all have.
+Strategy: the plan that the server would apply is computed by the server's own rule (veilmq.model.plan). Like remote.py:
+a function of the context, to which it adds the common options.
 """
 
 from enum import StrEnum
@@ -46,7 +46,7 @@ def plan(
     if revert and change:
         raise Failure(Exit.USAGE, "--revert stands alone", "Change settings by another command.")
     operation = "revert" if revert else "change" if change else "describe"
-    shown = asked.door.run(operation, asked.queue(queue), change)
+    shown = asked.access.run(operation, asked.queue(queue), change)
     if asked.as_json:
         print(in_json(shown["plan"] | {"would": _would(shown)}))
     else:
@@ -54,7 +54,7 @@ def plan(
 
 
 def _would(shown: dict[str, Any]) -> dict[str, Any] | None:
-    """What would be in force with adaptive = apply; None: nothing was learnt."""
+    """The plan that adaptive = apply would use; None: there is no suggestion."""
     import msgspec
 
     from veilmq.model.plan import PlanState, effective

@@ -1,7 +1,7 @@
-"""`veilmq queues` and `veilmq purge`: what there is, its settings, and its end.
+"""`veilmq queues` and `veilmq purge`: list, create, change, delete and purge queues.
 
-Strategy: as remote.py has its commands: functions of what was asked, to which it adds the options that all have. A
-setting of two parts, of which one was named, keeps the other: what the queue has now is read first.
+Strategy: like remote.py: functions of the context, to which it adds the common options. A setting of two parts of which
+only one is given keeps the other, so the queue's present setting is read first.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
 
 _RECEIVES_MAX: Final = 5
-"""Before a message is dead-lettered, if nobody says how many."""
+"""Default number of receives before a message is dead-lettered."""
 
 Timeout = Annotated[
     str | None, typer.Option("--visibility-timeout", metavar="TIME", help="Length of a lease, say 30s.")
@@ -40,13 +40,13 @@ Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", h
 
 
 class _Redrive(NamedTuple):
-    """What was said of dead letters."""
+    """The given options about dead letters."""
 
     dead_letters: str | None
     max_receives: int | None
 
     def merged(self, present: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """The policy: what was not named is as in the present one, or the default. Raises Failure."""
+        """The policy; parts not given are those of the present policy, or the default. Raises Failure."""
         if self.dead_letters == "":
             if self.max_receives is not None:
                 raise Failure(Exit.USAGE, "--max-receives: there are no receives before going nowhere")
@@ -61,7 +61,7 @@ class _Redrive(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Whether the present policy counts."""
+        """Whether the present policy is needed."""
         return self.dead_letters != "" and (self.dead_letters is None) != (self.max_receives is None)
 
 
@@ -70,7 +70,7 @@ def list_queues(asked: "Asked", prefix: Prefix = "", everything: Everything = Fa
     noun = "queues" if everything else f"queues in account {asked.account}, region {asked.region}"
     show_list(
         asked,
-        lambda account, region: asked.door.queues(account, region, prefix),
+        lambda account, region: asked.access.queues(account, region, prefix),
         _table_of(everything),
         noun,
         everything,
@@ -144,8 +144,8 @@ def change_queue(
         change["tags"] = kept | new_tags
     if not change:
         raise Failure(Exit.USAGE, "nothing to change", "Name a setting, such as --visibility-timeout 60s.")
-    # Not as the queue's other calls: a null takes a setting away.
-    _show(asked, asked.door.run("change", asked.queue(queue), change), f"changed {queue}")
+    # Unlike other calls, a null removes a setting.
+    _show(asked, asked.access.run("change", asked.queue(queue), change), f"changed {queue}")
 
 
 def _plain(
@@ -155,7 +155,7 @@ def _plain(
     wait: str | None,
     message_bytes_max: int | None,
 ) -> dict[str, Any]:
-    """Settings of one value by their names in the admin port, as far as they were given. Raises Failure."""
+    """The given settings of one value, by their names at the admin port. Raises Failure."""
     change: dict[str, Any] = {
         name: duration_us(option, text)
         for name, option, text in (

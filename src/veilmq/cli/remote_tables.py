@@ -1,7 +1,7 @@
-"""What a person sees of queues, messages and events.
+"""Prints queues, messages and events for people.
 
-Strategy: rich is imported when something is printed for a person and not before. Whatever came from outside is shown
-with its control characters escaped: a body must not drive a terminal.
+Strategy: rich is imported only when a table is printed. Control characters in all foreign text are escaped: a body must
+not drive a terminal.
 """
 
 import sys
@@ -38,7 +38,7 @@ def queue_table(queues: Iterable[Mapping[str, Any]], *, whose: bool) -> None:
 
 
 def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
-    """Each message with its handle, to be pasted into the next command."""
+    """Each message with its handle, to paste into the next command."""
     for message in messages:
         count = message["receive_count"]
         times = f"received {count} time{'s' * (count != 1)}"
@@ -69,7 +69,7 @@ def event_table(events: Iterable[Mapping[str, Any]]) -> None:
 
 
 def run_table(found: Iterable[Run]) -> None:
-    """Events of one message, a run of them in one line."""
+    """Events of one message, with a run of repeated events in one line."""
     rows = []
     for run in found:
         kinds = " + ".join(event["kind"] for event in run.events[: run.length])
@@ -101,7 +101,7 @@ def _event_row(event: Mapping[str, Any], kind: str) -> list[object]:
 
 
 def _why(kind: str, detail: Mapping[str, Any]) -> str:
-    """What a person wants to know of an event's detail."""
+    """The important part of an event's detail."""
     if kind in {"purged", "queue_deleted"}:
         return f"with {detail['count']} messages"
     error = ": ".join(detail[name] for name in ("error_type", "error") if detail.get(name))
@@ -129,7 +129,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def printable(text: str) -> str:
-    """The text with everything escaped that is not to be seen, but for blanks."""
+    """The text with all invisible characters but blanks escaped."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

@@ -1,28 +1,28 @@
-"""Runs in a history: what happens again and again to one message is one line with its count and time span.
+"""Runs in a trace: repeated events of one message become one line with a count and a time span.
 
-Strategy: events are alike if everything but their times and lease lengths is. A run is one event, or a sequence of up
-to three (an extension that stores a checkpoint is two events), that is there at least three times without a gap. Kinds
-have no part in it: whatever repeats is folded.
+Strategy: events are equal if everything but their times and lease lengths is. A run is one event or a sequence of up to
+three (an extension that stores a checkpoint is two events) that repeats at least three times without a gap. Any kind of
+event is folded.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 _LENGTH_MAX: Final = 3
-"""Of the sequence that repeats."""
+"""Longest sequence that is recognized as repeating."""
 _TIMES_MIN: Final = 3
 _ALIKE: Final = ("kind", "account", "region", "queue", "attempt", "protocol", "principal", "client", "detail")
 
 
 class Run(NamedTuple):
-    """Events that are shown in one line: a sequence of `length`, again and again; or one event."""
+    """Events shown in one line: a repeated sequence of `length` events, or one event."""
 
     events: Sequence[Mapping[str, Any]]
     length: int = 1
 
     @property
     def times(self) -> int:
-        """How often the sequence is there."""
+        """How often the sequence occurs."""
         return len(self.events) // self.length
 
     @property
@@ -43,7 +43,7 @@ def runs(events: Sequence[Mapping[str, Any]]) -> list[Run]:
 
 
 def _longest(keys: list[tuple[str, ...]], at: int) -> tuple[int, int]:
-    """The longest run that begins there: (length of what repeats, how often); (1, 1) if none does."""
+    """The longest run from `at` on: (length of the sequence, repetitions); (1, 1) if nothing repeats."""
     best = (1, 1)
     for length in range(1, _LENGTH_MAX + 1):
         pattern, count = keys[at : at + length], 1

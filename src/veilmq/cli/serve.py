@@ -1,8 +1,8 @@
-"""`veilmq serve`: puts clock, keys, service and admin port together, and ends them in order.
+"""`veilmq serve`: assembles clock, keys, service and admin port, and stops them in order.
 
-Strategy: everything that can be wrong with flags and files is found before the loop starts; each failure of the start
-has its exit code and its advice. A signal only sets an event; the second SIGINT or SIGTERM finds the system's handler
-and ends the process at once, which loses nothing that was acknowledged.
+Strategy: flags and files are checked before the loop starts; each failure of the start has its exit code and its
+advice. A signal only sets an event. A second SIGINT or SIGTERM gets the system's default handler and ends the process
+at once, which loses nothing that was acknowledged.
 """
 
 import asyncio
@@ -54,12 +54,12 @@ _DATA_PORTS: Final = ("sqs", "azure", "mns")
 """In the order in which they open (server/service.py)."""
 _UNOWNED_SHOWN: Final = 10
 _SWITCH_S: Final = 0.001
-"""How long a thread that reads in bulk (a snapshot, a scrape, a reload) may keep the interpreter from the loop. A batch
-lets it go at many of its statements, and with Python's default of 5 ms waited 60 to 170 ms in all."""
+"""How long a bulk-reading thread (a snapshot, a scrape, a reload) may keep the interpreter from the loop. A batch
+releases the interpreter at many of its statements; with Python's default of 5 ms it waited 60 to 170 ms in all."""
 
 
 def serve(resolved: Resolved, manager: str | None = None) -> Exit:
-    """Serve until a signal or a failed store ends it; the service `manager` (notify.py) is told of both.
+    """Serve until a signal or a failed store; notify the service `manager` (notify.py) of start and stop.
 
     Raises Failure if it cannot start.
     """
@@ -79,7 +79,7 @@ def serve(resolved: Resolved, manager: str | None = None) -> Exit:
 
 def _keys(settings: Settings) -> Keys:
     if settings.credentials is None:
-        log.warning("development mode: any credentials are taken; give --credentials FILE to check them")
+        log.warning("development mode: any credentials are accepted; give --credentials FILE to check them")
         return DevelopmentKeyring()
     try:
         return Credentials(settings.credentials)
@@ -101,12 +101,12 @@ def _service(settings: Settings, keys: Keys) -> Service:
 
 
 def _raise_open_files(settings: Settings) -> None:
-    """Every connection is an open file: take what the system allows, and say so if that is too little."""
+    """Raise the limit of open files, one per connection, as far as the system allows; warn if that is too little."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):  # a system that allows less than it says
+        except (OSError, ValueError):  # a system that allows less than it reports
             hard = soft
     if hard != resource.RLIM_INFINITY and hard < settings.connections_max:
         log.warning("at most %d files may be open, less than --connections-max %d", hard, settings.connections_max)
@@ -115,15 +115,15 @@ def _raise_open_files(settings: Settings) -> None:
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
-    except ImportError:  # not to be had on this platform: asyncio's own is slower, and does the same
+    except ImportError:  # not available on this platform: asyncio's own loop is slower
         return None
     return uvloop.Loop
 
 
 def _tell_end_of_pushes(service: Service, pushing: asyncio.Task[None]) -> None:
-    """Nobody waits for the push room before the end: a bug in it must not be silent until then."""
+    """Report a bug in the push room at once; nobody awaits its task before the end."""
     if not pushing.cancelled() and (error := pushing.exception()) is not None:
-        service.push_fault = "until a restart: pushing ended by an error"
+        service.push_fault = "until a restart: pushing failed with an error"
         log.error("no pushes any more, until a restart", exc_info=error)
 
 
@@ -142,11 +142,11 @@ async def _run(service: Service, manager: str | None) -> Exit:
 
 
 async def _serve(service: Service, manager: str | None, ended: asyncio.Event, entry: AdminEntry) -> Exit:
-    """Open the admin port too, until the end."""
+    """Open the admin port and serve until the end."""
     settings = service.settings
     try:
         async with _admin(service, entry):
-            # What is there from the start stays: the collector shall not go through 100,000 queues again and again.
+            # Objects from the start live on: exempt up to 100,000 queues from garbage collection.
             gc.freeze()
             for name, listener in service.listeners.items():
                 log.info("%s listens on %s", name, " and ".join(listener.urls))
@@ -187,7 +187,7 @@ def _on_signals(ended: asyncio.Event, service: Service) -> None:
     reloads: set[asyncio.Task[object]] = set()
 
     def begin_reload() -> None:
-        # Each on its own: a disk that hangs under one of them shall not keep the other from its reload.
+        # Reload each on its own: a hanging disk under one must not block the others.
         begin(service.keyring.reload_aside())
         if service.certificate is not None:
             begin(service.certificate.renew_aside(wall()))
@@ -203,7 +203,7 @@ def _on_signals(ended: asyncio.Event, service: Service) -> None:
 
 
 async def _start(service: Service, settings: Settings, entry: AdminEntry) -> None:
-    """Start it, or say what is in the way. Raises Failure."""
+    """Start the service. Raises Failure with advice."""
     try:
         await service.start(entry.open)
     except DirectoryHeld as error:
@@ -224,14 +224,14 @@ async def _start(service: Service, settings: Settings, entry: AdminEntry) -> Non
 
 
 def _opening(service: Service, entry: AdminEntry) -> str:
-    """The port that a start opens next, or did not get."""
+    """The port that the start was opening."""
     if not entry.is_open:
         return "admin"
     return next((name for name in _DATA_PORTS if name not in service.listeners), "")
 
 
 def _tell_unowned(service: Service) -> None:
-    """Queues of accounts that the credentials file lacks: such as there are after a switch from development mode."""
+    """Warn about queues of accounts that are not in the credentials file, as after a switch from development mode."""
     if not service.keyring.checks:
         return
     known = {account.id for account in service.keyring.accounts}
@@ -248,7 +248,7 @@ def _tell_unowned(service: Service) -> None:
 
 
 def _in_the_way(error: OSError, settings: Settings, port: str = "") -> Failure:
-    """What an error of the system says about the port that was to be opened, or else about the directory."""
+    """Explain a system error about the port being opened, or else about the directory."""
     named = f"--{port} {getattr(settings, port)}" if port else "a port"
     if error.errno == errno.EADDRINUSE:
         advice = f"Choose another with --{port or 'sqs'} HOST:PORT; port 0 takes a free one."
@@ -269,7 +269,7 @@ def _in_the_way(error: OSError, settings: Settings, port: str = "") -> Failure:
 @asynccontextmanager
 async def _admin(service: Service, entry: AdminEntry) -> AsyncIterator[None]:
     """The admin port, while the body runs."""
-    await asyncio.to_thread(import_module, "veilmq.cli.admin_port")  # 0.1 s, in which the data ports answer already
+    await asyncio.to_thread(import_module, "veilmq.cli.admin_port")  # takes 0.1 s; the data ports already answer
     from veilmq.cli.admin_port import AdminPort
 
     port = AdminPort(service, service.settings, entry)

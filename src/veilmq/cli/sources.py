@@ -1,7 +1,8 @@
-"""Where settings come from: flags, then `VEILMQ_*` variables, then the `--config` file, then the defaults.
+"""Reads settings: from flags, then `VEILMQ_*` variables, then the `--config` file, then the defaults.
 
-Strategy: each source gives text or TOML values by the names of `Settings`' fields; the first source that has a name
-wins, and only what wins is read. Errors name the source as the user wrote it: `--sqs`, `VEILMQ_SQS`, or file and key.
+Strategy: each source gives text or TOML values by the names of `Settings`' fields. The first source that has a name
+wins, and only winning values are parsed. Errors name the source as the user wrote it: `--sqs`, `VEILMQ_SQS`, or file
+and key.
 """
 
 import inspect
@@ -21,7 +22,7 @@ from veilmq.server.toml_file import FileInvalid, read_toml
 PREFIX: Final = "VEILMQ_"
 CONFIG: Final = "config"
 _OF_CLIENTS: Final = (f"{PREFIX}QUEUE", f"{PREFIX}TOKEN_FILE", f"{PREFIX}CLIENT_NAME")
-"""Read by other commands than `serve`."""
+"""Variables of commands other than `serve`."""
 _ADMIN_ADVICE: Final = (
     "To serve it is the address where its own admin port listens; to other commands, where they find a server. "
     "Unset it here, or give --admin."
@@ -30,16 +31,16 @@ _REACHABLE: Final = "can be reached from other machines"
 _KEYS_ADVICE: Final = "Say --credentials FILE; `veilmq keys new` makes a key for it."
 _TLS_ADVICE: Final = "Say --tls-cert FILE and --tls-key FILE; behind a proxy that ends TLS, --insecure."
 _ALIKE: Final = 0.85
-"""Of `difflib`: one or two letters of a name."""
+"""Similarity of `difflib`: one or two letters of a name differ."""
 
 
 class Resolved(NamedTuple):
-    """The settings, and the names of those that somebody gave."""
+    """The settings, and the names of those that were given."""
 
     settings: Settings
     given: frozenset[str]
     misspelt: Mapping[str, str] = MappingProxyType({})
-    """Variables that are no settings but nearly, and the ones that were probably meant."""
+    """Misspelt variables, and the ones that were probably meant."""
 
 
 class _Given(NamedTuple):
@@ -49,9 +50,9 @@ class _Given(NamedTuple):
 
 
 def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Resolved:
-    """The settings that the sources add up to. A flag of None was not given. Raises Failure.
+    """The settings of all sources together. A flag of None was not given. Raises Failure.
 
-    flags: by field name, and `config`; of a list, each time that it was given.
+    flags: by field name, and `config`; for a list, one item per flag.
     """
     given = _from_file(*_config(flags, environment))
     for name in FIELDS:
@@ -77,14 +78,14 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Resolve
 
 
 def _misspelt(environment: Mapping[str, str]) -> dict[str, str]:
-    """Not every unknown variable: Kubernetes sets VEILMQ_SERVICE_HOST and more for a service of that name."""
+    """Variables close to a setting's name; not every unknown one: Kubernetes sets VEILMQ_SERVICE_HOST and more."""
     known = [variable(name) for name in (*FIELDS, CONFIG)]
     others = [name for name in environment if name.startswith(PREFIX) and name not in (*known, *_OF_CLIENTS)]
     return {name: near[0] for name in others if (near := get_close_matches(name, known, 1, _ALIKE))}
 
 
 def _config(flags: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[str, str]:
-    """What names the file, and its path, which is empty if there is none."""
+    """The source that names the file, and its path; empty if there is none."""
     if flags.get(CONFIG):
         return flag(CONFIG), str(flags[CONFIG])
     return variable(CONFIG), environment.get(variable(CONFIG), "")
@@ -124,7 +125,7 @@ def variable(name: str) -> str:
 
 
 def takes_settings(command: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
-    """A typer command with a flag for each setting, which hands what was given to `command` by name."""
+    """A typer command with a flag for each setting; passes the given ones to `command` by name."""
 
     def with_flags(**flags: Any) -> None:
         command(flags)

@@ -1,7 +1,7 @@
-"""What servers, stores and workers refuse, in the words of the command line.
+"""Translates parameter names in errors of servers, stores and workers to command-line options.
 
-Strategy: below, a value is known by its member or parameter (`wait_us`, `messages[0].ttl_us`); whoever typed a command
-knows the option. One table names the options; units that nobody typed are left out.
+Strategy: the lower rooms name a value by its member or parameter (`wait_us`, `messages[0].ttl_us`), but a user knows
+the option. One table maps them; units that nobody typed are left out.
 """
 
 import re
@@ -29,7 +29,7 @@ _OPTIONS: Final = {
     "messages_max": "--count",
 }
 _KEEPER: Final = {"visibility_timeout": "--lease", "interval": "--lease", "minimal_life": "--lease"}
-"""Parameters of a worker's keeper that follow from the lease."""
+"""Parameters of a worker's keeper that are derived from the lease."""
 _INDEX: Final = re.compile(r"\[[^]]*\]")
 _MICROSECONDS: Final = re.compile(r" \(\d+ microseconds\)")
 _IN_SENTENCES: Final = {
@@ -49,7 +49,7 @@ def option_of(parameter: str, *, worker: bool = False) -> str:
 
 
 def refused_value(parameter: str, reason: str, *, worker: bool = False) -> str:
-    """The sentence about a value that is refused: `--wait: Expected at most 30s`."""
+    """The message about a refused value: `--wait: Expected at most 30s`."""
     said = _MICROSECONDS.sub("", reason)
     for below, above in _IN_SENTENCES.items():
         said = said.replace(below, above)

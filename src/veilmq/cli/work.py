@@ -1,8 +1,8 @@
 """`veilmq work`: runs a handler on the messages of a queue until SIGTERM.
 
-Strategy: options become a worker's parameters by one table; the handler is imported as `module:name` with the current
-directory first on the path, as `python -m` does. The log is on stderr, for people or as JSON; the last line on stdout
-says what was done.
+Strategy: one table maps options to a worker's parameters. The handler is imported as `module:name` with the current
+directory first on the path, like `python -m`. The log is on stderr, for people or as JSON; the last line on stdout says
+what was done.
 """
 
 import importlib
@@ -47,7 +47,7 @@ log = logging.getLogger("veilmq.worker")
 
 
 def work(handler: str, url: str, given: Mapping[str, Any]) -> Exit:
-    """Work until SIGTERM, or as `given` says. Raises Failure."""
+    """Process messages until SIGTERM, or as `given` says. Raises Failure."""
     set_up("json" if given["as_json"] else "human", "info")
     found = handler_of(handler)
     try:
@@ -65,7 +65,7 @@ def work(handler: str, url: str, given: Mapping[str, Any]) -> Exit:
 
 
 def run(queue: Queue, handler: Callable[[Any], Any], options: dict[str, Any], given: Mapping[str, Any]) -> Counts:
-    """Run a worker in this, the main thread. Raises Failure."""
+    """Run a worker on the main thread. Raises Failure."""
     try:
         worker = Worker(queue, handler, **options)
         return worker.run(signals=True, until_empty=given["until_empty"], messages_max=given["count"])
@@ -91,7 +91,7 @@ def handler_of(name: str) -> Callable[[Any], Any]:
 
 
 def open_queue(url: str) -> Queue:
-    """The queue of a URL. Raises Failure, which tells no secret."""
+    """The queue of a URL. Raises Failure, which shows no secret."""
     try:
         return connect(url)
     except TransportError as error:
@@ -131,7 +131,7 @@ def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kind_of(handler: Callable[[Any], Any]) -> str:
-    """Where a handler runs that nobody said it of."""
+    """The default kind of a handler: where it runs."""
     return "async" if inspect.iscoroutinefunction(handler) else "threads"
 
 

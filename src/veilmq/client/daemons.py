@@ -43,7 +43,7 @@ class _Task:
 _Inbox = SimpleQueue[_Task | None]
 
 
-class _Line:
+class _Work:
     """What is to do, and the threads that do it."""
 
     def __init__(self, threads_max: int | None, name: str) -> None:
@@ -135,7 +135,7 @@ class DaemonPool(Executor, Anew):
         self._here()
         future: Future[R] = Future()
         task = _Task(future, partial(fn, *args, **kwargs))
-        if not self._line.put(task):
+        if not self._work.put(task):
             task.run()
         return future
 
@@ -147,8 +147,8 @@ class DaemonPool(Executor, Anew):
     def _begin(self) -> None:
         if self.inherited:
             self._end.detach()  # the parent's line may be locked here for ever
-        self._line = _Line(self._threads_max, self._name)
-        self._end: weakref.finalize[[], DaemonPool] = weakref.finalize(self, self._line.end)
+        self._work = _Work(self._threads_max, self._name)
+        self._end: weakref.finalize[[], DaemonPool] = weakref.finalize(self, self._work.end)
         self._end.atexit = False
         if self._closed:
             self._end()

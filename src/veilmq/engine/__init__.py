@@ -1,8 +1,8 @@
-"""The engine, sans I/O: what is gathered into a batch, who waits, and what is due.
+"""The engine, without I/O: batches, waiting receives, and timers.
 
 Strategy: a shell (asyncio in server/, a thread in client/) owns the clock and the threads. It submits commands, takes a
-batch, has the store apply and commit it, hands the result back, and delivers the answers that come out. The engine
-never calls the store and never reads a clock. `open_directory` is the one place here that knows SQLite.
+batch, lets the store apply and commit it, hands the result back, and delivers the answers. The engine never calls the
+store and never reads a clock. `open_directory` is the one place here that knows SQLite.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def open_directory(
     options: Options | None = None,
     at_point: Callable[[str], None] = lambda point: None,
 ) -> tuple[Engine, SqliteStore]:
-    """An engine and its store on a data directory; `at_point` is called at each of the store's `CRASH_POINTS`.
+    """Open an engine and its store on a data directory; `at_point` is called at each of the store's `CRASH_POINTS`.
 
     Raises what `SqliteStore` does.
     """

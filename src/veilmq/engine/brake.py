@@ -1,7 +1,7 @@
-"""Empty answers that are held back for a moment: what a client that polls in a hurry meets beyond the cap on waiting.
+"""Delayed empty answers, for clients that poll in a tight loop beyond the cap on waiting receives.
 
-Strategy: a heap of dues; who hangs up meanwhile is skipped when its turn comes. Nobody here is woken by a message: it
-is an answer already given, only later.
+Strategy: a heap of due instants; the entry of a client that hung up is skipped when it is due. No message wakes these
+tickets: their answer is decided and only sent later.
 """
 
 from heapq import heappop, heappush
@@ -28,7 +28,7 @@ class Brake:
         heappush(self._dues, (due, self._places, ticket))
 
     def cancel(self, ticket: Any) -> bool:
-        """The client of that ticket is gone. Returns whether it was held."""
+        """Forget the ticket of a client that is gone. Returns whether it was held."""
         held = ticket in self._held
         self._held.discard(ticket)
         return held
@@ -44,11 +44,11 @@ class Brake:
         return due
 
     def take_all(self) -> list[Any]:
-        """Take out everybody."""
+        """Take out all tickets."""
         everybody = [ticket for _, _, ticket in sorted(self._dues, key=lambda due: due[:2]) if ticket in self._held]
         self._dues, self._held = [], set()
         return everybody
 
     def next_due(self) -> Instant | None:
-        """The earliest due of all."""
+        """The earliest due instant."""
         return self._dues[0][0] if self._dues else None

@@ -1,9 +1,9 @@
-"""Batches, waiting, timers.
+"""The engine: batches, waiting receives, timers.
 
-Strategy: a call (one request's commands and the shell's ticket for it) goes through `submit`, a `Batch`, and comes out
-of `committed` as an `Answer`, unless it is a receive that found nothing and may wait: that one parks. `visible` hints
-from the store and deadlines decide who tries again. A shell loops: take_batch, apply, commit, committed, deliver;
-and sleeps until `next_due` when there is nothing to take.
+Strategy: a call (one request's commands and the shell's ticket for it) enters by `submit`, becomes part of a `Batch`,
+and leaves `committed` as an `Answer`. A receive that finds nothing and may wait is parked instead. The store's
+`visible` hints and the deadlines decide which parked receives try again. A shell loops over take_batch, apply, commit,
+committed, deliver; when there is nothing to take, it sleeps until `next_due`.
 """
 
 from collections import deque
@@ -33,14 +33,14 @@ from veilmq.model.queue import QueueKey
 
 
 class Answer(NamedTuple):
-    """The outcomes of one call, in the order of its commands; they may leave."""
+    """The outcomes of one call, in the order of its commands, ready to send."""
 
     ticket: Any
     outcomes: list[Outcome]
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
-    """Commands that were submitted together. A ticket of None is the engine's own."""
+    """Commands that were submitted together. A ticket of None marks the engine's own."""
 
     ticket: Any
     commands: Sequence[AnyCommand]
@@ -69,7 +69,7 @@ class Engine:
         self._brake = Brake()
         self._pending: deque[Call] = deque()
         self._counted = self._counted_messages = 0
-        """Of the pending calls, from the first on: how many were counted, and their messages."""
+        """How many of the first pending calls were counted, and their messages."""
         self._ready: list[Answer] = []
         self._credits: dict[QueueKey, int] = {}
         self._gone: set[Any] = set()
@@ -85,18 +85,18 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to take."""
+        """Whether there is a batch to take."""
         return bool(self._pending)
 
     @property
     def backlog(self) -> int:
-        """Calls that wait to be taken."""
+        """Pending calls."""
         return len(self._pending)
 
     @property
     def fills_a_batch(self) -> bool:
-        """Whether what waits to be taken is as much as a batch may be."""
-        # Asked at each turn of the loop while more come: who was counted then is not counted again.
+        """Whether the pending calls fill a whole batch."""
+        # Called at each turn of the loop while calls arrive: a call is counted only once.
         for place in range(self._counted, len(self._pending)):
             self._counted_messages += _messages(self._pending[place])
         self._counted = len(self._pending)
@@ -109,7 +109,7 @@ class Engine:
             self._ready.append(Answer(ticket, refused))
             return
         first = commands[0]
-        # Who asks again under an attempt id has messages already, and does not wait behind others for them.
+        # A repeated attempt id has its messages already, so it does not queue behind others.
         if (
             type(first) is Receive
             and first.wait_us
@@ -122,20 +122,20 @@ class Engine:
         self._pending.append(Call(ticket, commands, now))
 
     def cancel(self, ticket: Any) -> None:
-        """The client is gone: forget its parked receive, or release what its receive is about to be granted."""
+        """The client is gone: forget its parked receive, or release what its running receive gets."""
         if not self.waiting.cancel(ticket) and not self._brake.cancel(ticket):
             self._gone.add(ticket)
 
     def undeliver(self, command: Receive, outcome: Received, now: Instant) -> None:
         """The answer could not be written: release the leases at once."""
         handles = tuple(message.handle for message in outcome.messages)
-        # Who gave an attempt id will ask again, and must find its messages as they were.
+        # A client with an attempt id will retry and must find its messages unchanged.
         if handles and command.attempt_id is None:
             release = Undeliver(queue=command.queue, origin=command.origin, handles=handles)
             self._pending.append(Call(None, (release,), now))
 
     def take_batch(self, now: Instant) -> Batch | None:
-        """The next batch, or None if there is nothing to do. The one before must have been given back."""
+        """The next batch, or None if there is nothing to do. The previous one must have been returned."""
         self._wake(now)
         self._schedule(now)
         self._counted = self._counted_messages = 0
@@ -154,7 +154,7 @@ class Engine:
         while pending and messages < self._batch_max:
             call = pending.popleft()
             if small and type(call.commands[0]) is Sweep and calls:
-                pending.appendleft(call)  # it goes alone: its time says nothing about what others ask
+                pending.appendleft(call)  # it goes alone: its duration says nothing about other commands
                 break
             if call.ticket in self._gone:
                 self._gone.discard(call.ticket)
@@ -173,10 +173,10 @@ class Engine:
         return Batch(calls, commands) if calls else None
 
     def paced(self, took_us: int) -> None:
-        """The statements of the batch that was taken last took so long: what that says about the size of the next.
+        """Adjust the size of the next batch to the time that the last one's statements took.
 
-        What a command costs is known to nobody before (bodies, copies, dead letters). Half as many messages after a
-        batch that took too long, and twice as many again after a short one.
+        The cost of a command is not known in advance (bodies, copies, dead letters). A batch that took too long halves
+        the number of messages; a short one doubles it again.
         """
         if not self._batch_messages:
             return
@@ -186,7 +186,8 @@ class Engine:
             self._batch_max = min(2 * self._batch_max, self.limits.batch_messages_max)
 
     def committed(self, batch: Batch, applied: Applied) -> list[Answer]:
-        """The batch is durable: the answers that may leave now. Receives that found nothing may stay to wait."""
+        """The batch is durable: return the answers that may be sent now. Receives that found nothing may stay
+        parked."""
         answers = self._take_ready()
         outcomes = applied.outcomes
         self._store_due = applied.next_due
@@ -207,13 +208,13 @@ class Engine:
                 answers.append(Answer(call.ticket, mine))
                 if type(call.commands[0]) is DeleteQueue and type(mine[0]) is QueueDeleted:
                     deleted.append(call.commands[0].queue)
-        for queue in deleted:  # last: who parks in this batch waits for them too
+        for queue in deleted:  # last, because a receive parked by this batch may wait for them too
             self._retry(self.waiting.take_all(queue), applied.at)
         answers += self._take_ready()
         return answers
 
     def failed(self, batch: Batch, error: VeilError) -> list[Answer]:
-        """The batch's outcomes are unknown or not done: everybody in it is told the same."""
+        """The batch failed or its outcome is unknown: every call in it gets the same error."""
         answers = self._take_ready()
         for call in batch.calls:
             self._gone.discard(call.ticket)
@@ -222,7 +223,7 @@ class Engine:
         return answers
 
     def expire_waiters(self, now: Instant) -> list[Answer]:
-        """Answers for those who have waited long enough, and for those who were refused at once."""
+        """Answers for receives whose wait is over, and for those that were refused at once."""
         answers = self._take_ready()
         answers += [Answer(ticket, [Received([])]) for ticket in self._brake.take_due(now)]
         for waiter in self.waiting.take_expired(now):
@@ -231,7 +232,7 @@ class Engine:
         return answers
 
     def drain_waiters(self) -> list[Answer]:
-        """Shut-down: everybody who is parked is answered empty, and nobody parks any more."""
+        """At shutdown: answer all parked receives empty, and park none from now on."""
         self._draining = True
         answers = self._take_ready()
         answers += [Answer(ticket, [Received([])]) for ticket in self._brake.take_all()]
@@ -240,13 +241,13 @@ class Engine:
         return answers
 
     def flush_polls(self, now: Instant) -> None:
-        """Queue the poll counts so far for the history (each minute, and at shut-down)."""
+        """Queue the poll counts so far for the history (each minute, and at shutdown)."""
         self._polled = now
         if self.polls:
             self._pending.append(Call(None, (RecordPolls(polls=self.polls.take()),), now))
 
     def next_due(self, now: Instant) -> Instant | None:
-        """When the shell must come back though nothing was submitted; `now` or earlier: at once."""
+        """When the shell must call again even if nothing is submitted; `now` or earlier means at once."""
         if self._pending or self._ready or self._sweep_more or self._credits:
             return now
         dues = [self._swept + self._sweep_every_us]
@@ -262,11 +263,11 @@ class Engine:
 
     @property
     def waking(self) -> bool:
-        """Whether somebody who waits is about to try again, or an answer is about to leave."""
+        """Whether a parked receive is about to try again, or an answer is about to be sent."""
         return bool(self._credits and self.waiting) or bool(self._ready)
 
     def next_wake(self) -> Instant | None:
-        """The earliest instant at which a lease, a delay or a wait may end; None if nothing will."""
+        """The earliest instant at which a lease, a delay or a wait may end; None if none will."""
         ends = (self.waiting.next_deadline(), self._brake.next_due(), self._store_due)
         dues = [due for due in ends if due is not None]
         return Instant(min(dues)) if dues else None
@@ -278,7 +279,7 @@ class Engine:
         return ready
 
     def _park(self, ticket: Any, command: Receive, deadline: Instant, now: Instant) -> None:
-        """Park behind all others, or answer empty if the room is full: at once, or a little later."""
+        """Park behind all others; if the room is full, answer empty at once or a little later."""
         if self.waiting.has_room(command.queue):
             self.waiting.park(self.waiting.new(ticket, command, deadline))
             return
@@ -295,7 +296,7 @@ class Engine:
             self._gone.discard(call.ticket)
         if type(outcome) is Received:
             if command.attempt_id is not None and outcome.messages:
-                # Who asked again before there was anything to give (the first request's connection broke) gets it too.
+                # A retry of the same attempt (its first connection broke) gets the messages too.
                 self._retry(self.waiting.take_attempt(command.queue, command.attempt_id), at)
             if gone:
                 self.undeliver(command, outcome, at)
@@ -315,13 +316,13 @@ class Engine:
                 self._pass_on(command.queue, at)
             self.polls.count(command, empty=not outcome.messages)
         elif type(outcome) is RateExceeded:
-            # Messages are there: nobody waits behind others for them, or nobody would ask.
+            # Messages are available: queueing behind parked receives would leave them unclaimed.
             answers += [Answer(waiter.ticket, [outcome]) for waiter in self.waiting.take_all(command.queue)]
         if not gone:
             answers.append(Answer(call.ticket, mine))
 
     def _pass_on(self, queue: QueueKey, now: Instant) -> None:
-        """A cap stood between a receive and what it was woken for: that is there for one who has no cap."""
+        """A cap stopped the receive that was woken, so wake one without a cap for the message."""
         waiter = self.waiting.take_free(queue)
         if waiter is not None:
             self._retry([waiter], now)
@@ -337,7 +338,7 @@ class Engine:
         self._pending.extend(_again(waiter, now) for waiter in waiters)
 
     def _wake(self, now: Instant) -> None:
-        """Let as many of the first in line claim as what became visible could fill, before any newcomer."""
+        """Let as many of the first waiters claim as there are newly visible messages, before any newcomer."""
         woken: list[Call] = []
         for queue, credit in self._credits.items():
             left = credit
@@ -351,11 +352,11 @@ class Engine:
         self._pending.extendleft(reversed(woken))
 
     def _credit(self, queue: QueueKey, count: int) -> None:
-        """So many messages more may be there for whoever waits."""
+        """Note that `count` more messages may be available to waiters."""
         self._credits[queue] = self._credits.get(queue, 0) + count
 
     def _schedule(self, now: Instant) -> None:
-        """Append the housekeeping that is due."""
+        """Append the maintenance commands that are due."""
         due = self._store_due is not None and self._store_due <= now and len(self.waiting) > 0
         if self._sweep_more or due or now - self._swept >= self._sweep_every_us:
             self._swept = now
@@ -368,18 +369,19 @@ class Engine:
 
 
 def _messages(call: Call) -> int:
-    """How many messages the call may be about."""
+    """How many messages the call may touch."""
     first = call.commands[0]
     return first.count_max if type(first) is Receive else len(call.commands)
 
 
 def _again(waiter: Waiter, now: Instant) -> Call:
-    """The receive that waited, to be tried once more."""
+    """The parked receive, as a call to try again."""
     return Call(waiter.ticket, (waiter.command,), now, waiter)
 
 
 def _racers_first(pending: deque[Call]) -> None:
-    """After a stall: deletes and extends that had arrived come before any claim or sweep can take their message."""
+    """After a stall: put deletes and extends that had arrived before any claim or sweep that could take their
+    message."""
     racers = [call for call in pending if type(call.commands[0]) in _RACERS]
     others = [call for call in pending if type(call.commands[0]) not in _RACERS]
     pending.clear()

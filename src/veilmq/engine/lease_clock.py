@@ -1,9 +1,9 @@
-"""The lease clock, by which everything in a store is judged: its arithmetic, without a clock.
+"""The arithmetic of the lease clock, which decides everything in a store. It reads no clock itself.
 
-Strategy: the lease clock is a line over a clock that runs on while the machine sleeps and that nobody sets. Once a
-second a new piece of the line begins where the last one ended, its slope bent towards wall time by at most 500 parts in
-a million; so a wall clock that jumps moves no lease's end by more than that. `Piece` is the arithmetic, in integers;
-`LeaseClock` is the line, and each edge (server/clock.py, client/embedded) brings the two readings it is drawn from.
+Strategy: the lease clock follows a clock that runs on while the machine sleeps and that nobody sets. Once a second a
+new linear piece begins where the last one ended. Its slope bends towards wall time by at most 500 parts in a million,
+so a jump of the wall clock shifts no lease's end by more than that. `Piece` is the arithmetic, in integers;
+`LeaseClock` joins the pieces; each edge (server/clock.py, client/embedded) supplies the readings of the two clocks.
 """
 
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from veilmq.model.instant import SECOND_US, Instant
 
 SLEW_PPM_MAX: Final = 500
 AHEAD_US_MAX: Final = 60 * SECOND_US
-"""A lease clock further ahead of wall time than this is told to people."""
+"""If the lease clock is further ahead of wall time than this, operators are warned."""
 PIECE_NS: Final = 1_000_000_000
 _PPM: Final = 1_000_000
 
 
 class Piece(NamedTuple):
-    """A stretch of the line: from `start` at `boot_ns` on, `slope` millionths of a microsecond each microsecond.
+    """One linear piece: from `start` at `boot_ns` on, `slope` millionths of a microsecond per microsecond.
 
-    behind_us: how far wall time was ahead of the line where the piece begins (negative: behind it).
+    behind_us: how far wall time was ahead of the lease clock where the piece begins (negative: behind).
     """
 
     start: Instant
@@ -30,7 +30,8 @@ class Piece(NamedTuple):
     behind_us: int
 
     def at(self, boot_ns: int) -> Instant:
-        """The instant at a reading of the boot clock. Beyond the piece's second the slope lasts until wall is met."""
+        """The instant at a reading of the boot clock. After its second the piece keeps its slope until it meets wall
+        time."""
         elapsed_ns = boot_ns - self.boot_ns
         if elapsed_ns <= PIECE_NS:
             return Instant(self.start + elapsed_ns * self.slope // (_PPM * 1_000))
@@ -43,7 +44,7 @@ class Piece(NamedTuple):
 
 
 def piece(start: Instant, boot_ns: int, wall: Instant) -> Piece:
-    """The line from `start` on, bent towards `wall` so as not to pass it within a second."""
+    """The piece from `start` on, bent towards `wall` without passing it within a second."""
     behind_us = wall - start
     return Piece(start, boot_ns, _PPM + max(-SLEW_PPM_MAX, min(SLEW_PPM_MAX, behind_us)), behind_us)
 
@@ -61,13 +62,13 @@ class LeaseClock:
         self._begin(piece(read_wall(), read_boot_ns(), read_wall()))
 
     def start(self, mark: Instant) -> None:
-        """Go on from the store's mark, if that is later than now. Call once, when the store is open."""
+        """Continue from the store's mark if that is later than now. Call once, when the store is open."""
         now = self.now()
         if mark > now:
             self._begin(piece(mark, self._boot_ns(), self._wall()))
 
     def now(self) -> Instant:
-        """The instant to judge by."""
+        """The current instant of the lease clock."""
         elapsed = self._boot_ns() - self._since
         if elapsed > PIECE_NS:
             self._begin(self._piece.next(self._since + elapsed, self._wall()))
@@ -75,7 +76,7 @@ class LeaseClock:
         return Instant(self._start + elapsed * self._slope // 1_000_000_000)
 
     def advance(self, duration_us: int) -> None:
-        """Jump forward, for tests of what takes hours; from then on wall time counts as moved along."""
+        """Jump forward, for tests of long durations; wall time counts as moved too."""
         now = self.now()
         self._moved_us += duration_us
         self._begin(piece(Instant(now + duration_us), self._boot_ns(), self._wall()))
@@ -90,10 +91,10 @@ class LeaseClock:
 
     @property
     def ahead(self) -> bool:
-        """Whether it is so far ahead that people must be told."""
+        """Whether it is so far ahead that operators must be warned."""
         return self.ahead_us > AHEAD_US_MAX
 
     def _begin(self, following: Piece) -> None:
         self._piece = following
-        # `now` is called several times a request: attributes of its own are faster than the piece's.
+        # `now` is called several times a request: its own attributes are faster than the piece's.
         self._start, self._since, self._slope = following.start, following.boot_ns, following.slope

@@ -6,12 +6,12 @@ from veilmq.model.instant import MILLISECOND_US, SECOND_US
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What bounds batches, waiting and sweeping."""
+    """Bounds of batches, waiting and sweeping."""
 
     batch_messages_max: int = 512
-    """Messages that a batch's commands may touch (about 3 ms of statements); one wire batch may pass it."""
+    """Messages that a batch may touch (about 3 ms of statements); a single wire batch may exceed it."""
     batch_us: int = 10 * MILLISECOND_US
-    """Statements of a batch that take longer make the next batches smaller: bodies of a MiB, copies for 100 queues."""
+    """If a batch's statements take longer (bodies of 1 MiB, copies to 100 queues), the next batches are smaller."""
     pending_max: int = 100_000
     """Calls that may wait for a batch; beyond, Overloaded."""
     parked_max: int = 20_000
@@ -19,12 +19,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     parked_per_account_max: int = 10_000
     parked_per_queue_max: int = 5_000
     brake_us: int = 0
-    """Who may not park is answered empty after so long; 0: at once."""
+    """A receive that may not park is answered empty after this time; 0: at once."""
     sweep_steps_max: int = 256
     sweep_every_us: int = SECOND_US
-    """Due leases are applied at least this often; at once where a receive waits."""
+    """Expired leases are applied at least this often; at once if a receive waits for the queue."""
     snapshot_every_us: int = 10 * MILLISECOND_US
     """The pause between two steps of a snapshot of the history."""
     polls_every_us: int = 60 * SECOND_US
     stall_us: int = SECOND_US
-    """After so long without a batch, what had arrived is applied before anything expires."""
+    """After this long without a batch, commands that had arrived are applied before anything expires."""

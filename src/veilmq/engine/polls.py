@@ -1,7 +1,7 @@
 """Counts of receives, by queue, principal and minute: the `polled` events.
 
-Strategy: counted in memory and appended to the history once a minute; a crash loses the minute under way and nothing
-else. What a sender of many user agents could blow up is bounded by counting per principal only.
+Strategy: counted in memory and appended to the history once a minute; a crash loses only the current minute. Counting
+per principal, not per user agent, bounds the memory: a client can send any number of user agents.
 """
 
 from veilmq.model.commands import Origin, PollCount, Receive
@@ -17,7 +17,7 @@ class Polls:
     def __init__(self) -> None:
         self._counts: dict[tuple[QueueKey, str], list[int]] = {}
         self._origins: dict[tuple[QueueKey, str], Origin] = {}
-        # Whoever polls in a loop comes with the same two values each time.
+        # A client that polls in a loop has the same two values each time.
         self._queue: QueueKey | None = None
         self._origin: Origin | None = None
         self._last = [0, 0, 0]

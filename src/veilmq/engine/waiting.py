@@ -1,10 +1,12 @@
-"""The waiting room: parked receives, first come first served, queue by queue.
+"""The waiting room: parked receives, first come first served, per queue.
 
-Strategy: each queue has a line of waiters in order of arrival; a wake takes the first out, and a waiter whose claim
-found nothing goes back to its old place (its ticket orders the line). A heap holds the deadlines; an entry whose
-waiter has left is skipped. Everything costs the same with 2,000 waiters as with 2. Who waits for a hidden queue is the
-server itself, once a subscription: it takes no room from clients, and none can be taken from it. Whom a cap on
-messages in flight holds up (SQS) stands in nobody's way who has none: those have a line of their own beside.
+Strategy: each queue keeps its waiters in order of arrival. A wake takes out the first one; if its claim finds nothing,
+it returns to its old place (the ticket orders the list). A heap holds the deadlines; an entry whose waiter has left is
+skipped. The cost is the same with 2,000 waiters as with 2.
+
+Before changing it: the server itself waits for each hidden queue, once per subscription; it neither uses the clients'
+room nor can be denied room by them. A waiter held up by a cap on messages in flight (SQS) must not block waiters
+without one, so those are also kept in a list of their own.
 """
 
 from bisect import insort
@@ -21,7 +23,7 @@ from veilmq.model.queue import QueueKey
 from veilmq.model.topic import is_hidden
 
 _STALE_MAX: Final = 1_024
-"""Entries of waiters that left, beyond as many as are parked, before the heap is built anew."""
+"""How many more stale entries than parked waiters the heap may hold before it is rebuilt."""
 
 
 class Waiter(msgspec.Struct, gc=False, eq=False):
@@ -43,31 +45,31 @@ class WaitingRoom:
         self._limits = limits
         self._lines: dict[QueueKey, list[Waiter]] = {}
         self._free: dict[QueueKey, list[Waiter]] = {}
-        """Of each line, those whom no cap on messages in flight can hold up."""
+        """The waiters of each queue that no cap on messages in flight can hold up."""
         self._attempts: dict[tuple[QueueKey, str], list[Waiter]] = {}
-        """Those who gave an attempt id, by queue and id."""
+        """Waiters with an attempt id, by queue and id."""
         self._by_ticket: dict[Any, Waiter] = {}
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._accounts: Counter[str] = Counter()
         self._hidden = 0
         self._places = 0
         self.refused: Counter[tuple[QueueKey, str]] = Counter()
-        """Receives that found no room, by queue and the limit in the way; whoever reads it may take it away."""
+        """Receives that found no room, by queue and limit; a reader may take the counter away."""
 
     def __len__(self) -> int:
         return len(self._by_ticket)
 
     @property
     def clients(self) -> int:
-        """How many receives of clients wait: all but the server's own, which wait for what is to be pushed."""
+        """How many receives of clients wait; the server's own, for pushes, do not count."""
         return len(self._by_ticket) - self._hidden
 
     def waits_for(self, queue: QueueKey) -> int:
-        """How many wait for the queue."""
+        """How many receives wait for the queue."""
         return len(self._lines.get(queue, ()))
 
     def stands_behind(self, command: Receive) -> bool:
-        """Whether others go before a receive that comes now."""
+        """Whether a receive that comes now must queue behind others."""
         lines = self._free if command.in_flight_max is None else self._lines
         return command.queue in lines
 
@@ -88,12 +90,12 @@ class WaitingRoom:
         return False
 
     def new(self, ticket: Any, command: Receive, deadline: Instant) -> Waiter:
-        """A waiter that stands behind all others, not parked yet."""
+        """A new waiter, last in order, not parked yet."""
         self._places += 1
         return Waiter(ticket, command, deadline, self._places)
 
     def park(self, waiter: Waiter) -> None:
-        """Put the waiter into its queue's line, at its place."""
+        """Add the waiter to its queue's list, at its place."""
         queue = waiter.command.queue
         _join(self._lines, waiter)
         if waiter.command.in_flight_max is None:
@@ -110,12 +112,12 @@ class WaitingRoom:
                 self._compact()
 
     def take_first(self, queue: QueueKey) -> Waiter | None:
-        """Take out whoever has waited longest for the queue."""
+        """Take out the waiter that has waited longest for the queue."""
         line = self._lines.get(queue)
         return self._leave(line[0]) if line else None
 
     def take_free(self, queue: QueueKey) -> Waiter | None:
-        """Take out whoever has waited longest of those whom no cap holds up."""
+        """Take out the longest waiter that no cap holds up."""
         line = self._free.get(queue)
         return self._leave(line[0]) if line else None
 
@@ -128,7 +130,7 @@ class WaitingRoom:
         return True
 
     def take_expired(self, now: Instant) -> list[Waiter]:
-        """Take out all whose deadline has come."""
+        """Take out all waiters whose deadline has come."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
             waiter = heappop(self._deadlines)[2]
@@ -138,22 +140,22 @@ class WaitingRoom:
         return expired
 
     def take_all(self, queue: QueueKey | None = None) -> list[Waiter]:
-        """Take out everybody, or everybody of one queue (it was deleted)."""
+        """Take out all waiters, or all of one queue (it was deleted)."""
         queues = list(self._lines) if queue is None else [queue]
         return [self._leave(waiter) for key in queues for waiter in list(self._lines.get(key, ()))]
 
     def take_attempt(self, queue: QueueKey, attempt_id: str) -> list[Waiter]:
-        """Take out everybody who asks under that attempt id."""
+        """Take out all waiters with that attempt id."""
         return [self._leave(waiter) for waiter in list(self._attempts.get((queue, attempt_id), ()))]
 
     def next_deadline(self) -> Instant | None:
-        """The earliest deadline of anybody who is parked."""
+        """The earliest deadline of all parked waiters."""
         while self._deadlines and not self._deadlines[0][2].parked:
             heappop(self._deadlines)[2].timed = False
         return Instant(self._deadlines[0][0]) if self._deadlines else None
 
     def _compact(self) -> None:
-        """Drop the entries of those who left; a waiter that is in a batch now gets a new one if it parks again."""
+        """Drop the entries of waiters that left. A waiter that is in a batch now gets a new entry if it parks again."""
         parked = []
         for entry in self._deadlines:
             if entry[2].parked:
@@ -188,7 +190,7 @@ class WaitingRoom:
 
 
 def _join(lines: dict[QueueKey, list[Waiter]], waiter: Waiter) -> None:
-    """Stand in the queue's line, by place."""
+    """Insert the waiter into the queue's list, by place."""
     line = lines.setdefault(waiter.command.queue, [])
     if not line or line[-1].place < waiter.place:
         line.append(waiter)
@@ -197,7 +199,7 @@ def _join(lines: dict[QueueKey, list[Waiter]], waiter: Waiter) -> None:
 
 
 def _step_out(lines: dict[QueueKey, list[Waiter]], waiter: Waiter) -> None:
-    """Leave the queue's line."""
+    """Remove the waiter from the queue's list."""
     line = lines[waiter.command.queue]
     if line[0] is waiter:
         del line[0]

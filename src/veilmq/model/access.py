@@ -1,7 +1,7 @@
 """Who may do what: accounts, their keys, and what a key was granted.
 
-Strategy: the codecs need a key's secret to check a signature, the server its grants to let a command pass; both see
-these values and neither reads the file. A grant is a set of actions and of queue-name patterns.
+Strategy: the codecs need a key's secret to check a signature, and the server needs its grants to authorize a command;
+both see these values, and neither reads the file. A grant is a set of actions and of queue-name patterns.
 """
 
 import re
@@ -18,7 +18,7 @@ HOME_REGION_DEFAULT: Final = "us-east-1"
 
 
 class Action(StrEnum):
-    """What a grant can allow, in the house's words; `*` in a file means all of its own account."""
+    """What a grant can allow. `*` in a file means every action on the key's own account."""
 
     SEND = "send"
     RECEIVE = "receive"
@@ -65,7 +65,7 @@ class AccessKey(msgspec.Struct, frozen=True, dict=True):
         return _names_of(self.grants)
 
     def is_still(self, found: "AccessKey") -> bool:
-        """Whether `found`, which a keyring has under this id by now, is this key; its grants may be others."""
+        """Whether `found`, the keyring's current key of this id, is this key. Its grants may have changed."""
         return (found.secret, found.session_token, found.account) == (self.secret, self.session_token, self.account)
 
     def allows(self, action: Action, queue: str | None) -> bool:
@@ -75,8 +75,8 @@ class AccessKey(msgspec.Struct, frozen=True, dict=True):
 
 
 class _Names:
-    """The names that some patterns match: what they cost does not grow with their number, as far as they are names, or
-    the beginnings of names."""
+    """The names that some patterns match. The cost of a look-up does not grow with the number of patterns that are
+    plain names or prefixes."""
 
     __slots__ = ("_beginnings", "_everything", "_exact", "_lengths", "_others")
 
@@ -104,7 +104,7 @@ _SPECIAL: Final = re.compile(r"[*?\[]")
 
 @lru_cache(maxsize=1_024)
 def _names_of(grants: tuple[Grant, ...]) -> Mapping[Action, _Names]:
-    """By action: what the grants cover. Keys of the same grants share it."""
+    """What the grants cover, by action. Keys with the same grants share it."""
     patterns: dict[Action, list[str]] = {}
     for grant in grants:
         for action in grant.actions:
@@ -113,13 +113,13 @@ def _names_of(grants: tuple[Grant, ...]) -> Mapping[Action, _Names]:
 
 
 OF_ALL_ACCOUNTS: Final = frozenset({Action.BACKUP, Action.SETTINGS})
-"""What shows something of every account: a key has it only where a grant names it, and `*` does not."""
+"""Actions that show data of every account: a key has one only if a grant names it; `*` does not include them."""
 EVERYTHING: Final = (Grant(frozenset(Action) - OF_ALL_ACCOUNTS),)
-"""The grants of a key for which none are written."""
+"""The grants of a key that lists none."""
 
 
 class Keyring(Protocol):
-    """Where codecs look keys up. In development mode (`checks` False) any credentials are taken."""
+    """Where codecs look keys up. In development mode (`checks` False) any credentials are accepted."""
 
     @property
     def checks(self) -> bool:
@@ -127,28 +127,28 @@ class Keyring(Protocol):
         ...
 
     def find(self, key_id: str) -> AccessKey | None:
-        """The key of that id; in development mode one that stands for it; None if unknown."""
+        """The key of that id, made up in development mode; None if unknown."""
         ...
 
 
 class NamedAccount(msgspec.Struct, frozen=True, eq=False):
-    """An account under the name and with the keys by which Azure clients know it. Its repr shows no secret."""
+    """An account with the name and keys that Azure clients use. Its repr shows no secret."""
 
     name: str
     key: AccessKey
-    """Who somebody is that has one of the account's keys: it may do everything."""
+    """The principal of a caller with one of the account's keys: it may do everything."""
     secrets: tuple[bytes, ...]
     """The account's keys, decoded."""
     identities: dict[str, AccessKey] = {}
-    """Who may come with a bearer token, by object id."""
+    """The principals of bearer tokens, by object id."""
     any_identity: bool = False
-    """Whoever bears a token may do everything (development mode)."""
+    """Any bearer of a token may do everything (development mode)."""
 
     def __repr__(self) -> str:
         return f"NamedAccount(name={self.name!r}, account={self.key.account!r})"
 
     def identity(self, object_id: str) -> AccessKey | None:
-        """Who the bearer of a token with that object id is; None if nobody was named so."""
+        """The principal of that object id; None if unknown."""
         if self.any_identity:
             return AccessKey(object_id, "", self.key.account, self.key.home_region, EVERYTHING)
         return self.identities.get(object_id)

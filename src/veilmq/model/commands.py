@@ -1,7 +1,7 @@
-"""What a protocol can ask of the engine, in the engine's words.
+"""The commands of the engine.
 
-Strategy: a difference between clouds is a named field here (`rotate`, `after_expiry`, `lease_total_us_max`), never a
-question about the protocol below this line. A wire batch is a tuple of these. All are plain structs that could cross a
+Strategy: a difference between clouds is a named field (`rotate`, `after_expiry`, `lease_total_us_max`); nothing below
+the protocols asks which protocol it is. A wire batch is a tuple of commands. All are plain structs that could cross a
 process boundary. `None` for a duration means the queue's own setting.
 """
 
@@ -21,7 +21,7 @@ CLIENT_NAME_CHARACTERS_MAX: Final = 256
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """Who asks, and how: kept with every event."""
+    """Who sent a command, and how; kept with every event."""
 
     protocol: str
     """`sqs`, `veil`, `azure`, `mns`, `admin`, `embedded` or `server`."""
@@ -32,18 +32,18 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
 
 
 SERVER: Final = Origin("server", "server")
-"""The origin of what the server does by itself."""
+"""The origin of the server's own commands."""
 
 
 class AfterExpiry(StrEnum):
-    """What a handle is worth when its lease has ended and nobody else was granted the message."""
+    """Whether a handle still works after its lease has ended, if nobody else received the message."""
 
     ALLOW = "allow"
     REFUSE = "refuse"
 
 
 class LeaseSource(IntEnum):
-    """Who decided a lease's length."""
+    """What decided a lease's length."""
 
     QUEUE = 1
     RECEIVE = 2
@@ -52,7 +52,7 @@ class LeaseSource(IntEnum):
 
 
 class Command(msgspec.Struct, kw_only=True, gc=False):
-    """What all commands have."""
+    """Fields of all commands."""
 
     queue: QueueKey
     origin: Origin
@@ -61,8 +61,8 @@ class Command(msgspec.Struct, kw_only=True, gc=False):
 class Send(Command, tag=True, kw_only=True, gc=False):
     """Append a message. Outcome `Sent`; errors QueueMissing, MessageTooLarge, DiskLow, ParameterInvalid.
 
-    The last is for `from_xml` with a body that does not decode, for `must_appear` with a delay as long as its life, and
-    on a FIFO queue for a message without a group or a deduplication id, or with a delay of its own.
+    ParameterInvalid: for `from_xml` with a body that does not decode; for `must_appear` with a delay at least as long
+    as the time to live; on a FIFO queue for a message without a group or deduplication id, or with its own delay.
     """
 
     body: str
@@ -78,9 +78,9 @@ class Send(Command, tag=True, kw_only=True, gc=False):
     wants_handle: bool = False
     """Return a handle of attempt 0 (Azure's put, MNS's delayed send)."""
     from_xml: bool = False
-    """The body came in XML: a queue whose `xml_body` is base64 stores it decoded, and refuses what does not decode."""
+    """The body came in XML: a queue whose `xml_body` is base64 decodes it, and refuses a body that does not decode."""
     must_appear: bool = False
-    """Refuse a message that would be dead before it is visible, by its own times or the queue's (Azure's put)."""
+    """Refuse a message that would expire before it becomes visible (Azure's put)."""
 
 
 class Receive(Command, tag=True, kw_only=True, gc=False):
@@ -92,8 +92,8 @@ class Receive(Command, tag=True, kw_only=True, gc=False):
     wait_us: int | None = None
     """How long the engine may park it; None: the queue's `wait_us`, 0: never."""
     in_flight_max: int | None = None
-    """The protocol's cap on messages in flight in the queue. Who may wait, and who receives from a FIFO queue, meets no
-    error there, but no message."""
+    """The protocol's cap on messages in flight in the queue. At the cap, a receive that may wait, or from a FIFO queue,
+    gets no message instead of an error."""
     attempt_id: str | None = None
     """SQS ReceiveRequestAttemptId."""
 
@@ -115,7 +115,7 @@ class Extend(Command, tag=True, kw_only=True, gc=False):
     lease_total_us_max: int | None = None
     """Cap on the lease's end, counted from the grant (SQS: 12 h)."""
     message_id: bytes | None = None
-    """Must match, if named (Azure)."""
+    """Must match if it is given (Azure)."""
     body: str | None = None
     """Replaces the body (Azure Update Message, a worker's checkpoint); with its `md5` and `size_bytes`."""
     md5: bytes = b""
@@ -123,7 +123,7 @@ class Extend(Command, tag=True, kw_only=True, gc=False):
     from_xml: bool = False
     """As of `Send`."""
     report: Report | None = None
-    """What the extend is for, where its sender says so."""
+    """Why the sender extends, if it says so."""
 
 
 class Delete(Command, tag=True, kw_only=True, gc=False):
@@ -136,23 +136,23 @@ class Delete(Command, tag=True, kw_only=True, gc=False):
 
 
 class Undeliver(Command, tag=True, kw_only=True, gc=False):
-    """The answer that carried these handles reached nobody: release them at once. Outcome `Undelivered`."""
+    """The answer with these handles reached no client: release them at once. Outcome `Undelivered`."""
 
     handles: tuple[str, ...]
 
 
 class CreateQueue(Command, tag=True, kw_only=True, gc=False):
-    """Create, or meet the same queue again. Outcome `QueueCreated`.
+    """Create a queue, or find the same one. Outcome `QueueCreated`.
 
     Errors QueueExists, QueueDeletedRecently, ParameterInvalid, RedriveRefused, DiskLow.
 
-    A queue that exists is the same if the settings in `change` have those values; with `compare_all`, if all settings
-    have the values that creation would give.
+    An existing queue is the same if the settings in `change` have those values; with `compare_all`, if all its settings
+    equal what creation would set.
     """
 
     change: SettingsChange = {}
     defaults: SettingsChange = {}
-    """What creation sets where `change` is silent; never compared (Azure's retention of 7 days)."""
+    """Settings for creation that `change` does not name; never compared (Azure's retention of 7 days)."""
     compare_all: bool = False
     cooldown_us: int = 0
 
@@ -179,7 +179,7 @@ class PurgeQueue(Command, tag=True, kw_only=True, gc=False):
 
 
 class SuggestPlan(Command, tag=True, kw_only=True, gc=False):
-    """Publish first leases that were learnt from the history. Outcome `QueueChanged`.
+    """Suggest first leases that were learnt from the history. Outcome `QueueChanged`.
 
     Errors QueueMissing, CapabilityMissing (the queue's `adaptive` is off).
     """
@@ -188,7 +188,7 @@ class SuggestPlan(Command, tag=True, kw_only=True, gc=False):
 
 
 class RevertPlan(Command, tag=True, kw_only=True, gc=False):
-    """Put the plan before in force again. Outcome `QueueChanged`; errors QueueMissing."""
+    """Apply the previous plan again. Outcome `QueueChanged`; errors QueueMissing."""
 
 
 class DescribeQueue(Command, tag=True, kw_only=True, gc=False):
@@ -196,7 +196,8 @@ class DescribeQueue(Command, tag=True, kw_only=True, gc=False):
 
 
 class ListQueues(msgspec.Struct, tag=True, kw_only=True, gc=False):
-    """The queues of an account and region by name. Outcome `QueuesListed`; with account None, all there are (admin)."""
+    """The queues of an account and region by name. Outcome `QueuesListed`; with account None, all queues of the server
+    (admin)."""
 
     origin: Origin
     account: str | None
@@ -206,8 +207,8 @@ class ListQueues(msgspec.Struct, tag=True, kw_only=True, gc=False):
     """Only names greater than this one; with account None, only keys as text (`account/region/name`)."""
     count_max: int = 1_000
     names: str | None = None
-    """A regular expression of the names that the asking protocol allows; a queue with another name is listed by its
-    alias, or not at all. None: every queue by its own."""
+    """A regular expression of names that the protocol allows. A queue with another name is listed by its alias, or not
+    at all. None: every queue by its own name."""
     dead_letter_target: QueueKey | None = None
     """Only queues whose redrive policy names this one (SQS ListDeadLetterSourceQueues)."""
 
@@ -222,7 +223,7 @@ class Peek(Command, tag=True, kw_only=True, gc=False):
 
 
 class Sweep(msgspec.Struct, tag=True, kw_only=True, gc=False):
-    """A bounded step of clean-up: leases and delays that ended, dead messages, old history. Outcome `Swept`."""
+    """One bounded step of cleanup: ended leases and delays, expired messages, old history. Outcome `Swept`."""
 
     steps_max: int = 256
 
@@ -234,7 +235,7 @@ class RecordPush(Command, tag=True, kw_only=True, gc=False):
     sequence: int
     attempt: int
     status: int | None
-    """What the endpoint answered; None: nothing."""
+    """The status that the endpoint answered; None: no answer."""
     error: str | None
     took_us: int
 
@@ -253,18 +254,18 @@ class PollCount(msgspec.Struct, frozen=True, gc=False):
     receives: int
     empty: int
     refused: int
-    """Receives that would have parked but for a cap."""
+    """Receives that could not wait because of a cap."""
 
 
 class TopicCommand(msgspec.Struct, kw_only=True, gc=False):
-    """What all commands on one topic have."""
+    """Fields of all commands on one topic."""
 
     topic: TopicKey
     origin: Origin
 
 
 class CreateTopic(TopicCommand, tag=True, kw_only=True, gc=False):
-    """Create, or meet the same topic again (all settings compared). Outcome `TopicCreated`.
+    """Create a topic, or find the same one (all settings compared). Outcome `TopicCreated`.
 
     Errors TopicExists, DiskLow.
     """
@@ -279,7 +280,7 @@ class ChangeTopic(TopicCommand, tag=True, kw_only=True, gc=False):
 
 
 class DeleteTopic(TopicCommand, tag=True, kw_only=True, gc=False):
-    """Delete the topic with its subscriptions and what waits to be pushed. Outcome `Deleted`; errors TopicMissing."""
+    """Delete the topic, its subscriptions and its waiting pushes. Outcome `Deleted`; errors TopicMissing."""
 
 
 class DescribeTopic(TopicCommand, tag=True, kw_only=True, gc=False):
@@ -299,7 +300,7 @@ class ListTopics(msgspec.Struct, tag=True, kw_only=True, gc=False):
 
 
 class Publish(TopicCommand, tag=True, kw_only=True, gc=False):
-    """Send a copy to every subscription whose filter tag fits, all or none. Outcome `Published`.
+    """Send a copy to every subscription whose filter tag matches, atomically. Outcome `Published`.
 
     Errors TopicMissing, MessageTooLarge, DiskLow. The tag is in `extras`.
     """
@@ -312,11 +313,11 @@ class Publish(TopicCommand, tag=True, kw_only=True, gc=False):
 
 
 class Subscribe(TopicCommand, tag=True, kw_only=True, gc=False):
-    """Add a subscription, or meet the same one again. Outcome `Subscribed`.
+    """Add a subscription, or find the same one. Outcome `Subscribed`.
 
     Errors TopicMissing, SubscriptionExists, SubscriptionsFull; QueueMissing or ParameterInvalid("queue") if its queue
-    is not there or takes only smaller messages than the topic; QueueMissing if its dead-letter queue is not there;
-    with a URL also those of `CreateQueue`.
+    is missing or takes only smaller messages than the topic; QueueMissing if its dead-letter queue is missing; with a
+    URL also the errors of `CreateQueue`.
     """
 
     name: str
@@ -326,8 +327,8 @@ class Subscribe(TopicCommand, tag=True, kw_only=True, gc=False):
 class ChangeSubscription(TopicCommand, tag=True, kw_only=True, gc=False):
     """Set some settings; the endpoint stays. Outcome `SubscriptionDescribed`.
 
-    Errors TopicMissing, SubscriptionMissing; QueueMissing, ParameterInvalid or RedriveRefused for what a push's own
-    queue cannot have.
+    Errors TopicMissing, SubscriptionMissing; QueueMissing, ParameterInvalid or RedriveRefused for settings that a
+    push's hidden queue cannot have.
     """
 
     name: str
@@ -335,7 +336,7 @@ class ChangeSubscription(TopicCommand, tag=True, kw_only=True, gc=False):
 
 
 class Unsubscribe(TopicCommand, tag=True, kw_only=True, gc=False):
-    """Remove a subscription with what waits to be pushed. Outcome `Deleted`.
+    """Remove a subscription and its waiting pushes. Outcome `Deleted`.
 
     Errors TopicMissing, SubscriptionMissing.
     """
@@ -358,10 +359,10 @@ class ListSubscriptions(TopicCommand, tag=True, kw_only=True, gc=False):
 
 
 class StartMove(Command, tag=True, kw_only=True, gc=False):
-    """Begin to move the messages of `queue`, which must be a dead-letter queue. Outcome `MoveStarted`.
+    """Start moving the messages of `queue`, which must be a dead-letter queue. Outcome `MoveStarted`.
 
-    Errors QueueMissing (of either queue), ParameterInvalid("source") if it is nobody's dead-letter queue or a task is
-    under way there, ParameterInvalid("destination") if it is the source or of another kind; MovesFull.
+    Errors QueueMissing (of either queue), ParameterInvalid("source") if it is no dead-letter queue or a task is already
+    running there, ParameterInvalid("destination") if it is the source or of another kind; MovesFull.
     """
 
     destination: QueueKey | None = None
@@ -371,7 +372,7 @@ class StartMove(Command, tag=True, kw_only=True, gc=False):
 
 
 class CancelMove(Command, tag=True, kw_only=True, gc=False):
-    """End a task of `queue`; what was moved stays moved. Outcome `MoveCancelled`; errors QueueMissing."""
+    """Cancel a task of `queue`; messages moved so far stay moved. Outcome `MoveCancelled`; errors QueueMissing."""
 
     task: bytes
 

@@ -1,4 +1,4 @@
-"""The typed errors that everything below the protocols speaks.
+"""The typed errors of everything below the protocols.
 
     VeilError
         UsageError          the caller broke a rule; repeating the command cannot help
@@ -16,8 +16,7 @@
 
 Strategy: the branches are never raised or returned themselves, only their leaves. Data is in fields; no HTTP status and
 no protocol's code appears here: each protocol has one total table from these classes to its wire errors. Errors are
-outcomes: a store returns them in the place of a result. `as_fields` and `from_fields` carry them across a process
-boundary.
+outcomes: a store returns them instead of a result. `as_fields` and `from_fields` carry them across a process boundary.
 """
 
 from collections.abc import Iterator
@@ -35,8 +34,8 @@ class VeilError(Exception):
     fields: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str] = ""
     request_id: str = ""
-    """The service's id of the request that it refused, where a client was given one. It is no field: errors that differ
-    in it alone are equal."""
+    """The service's id of the refused request, if the client got one. It is not a field: errors that differ only in it
+    are equal."""
 
     def __init__(self, **values: Any) -> None:
         if set(values) != set(self.fields):
@@ -71,7 +70,7 @@ class UsageError(VeilError):
 
 
 class LeaseError(VeilError):
-    """The normal outcome of a race: somebody else was faster, or time was."""
+    """The normal outcome of a race: another receiver was faster, or the lease ended."""
 
 
 class CapacityError(VeilError):
@@ -90,7 +89,7 @@ class CapabilityMissing(VeilError):
 
 
 class ParameterInvalid(UsageError):
-    """A value that no command may carry: which, and why."""
+    """A parameter has a value that is not allowed; the fields say which and why."""
 
     parameter: str
     reason: str
@@ -98,14 +97,14 @@ class ParameterInvalid(UsageError):
 
 
 class QueueMissing(UsageError):
-    """No queue of that name, or no longer the one that the handle is of."""
+    """No queue of that name, or it is not the queue that granted the handle."""
 
     queue: str
     summary = "no queue {queue}"
 
 
 class QueueExists(UsageError):
-    """A queue of that name exists with another value of the named setting, or of the label of that name."""
+    """A queue of that name exists with another value of the named setting or label."""
 
     queue: str
     setting: str
@@ -121,7 +120,7 @@ class QueueDeletedRecently(UsageError):
 
 
 class PurgeInProgress(UsageError):
-    """Another purge was asked for less than the cool-down ago (SQS: 60 s)."""
+    """The last purge was less than the cool-down ago (SQS: 60 s)."""
 
     queue: str
     wait_us: int
@@ -137,7 +136,7 @@ class MessageTooLarge(UsageError):
 
 
 class ReceiptInvalid(UsageError):
-    """Not a handle that this queue ever gave: does not parse, is forged, or is of another queue or incarnation."""
+    """This queue never gave this handle: it does not parse, is forged, or is of another queue or incarnation."""
 
     reason: str
     summary = "receipt handle is invalid: {reason}"
@@ -184,7 +183,7 @@ class SubscriptionExists(UsageError):
 
 
 class SubscriptionsFull(UsageError):
-    """The topic has as many subscriptions as it may (MNS: 100)."""
+    """The topic has reached its maximum of subscriptions (MNS: 100)."""
 
     topic: str
     limit: int
@@ -192,7 +191,7 @@ class SubscriptionsFull(UsageError):
 
 
 class AttemptNotRetryable(UsageError):
-    """A receive is asked for again by its attempt id, and one of its messages was deleted or changed since (SQS FIFO:
+    """A receive is retried by its attempt id, but one of its messages was deleted or changed since (SQS FIFO:
     ReceiveRequestAttemptId)."""
 
     attempt_id: str
@@ -232,7 +231,7 @@ class InFlightFull(CapacityError):
 
 
 class RateExceeded(CapacityError):
-    """The queue has handed out all that its owner lets it in a second (MNS: TenantRateLimitPolicy)."""
+    """The queue has delivered as many messages as its owner allows per second (MNS: TenantRateLimitPolicy)."""
 
     queue: str
     limit: int
@@ -240,7 +239,7 @@ class RateExceeded(CapacityError):
 
 
 class MovesFull(CapacityError):
-    """The account has as many message move tasks under way as it may (SQS: 100)."""
+    """The account has reached its maximum of running message move tasks (SQS: 100)."""
 
     account: str
     limit: int
@@ -255,7 +254,7 @@ class DiskLow(CapacityError):
 
 
 class Overloaded(CapacityError):
-    """More is waiting than the server takes."""
+    """More commands wait than the server accepts."""
 
     limit: int
     summary = "more than {limit} commands are waiting"
@@ -269,7 +268,7 @@ class StoreFailed(StoreError):
 
 
 class StoreUnknown(StoreError):
-    """Perhaps done: the store failed at a point where it cannot know."""
+    """Perhaps done: the store failed at a point where the outcome is unknown."""
 
     reason: str
     summary = "outcome unknown: {reason}"

@@ -1,14 +1,14 @@
 """The history: what happened to every queue and message, without bodies.
 
 Strategy: one flat struct for all kinds, so that a reader gets one table. The store packs the events of a commit into
-one row; the offset of an event is the row's first offset plus its place. Names that repeat (protocol, principal,
-client) are numbered once in the store and joined again for readers (`EventRecord`). Offsets order the log; instants
-need not: an expiry carries the instant at which it was due, and is appended when it is first applied.
+one row; the offset of an event is the row's first offset plus its place. Repeated names (protocol, principal, client)
+are stored once, by number, and joined for readers (`EventRecord`). Offsets order the log; instants need not: an expiry
+carries the instant at which it was due, and is appended when it is first applied.
 
-A snapshot is a run of SNAPSHOT events with others between them: `begin`, a `queue` for each queue, `messages` with some
-messages each, `end`. Each tells what was true at its own offset, and overrides what was known; the other events apply
-as ever. From a `begin` on, the state is known when its `end` has come. A `begin` that meets another before its `end` is
-void.
+A snapshot is a series of SNAPSHOT events with other events in between: `begin`, a `queue` for each queue, `messages`
+with some messages each, `end`. Each one states what was true at its own offset and overrides earlier knowledge; other
+events apply as usual. A reader that starts at a `begin` knows the whole state at its `end`. A `begin` that is followed
+by another before its `end` is void.
 """
 
 from enum import IntEnum
@@ -21,7 +21,7 @@ from veilmq.model.message import id_text
 
 SCHEMA_VERSION: Final = 1
 _IDS: Final = ("target_message", "published")
-"""What a detail has of a message's id, in hexadecimal as it is stored; no kind has both."""
+"""Detail fields with a message id, stored in hexadecimal; no kind has both."""
 
 
 class Kind(IntEnum):
@@ -57,11 +57,11 @@ class Kind(IntEnum):
     UNSUBSCRIBED = 28
     PUBLISHED = 29
     LEASE_RESUMED = 30
-    """An extend by a handle that is current although its lease had ended: the message is in flight again."""
+    """An extend with a current handle whose lease had ended: the message is in flight again."""
     RELEASED_FOR_RETRY = 31
-    """Its worker gave the message back, to be tried again after `lease_us`."""
+    """The worker gave the message back for a retry after `lease_us`."""
     EXPIRED_AFTER_CHANGE = 32
-    """A lease ended by itself that its holder had shortened: most likely to give the message back with a delay."""
+    """A lease expired that its holder had shortened, most likely to give the message back with a delay."""
     RETRY_DUE = 33
     """The delay of RELEASED_FOR_RETRY is over."""
 
@@ -75,34 +75,33 @@ class Refusal:
 
 
 ENDED_BY_ITSELF: Final = (Kind.LEASE_EXPIRED, Kind.EXPIRED_AFTER_CHANGE, Kind.RETRY_DUE)
-"""How a message in flight becomes visible when nobody does anything, by `LeaseEnding`. Only the first is a sign of a
-dead worker."""
+"""How a message in flight becomes visible by itself, by `LeaseEnding`. Only the first one indicates a dead worker."""
 
 
 class LeaseEnding(IntEnum):
-    """What it will mean if a lease runs out. Numbers are stored."""
+    """What the expiry of a lease will mean. Numbers are stored."""
 
     EXPIRED = 0
     CHANGED = 1
-    """Its last extend made it shorter, and did not say what for."""
+    """The last extend shortened the lease without giving a reason."""
     RETRY = 2
 
 
 class Part:
-    """What a SNAPSHOT event is, in `detail["part"]`."""
+    """The part of a snapshot, in `detail["part"]`."""
 
     BEGIN: Final = "begin"
-    """`last`: the greatest sequence given so far; messages with greater ones come by their own events."""
+    """`last`: the greatest sequence so far; messages with greater ones appear by their own events."""
     QUEUE: Final = "queue"
-    """What QUEUE_CREATED has, and the instants `created` and `modified`."""
+    """The fields of QUEUE_CREATED, and the instants `created` and `modified`."""
     MESSAGES: Final = "messages"
-    """`messages`: some that one queue holds, by sequence (`HeldMessage`)."""
+    """`messages`: some messages of one queue, by sequence (`HeldMessage`)."""
     END: Final = "end"
     """`begin`: the offset at which it began."""
 
 
 class HeldMessage(msgspec.Struct, array_like=True, gc=False):
-    """One message of a snapshot, as it is stored: as lean as can be, for there may be millions."""
+    """One message of a snapshot as stored; compact, because there may be millions."""
 
     sequence: int
     id: bytes
@@ -113,7 +112,7 @@ class HeldMessage(msgspec.Struct, array_like=True, gc=False):
     type: str | None
     body_bytes: int
     attempt: int | None
-    """None, as all up to `first`: it stands in its line, and never was delayed or received."""
+    """None, like all fields up to `first`: the message is ready and was never delayed or received."""
     rotation: int | None
     hidden: int | None
     due: Instant | None
@@ -122,7 +121,7 @@ class HeldMessage(msgspec.Struct, array_like=True, gc=False):
     quarantined: Instant | None
 
     def shown(self) -> dict[str, Any]:
-        """As readers get it, under the names of `GET /api/v1/snapshot`; what is not there is left out."""
+        """The message under the names of `GET /api/v1/snapshot`; empty fields are left out."""
         values: dict[str, Any] = {
             "sequence": self.sequence,
             "id": id_text(self.id),
@@ -150,18 +149,18 @@ class HeldMessage(msgspec.Struct, array_like=True, gc=False):
 
 
 class Event(msgspec.Struct, array_like=True, gc=False):
-    """One event as it is stored. What a kind does not have is None."""
+    """One event as stored. Fields that its kind does not have are None."""
 
     kind: int
     at: Instant
     queue: int | None
     """The queue's incarnation."""
     origin: int | None = None
-    """Row of the store's table of origins; for an expiry, the holder's."""
+    """Row in the store's table of origins; for an expiry, the holder's."""
     message: bytes | None = None
     sequence: int | None = None
     attempt: int | None = None
-    """For a refusal, the handle's."""
+    """For a refusal, the attempt in the handle."""
     rotation: int | None = None
     lease_us: int | None = None
     """Length of the lease granted or set, from `at`."""
@@ -175,11 +174,11 @@ class Event(msgspec.Struct, array_like=True, gc=False):
     group: str | None = None
     type: str | None = None
     detail: dict[str, Any] | None = None
-    """What only this kind has: settings, counts, a dead-letter target, a reason ..."""
+    """Fields of this kind alone: settings, counts, a dead-letter target, a reason ..."""
 
 
 def shown_detail(kind: int, detail: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The detail as readers get it: the messages of a snapshot by the names of their fields, ids as UUIDs."""
+    """The detail for readers: a snapshot's messages with field names, ids as UUIDs."""
     if detail is None:
         return None
     for name in _IDS:
@@ -192,7 +191,7 @@ def shown_detail(kind: int, detail: dict[str, Any] | None) -> dict[str, Any] | N
 
 
 class EventRecord(msgspec.Struct, kw_only=True, gc=False):
-    """One event as readers get it: numbers joined with their names."""
+    """One event for readers: numbers replaced by names."""
 
     offset: int
     kind: str

@@ -1,7 +1,7 @@
-"""A message: what a sender gives, what a receiver gets, and where it can be in between.
+"""A message: what a sender gives, and what a receiver gets.
 
-Strategy: the body is text of XML 1.0 characters, stored and returned exactly. What most messages lack (attributes,
-group, trace header ...) sits in one optional `Extras` value, so that a plain message pays nothing for it.
+Strategy: the body is text of XML 1.0 characters, stored and returned exactly. Fields that most messages lack
+(attributes, group, trace header ...) are in one optional `Extras` value, so that a plain message does not pay for them.
 """
 
 import re
@@ -19,12 +19,12 @@ _UUID = struct.Struct("8s4s4s4s12s")
 
 
 def id_text(message_id: bytes) -> str:
-    """The canonical text of a message's id, which is a UUID of 16 bytes."""
+    """The canonical text of a message id, a UUID of 16 bytes."""
     return b"-".join(_UUID.unpack(message_id.hex().encode())).decode()
 
 
 def is_plain(body: bytes) -> bool:
-    """Whether all bytes are printable ASCII, tabs and line ends, as of most bodies: then no character is forbidden."""
+    """Whether all bytes are printable ASCII, tabs and line ends, as in most bodies: then no character is forbidden."""
     return body.translate(_MARKED).isascii()
 
 
@@ -45,11 +45,11 @@ class Attribute(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     type: str
     value: Any
-    """str, or bytes for a Binary one (msgspec reads no union of the two)."""
+    """str, or bytes for a Binary attribute (msgspec cannot decode a union of the two)."""
 
 
 class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What only some messages carry."""
+    """Fields that only some messages have."""
 
     attributes: tuple[Attribute, ...] = ()
     group: str | None = None
@@ -57,7 +57,7 @@ class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
     trace: str | None = None
     """SQS's AWSTraceHeader."""
     type: str | None = None
-    """Message type: the name under which processing times are learnt."""
+    """Message type: processing times are learnt per type."""
     tag: str | None = None
     """MNS's MessageTag."""
     lease_hint_us: int | None = None
@@ -65,13 +65,14 @@ class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dead_letter_source: QueueKey | None = None
     """The queue that dead-lettered the message, if one did."""
     published_id: bytes | None = None
-    """Of a copy that waits to be pushed, or is a dead letter: the published message's id, 16 bytes."""
+    """For a copy that waits to be pushed or is a dead letter: the published message's id, 16 bytes."""
     dead_first_received: Instant | None = None
-    """When the queue that dead-lettered the message first handed it out; None on FIFO queues: times begin anew."""
+    """When the queue that dead-lettered the message first handed it out; None on FIFO queues, where the times start
+    afresh."""
     dead_receives: int = 0
-    """How often the queues that dead-lettered the message had handed it out."""
+    """How often the message was received from the queues that dead-lettered it."""
     error_type: str = ""
-    """Of the error for which a worker last gave the message back."""
+    """Type of the error with which a worker last gave the message back."""
     error: str = ""
     """First line of that error's text."""
 

@@ -1,8 +1,7 @@
-"""Under which type a message's processing times are learnt, if its sender's protocol has no place for it.
+"""Finds the type of a message whose protocol has no field for it; processing times are learnt per type.
 
-Strategy: the sender's own word wins; then an attribute of the configured name; then, if that is configured, a place in
-the body by JSON pointer. What is no JSON, or has nothing there that can be a name, has no type, and is sent all the
-same.
+Strategy: the sender's own field wins; then an attribute of the configured name; then, if configured, a JSON pointer
+into the body. A message without a usable name there has no type and is sent all the same.
 """
 
 import re
@@ -15,9 +14,9 @@ from veilmq.model.commands import Send
 from veilmq.model.message import NO_EXTRAS, first_forbidden_character
 
 TYPE_ATTRIBUTE: Final = "veilmq.type"
-"""What our own client writes where the protocol has no other place."""
+"""The attribute that our own client uses when the protocol has no field."""
 BODY_CHARACTERS_MAX: Final = 65_536
-"""Longer bodies are not looked into: a batch waits while one is read."""
+"""Longer bodies are not parsed: a batch waits while one is parsed."""
 _NAME_CHARACTERS_MAX: Final = 256
 POINTER: Final = re.compile(r"(?:/(?:[^~/]|~[01])*)+")
 """A JSON pointer (RFC 6901) that names a member: "/type", say."""
@@ -26,7 +25,7 @@ _decode: Final[Callable[[str], Any]] = msgspec.json.Decoder().decode
 
 
 def parse_pointer(text: str) -> tuple[str, ...]:
-    """The steps of a pointer. Raises ValueError for what is none."""
+    """The steps of a pointer. Raises ValueError for an invalid pointer."""
     if not POINTER.fullmatch(text):
         raise ValueError("a JSON pointer begins with /, and after ~ it has 0 or 1")
     return tuple(step.replace("~1", "/").replace("~0", "~") for step in text[1:].split("/"))
@@ -36,12 +35,12 @@ class MessageTypes:
     """Finds the type of what is sent."""
 
     def __init__(self, attribute: str = TYPE_ATTRIBUTE, pointer: str = "") -> None:
-        """pointer: "" looks into no body. Raises ValueError."""
+        """pointer: "" parses no body. Raises ValueError."""
         self._attribute = attribute
         self._steps = parse_pointer(pointer) if pointer else ()
 
     def typed(self, command: Send) -> Send:
-        """The command with the type that it has. The common case costs two comparisons."""
+        """The command with its type filled in. The common case costs two comparisons."""
         extras = command.extras
         if (extras is NO_EXTRAS and not self._steps) or extras.type is not None:
             return command

@@ -1,8 +1,8 @@
 """Message move tasks: the messages of a dead-letter queue go back to where they came from, or elsewhere.
 
-Strategy: a task is what a store keeps of it. It is begun, looked at and cancelled by commands, and carried on by the
-sweeper's bounded steps, so that it goes on after a restart. Source: StartMessageMoveTask in the SQS API Reference;
-"Configuring a dead-letter queue redrive" in the SQS Developer Guide (36 hours, 100 tasks).
+Strategy: a task is a record in the store. Commands start, show and cancel it; the sweeper's bounded steps carry it on,
+so that it continues after a restart. Source: StartMessageMoveTask in the SQS API Reference; "Configuring a dead-letter
+queue redrive" in the SQS Developer Guide (36 hours, 100 tasks).
 """
 
 from enum import StrEnum
@@ -15,16 +15,16 @@ from veilmq.model.queue import QueueKey
 
 MOVES_PER_SECOND_MAX: Final = 500
 TASKS_ACTIVE_MAX: Final = 100
-"""Tasks under way of an account in a region."""
+"""Running tasks of an account in a region."""
 TASK_US_MAX: Final = 36 * HOUR_US
 """How long a task may run."""
 TASKS_KEPT: Final = 10
-"""Of each source, the tasks that a store remembers."""
+"""Tasks that a store remembers for each source."""
 TASK_ID_BYTES: Final = 16
 
 
 class MoveStatus(StrEnum):
-    """Where a task is."""
+    """The state of a task."""
 
     RUNNING = "running"
     CANCELLING = "cancelling"
@@ -41,15 +41,15 @@ class MoveFailure(StrEnum):
     QUEUE_MISSING = "queue missing"
     """The queue to which a message goes is gone."""
     KIND_DIFFERS = "kind differs"
-    """Of the two queues one is FIFO, the other is not."""
+    """One of the two queues is FIFO, the other is not."""
     MESSAGE_TOO_LARGE = "message too large"
     """The queue to which a message goes takes only smaller ones."""
     TOO_LONG = "too long"
-    """The task has run for `TASK_US_MAX`, and is not done."""
+    """The task ran for `TASK_US_MAX` without finishing."""
 
 
 class MoveInfo(msgspec.Struct, frozen=True, gc=False):
-    """A task as it stands."""
+    """The current state of a task."""
 
     id: bytes
     """`TASK_ID_BYTES` bytes."""

@@ -1,6 +1,6 @@
-"""What the engine answers. Errors (model/errors.py) are outcomes too and stand in the place of these.
+"""The outcomes of commands. Errors (model/errors.py) are outcomes too and are returned instead of these.
 
-Strategy: one struct for each command, holding all that any protocol prints of it, in the engine's units.
+Strategy: one struct per command, with everything that any protocol shows of it, in the engine's units.
 """
 
 import msgspec
@@ -32,11 +32,11 @@ class Received(msgspec.Struct, gc=False):
 
     messages: list[Delivery]
     wait_us: int = 0
-    """How long an empty receive may wait for more: the command's or the queue's wish."""
+    """How long an empty receive may wait, by the command or the queue."""
     xml_body: XmlBody = XmlBody.TEXT
     """How XML protocols write the bodies of this queue."""
     capped: bool = False
-    """The receive's own cap on messages in flight held it up, or cut it short: there may be messages for others."""
+    """The receive's own cap on messages in flight limited it: there may be messages for others."""
 
 
 class Extended(msgspec.Struct, gc=False):
@@ -64,21 +64,21 @@ class QueueCreated(msgspec.Struct, gc=False):
 
 
 class QueueChanged(msgspec.Struct, gc=False):
-    """The queue as it stands now."""
+    """The queue after the command."""
 
     info: QueueInfo
     changed: bool = True
-    """False: a setting was not as the command expected, and all are as they were."""
+    """False: a setting did not have the expected value, and nothing was changed."""
 
 
 class QueueDeleted(msgspec.Struct, gc=False):
-    """How many messages went with it."""
+    """How many messages were deleted with it."""
 
     count: int
 
 
 class Purged(msgspec.Struct, gc=False):
-    """How many messages there were."""
+    """How many messages were deleted."""
 
     count: int
 
@@ -102,21 +102,21 @@ class Swept(msgspec.Struct, gc=False):
     steps: int
     more: bool
     unhurried: bool = False
-    """A snapshot of the history is under way: there is more to do soon, and none of it at once."""
+    """A snapshot of the history is being taken: more work comes soon, but none at once."""
 
 
 class Recorded(msgspec.Struct, gc=False):
-    """The history has it."""
+    """The history has recorded it."""
 
 
 class MoveStarted(msgspec.Struct, gc=False):
-    """The task will be carried on until it is done."""
+    """The task runs until it is done."""
 
     info: MoveInfo
 
 
 class MoveCancelled(msgspec.Struct, gc=False):
-    """The task as it stands now; None if the queue has no such task. `cancelled` is False if it had ended before."""
+    """The task's current state; None if the queue has no such task. `cancelled` is False if it had ended before."""
 
     info: MoveInfo | None
     cancelled: bool
@@ -206,9 +206,9 @@ Outcome = Result | VeilError
 
 
 class Applied(msgspec.Struct, gc=False):
-    """A batch that a store applied: the instant it was judged by, and an outcome a command, in order.
+    """A batch that a store applied: its instant, and one outcome per command, in order.
 
-    `visible` and `next_due` are hints for waking parked receives, never truth.
+    `visible` and `next_due` are only hints for waking parked receives.
     """
 
     at: Instant

@@ -1,9 +1,9 @@
-"""Recommended first leases: what the pipeline learnt, what the server makes of it, and by which rules.
+"""Plans of recommended first leases, and the rules by which the server applies them.
 
-Strategy: a plan is data with two uses. Clients take it as it is (they name their leases themselves); for clients that
-name none, the server may use it as a first lease of its own, by `effective`: a pure function of what was suggested,
-what the owner allows, and what is in force. The visibility timeout that the protocols show never changes. See
-docs/pipeline.md, "Closed loop", and docs/admin-api.md, "Queues".
+Strategy: a plan is data with two uses. Clients read it and name their leases themselves. For clients that name none,
+the server may use it for the first lease, by `effective`: a pure function of the suggestion, the owner's limits, and
+the plan in force. The visibility timeout that the protocols show never changes. See docs/pipeline.md, "Closed loop",
+and docs/admin-api.md, "Queues".
 """
 
 from enum import StrEnum
@@ -16,7 +16,7 @@ from veilmq.model.instant import DAY_US, SECOND_US, Instant
 LEASE_US_MAX: Final = 7 * DAY_US
 LEASE_US_MIN: Final = SECOND_US
 HYSTERESIS: Final = 0.2
-"""A lease in force changes only if the new one differs by more than this share."""
+"""A lease in force changes only if the new one differs by more than this fraction."""
 TYPES_MAX: Final = 1_000
 
 
@@ -38,9 +38,9 @@ class LeasePlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """For messages of no type named below; None: the queue's visibility timeout."""
     by_type: dict[str, int] = {}
     floor_us: int = 0
-    """Nothing shorter: twice the longest interval at which some client was seen to extend."""
+    """Lower bound of all leases: twice the longest interval at which a client was seen to extend."""
     why: str = ""
-    """For people: on how many attempts it rests, and what it would cost."""
+    """For people: the number of attempts behind it, and what it would cost."""
     made: Instant = Instant(0)
 
     def lease_of(self, kind: str | None) -> int | None:
@@ -52,11 +52,11 @@ class PlanState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All plans of a queue."""
 
     suggested: LeasePlan | None = None
-    """As it was published last."""
+    """The plan published last."""
     applied: LeasePlan | None = None
-    """In force; None: the visibility timeout alone."""
+    """The plan in force; None: the visibility timeout alone."""
     previous: LeasePlan | None = None
-    """In force before."""
+    """The plan that was in force before."""
 
 
 NO_PLAN: Final = PlanState()
@@ -65,7 +65,7 @@ NO_PLAN: Final = PlanState()
 def effective(
     suggested: LeasePlan, applied: LeasePlan | None, visibility_timeout_us: int, minimum_us: int | None
 ) -> LeasePlan:
-    """What may be put in force: only longer leases than the visibility timeout, unless the owner set a minimum."""
+    """The plan that may be applied: only leases longer than the visibility timeout, unless the owner set a minimum."""
 
     def judged(lease_us: int, in_force_us: int | None) -> int:
         least_us = visibility_timeout_us if minimum_us is None else max(minimum_us, suggested.floor_us)

@@ -1,8 +1,8 @@
-"""A queue: its name, its settings, and what is known of it at a moment.
+"""A queue: its name, settings and counts.
 
-Strategy: the settings are the union of what the three clouds let an owner set, in one unit each, with SQS's defaults.
-A protocol that has other defaults names them when it creates. What only a protocol understands (an access policy,
-Azure metadata) is kept verbatim under `labels` and never read below the codecs.
+Strategy: the settings are the union of what the three clouds let an owner set, in one unit each, with SQS's defaults. A
+protocol with other defaults names them when it creates a queue. Data of one protocol alone (an access policy, Azure
+metadata) is kept verbatim under `labels` and never read below the codecs.
 """
 
 import re
@@ -25,7 +25,7 @@ PRIORITY_DEFAULT: Final = 8
 
 
 class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """What names a queue: account id of 12 digits, region, name, byte-exact."""
+    """The full name of a queue: account id of 12 digits, region, name, byte-exact."""
 
     account: str
     region: str
@@ -39,7 +39,7 @@ _ALIAS: Final = re.compile(r"(?=.{3,63}\Z)[a-z0-9](?:-?[a-z0-9])*")
 
 
 def is_alias(text: str) -> bool:
-    """Whether the text is a name that every protocol allows, as an alias must be: Azure's rule is the closest."""
+    """Whether every protocol allows the text as a name, as an alias requires; Azure's rule is the strictest."""
     return _ALIAS.fullmatch(text) is not None
 
 
@@ -98,17 +98,17 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     alias: str | None = None
     """Another name for protocols in which the queue's own is not legal: see `is_alias`."""
     first_lease_min_us: int | None = None
-    """The owner's leave to shorten first leases, down to this; None: they may only be lengthened."""
+    """How far a plan may shorten first leases; None: it may only lengthen them."""
     receives_per_second_max: int | None = None
-    """Messages that the queue hands out in a second, over all receivers; None: as many as there are."""
+    """Messages that the queue delivers per second to all receivers; None: no limit."""
     labels: dict[str, str] = {}
     tags: dict[str, str] = {}
 
 
 SettingsChange = dict[str, Any]
-"""Field names of `QueueSettings` with their new values; what is not named stays (or is the default, on creation).
+"""Field names of `QueueSettings` with new values; other fields stay (on creation: get the default).
 
-`labels` merges: a label that is not named stays, an empty value removes one.
+`labels` is merged: labels that are not named stay; an empty value removes a label.
 """
 
 
@@ -121,12 +121,12 @@ def with_change(settings: QueueSettings, change: SettingsChange) -> QueueSetting
 
 
 def shown_name(info: "QueueInfo", allowed: re.Pattern[str]) -> str | None:
-    """The name by which a protocol that allows such names knows the queue; None: not at all."""
+    """The queue's name in a protocol that allows such names; None: the protocol cannot show the queue."""
     return info.key.name if allowed.fullmatch(info.key.name) else info.settings.alias
 
 
 class QueueCounts(msgspec.Struct, frozen=True, gc=False):
-    """How many messages of a queue are where. Dead ones that no sweep has met yet still count."""
+    """Counts of a queue's messages by state. Expired messages count until a sweep removes them."""
 
     visible: int = 0
     delayed: int = 0
@@ -139,7 +139,7 @@ class QueueCounts(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueueInfo(msgspec.Struct, frozen=True, gc=False):
-    """A queue as it stands.
+    """The current state of a queue.
 
     `incarnation` differs for a queue that was deleted and created again under the same name.
     """

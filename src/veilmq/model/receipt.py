@@ -1,10 +1,10 @@
 """Receipt handles: unforgeable names of one lease.
 
 Strategy: a handle carries queue incarnation, message sequence, attempt and rotation, and a 12-byte MAC over them, in
-lower-case hex: 66 characters that every SDK can paste unescaped into a URL, as MNS has it. A handle is current when
-attempt and rotation both match the stored ones; only a grant raises the attempt, only an extend of a protocol that
-rotates raises the rotation. The key is a row of the store: a restored backup has a fresh one and honours no old handle.
-The MAC is keyed BLAKE2s (RFC 7693), six times as fast here as HMAC-SHA256 (docs/decisions/0002-receipt-mac.md).
+lower-case hex: 66 characters that need no escaping in a URL, as MNS requires. A handle is current when attempt and
+rotation both match the stored ones; only a grant raises the attempt, only an extend of a protocol that rotates raises
+the rotation. The key is a row of the store: a restored backup has a fresh one and honours no old handle. The MAC is
+keyed BLAKE2s (RFC 7693), six times as fast here as HMAC-SHA256 (docs/decisions/0002-receipt-mac.md).
 """
 
 import struct
@@ -23,12 +23,12 @@ _FIELDS_CHARACTERS: Final = 2 * _FIELDS.size
 
 
 def rotation_of(handle: str) -> int:
-    """The rotation in a handle that a grant of our own has just given: its MAC is not looked at."""
+    """The rotation in a handle that was just granted here; its MAC is not checked."""
     return int(_FIELDS.unpack(bytes.fromhex(handle[:_FIELDS_CHARACTERS]))[-1])
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """What a genuine handle says."""
+    """The contents of a genuine handle."""
 
     queue: int
     """Incarnation of the queue that granted the lease."""
@@ -54,7 +54,7 @@ class ReceiptKey:
         return (fields + keyed.digest()).hex()
 
     def unseal(self, handle: str) -> Receipt | None:
-        """What the handle says, or None for anything that `seal` did not make with this key."""
+        """The handle's contents; None for anything that `seal` did not make with this key."""
         if len(handle) != HANDLE_CHARACTERS or not handle.isascii():
             return None
         try:

@@ -1,12 +1,12 @@
-"""What a client reports with an extend: that it works on, or that it gives the message back for a retry, and why.
+"""What a client reports with an extend: it is still working, or it gives the message back for a retry, and why.
 
 On the wire it is one request header, the same on every protocol (docs/veil-protocol.md, "What became of the work"):
 
     x-veilmq-outcome: retry;reason=raised;type=ValueError;error=bad%20zip%20code
 
-Strategy: the value is a word and parameters, percent-encoded like a URL's query, so that any language can write it. A
-header only adds to the history, so one that breaks the grammar or is too long is ignored: the request is carried out as
-if it were not there. Writing cuts what is too long; reading refuses it.
+Strategy: the value is a word and parameters, percent-encoded like a URL's query, so that any language can write it. The
+header only adds to the history, so a malformed or too long one is ignored and the request is carried out without it.
+Writing cuts text that is too long; reading refuses it.
 """
 
 import re
@@ -29,16 +29,16 @@ _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 class Reported(StrEnum):
-    """What an extend is for."""
+    """The purpose of an extend."""
 
     WORKING = "working"
-    """Its sender works on, also if the lease gets shorter: if it runs out, the worker is gone."""
+    """The sender keeps working, even if the lease gets shorter: if it expires, the worker is gone."""
     RETRY = "retry"
-    """Its sender gives the message back: it is to be tried again when the time is over."""
+    """The sender gives the message back, to be tried again when the lease ends."""
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Why a message is given back. What is not known is empty. One line each, without bodies."""
+    """Why a message is given back. Unknown fields are empty. One line each, without bodies."""
 
     reason: str = ""
     """`raised` (the handler did), `asked` (it asked for a retry), `busy` (another worker has the key), `released`
@@ -52,32 +52,32 @@ NO_FAILURE: Final = Failure()
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):
-    """A header that was understood."""
+    """The contents of a valid header."""
 
     reported: Reported
     failure: Failure = NO_FAILURE
 
 
 def failure_of(reason: str, error_type: str = "", text: str = "") -> Failure:
-    """A failure within the bounds: the first line of the text that says something, without control characters."""
+    """A failure within the bounds: the first non-empty line of the text, without control characters."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     return Failure(reason, _cut(error_type, TYPE_CHARACTERS_MAX), _cut(line, ERROR_CHARACTERS_MAX))
 
 
 WORKING: Final = Report(Reported.WORKING)
 RELEASED: Final = Failure("released")
-"""Given back, for all that is known unworked."""
+"""Given back without a known failure."""
 
 
 def report_of(delay: float, failure: Failure | None) -> Report | None:
-    """What a client reports with a release: without a delay and a failure nothing."""
+    """What a client reports with a release; nothing without a delay or failure."""
     if failure is None:
         return Report(Reported.RETRY, RELEASED) if delay else None
     return Report(Reported.RETRY, failure)
 
 
 def write_header(reported: Reported, failure: Failure = NO_FAILURE) -> str:
-    """The header's value, in ASCII. A reason that is no word is left out, a text that is too long is cut."""
+    """The header's value, in ASCII. An invalid reason is left out; text that is too long is cut."""
     parts = [reported.value]
     if _REASON.fullmatch(failure.reason):
         parts.append(f"reason={failure.reason}")
@@ -91,7 +91,7 @@ def write_header(reported: Reported, failure: Failure = NO_FAILURE) -> str:
 
 
 def read_header(value: bytes | None) -> Report | None:
-    """What the header says; None if there is none, or if it is malformed, too long or of an unknown outcome."""
+    """Parse the header; None if it is missing, malformed, too long or of an unknown outcome."""
     if value is None or len(value) > HEADER_BYTES_MAX:
         return None
     found = _HEADER.fullmatch(value)
@@ -114,7 +114,7 @@ def read_header(value: bytes | None) -> Report | None:
 
 
 def _parameters(text: bytes) -> dict[bytes, str] | None:
-    """By name; None if one comes twice. Unknown ones are read and mean nothing. Raises UnicodeDecodeError."""
+    """The parameters by name; None if one repeats. Unknown ones are ignored. Raises UnicodeDecodeError."""
     given: dict[bytes, str] = {}
     for part in text.split(b";")[1:]:
         name, _, value = part.strip(b" \t").partition(b"=")
@@ -125,6 +125,6 @@ def _parameters(text: bytes) -> dict[bytes, str] | None:
 
 
 def _cut(text: str, most: int) -> str:
-    """Without control characters and lone surrogates, and not too long."""
+    """The text without control characters and lone surrogates, cut to `most` characters."""
     text = text[: 4 * most].encode("utf-8", "replace").decode()
     return _CONTROLS.sub(" ", text).strip()[:most]

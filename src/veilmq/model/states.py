@@ -1,7 +1,7 @@
-"""Where a message can be, and every step between: the one table that docs, reference model and tests read.
+"""The states of a message and every transition: the one table that docs, reference model and tests read.
 
-Strategy: a state is what a receiver would meet. `ready` and `returned` (never leased since it became visible, or come
-back) are both visible; a store keeps them apart because the first is an append-only line and the second is not.
+Strategy: a state is what a receiver would see. `ready` (never leased since it became visible) and `returned` (came
+back) are both visible; a store keeps them apart because only the first is append-only.
 """
 
 from enum import StrEnum

@@ -1,9 +1,9 @@
-"""A topic and its subscriptions: names, settings, what is known of them, and the forms of a notification.
+"""A topic and its subscriptions: names, settings, state, and the forms of a notification.
 
-Strategy: a subscription sends what is published to a queue, or pushes it to a URL from a hidden queue of its own, so
-that both are sends and nothing else. A hidden queue's name holds a `/`, which no protocol's names may; a message in it
-is the published body as it came, and its form is made when it is pushed. A queue that is the endpoint gets the form as
-its message's body, made in the transaction of the publish. Source: docs/mns.md, "Topics and subscriptions".
+Strategy: a subscription either sends a published message to a queue, or pushes it to a URL from a hidden queue of its
+own, so both are ordinary sends. A hidden queue's name contains a `/`, which no protocol allows. A message in it is the
+published body unchanged; its form is made when it is pushed. If a queue is the endpoint, the form is made in the
+transaction of the publish and stored as the body. Source: docs/mns.md, "Topics and subscriptions".
 """
 
 import json
@@ -20,14 +20,15 @@ from veilmq.model.queue import QueueKey
 
 NOTIFICATION_NAMESPACE: Final = "http://mns.aliyuncs.com/doc/v1/"
 TOPIC_RETENTION_US: Final = DAY_US
-"""How long a push is tried at most: what a topic keeps (MNS: one day)."""
+"""How long a push is tried at most: the retention of a topic (MNS: one day)."""
 
 SETTINGS_QUEUES: Final = frozenset({"azure/service", "mns/account"})
-"""Hidden queues that are no subscription's: their labels are what a protocol keeps of an account."""
+"""Hidden queues without a subscription; their labels hold a protocol's settings of an account."""
 
 
 class TopicKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """What names a topic: account id of 12 digits, region, name, byte-exact. Topics and queues have separate names."""
+    """The full name of a topic: account id of 12 digits, region, name, byte-exact. Topics and queues have separate
+    names."""
 
     account: str
     region: str
@@ -53,31 +54,31 @@ class ContentFormat(StrEnum):
 
 
 class RetryStrategy(StrEnum):
-    """When a push that failed is tried again (MNS NotifyStrategy): the schedules are push/'s."""
+    """When a failed push is tried again (MNS NotifyStrategy); push/schedules.py has the schedules."""
 
     BACKOFF = "BACKOFF_RETRY"
     EXPONENTIAL_DECAY = "EXPONENTIAL_DECAY_RETRY"
 
 
 ATTEMPTS_MAX: Final = {RetryStrategy.BACKOFF: 4, RetryStrategy.EXPONENTIAL_DECAY: 177}
-"""How often a push is tried, the first time included."""
+"""How often a push is tried, including the first attempt."""
 
 
 class PushResult(StrEnum):
-    """What became of one attempt to push."""
+    """The result of one attempt to push."""
 
     DELIVERED = "delivered"
     FAILED = "failed"
     """Another attempt follows."""
     EXHAUSTED = "exhausted"
-    """It was the last."""
+    """It was the last attempt."""
 
 
 class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where a subscription's copies go and how. Exactly one of `queue` and `url` is set."""
 
     endpoint: str
-    """As the owner wrote it."""
+    """The endpoint as the owner wrote it."""
     queue: QueueKey | None = None
     url: str | None = None
     content_format: ContentFormat = ContentFormat.XML
@@ -85,9 +86,10 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     filter_tag: str | None = None
     """Only messages with this tag; None: all."""
     dead_letter_queue: QueueKey | None = None
-    """Where a push goes that was tried to the end, or expired; None: nowhere."""
+    """Where a push goes after its last attempt or its expiry; None: it is deleted."""
     pushes_per_second_max: int | None = None
-    """Attempts to push, retries included; None: no bound. Only with `url`: a queue's copies come with the publish."""
+    """Attempts to push, retries included; None: no bound. Only with `url`; copies to a queue are made with the
+    publish."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True, gc=False):
@@ -100,11 +102,11 @@ class TopicInfo(msgspec.Struct, frozen=True, gc=False):
     settings: TopicSettings
     subscriptions: int = 0
     waiting: int = 0
-    """Copies in the hidden queues of its pushes."""
+    """Copies in its hidden queues."""
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True, gc=False):
-    """A subscription as it stands."""
+    """The current state of a subscription."""
 
     topic: TopicKey
     name: str
@@ -114,7 +116,7 @@ class SubscriptionInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 def hidden_queue(topic: TopicKey, subscription: str) -> QueueKey:
-    """The queue in which a push subscription's copies wait. No protocol can name it, and no listing shows it."""
+    """The queue that holds a push subscription's copies. No protocol can name it, and no listing shows it."""
     name = f"{topic.name}/{subscription}"
     return QueueKey(topic.account, topic.region, f"{name}/" if name in SETTINGS_QUEUES else name)
 
@@ -125,12 +127,12 @@ def is_hidden(name: str) -> bool:
 
 
 class Notification(msgspec.Struct, frozen=True, gc=False):
-    """What a subscription is told of one published message."""
+    """One published message, as a subscription gets it."""
 
     topic: TopicKey
     subscription: str
     message_id: str
-    """Upper-case hex, as MNS tells it to the publisher."""
+    """Upper-case hex, as MNS returns it to the publisher."""
     body: str
     body_md5: str
     """Upper-case hex, of the body as it was published."""
@@ -152,14 +154,14 @@ def render(notification: Notification, form: ContentFormat) -> str:
 
 
 class Copies:
-    """What many subscriptions are told of one published message in one form: they differ by a name, and the rest of
-    the text is made once."""
+    """One published message in one form for many subscriptions: the text is made once, and only the subscription's name
+    differs."""
 
     def __init__(self, notification: Notification, form: ContentFormat) -> None:
-        """The notification's own subscription does not count."""
+        """The notification's own subscription name is ignored."""
         text = render(msgspec.structs.replace(notification, subscription=""), form)
         begin, self._escaped = _NAMES[form]
-        at = text.index(begin) + len(begin)  # its first place: what anybody wrote freely comes behind it
+        at = text.index(begin) + len(begin)  # the first occurrence: text that users can choose comes later
         self._before, self._after = text[:at], text[at:]
         self._after_bytes = self._after.encode()
         self._md5 = md5(self._before.encode(), usedforsecurity=False)
@@ -189,12 +191,12 @@ def _fields(notification: Notification) -> dict[str, Any]:
 
 
 def _text(value: str) -> str:
-    """A parser reads a bare carriage return as a line feed."""
+    """Escape XML text, and carriage returns too: a parser reads a bare one as a line feed."""
     return escape(value, quote=False).replace("\r", "&#13;")
 
 
 def _quoted(value: str) -> str:
-    """As JSON has it between its quotes."""
+    """The value as JSON writes it between quotes."""
     return json.dumps(value, ensure_ascii=False)[1:-1]
 
 
@@ -202,4 +204,4 @@ _NAMES: Final[dict[ContentFormat, tuple[str, Callable[[str], str]]]] = {
     ContentFormat.XML: ("<SubscriptionName>", _text),
     ContentFormat.JSON: ('"SubscriptionName":"', _quoted),
 }
-"""What stands before the subscription's name, and how that is written."""
+"""The text before the subscription's name in each form, and how the name is escaped."""

@@ -1,7 +1,7 @@
-"""Bodies of queues whose `xml_body` is base64: what XML clients send and get, and what is stored.
+"""Converts bodies of queues whose `xml_body` is base64 between what XML clients send and what is stored.
 
-Strategy: two functions, one the other's inverse. A body is stored as text, so base64 of anything but the UTF-8 of text
-that XML can carry is refused.
+Strategy: two functions, inverse to each other. A body is stored as text, so base64 that does not decode to UTF-8 text
+of XML characters is refused.
 """
 
 import binascii
@@ -14,7 +14,7 @@ from veilmq.model.message import first_forbidden_character
 
 
 class StoredBody(NamedTuple):
-    """A body as it is stored, with what is stored beside it."""
+    """A body as stored, with its MD5 and size."""
 
     body: str
     md5: bytes
@@ -22,7 +22,7 @@ class StoredBody(NamedTuple):
 
 
 def decode_xml_body(text: str) -> StoredBody | ParameterInvalid:
-    """What is stored of a body that an XML client sent in base64 (RFC 4648, with padding)."""
+    """Decode a body that an XML client sent in base64 (RFC 4648, with padding)."""
     try:
         raw = binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
         body = raw.decode()
@@ -34,5 +34,5 @@ def decode_xml_body(text: str) -> StoredBody | ParameterInvalid:
 
 
 def encode_xml_body(body: str) -> str:
-    """What an XML client gets of a stored body."""
+    """Encode a stored body for an XML client."""
     return b64encode(body.encode()).decode()

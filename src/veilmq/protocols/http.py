@@ -20,7 +20,7 @@ class Request(msgspec.Struct, gc=False):
     body: whole, without its transfer coding. Trailers are dropped.
     peer: the address of the client, without port. secure: it came over TLS.
     request_id: 36 characters in the form of a UUID, unique.
-    spelled: name in lower case -> as it was sent, of headers whose name is a user's own (Azure's metadata).
+    header_case: name in lower case -> as it was sent, of headers whose name is a user's own (Azure's metadata).
     """
 
     method: str
@@ -32,7 +32,7 @@ class Request(msgspec.Struct, gc=False):
     request_id: str
     authority: bytes | None = None
     duplicates: frozenset[bytes] = frozenset()
-    spelled: dict[bytes, bytes] | None = None
+    header_case: dict[bytes, bytes] | None = None
 
     @property
     def path(self) -> bytes:

@@ -1,6 +1,6 @@
-"""HTTP delivery of subscriptions: what is published to a topic reaches the endpoints of its push subscriptions.
+"""HTTP delivery: sends what is published to a topic to the endpoints of its push subscriptions.
 
-Strategy: a copy to push is a message in the subscription's hidden queue, and a push is a lease of it: delivered means
-deleted, failed means extended until the next attempt is due. So nothing here has a state that a restart could lose; the
-room only sends, and the engine keeps the rest. Source: docs/mns.md, "Pushes".
+Strategy: each copy to push is a message in the subscription's hidden queue, and a push is a lease of it. After a
+delivery the message is deleted; after a failure its lease is extended until the next attempt is due. So this room has
+no state that a restart could lose: it only sends, and the engine keeps the rest. Source: docs/mns.md, "Pushes".
 """

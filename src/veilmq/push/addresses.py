@@ -1,8 +1,8 @@
 """Which endpoints may be called: no private, link-local or metadata address unless the operator allows its network.
 
-Strategy: the name is looked up once, the answer is checked, and the connection goes to the address that was checked, so
-that a name that changes its address between the two (DNS rebinding) changes nothing. Every address of a name must pass:
-one good one does not excuse the others. Where a connection to one cannot be had, the next is tried.
+Strategy: look the name up once, check the answer, and connect to the address that was checked. A name that changes its
+address in between (DNS rebinding) then changes nothing. Every address of a name must pass the check: one good address
+does not excuse the others. If a connection to one address fails, the next one is tried.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from urllib.parse import quote, urlsplit
 Network = IPv4Network | IPv6Network
 URL_CHARACTERS_MAX = 2_048
 ADDRESSES_MAX = 4
-"""Of one name, that are tried."""
+"""How many addresses of one name are tried."""
 _KEPT = "/?:@!$&'()*+,;=%[]|^\\~"
-"""Of a target, beside letters, digits and `-._`: what is written otherwise is percent-encoded."""
+"""Characters that a target may contain besides letters, digits and `-._`; all others are percent-encoded."""
 
 
 class EndpointRefused(Exception):
-    """The endpoint may not be called, or cannot be found: why."""
+    """The endpoint may not be called or cannot be found; the text says why."""
 
 
 class Endpoint(NamedTuple):
-    """Where a push goes: what is connected to, and what the request names."""
+    """Where a push goes: the addresses to connect to, and the names in the request."""
 
     addresses: tuple[str, ...]
     """In the order in which they are tried."""
@@ -38,7 +38,7 @@ class Endpoint(NamedTuple):
 
 
 def networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """The networks that an operator allows. Raises ValueError for what is none."""
+    """The networks that an operator allows. Raises ValueError for a text that is no network."""
     return tuple(ip_network(text) for text in texts)
 
 
@@ -46,14 +46,14 @@ def networks(texts: Sequence[str]) -> tuple[Network, ...]:
 def parse(url: str) -> tuple[str, int, bool, str, str]:
     """Host, port, whether by TLS, target, authority. Raises EndpointRefused."""
     if len(url) > URL_CHARACTERS_MAX or not url.isascii() or not url.isprintable() or " " in url:
-        raise EndpointRefused("the URL is too long, or has characters that no URL has")
+        raise EndpointRefused("the URL is too long, or has characters that are not allowed in a URL")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         raise EndpointRefused("the URL has no valid host and port") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
-        raise EndpointRefused("the URL is not http or https with a host, and without a user")
+        raise EndpointRefused("the URL must be http or https, with a host and without a user")
     secure = parts.scheme == "https"
     usual = 443 if secure else 80
     host = parts.hostname
@@ -79,7 +79,7 @@ def _without_dots(path: str) -> str:
 
 
 def choose(url: str, addresses: Sequence[str], allowed: Sequence[Network]) -> Endpoint:
-    """Where a push to the URL goes, whose host has these addresses. Raises EndpointRefused if one of them may not be
+    """Where a push to the URL goes; `addresses` are those of its host. Raises EndpointRefused if one of them may not be
     called."""
     host, port, secure, target, authority = parse(url)
     for address in addresses:

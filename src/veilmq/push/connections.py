@@ -1,10 +1,12 @@
-"""The connections to one endpoint: a request goes over one that is kept or over a new one, and its status comes back.
+"""The connections to one endpoint: send a request over a kept or a new connection, and return the status.
 
-Strategy: the address that was checked is the one connected to, whatever the name says a moment later; the name goes
-into Host and TLS. No redirect is followed, no cookie kept, nothing decompressed: a few hundred bytes of gzip in gzip
-are gigabytes when decoded. Of an answer only the status counts; a short body is read, so that the connection can be
-used again, and what is longer or unknown is left in it and closes it. The library closes a connection when all that was
-written has been read, which an endpoint may put off for ever: whatever is not kept is cut off here.
+Strategy: connect to the address that was checked, whatever the name resolves to by now; the name goes into Host and
+TLS. Follow no redirect, keep no cookie, decompress nothing (a few hundred bytes of nested gzip decode to gigabytes).
+Only the status of a response counts. A short body is read, so that the connection can be used again; if the body is
+longer or its length unknown, the connection is closed.
+
+Before changing it: aiohttp closes a connection only when the peer has read all that was written, which an endpoint can
+delay for ever. So a connection that is not kept is aborted here.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ from aiohttp.tracing import Trace
 from yarl import URL
 
 from veilmq.push.health import IN_FLIGHT_MAX
-from veilmq.push.shortage import shortage_of
+from veilmq.push.local_exhaustion import local_exhaustion_of
 
 KEEP_ALIVE_S: Final = 30.0
 ANSWER_BYTES_MAX: Final = 4 * 1024
@@ -31,20 +33,20 @@ HEADER_BYTES_MAX: Final = 16 * 1024
 HEADERS_MAX: Final = 256
 _BODY_S: Final = 1.0
 _REST_S: Final = 1.0
-"""For an endpoint that answers before it has read the request, to read the rest."""
+"""How long an endpoint that answers early may still read the rest of the request."""
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-"""Headers that the library would add: a push has those that are signed."""
+"""Headers that aiohttp would add. A push carries only the headers that are signed."""
 
 _Ask = Callable[..., Awaitable[aiohttp.ClientResponse]]
 
 
 class Connections:
-    """Those to one endpoint."""
+    """The connections to one endpoint."""
 
     __slots__ = ("_context", "_session")
 
     def __init__(self, context: ssl.SSLContext) -> None:
-        """context: of TLS; nothing is opened yet."""
+        """context: for TLS. Opens nothing yet."""
         self._context = context
         self._session: aiohttp.ClientSession | None = None
 
@@ -52,11 +54,12 @@ class Connections:
         self, urls: Sequence[URL], host: str, headers: Mapping[str, str], body: bytes, connect_s: float,
         answered: Callable[[], object],
     ) -> int:  # fmt: skip
-        """The status that the first address answers that a connection can be had to.
+        """Post to the first address that accepts a connection; return the status.
 
         urls: one for each address. host: the name that the certificate must have. connect_s: for all addresses
-        together. answered: called as the status is known; what follows takes at most two seconds, whatever the endpoint
-        does. Raises aiohttp.ClientError, OSError, TimeoutError; ValueError for a header that HTTP cannot carry.
+        together. answered: called once the status is known; after that the call takes at most two seconds more,
+        whatever the endpoint does. Raises aiohttp.ClientError, OSError, TimeoutError; ValueError for a header that HTTP
+        cannot carry.
         """
         share = aiohttp.ClientTimeout(total=None, sock_connect=connect_s / len(urls))
         ask = partial(
@@ -81,7 +84,7 @@ class Connections:
         return answer.status
 
     async def close(self) -> None:
-        """Let them go."""
+        """Close all connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -100,39 +103,39 @@ class Connections:
 
 
 class _Way:
-    """What one request goes over."""
+    """The connection that one request uses."""
 
     __slots__ = ("_protocol", "_transport", "new")
 
     def __init__(self) -> None:
         self.new = True
-        """No request went over it before, or none could be had."""
+        """No earlier request used this connection, or no connection was made."""
         self._protocol: ResponseHandler | None = None
         self._transport: asyncio.Transport | None = None
 
     def lead_over(self, connection: Connection, *, new: bool) -> None:
-        """The request is about to be written to that connection."""
+        """Note the connection just before the request is written to it."""
         self.new, self._protocol, self._transport = new, connection.protocol, connection.transport
 
     @property
     def has_rest(self) -> bool:
-        """Whether something waits to be written."""
+        """Whether part of the request is still to be written."""
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     async def end(self, answer: aiohttp.ClientResponse) -> None:
-        """Close it, and let the endpoint read the rest for a while: it may have answered first and mean to."""
+        """Close the connection, but give an endpoint that answered early some time to read the rest."""
         lost = self._lost()
         answer.close()
         if lost is not None:
             await asyncio.wait([lost], timeout=_REST_S)
 
     def cut_off(self) -> None:
-        """Close it now, whatever has not been read."""
+        """Abort the connection, whatever the endpoint has not read."""
         if self._transport is not None and self._lost() is not None:  # asyncio cannot abort what is closed
             self._transport.abort()
 
     def _lost(self) -> asyncio.Future[None] | None:
-        """Done when the connection is closed; None if it is."""
+        """A future that is done when the connection is closed; None if it is closed already."""
         lost = None if self._protocol is None else self._protocol.closed
         if lost is None or lost.done():
             return None
@@ -141,11 +144,11 @@ class _Way:
 
 
 _way: ContextVar[_Way] = ContextVar("veilmq_push_way")
-"""Of the request that the running task makes."""
+"""The connection of the request that the running task makes."""
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Says what each request goes over."""
+    """Notes which connection each request uses."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         super().__init__(ssl=context, limit=IN_FLIGHT_MAX, keepalive_timeout=KEEP_ALIVE_S, use_dns_cache=False)
@@ -157,7 +160,7 @@ class _Connector(aiohttp.TCPConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 its name
     ) -> Connection:
-        """A connection of the pool or a new one. Raises what that of the library does."""
+        """A connection of the pool or a new one. Raises what aiohttp's own `connect` raises."""
         connection = await super().connect(req, traces, timeout)
         protocol = connection.protocol
         assert protocol is not None
@@ -167,13 +170,13 @@ class _Connector(aiohttp.TCPConnector):
 
 
 def _heard(lost: asyncio.Future[None]) -> None:
-    """By what error a connection was lost that is not kept anyway is of no interest."""
+    """Retrieve the error of a lost connection: it was not to be kept, so the error does not matter."""
     if not lost.cancelled():
         lost.exception()
 
 
 async def _was_read(answer: aiohttp.ClientResponse) -> bool:
-    """Read the answer's body if it is short; whether it was read to its end."""
+    """Read the response's body if it is short. True if it was read to its end."""
     length = 0 if answer.status == 204 else answer.content_length
     if length is None or length > ANSWER_BYTES_MAX:
         return False
@@ -189,16 +192,16 @@ async def _first_answer(ask: _Ask, urls: Sequence[URL]) -> tuple[_Way, aiohttp.C
         try:
             return await _answer(ask, url)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as failure:
-            if (shortage := shortage_of(failure)) is not None and not shortage.doubtful:
+            if (lacking := local_exhaustion_of(failure)) is not None and not lacking.doubtful:
                 raise
     return await _answer(ask, urls[-1])
 
 
 async def _answer(ask: _Ask, url: URL) -> tuple[_Way, aiohttp.ClientResponse]:
-    """The answer, over a connection that lives.
+    """The response, over a connection that works.
 
-    One that was kept may have been closed by the endpoint a moment ago, which says nothing about the endpoint: then the
-    request is sent again. A push may come twice anyway.
+    The endpoint may have closed a kept connection a moment ago, which says nothing about its health: then the request
+    is sent again. Receivers must expect duplicate pushes anyway.
     """
     while True:
         way = _Way()

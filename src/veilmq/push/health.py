@@ -1,11 +1,11 @@
-"""How an endpoint is doing: one that fails again and again is called ever less often, until it answers.
+"""The health of an endpoint: the more often it fails, the less often it is called, until it answers.
 
-Strategy: numbers only, `now` is an argument. Whose last call did not succeed gets one call at a time: what nobody knows
-yet, or has just failed, must not fail by fours. After three failures in a row an endpoint is unavailable: between two
-calls there is a pause, half a second at first and doubled by each failure up to a minute, and one call at a time; the
-first success lets it breathe, and pauses halve with each further one (MNS's backoff: 0, 500 ms, up to 60 s).
-While this server itself lacks the means to call, nothing is counted. Where that is in doubt, nothing is counted for a
-minute; an endpoint whose name is still not resolved then has failed.
+Strategy: numbers only; `now` is an argument. An endpoint that is new or whose last call failed gets one call at a time
+instead of four. After three failures in a row it is unavailable: one call at a time, with a pause in between of half a
+second that doubles with each failure up to a minute. The first success ends the unavailability, and each further one
+halves the pause (MNS's backoff: 0, 500 ms, up to 60 s). While this server itself lacks the means to call, nothing is
+counted. While it is in doubt whose fault it is, nothing is counted for a minute; an endpoint whose name is still not
+resolved then has failed.
 """
 
 from typing import Final
@@ -14,9 +14,9 @@ UNAVAILABLE_AFTER: Final = 3
 PAUSE_SECONDS_MIN: Final = 0.5
 PAUSE_SECONDS_MAX: Final = 60.0
 IN_FLIGHT_MAX: Final = 4
-"""Calls of one endpoint at a time."""
+"""Calls to one endpoint at a time."""
 DOUBT_SECONDS: Final = 60.0
-"""How long what may be this server's fault or the endpoint's is taken for this server's."""
+"""How long a failure that may be this server's fault or the endpoint's is blamed on this server."""
 
 
 class Health:
@@ -26,33 +26,33 @@ class Health:
 
     def __init__(self) -> None:
         self.failures = 0
-        """In a row."""
+        """Failures in a row."""
         self.pause = 0.0
         """Seconds between two calls."""
         self.ready_at = 0.0
-        """No call before."""
+        """No call before this instant."""
         self.last_error = ""
         self.answers = False
         """Whether the last call succeeded."""
         self.doubted_at: float | None = None
-        """Since when it has been in doubt whose fault it is; None: it is not."""
+        """Since when it has been in doubt whose fault the failures are; None: no doubt."""
 
     @property
     def available(self) -> bool:
-        """Whether it is called as fast as messages come."""
+        """Whether it is called without a pause."""
         return self.pause == 0.0
 
     @property
     def in_flight_max(self) -> int:
-        """Calls at a time."""
+        """Calls allowed at a time."""
         return IN_FLIGHT_MAX if self.available and self.answers else 1
 
     def hold(self, seconds: float, now: float) -> None:
-        """Call it no sooner than that, and count no failure."""
+        """Put off the next call by that long, and count no failure."""
         self.ready_at = max(self.ready_at, now + seconds)
 
     def doubts(self, now: float) -> bool:
-        """A call was not made, by whose fault is not known; False if by now it counts as the endpoint's."""
+        """A call could not be made, and it is not known whose fault that is. False once it counts as the endpoint's."""
         if self.doubted_at is None:
             self.doubted_at = now
         return now < self.doubted_at + DOUBT_SECONDS

@@ -1,7 +1,8 @@
-"""From a message in a hidden queue to the HTTP request that pushes it (docs/mns.md, "Pushes").
+"""Makes the HTTP request that pushes a message (docs/mns.md, "Pushes").
 
-Strategy: pure: the clock's reading and the signature are given. Header names are written in lower case, as the Python
-samples look them up, or as documented (`Content-md5`, `Content-Type`, `Date`), as the Java sample does: a setting.
+Strategy: pure; the clock's reading and the signature are arguments. A setting chooses the case of header names: lower
+case, as the Python samples look them up, or as documented (`Content-md5`, `Content-Type`, `Date`), as the Java sample
+does.
 """
 
 import base64
@@ -22,7 +23,7 @@ _DOCUMENTED: Final = {"content-md5": "Content-md5", "content-type": "Content-Typ
 
 
 class Push(NamedTuple):
-    """One request, but for its signature and its target."""
+    """One request without its signature and target."""
 
     body: bytes
     headers: dict[str, str]
@@ -33,7 +34,7 @@ def push_of(
     topic: TopicKey, subscription: str, settings: SubscriptionSettings, message: Delivery, request_id: str,
     certificate_url: str, wall_us: int,
 ) -> Push:  # fmt: skip
-    """The request that tells an endpoint of a message. wall_us: wall time, for the Date header."""
+    """The request that pushes a message. wall_us: wall time, for the Date header."""
     published = message.extras.published_id or message.id
     notification = Notification(
         topic, subscription, published.hex().upper(), message.body, message.md5.hex().upper(), message.extras.tag,
@@ -57,10 +58,10 @@ def push_of(
 
 
 def _is_header(tag: str) -> bool:
-    """Whether a header can bear the tag: one that another protocol or an earlier release took may have anything."""
+    """Whether the tag fits into a header; another protocol may have accepted any text as a tag."""
     return tag == tag.strip() and not any(character < " " or character == "\x7f" for character in tag)
 
 
 def cased(headers: dict[str, str], documented: bool) -> dict[str, str]:
-    """Header names as the receivers' samples look them up."""
+    """The headers with names in the case that the setting asks for."""
     return {_DOCUMENTED.get(name, name): value for name, value in headers.items()} if documented else headers

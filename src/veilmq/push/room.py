@@ -1,11 +1,13 @@
-"""The room that pushes: one task a subscription leases what waits for it, others send and settle.
+"""The push room: one task per subscription leases waiting messages; other tasks send them and record the result.
 
-Strategy: everything durable is a lease in the subscription's hidden queue. A task leases only what its endpoint may
-take at once, so that a slow endpoint holds nothing that another could have. Delivered: delete. Failed: extend until the
-next attempt is due; after the last one the store moves it to the dead-letter queue as it records the attempt, and where
-there is none it is deleted. A message whose server died in mid-push comes back when its lease ends; it has as many
-tries as before, for what counts is not receives but failures, each of which rotates the handle. Limits: per endpoint 4
-in flight, 256 in all; 5 s for everything; no redirects; of an answer only its status counts.
+Strategy: the only durable state is a lease in the subscription's hidden queue. A task leases only as many messages as
+its endpoint may take at once, so that a slow endpoint holds none that another could have. After a delivery the message
+is deleted. After a failure its lease is extended until the next attempt is due. After the last attempt the store moves
+it to the dead-letter queue as it records the attempt; without a dead-letter queue it is deleted.
+
+Before changing it: a message whose server dies during a push comes back when its lease ends, with as many attempts left
+as before. Attempts are counted by failures, each of which rotates the handle, and not by receives. Limits: 4 in flight
+per endpoint, 256 in all; 5 s for everything; no redirects; only the status of a response counts.
 """
 
 import asyncio
@@ -40,29 +42,29 @@ from veilmq.model.receipt import rotation_of
 from veilmq.model.reports import Failure, Report, Reported, failure_of
 from veilmq.model.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue
 from veilmq.push.addresses import EndpointRefused, Network
-from veilmq.push.courier import Courier
+from veilmq.push.endpoints import EndpointState, EndpointStates, endpoint_of
 from veilmq.push.health import Health
-from veilmq.push.lasting import PAUSE_S, Lasting
-from veilmq.push.lines import Line, Lines, endpoint_of
+from veilmq.push.local_exhaustion import LocalExhaustion, LocalExhaustions, local_exhaustion_of
 from veilmq.push.lookups import Lookups, Resolve, resolve
+from veilmq.push.requests import PushRequests
 from veilmq.push.schedules import delay_us
-from veilmq.push.shortage import Shortage, Shortages, shortage_of
 from veilmq.push.signing import Signer
+from veilmq.push.supervised import PAUSE_S, SupervisedTask
 
 IN_FLIGHT_MAX: Final = 256
 TIMEOUT_S: Final = 5.0
 LEASE_US: Final = 30 * SECOND_US
-"""Of one attempt: several times the longest that it can take. Kept up for one that waits for its turn."""
+"""The lease of one attempt: several times its longest duration. It is extended while the message waits for its turn."""
 KEEP_S: Final = 10.0
-SHORTAGE_S: Final = 5.0
-"""How long pushes to an endpoint wait after one that this server lacked the means for; it counts as no attempt."""
+EXHAUSTION_S: Final = 5.0
+"""How long pushes to an endpoint wait after local exhaustion put one off. That one does not count as an attempt."""
 WAIT_US: Final = 20 * SECOND_US
 ERROR_CHARACTERS_MAX: Final = 300
-"""Of what history and log keep of a failure, whose text may quote all that an endpoint said."""
+"""How much of a failure's text history and log keep: it may quote a whole response."""
 _ENDED_US: Final = SECOND_US
 LOOK_S: Final = 0.5
 _CHANCES: Final = 1 << 20
-_TELL_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 _ORIGIN: Final = Origin("push", "push")
 
 log = logging.getLogger("veilmq.push")
@@ -72,26 +74,26 @@ Leased = tuple[QueueKey, Delivery]
 
 
 class Engine(Protocol):
-    """What runs the room's commands: the server's shell."""
+    """Runs the room's commands; the server's shell."""
 
     async def call(self, *commands: AnyCommand) -> list[Outcome]:
         """Their outcomes."""
         ...
 
     def arrived(self) -> Instant:
-        """This instant of the lease clock."""
+        """The lease clock's current instant."""
         ...
 
 
 class _Attempt(NamedTuple):
-    """What came of one call."""
+    """The result of one call."""
 
     status: int | None
-    """Of the answer, if there was one."""
+    """Of the response, if there was one."""
     error: str | None
-    """What was wrong, if anything was."""
+    """Why the call failed; None: it succeeded."""
     ours: bool = False
-    """It is this server's own error, and says nothing about the endpoint."""
+    """The error is this server's own and says nothing about the endpoint."""
 
     def report(self) -> Report:
         """Why the message waits for its next attempt."""
@@ -99,7 +101,7 @@ class _Attempt(NamedTuple):
 
 
 _SHORT: Final = Report(Reported.RETRY, Failure("shortage"))
-"""This server had no means to call."""
+"""This server lacked a resource that the call needs."""
 
 
 class PushRoom:
@@ -120,53 +122,55 @@ class PushRoom:
         resolve: Resolve = resolve,
         look_s: float = LOOK_S,
         pause_s: float = PAUSE_S,
-        shortage_s: float = SHORTAGE_S,
+        exhaustion_s: float = EXHAUSTION_S,
     ) -> None:
-        """subscriptions: the push subscriptions as they stand; while none has changed, best the same object.
+        """subscriptions: the current push subscriptions; should return the same object while none has changed.
 
-        allowed: networks beyond public ones that may be called.
-        documented_case: header names as the Java sample looks them up, not in lower case. verify: check TLS.
-        resolve: addresses of a name; blocks, in a thread. look_s: how often the subscriptions are looked at.
-        pause_s: how long a task rests that ended by an error. shortage_s: see `SHORTAGE_S`.
+        allowed: networks beyond public ones that may be called. documented_case: send header names as the Java sample
+        looks them up, not in lower case. verify: check TLS certificates. resolve: addresses of a name; it blocks, on a
+        thread. look_s: how often the subscriptions are looked at. pause_s: how long a task that failed rests before it
+        is restarted. exhaustion_s: see `EXHAUSTION_S`.
         """
         self._engine = engine
         self._subscriptions = subscriptions
-        self._courier = Courier(signer, certificate_url, allowed, documented_case, wall, timeout_s, Lookups(resolve))
+        self._requests = PushRequests(
+            signer, certificate_url, allowed, documented_case, wall, timeout_s, Lookups(resolve)
+        )
         self._verify = verify
         self._timeout_s = timeout_s
         self._look_s = look_s
         self._wanted: Mapping[Subscription, SubscriptionSettings] = {}
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._pause_s = pause_s
-        self._tasks: dict[Subscription, Lasting] = {}
+        self._tasks: dict[Subscription, SupervisedTask] = {}
         self._held_up: dict[Subscription, str] = {}
-        """URLs that tasks wait for, because their endpoints may not be called yet."""
+        """URLs of tasks that wait because their endpoint may not be called yet."""
         self._sending: dict[asyncio.Task[None], Leased] = {}
         self._unsent: list[Leased] = []
-        """Those that were leased, and for which no task was begun any more."""
+        """Leased messages for which no task was started before the stop."""
         self._calling: set[asyncio.Task[None]] = set()
-        """Those of `_sending` that have their turn."""
-        self._bug_told_until = 0.0
-        self._shortage_s = shortage_s
-        self._shortages = Shortages(2 * shortage_s)
+        """The tasks of `_sending` that have their turn."""
+        self._bug_logged_until = 0.0
+        self._exhaustion_s = exhaustion_s
+        self._exhaustions = LocalExhaustions(2 * exhaustion_s)
         self.results: Counter[str] = Counter()
-        """Attempts by their `PushResult`."""
+        """Attempts by `PushResult`."""
 
     async def start(self) -> None:
-        """Begin to push."""
-        self._lines = Lines(self._verify)
-        self._watching = Lasting(self._watch, "the look for subscriptions to push", self._pause_s)
+        """Start pushing."""
+        self._endpoints = EndpointStates(self._verify)
+        self._watching = SupervisedTask(self._watch, "the search for push subscriptions", self._pause_s)
 
     async def stop(self, grace_s: float = 0) -> None:
-        """End the tasks. What waits for its turn is released. A call under way has `grace_s` to be answered; then it is
-        cut off, and its lease ends by itself: its message is pushed again."""
+        """End the tasks. Messages that wait for their turn are released. A call in progress has `grace_s` to be
+        answered. Then it is cut off and its lease expires, so that its message is pushed again."""
         waiting = {task: leased for task, leased in self._sending.items() if task not in self._calling}
-        lasting = [self._watching, *self._tasks.values()]
-        for each in lasting:
+        supervised = [self._watching, *self._tasks.values()]
+        for each in supervised:
             each.cancel()
         for task in waiting:
             task.cancel()
-        await asyncio.gather(*(each.ended() for each in lasting), *waiting, return_exceptions=True)
+        await asyncio.gather(*(each.ended() for each in supervised), *waiting, return_exceptions=True)
         await self._release([*waiting.values(), *self._unsent])
         calling = list(self._calling)
         if calling:
@@ -174,11 +178,12 @@ class PushRoom:
         for task in calling:
             task.cancel()
         await asyncio.gather(*calling, return_exceptions=True)
-        await self._lines.keep(frozenset())
-        self._courier.close()
+        await self._endpoints.keep(frozenset())
+        self._requests.close()
 
     async def _release(self, leased: Sequence[Leased]) -> None:
-        """Whoever comes next may push them at once. A store that hangs or has failed lets their leases end instead."""
+        """Release the messages, so that the next server can push them at once. If the store hangs or has failed, their
+        leases expire instead."""
         if not leased:
             return
         arrived = self._engine.arrived()
@@ -192,22 +197,22 @@ class PushRoom:
 
     def unavailable(self) -> dict[str, str]:
         """Endpoints that are called seldom because they fail, and their last error."""
-        lines = self._lines.items()
+        lines = self._endpoints.items()
         return {endpoint: each.health.last_error for endpoint, each in lines if not each.health.available}
 
     @property
     def calls_put_off(self) -> int:
-        """Calls that this server lacked the means for; each is made later, and counts as no attempt."""
-        return self._shortages.count
+        """Calls that local exhaustion put off; each is made later and does not count as an attempt."""
+        return self._exhaustions.count
 
-    def shortage(self) -> str | None:
-        """What this server lacks at present, so that pushes wait."""
-        return self._shortages.at(asyncio.get_running_loop().time())
+    def local_exhaustion(self) -> str | None:
+        """The resource that this server lacks now, so that pushes wait; None: it lacks nothing."""
+        return self._exhaustions.at(asyncio.get_running_loop().time())
 
     def state(self, url: str) -> dict[str, object]:
-        """How the endpoint of a subscription does: for its owner to see."""
+        """The health of a subscription's endpoint, as its owner sees it."""
         endpoint = endpoint_of(url)
-        health = self._lines[endpoint].health if endpoint in self._lines else Health()
+        health = self._endpoints[endpoint].health if endpoint in self._endpoints else Health()
         return {
             "endpoint": endpoint,
             "available": health.available,
@@ -217,7 +222,7 @@ class PushRoom:
         }
 
     async def _watch(self) -> None:
-        """A task for every push subscription there is."""
+        """Keep one task running for each push subscription."""
         seen: Mapping[Subscription, SubscriptionSettings] | None = None
         endpoints: frozenset[str] = frozenset()
         while True:
@@ -226,13 +231,13 @@ class PushRoom:
                 self._wanted = seen = wanted
                 self._serve_all()
                 endpoints = frozenset(endpoint_of(each.url) for each in wanted.values() if each.url is not None)
-            await self._lines.keep(endpoints)
+            await self._endpoints.keep(endpoints)
             await asyncio.sleep(self._look_s)
 
     def _serve_all(self) -> None:
-        """End the tasks of subscriptions that are gone, and begin those of new ones.
+        """End the tasks of deleted subscriptions, and start those of new ones.
 
-        One that was made again with another URL begins anew: the pause of the endpoint before is none of its own.
+        A subscription that was recreated with another URL starts afresh: the old endpoint's pause does not apply to it.
         """
         wanted, tasks = self._wanted, self._tasks
         moved = {each for each, url in self._held_up.items() if each in wanted and wanted[each].url != url}
@@ -240,10 +245,10 @@ class PushRoom:
             tasks.pop(gone).cancel()
         for each in wanted.keys() - tasks.keys():
             topic, name = each
-            tasks[each] = Lasting(partial(self._serve, each), f"pushing {topic}/{name}", self._pause_s)
+            tasks[each] = SupervisedTask(partial(self._serve, each), f"pushing {topic}/{name}", self._pause_s)
 
     async def _serve(self, subscription: Subscription) -> None:
-        """Lease and send what waits for one subscription, for ever."""
+        """Lease and send the messages of one subscription, for ever."""
         topic, name = subscription
         queue = hidden_queue(topic, name)
         while True:
@@ -255,40 +260,41 @@ class PushRoom:
             receive = Receive(queue=queue, origin=_ORIGIN, count_max=free, lease_us=LEASE_US, wait_us=WAIT_US)
             (outcome,) = await self._engine.call(receive)
             if not isinstance(outcome, Received):
-                await asyncio.sleep(self._look_s)  # deleted a moment ago, or the disk is low
+                await asyncio.sleep(self._look_s)  # the queue was just deleted, or the disk is full
             elif outcome.messages:
                 await self._begin(subscription, queue, outcome.messages)
 
     async def _room(self, subscription: Subscription, url: str) -> int:
-        """Wait until a message may be leased for the endpoint; how many."""
+        """Wait until messages may be leased for the endpoint; return how many."""
         self._held_up[subscription] = url
         try:
-            return await self._lines[endpoint_of(url)].room()
+            return await self._endpoints[endpoint_of(url)].room()
         finally:
             self._held_up.pop(subscription, None)
 
     async def _begin(self, subscription: Subscription, queue: QueueKey, messages: Sequence[Delivery]) -> None:
-        """Begin to push what was leased, to where the subscription leads now: the receive may have waited long."""
+        """Start pushing leased messages to the subscription's current URL, which may have changed while the receive
+        waited."""
         try:
             settings = await self._current(subscription)
         except asyncio.CancelledError:
             self._unsent += [(queue, message) for message in messages]
             raise
         if settings is None or settings.url is None:
-            return  # and its queue with the messages is gone
+            return  # the queue and its messages are gone
         endpoint = endpoint_of(settings.url)
-        line = self._lines[endpoint]
+        state = self._endpoints[endpoint]
         for message in messages:
-            line.leased += 1
-            task = asyncio.create_task(self._push(subscription, settings, queue, endpoint, line, message))
+            state.leased += 1
+            task = asyncio.create_task(self._push(subscription, settings, queue, endpoint, state, message))
             self._sending[task] = queue, message
             task.add_done_callback(self._sent)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
-        """A push has ended."""
+        """Forget a push that has ended."""
         del self._sending[task]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a push ended by an error, and is made again when its lease ends", exc_info=error)
+            log.error("a push failed with an error and is repeated when its lease ends", exc_info=error)
 
     async def _current(self, subscription: Subscription) -> SubscriptionSettings | None:
         """The subscription's settings at this moment; None if there is none."""
@@ -297,12 +303,12 @@ class PushRoom:
         return outcome.info.settings if isinstance(outcome, SubscriptionDescribed) else None
 
     async def _push(
-        self, subscription: Subscription, settings: SubscriptionSettings, queue: QueueKey, endpoint: str, line: Line,
-        message: Delivery,
+        self, subscription: Subscription, settings: SubscriptionSettings, queue: QueueKey, endpoint: str,
+        state: EndpointState, message: Delivery,
     ) -> None:  # fmt: skip
-        """One attempt, and what follows from it."""
+        """Make one attempt, and act on its result."""
         try:
-            waited = await self._turn(line, queue, message)
+            waited = await self._turn(state, queue, message)
             task = asyncio.current_task()
             assert task is not None
             self._calling.add(task)
@@ -310,52 +316,53 @@ class PushRoom:
             try:
                 current = await self._current(subscription) if waited else settings
                 if current is None or current.url != settings.url:
-                    return  # and its queue with the message is gone
+                    return  # the queue and its message are gone
                 begun = perf_counter()
                 try:
-                    attempt = await self._attempt(line, subscription, current, message)
-                except Shortage as shortage:
-                    if not self._excuses(endpoint, line, shortage):
-                        attempt = _Attempt(None, str(shortage))
+                    attempt = await self._attempt(state, subscription, current, message)
+                except LocalExhaustion as lacking:
+                    if not self._excuses(endpoint, state, lacking):
+                        attempt = _Attempt(None, str(lacking))
                     else:
                         await self._postpone(queue, message)
                         return
                 else:
-                    line.health.doubted_at = None
+                    state.health.doubted_at = None
                 took_us = int((perf_counter() - begun) * 1e6)
                 if not attempt.ours:
-                    self._judge(endpoint, line, attempt.error)
+                    self._record_health(endpoint, state, attempt.error)
             finally:
-                line.sending -= 1
+                state.sending -= 1
                 self._slots.release()
-                line.tell()
+                state.hand_out()
             await self._settle(current, queue, message, attempt, took_us)
         finally:
-            line.leased -= 1
-            line.tell()
+            state.leased -= 1
+            state.hand_out()
 
-    async def _turn(self, line: Line, queue: QueueKey, message: Delivery) -> bool:
-        """Wait until the endpoint may be called, and the room has a free slot; the lease is kept meanwhile. Returns
-        whether that took time."""
-        if not line.must_wait(asyncio.get_running_loop().time()) and not self._slots.locked():
-            line.sending += 1
+    async def _turn(self, state: EndpointState, queue: QueueKey, message: Delivery) -> bool:
+        """Wait until the endpoint may be called and the room has a free slot, and extend the lease meanwhile. Returns
+        whether it had to wait."""
+        if not state.must_wait(asyncio.get_running_loop().time()) and not self._slots.locked():
+            state.sending += 1
             await self._slots.acquire()
             return False
         keeping = asyncio.create_task(self._keep(queue, message))
         try:
-            await line.turn()
+            await state.turn()
             try:
                 await self._slots.acquire()
             except asyncio.CancelledError:
-                line.sending -= 1
-                line.tell()
+                state.sending -= 1
+                state.hand_out()
                 raise
         finally:
             keeping.cancel()
         return True
 
     async def _keep(self, queue: QueueKey, message: Delivery) -> None:
-        """Two subscriptions may have leased for one endpoint more than it takes at once."""
+        """Extend the lease of a waiting message: two subscriptions together may lease more than their endpoint takes at
+        once."""
         while True:
             await asyncio.sleep(KEEP_S)
             arrived = self._engine.arrived()
@@ -364,52 +371,52 @@ class PushRoom:
             )
 
     async def _attempt(
-        self, line: Line, subscription: Subscription, settings: SubscriptionSettings, message: Delivery
+        self, state: EndpointState, subscription: Subscription, settings: SubscriptionSettings, message: Delivery
     ) -> _Attempt:
-        """What came of a call. Raises Shortage."""
+        """Make one call. Raises LocalExhaustion."""
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 answered = partial(limit.reschedule, None)  # a status that came in time counts
-                status = await self._courier.post(line, *subscription, settings, message, answered)
+                status = await self._requests.post(state, *subscription, settings, message, answered)
         except EndpointRefused as refused:
             return _Attempt(None, str(refused))
         except TimeoutError:
             return _Attempt(None, f"no answer within {self._timeout_s:g} s")
         except aiohttp.ClientResponseError as failure:
-            said = f"what came is no HTTP answer: {' '.join(failure.message.split())}"
+            said = f"the endpoint did not answer in HTTP: {' '.join(failure.message.split())}"
             return _Attempt(None, said[:ERROR_CHARACTERS_MAX])
-        except Shortage:
+        except LocalExhaustion:
             raise
-        except Exception as failure:  # the request's edge: also after a bug the next attempt waits
-            shortage = shortage_of(failure)
-            if shortage is not None:
-                raise shortage from failure
+        except Exception as failure:  # the request's edge: even after a bug the next attempt waits
+            lacking = local_exhaustion_of(failure)
+            if lacking is not None:
+                raise lacking from failure
             ours = not isinstance(failure, aiohttp.ClientError | OSError)
             if ours:
-                self._tell_bug(failure)
+                self._log_bug(failure)
             return _Attempt(None, f"{type(failure).__name__}: {failure}"[:ERROR_CHARACTERS_MAX], ours)
         return _Attempt(status, None if 200 <= status < 400 else f"status {status}")
 
-    def _tell_bug(self, error: Exception) -> None:
-        """Not for every push: what fails for one may fail for all."""
+    def _log_bug(self, error: Exception) -> None:
+        """Log a bug at most once a minute: what fails for one push may fail for all."""
         now = asyncio.get_running_loop().time()
-        if now >= self._bug_told_until:
-            self._bug_told_until = now + _TELL_EVERY_S
-            log.error("a push could not be made, by an error of this server's", exc_info=error)
+        if now >= self._bug_logged_until:
+            self._bug_logged_until = now + _LOG_EVERY_S
+            log.error("a push could not be made because of an error in this server", exc_info=error)
 
-    def _excuses(self, endpoint: str, line: Line, shortage: Shortage) -> bool:
-        """Whether a call that was not made does not count; then the endpoint is called later."""
+    def _excuses(self, endpoint: str, state: EndpointState, lacking: LocalExhaustion) -> bool:
+        """Whether a call that could not be made is excused; if so, the endpoint is called later."""
         now = asyncio.get_running_loop().time()
-        if shortage.doubtful and not line.health.doubts(now):
+        if lacking.doubtful and not state.health.doubts(now):
             return False
-        line.health.hold(self._shortage_s, now)
-        self._shortages.met(endpoint, shortage, now)
+        state.health.hold(self._exhaustion_s, now)
+        self._exhaustions.met(endpoint, lacking, now)
         return True
 
     async def _postpone(self, queue: QueueKey, message: Delivery) -> None:
-        """Try again soon; it counts as no attempt."""
+        """Try again soon; does not count as an attempt."""
         arrived = self._engine.arrived()
-        lease_us = int(self._shortage_s * SECOND_US)
+        lease_us = int(self._exhaustion_s * SECOND_US)
         await self._engine.call(
             Extend(
                 queue=queue,
@@ -421,13 +428,13 @@ class PushRoom:
             )
         )
 
-    def _judge(self, endpoint: str, line: Line, error: str | None) -> None:
+    def _record_health(self, endpoint: str, state: EndpointState, error: str | None) -> None:
         now = asyncio.get_running_loop().time()
         if error is None:
-            self._shortages.over()
-            if line.health.succeeded(now):
+            self._exhaustions.over()
+            if state.health.succeeded(now):
                 log.info("%s answers again", endpoint)
-        elif line.health.failed(error, now):
+        elif state.health.failed(error, now):
             log.warning("%s is unavailable and will be called seldom: %s", endpoint, error)
 
     async def _settle(
@@ -442,9 +449,10 @@ class PushRoom:
         pause_us = None if error is None else self._pause_us(settings, message)
         step: Delete | Extend
         if error is not None and (pause_us is not None or await self._keeps_dead_letters(settings)):
-            # After the last attempt the record finds a message that was tried to the end, and moves it.
+            # After the last attempt the record finds that the message has no attempts left, and moves it.
             lease_us = _ENDED_US if pause_us is None else pause_us
-            # Also after a stall that was longer than the lease: a failure that is not counted would have no end.
+            # Allowed even after a stall longer than the lease: if the failure were not counted, retries would never
+            # end.
             step = Extend(
                 queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=lease_us, arrived=arrived,
                 after_expiry=AfterExpiry.ALLOW, rotate=True, report=attempt.report(),
@@ -457,10 +465,10 @@ class PushRoom:
             self.results[PushResult.EXHAUSTED if pause_us is None else PushResult.FAILED] += 1
         settled, _ = await self._engine.call(step, record)
         if isinstance(settled, VeilError):
-            log.info("message %s: the push was settled too late: %s", message.id.hex(), settled)
+            log.info("message %s: the result of the push came too late: %s", message.id.hex(), settled)
 
     async def _keeps_dead_letters(self, settings: SubscriptionSettings) -> bool:
-        """Whether what is given up has a queue to go to; one that was deleted takes nothing."""
+        """Whether the subscription has a dead-letter queue that still exists."""
         target = settings.dead_letter_queue
         if target is None:
             return False

@@ -1,4 +1,4 @@
-"""When a push that failed is tried again: the two strategies, as tables (MNS, NotifyStrategy).
+"""When a failed push is tried again: the two strategies, as tables (MNS, NotifyStrategy).
 
 BACKOFF_RETRY: 3 retries, each after a random 10 to 20 s. EXPONENTIAL_DECAY_RETRY: 176 retries, after 1, 2, 4 ... 256 s
 and then 512 s each, together 86,015 s.
@@ -15,9 +15,9 @@ _LONGEST_S: Final = 512
 
 
 def delay_us(strategy: RetryStrategy, attempt: int, chance: float) -> int | None:
-    """How long after the failure number `attempt` (from 1) the next one is due; None: that was the last.
+    """How long after failure number `attempt` (from 1) the next attempt is due; None: that was the last one.
 
-    chance: from 0 to 1, where in its range a random delay lies.
+    chance: 0 to 1; the place of a random delay in its range.
     """
     if attempt >= ATTEMPTS_MAX[strategy]:
         return None

@@ -1,10 +1,9 @@
-"""The key that pushes are signed with, and its certificate, which receivers fetch.
+"""The key that signs pushes, and the certificate that receivers fetch.
 
-Strategy: an RSA key made at the first start, in the data directory (0600); the certificate is its public half, signed
-by itself, and served by the MNS port. Each file is written as a whole, and a certificate that is not the key's is made
-again from it; a damaged key is for people to judge, because receivers may have kept its certificate. A push is signed
-over the layout of a request's signature (docs/mns.md) with RSA-SHA1, PKCS#1 v1.5, because that is what every receiver's
-published sample verifies.
+Strategy: an RSA key is made in the data directory (0600) at the first start. Its self-signed certificate is served by
+the MNS port. Each file is written atomically; a certificate that does not match the key is made again. A damaged key
+stops the start: a person must decide, because receivers may have kept its certificate. A push is signed over the layout
+of a request's signature (docs/mns.md) with RSA-SHA1, PKCS#1 v1.5, which every receiver's published sample verifies.
 """
 
 import base64
@@ -42,13 +41,13 @@ class Signer:
 
     @classmethod
     def of_directory(cls, directory: Path, now: datetime.datetime) -> "Signer":
-        """The directory's key, made if there is none. Raises OSError, ValueError for a damaged key."""
+        """Load the directory's key, or make one. Raises OSError; ValueError for a damaged key."""
         path, certificate = directory / KEY_FILE, directory / CERTIFICATE_FILE
         key = _read_key(path) if path.exists() else _make_key(path)
         text = certificate.read_bytes() if certificate.exists() else None
         if text is None or not _is_of(key, text):
             if text is not None:
-                log.warning("%s is damaged or another key's: made again", certificate)
+                log.warning("%s is damaged or belongs to another key: it is made again", certificate)
             text = _certificate_of(key, now)
             durable_write(certificate, text, mode=0o644)
         return cls(key, text)
@@ -60,7 +59,7 @@ class Signer:
 
 
 def string_to_sign(method: str, target: str, headers: Mapping[str, str]) -> str:
-    """What is signed: method, Content-md5, Content-Type, Date, the x-mns headers by name, the path."""
+    """The string to sign: method, Content-md5, Content-Type, Date, the x-mns headers sorted by name, the path."""
     lower = {name.lower(): value for name, value in headers.items()}
     extra = "".join(f"{name}:{lower[name]}\n" for name in sorted(lower) if name.startswith("x-mns-"))
     parts = (method, lower.get("content-md5", ""), lower.get("content-type", ""), lower.get("date", ""))
@@ -73,7 +72,7 @@ def _read_key(path: Path) -> rsa.RSAPrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, rsa.RSAPrivateKey):
-        raise ValueError(f"{path} holds no RSA key: restore it, or remove it, and the next start makes another")
+        raise ValueError(f"{path} holds no RSA key: restore it, or remove it so that the next start makes a new one")
     return key
 
 
@@ -85,7 +84,7 @@ def _make_key(path: Path) -> rsa.RSAPrivateKey:
 
 
 def _is_of(key: rsa.RSAPrivateKey, text: bytes) -> bool:
-    """Whether that is a certificate of the key."""
+    """Whether the text is a certificate of the key."""
     try:
         return x509.load_pem_x509_certificate(text).public_key() == key.public_key()
     except (ValueError, UnsupportedAlgorithm):

@@ -1,1 +1,1 @@
-"""The asyncio shell around the engine: HTTP listeners, credentials, settings, clocks, start-up and shut-down."""
+"""The asyncio shell around the engine: HTTP listeners, credentials, settings, clocks, startup and shutdown."""

@@ -1,8 +1,8 @@
-"""Further names of queues: a command that holds one goes on with the queue's own.
+"""Aliases of queues: replaces them in commands by the queues' own names.
 
-Strategy: what a command is about, and what its settings point to (dead letters, where a subscription's copies go), is
-looked up in one place, before grants are judged; from there on a queue has one name. What an owner wrote as an endpoint
-stays as text.
+Strategy: the queue of a command, and the queues in its settings (dead letters, the endpoint of a subscription), are
+looked up in one place, before grants are checked. Everything after that sees one name per queue. The endpoint text that
+an owner wrote stays unchanged.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""From Response to the bytes of an HTTP/1.1 answer, in one piece.
+"""Writes a Response as the bytes of an HTTP/1.1 response, in one piece.
 
-Strategy: status line, Date and Content-Type are one cached prefix for each (status, content type), thrown away when the
-second of the Date changes. What is left for an answer is its length, its own headers and one formatting.
+Strategy: status line, Date and Content-Type are one cached prefix per (status, content type), dropped when the second
+of the Date changes. Each response then costs one formatting of its length and its own headers.
 """
 
 from email.utils import formatdate
@@ -10,9 +10,9 @@ from typing import Final
 
 from veilmq.protocols.http import Response
 
-# How a request wants its answer written: a sum of these.
+# How a response must be written: a sum of these flags.
 CLOSE: Final = 1
-KEEP_ALIVE_TOLD: Final = 2  # HTTP/1.0 closes unless it is told otherwise
+KEEP_ALIVE_TOLD: Final = 2  # HTTP/1.0 closes the connection unless it is told to keep it
 HEAD: Final = 4
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -24,7 +24,7 @@ _PREFIXES_MAX: Final = 256
 
 
 class Answers:
-    """Writes answers with the current Date; `tick` keeps that current."""
+    """Writes responses with the current Date; `tick` updates it."""
 
     __slots__ = ("_date", "_prefixes")
 
@@ -40,7 +40,7 @@ class Answers:
             self._prefixes.clear()
 
     def write(self, response: Response, form: int) -> bytes:
-        """The whole answer. Raises ValueError if a header would break the line it stands on."""
+        """The whole response. Raises ValueError if a header contains a line break."""
         status = response.status
         prefix = self._prefixes.get((status, response.content_type))
         if prefix is None:

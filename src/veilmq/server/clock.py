@@ -1,7 +1,7 @@
-"""The two clocks of the edge: wall time, and the lease clock that everything in the store is judged by.
+"""The server's two clocks: wall time, and the lease clock, which decides everything in the store.
 
-Strategy: the lease clock is drawn (engine/lease_clock.py) over CLOCK_BOOTTIME, which runs on while the machine sleeps
-and which nobody sets; this module is where the server reads it and wall time.
+Strategy: the lease clock (engine/lease_clock.py) follows CLOCK_BOOTTIME, which runs on while the machine sleeps and
+which nobody sets. This module reads that clock and wall time.
 """
 
 import logging
@@ -17,15 +17,15 @@ log = logging.getLogger("veilmq.clock")
 
 
 def wall() -> Instant:
-    """Wall time, for signatures and TLS alone."""
+    """Wall time, only for signatures and TLS."""
     return Instant(time.time_ns() // 1_000)
 
 
-# Read several times a request: a partial spares the Python call that a function would be.
+# Read several times a request: a partial saves a Python call.
 boot_ns: Final[Callable[[], int]] = partial(
     time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 )
-"""Nanoseconds since some past instant, the machine's sleep included; never backwards."""
+"""Nanoseconds since some past instant, including the machine's sleep; never backwards."""
 
 
 class LeaseClock(lease_clock.LeaseClock):
@@ -37,7 +37,7 @@ class LeaseClock(lease_clock.LeaseClock):
         super().__init__(read_wall, read_boot_ns)
 
     def start(self, mark: Instant) -> None:
-        """Go on from the store's mark, if that is later than now. Call once, when the store is open."""
+        """Continue from the store's mark if that is later than now. Call once, when the store is open."""
         super().start(mark)
         if self.ahead:
             log.warning(

@@ -1,8 +1,8 @@
-"""One client connection of a listener, and the exchange of one request and its answer.
+"""One client connection of a listener, and the exchange of one request and its response.
 
-Strategy: a connection hands one request at a time to the handler and writes each answer in one piece; what arrives
-meanwhile is kept unparsed, up to a bound, and parsed after the answer. Each phase has one deadline, which the
-listener's tick checks: no request costs a timer.
+Strategy: a connection passes one request at a time to the handler and writes each response in one piece. Input that
+arrives meanwhile is kept unparsed, up to a bound, and parsed after the response. Each phase has one deadline, which the
+listener's tick checks, so no request needs a timer.
 
     phase     what is awaited              on its deadline        left when
     IDLE      a request                    close                  input comes
@@ -13,8 +13,9 @@ listener's tick checks: no request costs a timer.
     LINGERING the client, to see a refusal drop                   the client closes
     CLOSING   the last answer to be read   drop, if slow          all is written
 
-A client that hangs up looks like one that only ends its sending: both send a FIN. A request that waits (its handler set
-`on_gone`) is taken as given up, so that no message goes to a dead consumer; any other is still answered.
+Before changing it: a client that hangs up cannot be told from one that only stops sending: both send a FIN. A waiting
+request (its handler set `on_gone`) is then given up, so that no message goes to a dead consumer; any other request is
+still answered.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ CLOSING: Final = 6
 
 _INT: Final = Struct("i")
 
-# Connections beyond the limit that may linger at the same time to read their 503; yet others are just dropped.
+# Connections beyond the limit that may linger at the same time to read their 503; further ones are dropped.
 OVERFLOW_MAX: Final = 64
 
 
 class Exchange:
-    """One request at its handler, to be answered exactly once, at once or later, on the loop's thread."""
+    """One request at its handler. It is answered exactly once, now or later, on the loop's thread."""
 
     __slots__ = ("_connection", "_form", "_on_gone", "answered", "request")
 
@@ -70,12 +71,12 @@ class Exchange:
 
     @property
     def gone(self) -> bool:
-        """The client hung up, or the listener dropped it: nobody reads an answer."""
+        """The client hung up or was dropped: nobody will read a response."""
         return self._connection is None and not self.answered
 
     @property
     def on_gone(self) -> Callable[[], None] | None:
-        """Called once if the client hangs up before the answer. Only for a request that waits: see the module."""
+        """Called once if the client hangs up before the response. Only for a waiting request: see the module."""
         return self._on_gone
 
     @on_gone.setter
@@ -83,13 +84,13 @@ class Exchange:
         self._on_gone = call
         connection = self._connection
         if call is not None and not self.answered and (connection is None or connection.input_ended):
-            # Not from within the handler, which may be in the middle of parking the request.
+            # Not called inside the handler, which may be just parking the request.
             asyncio.get_running_loop().call_soon(self.give_up)
 
     def respond(self, response: Response) -> bool:
-        """Write the answer; False if the client is known to be gone. True is no proof that the client got it.
+        """Write the response; False if the client is known to be gone. True does not prove that the client got it.
 
-        A second answer is a bug: AssertionError.
+        A second response is a bug: AssertionError.
         """
         if self.answered:
             raise AssertionError(f"request {self.request.request_id} is answered already")
@@ -101,11 +102,11 @@ class Exchange:
         return connection.write_answer(response, self._form, self.request)
 
     def close_after(self) -> None:
-        """The answer shall be the last one of its connection."""
+        """Close the connection after this response."""
         self._form |= CLOSE
 
     def give_up(self) -> None:
-        """The client sends no more. Who waits is told, and may still answer in that moment."""
+        """The client stopped sending: call `on_gone`, which may still answer."""
         call, self._on_gone = self._on_gone, None
         if call is None or self.answered:
             return
@@ -118,7 +119,7 @@ class Exchange:
                 connection.close()
 
     def lose(self) -> None:
-        """The connection is no more."""
+        """The connection is lost."""
         self._connection = None
         call, self._on_gone = self._on_gone, None
         if call is not None:
@@ -228,7 +229,7 @@ class Connection(asyncio.Protocol):
     # Input.
 
     def _keep(self, data: bytes) -> None:
-        """Input that came while a request is being answered."""
+        """Keep input that arrives while a request is being answered."""
         if self.phase >= LINGERING:
             return
         listener = self._listener
@@ -249,7 +250,7 @@ class Connection(asyncio.Protocol):
             self._advance()
 
     def _advance(self) -> None:
-        """Hand over what is ready, parse on, and settle in the phase that follows."""
+        """Hand over ready requests, parse further input, and enter the next phase."""
         intake = self._intake
         turns = self._listener.limits.pipeline_requests_max
         while True:
@@ -276,7 +277,7 @@ class Connection(asyncio.Protocol):
             self._await_input()
 
     def _hand_over(self, request: Request, form: int) -> bool:
-        """One request to the handler; True if it is answered and the connection can take another."""
+        """Pass one request to the handler; True if it is answered and the connection can take another."""
         listener = self._listener
         listener.requests += 1
         self.phase = HANDLER
@@ -334,7 +335,7 @@ class Connection(asyncio.Protocol):
     # Output.
 
     def write_answer(self, response: Response, form: int, request: Request) -> bool:
-        """What Exchange.respond does; False if nobody is there."""
+        """See `Exchange.respond`; False if the client is gone."""
         self._exchange = None
         transport = self._transport
         if transport.is_closing():
@@ -353,7 +354,7 @@ class Connection(asyncio.Protocol):
         elif self._answering_in_turn or self.phase == WRITING:
             pass
         elif self._leftover:
-            # The handler of the next request shall not run inside the caller.
+            # The next request's handler must not run inside this call.
             listener.loop.call_soon(self._advance_later)
         else:
             self.phase = IDLE
@@ -361,7 +362,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer what cannot be read further, and close once the client has had time to see that answer."""
+        """Refuse a request that cannot be read further, and close once the client has had time to read the refusal."""
         if self._transport.is_closing():
             return
         listener = self._listener
@@ -388,7 +389,7 @@ class Connection(asyncio.Protocol):
         self.deadline = self._listener.due(self._listener.limits.answer_deadline_s)
 
     def _unread_bytes(self) -> int:
-        """What the client's side has not received yet, in our buffer and in the kernel's, which may hold megabytes."""
+        """Bytes that the client has not received, in our buffer and in the kernel's, which may hold megabytes."""
         unread_bytes = self._transport.get_write_buffer_size()
         sock = self._transport.get_extra_info("socket")
         try:
@@ -410,7 +411,7 @@ class Connection(asyncio.Protocol):
     # What the listener calls.
 
     def finish(self) -> None:
-        """Close after the request under way; at once if there is none."""
+        """Close after the current request; at once if there is none."""
         self._form = CLOSE
         if self._exchange is not None:
             self._exchange.close_after()
@@ -418,7 +419,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def postpone(self, stalled_s: float) -> None:
-        """The loop did not run for so long, and nobody's input was read: that is not the client's fault."""
+        """Move the deadline: the loop stalled that long and read no input, which is not the client's fault."""
         self.deadline += stalled_s
         self._since += stalled_s
 

@@ -1,4 +1,4 @@
-"""Accounts, keys and grants from a file; or, in development mode, a key for whatever id comes.
+"""Accounts, keys and grants from a file; in development mode, a key for every id.
 
     [[account]]
     id = "111111111111"
@@ -16,9 +16,9 @@
     object_id = "..."                  # `oid` (or `sub`) of a bearer token for Azure
     grants = [{ actions = ["receive"] }]                                  # default: everything
 
-Strategy: the whole file is read and checked, then takes the place of the old one in one step; a bad file changes
-nothing. The same `AccessKey` object comes out for an id until that step, so that a codec that keeps what it derived
-from a key notices the change by identity. Errors name line, account and field, never a value.
+Strategy: the whole file is read and checked and then replaces the old one in one step; a bad file changes nothing.
+Until then the same `AccessKey` object is returned for an id, so a codec that caches data derived from a key notices a
+change by identity. Errors name line, account and field, never a value.
 """
 
 import asyncio
@@ -43,16 +43,16 @@ from veilmq.model.access import (
     NamedAccount,
 )
 from veilmq.server.reading import DEADLINE_S, read_aside
-from veilmq.server.toml_file import FileInvalid, Lines, parse_toml, read_toml
+from veilmq.server.toml_file import FileInvalid, LineNumbers, parse_toml, read_toml
 
 DEVELOPMENT_KEYS_MAX: Final = 4_096
-"""Ids that development mode remembers; the oldest goes first."""
+"""Ids that development mode remembers; the oldest are dropped."""
 
 DEVELOPMENT_NAME: Final = "devstoreaccount1"
 _DEVELOPMENT_SECRET: Final = base64.b64decode(
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
-"""Public: what `UseDevelopmentStorage=true` stands for ("Use the Azurite emulator", learn.microsoft.com)."""
+"""Public: the key that `UseDevelopmentStorage=true` stands for ("Use the Azurite emulator", learn.microsoft.com)."""
 
 ACCOUNT_ID: Final = re.compile(r"[0-9]{12}")
 
@@ -74,7 +74,7 @@ class Account(msgspec.Struct, frozen=True):
 
 
 class _Found(NamedTuple):
-    """What a file holds."""
+    """The contents of a file."""
 
     accounts: tuple[Account, ...]
     keys: dict[str, AccessKey]
@@ -86,7 +86,7 @@ class Credentials:
 
     checks: Final = True
     home_region: Final = HOME_REGION_DEFAULT
-    """Of an account that the file does not have."""
+    """The region of an account that is not in the file."""
 
     def __init__(self, path: Path) -> None:
         """Raises FileInvalid: unreadable, open to others, or not as this module describes."""
@@ -101,7 +101,7 @@ class Credentials:
 
     @property
     def sole_account(self) -> Account | None:
-        """The account, if there is one only: whose a declared queue is that names none."""
+        """The only account, or None: the owner of declared queues that name no account."""
         return self._accounts[0] if len(self._accounts) == 1 else None
 
     def find(self, key_id: str) -> AccessKey | None:
@@ -113,12 +113,12 @@ class Credentials:
         return self._named.get(name)
 
     async def reload_aside(self, deadline_s: float = DEADLINE_S) -> bool:
-        """Read the file again; a bad one, or one whose reading hangs, changes nothing and is logged. Returns whether it
-        was taken.
+        """Read the file again. A bad file, or a read that hangs, changes nothing and is logged. Returns whether the new
+        file is in use.
 
-        No request waits for it: the file is read in a thread, and takes the place of the old one on the loop.
+        No request waits for it: a thread reads the file, and the loop swaps it in.
         """
-        async with self._reading:  # who asks meanwhile gets what is there afterwards
+        async with self._reading:  # a concurrent call waits for this one
             try:
                 found = await read_aside(self._look, self._path, deadline_s)
             except (FileInvalid, OSError) as error:
@@ -133,7 +133,7 @@ class Credentials:
 
 
 class DevelopmentKeyring:
-    """Any credentials will do: an id of 12 digits is its own account, every other id is account 000000000000."""
+    """Accepts any credentials: an id of 12 digits is its own account, every other id is account 000000000000."""
 
     checks: Final = False
 
@@ -142,7 +142,7 @@ class DevelopmentKeyring:
         self.live_in(HOME_REGION_DEFAULT)
 
     def live_in(self, region: str) -> None:
-        """From now on, that is the home region of every account: where Azure, MNS and the command line see queues."""
+        """Set the home region of every account: where Azure, MNS and the command line see queues."""
         self._region = region
         self._keys.clear()
         key = AccessKey(DEVELOPMENT_NAME, "", DEVELOPMENT_ACCOUNT, region, EVERYTHING)
@@ -150,21 +150,21 @@ class DevelopmentKeyring:
 
     @property
     def home_region(self) -> str:
-        """That of every account."""
+        """The home region of every account."""
         return self._region
 
     @property
     def accounts(self) -> tuple[Account, ...]:
-        """The account of everybody who names no other."""
+        """The default account."""
         return (Account(DEVELOPMENT_ACCOUNT, self._region),)
 
     @property
     def sole_account(self) -> Account:
-        """The same."""
+        """The default account."""
         return self.accounts[0]
 
     def find(self, key_id: str) -> AccessKey:
-        """A key that stands for that id, the same object as long as it is remembered."""
+        """A key for that id, the same object while it is remembered."""
         found = self._keys.get(key_id)
         if found is None:
             account = key_id if ACCOUNT_ID.fullmatch(key_id) else DEVELOPMENT_ACCOUNT
@@ -174,7 +174,7 @@ class DevelopmentKeyring:
         return found
 
     def find_account(self, name: str) -> NamedAccount | None:
-        """`devstoreaccount1`, with the key that every emulator has; its signatures are checked in this mode too."""
+        """`devstoreaccount1`, with the emulators' well-known key; its signatures are checked in this mode too."""
         return self._named if name == DEVELOPMENT_NAME else None
 
     async def reload_aside(self) -> bool:
@@ -183,7 +183,7 @@ class DevelopmentKeyring:
 
 
 Keys = Credentials | DevelopmentKeyring
-"""What a server checks by."""
+"""The keys that a server uses."""
 
 
 class _GrantTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -225,15 +225,15 @@ _WORDS: Final[dict[tuple[Any, str], str]] = {
     (_KeyTable, "id"): "expected 1 to 128 of A-Z a-z 0-9 _ . + = @ -",
     (_IdentityTable, "object_id"): "expected 1 to 128 of A-Z a-z 0-9 _ . + = @ -",
 }
-"""What a pattern allows."""
+"""What each pattern allows."""
 _FIELD: Final = re.compile(r" - at `\$\.?([^`]*)`")
 _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 
 
 class _Reader:
-    """Checks one file and remembers what must be unique."""
+    """Checks one file, and that values are unique where they must be."""
 
-    def __init__(self, path: Path, lines: Lines) -> None:
+    def __init__(self, path: Path, lines: LineNumbers) -> None:
         self._path = path
         self._lines = lines
         self._seen: dict[tuple[str, str], str] = {}
@@ -328,7 +328,7 @@ def _by_azure_name(accounts: tuple[Account, ...]) -> dict[str, NamedAccount]:
 
 
 def _explain(text: str, kind: type[Any]) -> tuple[str, str | None]:
-    """msgspec's message in our words, and the field that it is about. It holds no value of the file."""
+    """msgspec's message in our words, and its field. It contains no value of the file."""
     unknown = _UNKNOWN.search(text)
     if unknown is not None:
         return f"unknown field {unknown[1]}", unknown[1]
@@ -348,11 +348,11 @@ def _read(path: Path) -> _Found:
 
 
 def check_text(path: Path, text: str) -> None:
-    """Raises FileInvalid if a server would not take a file with that text."""
+    """Raises FileInvalid if a server would refuse a file with that text."""
     _found(path, *parse_toml(path, text))
 
 
-def _found(path: Path, tables: dict[str, Any], lines: Lines) -> _Found:
+def _found(path: Path, tables: dict[str, Any], lines: LineNumbers) -> _Found:
     for name in tables:
         if name != "account":
             raise FileInvalid(

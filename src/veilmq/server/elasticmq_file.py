@@ -1,12 +1,11 @@
-"""ElasticMQ's configuration, as far as it declares queues: `queues { orders { delay = 5 seconds ... } }`.
+"""Reads the queues that ElasticMQ's configuration declares: `queues { orders { delay = 5 seconds ... } }`.
 
 Strategy: a small reader of the part of HOCON that such files use: objects, `=` and `:`, dotted and quoted keys, values
-that end with the line, `#` and `//` comments. Other top-level objects (ports, storage) are not about queues and are
-left out with a warning, but for `aws`, which says the account and region: without it the region is `elasticmq`, with
-which ElasticMQ's documentation has clients sign. An account id that is not twelve digits is no account: clients may
-name their own by it in queue URLs. References and lists may stand in what is
-left out and are refused elsewhere, by line; multi-line strings are refused everywhere. Source: the specification of
-HOCON (lightbend/config); its sections are named where they are followed.
+that end with the line, `#` and `//` comments. Other top-level objects (ports, storage) are skipped with a warning. Only
+`aws` is read: it names the account and region; without it the region is `elasticmq`, which ElasticMQ's documentation
+tells clients to sign with. An account id that is not twelve digits is an alias that clients may use in queue URLs.
+References and lists are allowed in skipped objects and refused elsewhere, with the line; multi-line strings are refused
+everywhere. Source: the specification of HOCON (lightbend/config); its sections are named where they apply.
 """
 
 import json
@@ -36,7 +35,7 @@ _DURATION: Final = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([a-zA-Z]*)")
 _MS: Final = {
     **dict.fromkeys(("ns", "nano", "nanos", "nanosecond", "nanoseconds"), 1e-6),
     **dict.fromkeys(("us", "micro", "micros", "microsecond", "microseconds"), 1e-3),
-    # A number alone counts milliseconds (HOCON, Units format).
+    # A bare number is in milliseconds (HOCON, Units format).
     **dict.fromkeys(("", "ms", "milli", "millis", "millisecond", "milliseconds"), 1),
     **dict.fromkeys(("s", "second", "seconds"), 1_000),
     **dict.fromkeys(("m", "minute", "minutes"), 60_000),
@@ -52,18 +51,18 @@ _BOOLEANS: Final = {"fifo": "fifo", "contentBasedDeduplication": "content_dedupl
 _WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NOT_DONE: Final = ("copyTo", "moveTo")
 _STATE: Final = ("created", "lastModified")
-"""What ElasticMQ itself writes into the file of queues that it keeps (`queues-storage`)."""
+"""Keys that ElasticMQ writes into its own file of queues (`queues-storage`)."""
 _KEYS: Final = (*_DURATIONS, *_BOOLEANS, *_NOT_DONE, "deadLettersQueue", "tags")
 
 
 class Found(NamedTuple):
-    """Tables as a `[[queue]]` of queues_file.py has them, the line of each, and what was left out."""
+    """Tables like `[[queue]]` of queues_file.py, the line of each, and what was skipped."""
 
     tables: list[dict[str, Any]]
     lines: list[int]
     warnings: list[str]
     account_alias: str | None
-    """What a queue URL may have in place of the account, beside its id."""
+    """What a queue URL may contain instead of the account id."""
     region: str
     names_region: bool
 
@@ -97,7 +96,7 @@ class _Token(NamedTuple):
 
 
 def read(path: Path, text: str) -> Found:
-    """The queues of the text of such a file. Raises FileInvalid, naming the line."""
+    """The queues in the text of such a file. Raises FileInvalid with the line."""
     whole = _Parser(path, text).whole()
     reader = _Queues(path)
     aws = whole.members.get("aws")
@@ -122,7 +121,7 @@ def read(path: Path, text: str) -> Found:
 
 
 def _suffix(tables: list[dict[str, Any]]) -> None:
-    """ElasticMQ appends .fifo to the name of a FIFO queue that lacks it; who names it for dead letters follows."""
+    """ElasticMQ appends .fifo to the name of a FIFO queue that lacks it; references to it for dead letters follow."""
     plain = {table["name"] for table in tables if table.get("fifo") and not table["name"].endswith(".fifo")}
     for table in tables:
         for named, key in ((table, "name"), (table.get("dead_letter", {}), "queue")):
@@ -131,7 +130,7 @@ def _suffix(tables: list[dict[str, Any]]) -> None:
 
 
 class _Queues:
-    """From the file's keys to ours."""
+    """Translates the file's keys to ours."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -205,7 +204,7 @@ class _Queues:
 
 
 class _Parser:
-    """Recursive descent over the tokens of a text."""
+    """A recursive-descent parser of a text."""
 
     def __init__(self, path: Path, text: str) -> None:
         self._path = path
@@ -266,7 +265,7 @@ class _Parser:
             self._put(members, path, self._member(token, depth), token)
 
     def _path_of(self, first: _Token) -> list[str]:
-        """The path that a key is: dots outside quotes part it ("Path expressions")."""
+        """The parts of a key: dots outside quotes separate them ("Path expressions")."""
         path, quoted = [""], [False]
         token = first
         while True:
@@ -324,7 +323,7 @@ class _Parser:
         return _Unread(unread, key.line) if unread else _Value(" ".join(parts), key.line)
 
     def _pass_list(self, opened: _Token, depth: int) -> None:
-        """Go on behind the list."""
+        """Skip the list."""
         if depth >= DEPTH_MAX:
             raise FileInvalid(self._path, "too deep", opened.line)
         while True:
@@ -343,7 +342,7 @@ class _Parser:
 
 
 def _join(members: dict[str, _Any], name: str, value: _Any) -> None:
-    """Set a member; two objects of one name become one, and so do those in both ("Duplicate keys")."""
+    """Set a member; objects of the same name are merged recursively ("Duplicate keys")."""
     before = members.get(name)
     if isinstance(before, _Object) and isinstance(value, _Object):
         for inner, each in value.members.items():

@@ -1,10 +1,10 @@
-"""When a batch begins: whether to look at the sockets once more before it is taken.
+"""Decides whether to read the sockets once more before a batch is taken.
 
-Strategy: the more calls share a commit, the less each costs, and right after a commit the next calls of those who were
-just answered are on their way. So the shell waits while turns of the loop bring more, for a few turns that bring
-nothing, and never beyond a full batch or a few milliseconds (docs/decisions/0012-gathering.md). After a stall it
-waits longer: what arrived meanwhile must come before what ended meanwhile is handed out, and a loop turns to its
-timers before its sockets.
+Strategy: the more calls share a commit, the less each costs, and right after a commit the next calls of the clients
+just answered are on their way. So the shell waits while turns of the loop bring more calls, for a few turns that bring
+none, and never beyond a full batch or a few milliseconds (docs/decisions/0012-gathering.md). After a stall it waits
+longer: commands that arrived during the stall must run before leases that ended during it are granted anew, and a loop
+runs its timers before it reads its sockets.
 """
 
 from typing import Final
@@ -12,18 +12,18 @@ from typing import Final
 from veilmq.model.instant import Instant
 
 _QUIET_TURNS: Final = 3
-"""Turns that bring nothing, after which several calls become a batch. A call alone waits for one."""
+"""After so many turns without a new call, several calls become a batch. A single call waits for one turn."""
 _GATHER_US: Final = 5_000
-"""Nobody waits longer for others."""
+"""No call waits longer for others."""
 _CALLS_MAX: Final = 128
-"""So many calls wait for no more."""
+"""So many calls do not wait for more."""
 _QUIET_TURNS_AFTER_STALL: Final = 8
-"""The same after a stall: what arrived in it is read by then. A new connection takes four."""
+"""The same after a stall; by then all that arrived during it is read. A new connection takes four turns."""
 _TURNS_AFTER_STALL_MAX: Final = 2_000
 
 
 class Gathering:
-    """The wait of one shell for the calls of its next batch."""
+    """How long one shell waits for the calls of its next batch."""
 
     __slots__ = ("_backlog", "_quiet", "_since", "_turns")
 
@@ -35,9 +35,9 @@ class Gathering:
         self._turns = self._quiet = self._backlog = 0
 
     def goes_on(self, now: Instant, backlog: int, *, full: bool, stalled: bool) -> bool:
-        """Whether to wait for another turn of the loop; if not, the next call begins a new wait.
+        """Whether to wait for another turn of the loop. After False the next call starts a new wait.
 
-        backlog: calls that are there. full: no batch would take more. stalled: the loop did not turn for long.
+        backlog: pending calls. full: they fill a batch. stalled: the loop did not turn for long.
         """
         if not self._turns:
             self._since = now

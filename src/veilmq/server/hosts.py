@@ -1,9 +1,9 @@
-"""Which Host and Origin headers a server without credentials takes.
+"""Which Host and Origin headers a server without credentials accepts.
 
-Strategy: in development mode any credentials are good, so a web page that a developer visits must not reach the queues:
-not by a name that it points at loopback (DNS rebinding: the Host gives it away), not from its own Origin, and not by an
-image or a link, whose GET has no Origin: there the browser says where it comes from in Sec-Fetch-Site. Names that were
-found good are remembered, so that a request costs one look into a small set.
+Strategy: development mode accepts any credentials, so a web page that a developer visits must not reach the queues. It
+could try a name that points at loopback (DNS rebinding; the Host header reveals it), a call from its own Origin, or an
+image or link, whose GET has no Origin (browsers then send Sec-Fetch-Site). Accepted names are cached, so a request
+costs one look-up in a small set.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Final
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+))(?::\d{1,5})?")
 _REMEMBERED_MAX: Final = 256
 _OTHER_PAGES: Final = frozenset({b"cross-site", b"same-site"})
-"""Values of Sec-Fetch-Site (W3C, Fetch Metadata); a URL that somebody typed is `none`, and no SDK sends any."""
+"""Values of Sec-Fetch-Site (W3C, Fetch Metadata); a typed URL is `none`, and SDKs do not send the header."""
 
 
 class Hosts:

@@ -1,8 +1,8 @@
-"""From the bytes of one connection to complete requests, or to the one refusal that ends it.
+"""Parses the bytes of one connection into complete requests, or into the one refusal that ends it.
 
-Strategy: llhttp (through httptools) parses and refuses what RFC 9112 forbids; this adds the limits, and the rules where
-two readers of the same bytes could disagree. Input is fed in slices, and no further slice is fed while requests are
-waiting: so a burst of tiny requests is never expanded at once. Nothing here knows a socket or a clock.
+Strategy: llhttp (through httptools) parses and refuses what RFC 9112 forbids. This module adds the limits, and rules
+where two parsers could read the same bytes differently. Input is fed in slices, and none is fed while requests wait, so
+a burst of tiny requests is never expanded at once. Nothing here knows a socket or a clock.
 """
 
 from collections import deque
@@ -17,21 +17,21 @@ from veilmq.server.limits import Limits
 
 SLICE_BYTES: Final = 16 * 1024
 
-# A chunk of one byte takes six on the wire; beyond this a body is a pretext.
+# A chunk of one byte takes six on the wire; more overhead than this is an attack.
 _CHUNK_OVERHEAD_MAX: Final = 16
 
 _METHODS: Final = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")}
 
-# Two of these, and a proxy in front may have believed the other one.
+# If one of these comes twice, a proxy in front may have used the other one.
 _SINGLE: Final = frozenset({b"host", b"authorization", b"x-amz-date", b"content-length", b"transfer-encoding"})
 
 _NO_DUPLICATES: Final[frozenset[bytes]] = frozenset()
 
 
 class Refusal(Exception):
-    """A request that goes no further: the status to answer, and why, for the client to read.
+    """A refused request: the status, and the reason for the client.
 
-    request: without its body, if its headers were read: the answer has their form.
+    request: without its body, if its headers were read; they decide the form of the response.
     """
 
     def __init__(self, status: int, reason: str, request: Request | None = None) -> None:
@@ -82,7 +82,7 @@ class Intake:
         self._peer = peer
         self._secure = secure
         self._next_id = next_id
-        # Headers that came within so many bytes and one slice more need not be measured.
+        # Headers within so many bytes plus one slice need not be measured.
         self._unmeasured_bytes_max = limits.header_bytes_max - SLICE_BYTES
         self.ready: deque[tuple[Request, int]] = deque()
         self.refusal: Refusal | None = None
@@ -105,7 +105,7 @@ class Intake:
         self._parser = httptools.HttpRequestParser(self)
 
     def feed(self, data: bytes) -> bytes:
-        """Parse until a request is ready or the data is used up; what is left is for the next call."""
+        """Parse until a request is ready or the data is used up; return the rest for the next call."""
         while data and not self.ready and self.refusal is None:
             if len(data) <= SLICE_BYTES:
                 data = self._feed_slice(data)
@@ -114,7 +114,7 @@ class Intake:
         return data
 
     def end(self) -> None:
-        """Nothing more comes. The parser holds this object's methods: without it nothing is left to the collector."""
+        """End of input. Drops the parser, which holds this object's methods, to break the reference cycle."""
         self.ready.clear()
         del self._parser
 
@@ -147,10 +147,10 @@ class Intake:
             self.refusal = Refusal(400, "chunk extensions and trailers outweigh the body")
 
     def _pass_over_upgrade(self) -> None:
-        """Go on after a request that asked for another protocol, which RFC 9110, 7.8 allows to ignore.
+        """Continue after a request for a protocol upgrade, which RFC 9110, 7.8 allows to ignore.
 
-        llhttp takes it as complete with its headers. A body, if it has one, is read by a new parser that is told only
-        its framing.
+        llhttp treats it as complete after its headers. Its body, if any, is read by a new parser that gets only the
+        framing.
         """
         self._parser = httptools.HttpRequestParser(self)
         if not self._upgrading:
@@ -164,7 +164,7 @@ class Intake:
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
         self._replaying = False
 
-    # What httptools calls. An exception raised here ends the parsing, and is the context of what feed_data raises.
+    # Callbacks of httptools. An exception raised here ends the parsing and is the context of feed_data's exception.
 
     def on_url(self, part: bytes) -> None:
         if not self._replaying:
@@ -181,7 +181,7 @@ class Intake:
     def _repeat(self, name: bytes, value: bytes) -> None:
         self._repeats += 1
         if name in _SINGLE:
-            self._doubled = name  # refused when all headers are there: they say which form the answer has
+            self._doubled = name  # refused when all headers are read: they decide the form of the response
             return
         if len(self._headers[name]) > self._limits.header_bytes_max:
             raise Refusal(431, f"request line and headers exceed {self._limits.header_bytes_max} bytes")
@@ -190,7 +190,7 @@ class Intake:
 
     def on_headers_complete(self) -> None:
         headers = self._headers
-        self._headers = {}  # trailers go there, and are dropped
+        self._headers = {}  # trailers go here and are dropped
         if self._replaying:
             return
         parser = self._parser
@@ -214,7 +214,7 @@ class Intake:
         if b"content-length" in headers:
             try:
                 too_long = int(headers[b"content-length"]) > self._limits.body_bytes_max
-            except ValueError:  # thousands of zeros before a number, which llhttp takes
+            except ValueError:  # thousands of leading zeros, which llhttp accepts
                 raise Refusal(400, "the content-length has too many digits") from None
             if too_long:
                 raise self._body_too_long()
@@ -244,7 +244,7 @@ class Intake:
             raise self._refusal(400, "HTTP/1.1 requires a host header")
 
     def _measure_headers(self, headers: dict[bytes, bytes]) -> None:
-        # A repeated header counts 2 bytes for its comma instead of its name: the bytes fed bound that in any case.
+        # A repeated header counts 2 bytes for its comma instead of its name; the bytes fed are bounded anyway.
         size = len(self._authority or b"") + len(self._target)
         size += sum(len(name) + len(value) + 4 for name, value in headers.items())
         if size > self._limits.header_bytes_max:
@@ -289,7 +289,7 @@ class Intake:
         return self._refusal(413, f"body exceeds {self._limits.body_bytes_max} bytes")
 
     def _refusal(self, status: int, reason: str) -> Refusal:
-        """Of a request whose headers are there."""
+        """A refusal of a request whose headers are read."""
         return Refusal(status, reason, self._request(b""))
 
     def _request(self, body: bytes) -> Request:

@@ -1,10 +1,10 @@
-"""What a listener accepts, holds and waits for. Everything that a client can make grow or last is bounded here."""
+"""The limits of a listener. Everything that a client can make grow or last is bounded here."""
 
 import msgspec
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of one listener. A deadline is kept to within one tick.
+    """The limits of one listener. Deadlines are exact to one tick.
 
     header_bytes_max: request line and headers together, so the longest target too. More: 431.
     header_count_max: header lines. More: 431.

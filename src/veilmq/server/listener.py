@@ -1,8 +1,8 @@
-"""A data port: accepts connections, hands complete requests to one handler, and closes without cutting an answer off.
+"""A data port: accepts connections, passes complete requests to one handler, and closes without cutting off a response.
 
-Strategy: `Listener` is what the connections of one port share: handler, limits, counters, the coarse clock and the
-cached Date. One timer for all of them ticks once a second, moves that clock and looks at every connection's deadline: a
-scan of 10,000 takes 0.12 ms (measured), and a request sets no timer.
+Strategy: `Listener` holds what the connections of one port share: handler, limits, counters, the coarse clock and the
+cached Date. One timer ticks once a second, moves that clock and checks every connection's deadline. A scan of 10,000
+takes 0.12 ms (measured), and a request sets no timer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["Exchange", "Handler", "Limits", "Listener", "listen"]
 
 log = logging.getLogger("veilmq.listener")
 
-# Called on the loop as soon as a request is complete; answers through the exchange, at once or later.
+# Called on the loop when a request is complete; answers through the exchange, now or later.
 Handler: TypeAlias = Callable[[Request, Exchange], None]
 
-# (status, reason, request id, the request if its headers were read) -> the answer to what HTTP itself or a limit
-# forbids, in the protocol's own form.
+# (status, reason, request id, the request if its headers were read) -> the response, in the protocol's own form, to
+# what HTTP or a limit forbids.
 Refuse: TypeAlias = Callable[[int, str, str, Request | None], Response]
 
 # The answer to a request whose handler raised.
@@ -60,9 +60,8 @@ async def listen(
 ) -> Listener:
     """Open a port on the running loop. port 0 takes a free one: see `Listener.address`.
 
-    host: a name or an address, IPv6 without brackets. name: for logs and metrics.
-    intake: what reads requests.
-    Raises OSError if the address cannot be had, say because the port is in use.
+    host: a name or an address, IPv6 without brackets. name: for logs and metrics. intake: the parser of requests.
+    Raises OSError if the address is not available, for example because the port is in use.
     """
     listener = Listener(handler, limits or Limits(), ssl is not None, name, refuse, failure, intake)
     await listener.open(host, port, ssl)
@@ -133,7 +132,7 @@ class Listener:
         self.bytes_received = self.bytes_sent = self.held_bytes = 0
         self.closing = False
         self._empty: asyncio.Future[None] | None = None
-        # Unique by a random half, cheap by a counting one.
+        # A random half makes it unique, a counter makes it cheap.
         seed = os.urandom(14).hex()
         form = f"{seed[:8]}-{seed[8:12]}-4{seed[12:15]}-8{seed[15:18]}-%012x"
         self.next_request_id = map(form.__mod__, count(int(seed[18:], 16))).__next__
@@ -155,12 +154,12 @@ class Listener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of the first socket, the port as it was given by the system."""
+        """Host and port of the first socket; the port is the one that the system assigned."""
         return self._addresses()[0]
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """One for each address that the host's name stood for."""
+        """One URL for each address of the host name."""
         scheme = "https" if self.secure else "http"
         return tuple(
             f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -171,9 +170,9 @@ class Listener:
         return [socket.getsockname()[:2] for socket in self._server.sockets]
 
     async def close_gracefully(self, deadline_s: float) -> None:
-        """Accept no more, let the requests under way be answered with `Connection: close`, drop the rest in the end.
+        """Stop accepting, answer current requests with `Connection: close`, and drop the rest at the deadline.
 
-        Ready in deadline_s at the latest; then nothing of this listener is left on the loop.
+        Returns within deadline_s; then nothing of this listener is left on the loop.
         """
         self.closing = True
         self._server.close()
@@ -197,7 +196,7 @@ class Listener:
     # What the connections call.
 
     def due(self, after_s: float) -> float:
-        """When something that begins now and may last so long is over, on the loop's clock."""
+        """The deadline of something that begins now and may last `after_s`, on the loop's clock."""
         return self.now + after_s + self.limits.tick_s
 
     def forget(self, connection: Connection) -> None:
@@ -206,7 +205,7 @@ class Listener:
             self._empty.set_result(None)
 
     def fail(self, exchange: Exchange, error: Exception) -> None:
-        """The handler raised: the one place where any exception is caught."""
+        """The handler raised. This is the one place that catches any exception."""
         self.failures += 1
         request = exchange.request
         log.error("%s: a request failed", self.name, exc_info=error, extra={"request": request.request_id})
@@ -222,7 +221,7 @@ class Listener:
             return fail_plainly(request)
 
     def unwritable(self, request: Request, form: int, error: ValueError) -> bytes:
-        """The answer instead of one that cannot be written."""
+        """The response that replaces one that cannot be written."""
         self.failures += 1
         log.error("%s: no answer can be written", self.name, exc_info=error, extra={"request": request.request_id})
         return self.answers.write(fail_plainly(request), form)
@@ -240,7 +239,7 @@ class Listener:
             return self.answers.write(refuse_plainly(refusal.status, refusal.reason, request_id), CLOSE)
 
     def _tick_date(self) -> None:
-        """As a second begins: no answer's Date is older than the times in its body."""
+        """Update the Date as a second begins: no Date may be older than the times in the body."""
         self.answers.tick()
         self._date_timer = self.loop.call_later(1 - wall() % SECOND_US / SECOND_US, self._tick_date)
 

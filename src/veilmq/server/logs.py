@@ -1,8 +1,8 @@
 """Log lines on stderr, for people or for programs.
 
-Strategy: the standard library's logging, one handler on the root. What clients can put into a message (a name, a user
-agent) must not make a line of its own, so control characters are written as escapes; JSON does that by itself. A caller
-may pass `extra={"request": id}`.
+Strategy: the standard library's logging with one handler on the root. Text that clients control (a name, a user agent)
+must not start a new line, so control characters are escaped; JSON does so by itself. A caller may pass
+`extra={"request": id}`.
 """
 
 import json
@@ -17,13 +17,13 @@ _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": loggi
 
 
 def set_up(form: Literal["human", "json"], level: str, stream: TextIO | None = None) -> None:
-    """Send everything that is logged in this process to `stream`, by default stderr."""
+    """Send all log records of this process to `stream`, by default stderr."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(Json() if form == "json" else Human())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(_LEVELS[level])
-    # What others log of each step is not ours to tell.
+    # Libraries log every step; leave that out.
     for chatty in ("asyncio", "uvicorn", "uvicorn.error"):
         logging.getLogger(chatty).setLevel(max(_LEVELS[level], logging.WARNING))
 
@@ -39,7 +39,7 @@ class Human(logging.Formatter):
         if request is not None:
             line += f" (request {request})"
         if record.exc_info:
-            # Split at what ends a line here, and nowhere else: an exception may quote what a client sent.
+            # Split at newlines only: an exception may quote what a client sent.
             line += "".join(f"\n    {_escaped(each)}" for each in self.formatException(record.exc_info).split("\n"))
         return line
 

@@ -1,8 +1,8 @@
 """A data port: a codec on one side, the shell on the other.
 
 Strategy: every request is decoded on the loop and either answered there (refused, denied) or submitted as one call; the
-`Conversation` is the call's ticket and writes the answer when it comes. A client that hangs up takes its parked receive
-with it; messages whose answer nobody took are released at once.
+`Conversation` is the call's ticket and writes the response. If a client hangs up, its parked receive is dropped, and
+messages that could not be delivered are released at once.
 """
 
 import asyncio
@@ -80,16 +80,16 @@ ACTIONS: Final[dict[type, Action]] = {
     DescribeSubscription: Action.DESCRIBE_TOPICS,
     ListSubscriptions: Action.DESCRIBE_TOPICS,
 }
-"""What a key must be granted for each command that a client can send."""
+"""The action that a key must be granted for each command."""
 
 _GIST_BYTES: Final = 300
 _SHOWN_BYTES: Final = 200
-"""Of a path or an action in the log."""
+"""How much of a path or action the log shows."""
 _ACTION: Final = re.compile(rb"[?&]Action=([A-Za-z]{1,64})")
 _CLAIMED: Final = re.compile(rb"(?:Credential=|MNS |SharedKey(?:Lite)? )([^/:,\s]{1,128})")
 """The id of a key in the Authorization header of each protocol."""
 _CLAIMED_IN_QUERY: Final = re.compile(rb"[?&]X-Amz-Credential=([^/&]{1,384}?)(?:/|%2[Ff]|&|$)")
-"""The same where SQS has the signature in the query string, as it stands there."""
+"""The same for SQS with the signature in the query string, still encoded."""
 HOST_REFUSED: Final = (
     "In development mode only loopback names and listed origins may call: use 127.0.0.1 or localhost, "
     "or start the server with --base-domain NAME or with --credentials FILE."
@@ -99,16 +99,16 @@ logger = logging.getLogger("veilmq.port")
 
 
 class Call(Protocol):
-    """A request that a codec understood."""
+    """A decoded request."""
 
     @property
     def key(self) -> AccessKey:
-        """Whose signature it bears."""
+        """The key that signed it."""
         ...
 
     @property
     def commands(self) -> tuple[AnyCommand, ...]:
-        """What it asks of the engine; never empty."""
+        """Its commands; never empty."""
         ...
 
 
@@ -120,15 +120,15 @@ class Codec(Protocol):
         ...
 
     def encode(self, call: Any, outcomes: Sequence[Outcome]) -> Any:
-        """The answer to a call; or a further `Call`, if this one only asked for what the request is judged by."""
+        """The response to a call; or the next `Call`, if this one only fetched what authorization needs."""
         ...
 
     def denied(self, call: Any, action: Action) -> Response:
-        """The answer to a call that its key was not granted."""
+        """The response to a call that its key may not make."""
         ...
 
     def refuse(self, status: int, reason: str, request: Request | None = None) -> Response:
-        """The answer to what HTTP or the server's own rules forbid."""
+        """The response to a request that HTTP or the server's rules forbid."""
         ...
 
     def failure(self, request: Request) -> Response:
@@ -148,7 +148,7 @@ class Port:
         hosts: Hosts,
         aliases: Aliases = NO_ALIASES,
     ) -> None:
-        """aliases: further names of queues that this protocol knows, and the queues' own."""
+        """aliases: further names of queues in this protocol -> the queues' own names."""
         self.name = name
         self._aliases = aliases
         self.codec = codec
@@ -157,7 +157,7 @@ class Port:
         self._hosts = hosts
         self.commands: Counter[type] = Counter()
         self.others: dict[str, Counter[type]] = {}
-        """Commands of further protocols that come by this port, by protocol: `veil` by that of SQS."""
+        """Commands of other protocols that use this port, by protocol: `veil` uses that of SQS."""
         """Commands submitted, by type."""
         self._queries: set[asyncio.Task[None]] = set()
 
@@ -183,7 +183,7 @@ class Port:
         self.proceed(call, exchange, now)
 
     def proceed(self, call: Call, exchange: Exchange, now: Instant) -> None:
-        """Submit a call, if its key was granted what it asks."""
+        """Submit a call if its key was granted all its actions."""
         shell = self.shell
         commands = call.commands
         first = commands[0]
@@ -211,8 +211,8 @@ class Port:
         shell.submit(conversation, now)
 
     def refuses_now(self, key: AccessKey, command: Receive) -> bool:
-        """Whether the credentials, which may have been read again since the key was checked, have no such key any more,
-        or no longer let it receive."""
+        """Whether the credentials, which may have been reloaded since, no longer have the key or no longer let it
+        receive."""
         if not self._keyring.checks:
             return False
         found = self._keyring.find(key.id)
@@ -224,14 +224,14 @@ class Port:
         """Answer from committed state, beside the batches."""
         try:
             outcome = await self.shell.query(command)
-        except Exception as error:  # the request's edge: a query that fails must not stop the others
+        except Exception as error:  # the request's edge: a failed query must not stop the others
             logger.exception("a query failed")
             outcome = StoreFailed(reason=str(error))
         conversation.answer([outcome])
 
 
 def _gist(response: Response) -> str:
-    """The beginning of a refusal's text, which holds no secret: it is what the client is told."""
+    """The beginning of a refusal's text. It contains no secret: the client gets it."""
     return response.body[:_GIST_BYTES].decode("utf-8", "replace")
 
 
@@ -241,9 +241,9 @@ def _of(command: AnyCommand) -> str:
 
 
 def _asked(request: Request, keyring: Keyring) -> str:
-    """Who asks for what, as far as the request's head tells.
+    """Who asks for what, according to the request's head.
 
-    An id is told of a key that there is, and no other: what stands in its place may be the secret.
+    Names only ids of existing keys: an unknown id may be a misplaced secret.
     """
     in_query = _ACTION.search(request.target)
     action = request.headers.get(b"x-amz-target", in_query[1] if in_query else b"")
@@ -270,10 +270,10 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
 
 
 def may_lead(key: AccessKey, action: Action, command: AnyCommand) -> bool:
-    """Whether the key may let messages go where the command's settings point: by `send` there, or by the same action.
+    """Whether the key may send messages where the command's settings point: by `send` there, or by the same action.
 
-    Else a key would send to any queue by making it the dead-letter queue or the endpoint of what is its own. A move
-    task needs `send` itself.
+    Otherwise a key could send to any queue by making it the dead-letter queue or endpoint of its own. A move task needs
+    `send`.
     """
     if type(command) is StartMove:
         return command.destination is None or key.allows(Action.SEND, command.destination.name)
@@ -308,7 +308,7 @@ class Conversation:
         self.commands = commands
 
     def answer(self, outcomes: list[Outcome]) -> None:
-        """Write the answer; release what nobody took."""
+        """Write the response; release messages that could not be delivered."""
         exchange = self._exchange
         command = self.commands[0]
         if type(command) is Receive and command.wait_us != 0 and self._port.refuses_now(self._call.key, command):
@@ -317,7 +317,7 @@ class Conversation:
             return
         try:
             response = self._port.codec.encode(self._call, outcomes)
-        except Exception:  # the request's edge: one answer that cannot be written must not stop the others
+        except Exception:  # the request's edge: a failed response must not stop the others
             logger.exception("a request could not be answered", extra={"request": exchange.request.request_id})
             response = self._port.codec.failure(exchange.request)
         if type(response) is not Response:

@@ -1,4 +1,4 @@
-"""Queues that a file declares, to be there when the server starts.
+"""Declared queues: a file of queues that exist when the server has started.
 
     [[queue]]
     name = "orders"                    # dead_letter, tags and the rest may be left out
@@ -9,9 +9,10 @@
     dead_letter = { queue = "orders-dead", receive_count_max = 3 }
     tags = { team = "shop" }
 
-Strategy: a file becomes `Declaration`s, dead-letter queues before those that name them. Each is a create that meets a
-queue with the same settings again and writes nothing, and a change for when they differ; what the file does not name
-stays as it is, and no queue is ever deleted. ElasticMQ's `queues {}` (elasticmq_file.py) becomes the same.
+Strategy: a file becomes a list of `Declaration`s, dead-letter queues before the queues that name them. Each is a
+create, which writes nothing if the queue has the same settings, and a change for when they differ. Settings that the
+file does not name stay, and no queue is ever deleted. ElasticMQ's `queues {}` (elasticmq_file.py) becomes the same
+list.
 """
 
 import logging
@@ -32,7 +33,7 @@ from veilmq.model.outcomes import Outcome
 from veilmq.model.queue import QueueKey, RedrivePolicy, SettingsChange, XmlBody, is_alias
 from veilmq.server import elasticmq_file
 from veilmq.server.credentials import ACCOUNT_ID, Account
-from veilmq.server.toml_file import FileInvalid, Lines, read_text, read_toml
+from veilmq.server.toml_file import FileInvalid, LineNumbers, read_text, read_toml
 
 RECEIVES_MAX: Final = 1_000
 TAGS_MAX: Final = 50
@@ -64,20 +65,20 @@ class Declaration(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """What a file declares, in the order in which to apply it, and what of it is not done."""
+    """What a file declares, in the order of application, and what is skipped."""
 
     path: Path
     queues: list[Declaration]
     warnings: list[str]
     account_alias: str | None
-    """What a queue URL may have in place of the caller's account (an ElasticMQ file's account id)."""
+    """What a queue URL may contain instead of the caller's account (an ElasticMQ file's account id)."""
     region: str | None
-    """Where all queues of an ElasticMQ file are."""
+    """The region of all queues of an ElasticMQ file."""
     names_region: bool
-    """False if that is the default of such files."""
+    """False if the region is the default of such files."""
 
     def shown(self) -> str:
-        """How many queues there are in which region."""
+        """The number of queues per region."""
         counts = Counter(declaration.create.queue.region for declaration in self.queues)
         shown = ", ".join(f"{count} in region {region}" for region, count in sorted(counts.items())) or "none"
         return shown if self.names_region else f"{shown} (the file names no aws.region)"
@@ -87,7 +88,7 @@ DECLARED_TOGETHER: Final = 250
 
 
 class Call(Protocol):
-    """What runs commands as one batch, and gives their outcomes once they are durable (Shell.call)."""
+    """Runs commands as one batch and returns their durable outcomes (Shell.call)."""
 
     def __call__(self, *commands: AnyCommand) -> Awaitable[Sequence[Outcome]]:
         """One outcome a command."""
@@ -110,9 +111,9 @@ async def declare(declared: Declared, call: Call) -> None:
 
 
 async def _refused(declaration: Declaration, found: Outcome, call: Call) -> str | None:
-    """Why it cannot be had, if so. found: what its creation brought."""
+    """Why the queue cannot be made as declared, or None. found: the outcome of its creation."""
     if isinstance(found, VeilError):
-        (found,) = await call(declaration.create)  # what was in its way may have been changed just now
+        (found,) = await call(declaration.create)  # the obstacle may just have been changed
     in_the_way, name = found, str(declaration.create.queue)
     if isinstance(found, QueueExists):
         (found,) = await call(declaration.change)
@@ -136,12 +137,12 @@ class _Entry(NamedTuple):
 def read(path: Path, accounts: Sequence[Account], *, checks: bool = False) -> Declared:
     """The queues of the file. Raises FileInvalid, naming line, queue and key.
 
-    accounts: a sole one is that of a queue which names none. checks: nobody has keys for any other account.
+    accounts: if there is only one, it owns the queues that name none. checks: no other account has keys.
     """
     if path.suffix in ELASTICMQ_SUFFIXES:
         found = elasticmq_file.read(path, read_text(path))
         tables, warnings, account_alias = found.tables, found.warnings, found.account_alias
-        lines: Lines | Sequence[int] = found.lines
+        lines: LineNumbers | Sequence[int] = found.lines
         region, names_region = found.region, found.names_region
     else:
         whole, lines = read_toml(path)
@@ -159,7 +160,7 @@ def read(path: Path, accounts: Sequence[Account], *, checks: bool = False) -> De
     return Declared(path, _in_order(path, entries), warnings, account_alias, region, names_region)
 
 
-def _tables(path: Path, whole: Mapping[str, Any], lines: Lines) -> list[Any]:
+def _tables(path: Path, whole: Mapping[str, Any], lines: LineNumbers) -> list[Any]:
     for name in whole:
         if name != "queue":
             raise FileInvalid(path, f"unknown table {name}: a queues file holds [[queue]] tables", lines.of(name))
@@ -192,14 +193,14 @@ class _Queue(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Reader:
-    def __init__(self, path: Path, lines: Lines | Sequence[int], accounts: Sequence[Account]) -> None:
+    def __init__(self, path: Path, lines: LineNumbers | Sequence[int], accounts: Sequence[Account]) -> None:
         self._path = path
         self._lines = lines
         self._sole = accounts[0].id if len(accounts) == 1 else None
         self._regions = {account.id: account.home_region for account in accounts}
         self._seen: dict[QueueKey, int | None] = {}
         self._aliases: dict[QueueKey, tuple[str, int | None]] = {}
-        """The queue that wants each, and on which line."""
+        """The queue that declares each alias, and its line."""
 
     def entry(self, place: int, table: object) -> _Entry:
         try:
@@ -298,14 +299,14 @@ class _Reader:
         return f"queue {name}" if isinstance(name, str) else f"queue {place + 1}"
 
     def _line(self, place: int, *field: str) -> int | None:
-        return self._lines.of("queue", place, *field) if isinstance(self._lines, Lines) else self._lines[place]
+        return self._lines.of("queue", place, *field) if isinstance(self._lines, LineNumbers) else self._lines[place]
 
     def _error(self, place: int, who: str, reason: str, *field: str) -> FileInvalid:
         return FileInvalid(self._path, f"{who}: {reason}", self._line(place, *field))
 
 
 def _explained(error: msgspec.ValidationError) -> tuple[str, ...]:
-    """msgspec's message in our words, and the key that it is about."""
+    """msgspec's message in our words, and its key."""
     text = str(error)
     unknown = re.search("unknown field `([^`]*)`", text)
     if unknown is not None:
@@ -330,7 +331,7 @@ def _shown(duration: int) -> str:
 
 
 def _in_order(path: Path, entries: list[_Entry]) -> list[Declaration]:
-    """Dead-letter queues before those that name them; else in the file's order."""
+    """Dead-letter queues before the queues that name them; otherwise in the file's order."""
     by_key = {entry.key: entry for entry in entries}
     ordered: dict[QueueKey, _Entry] = {}
     for entry in entries:

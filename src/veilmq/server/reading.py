@@ -1,7 +1,7 @@
-"""Files that a running server reads again, though the disk may never answer (a network mount that hangs).
+"""Re-reads files on a running server, even if the disk never answers (a hanging network mount).
 
-Strategy: a thread of its own for each reading, which nobody waits for at the end: the default executor's threads are
-joined when the loop closes, so that one of them that hangs would keep the process from ending.
+Strategy: each read gets a daemon thread that nobody joins. The default executor's threads are joined when the loop
+closes, so one that hangs would keep the process from ending.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 DEADLINE_S: Final = 10.0
-"""After so long whoever asked is told that it hangs; what comes later is thrown away."""
+"""After this time the read is reported as hanging; a later result is discarded."""
 
 
 async def read_aside(read: Callable[[], T], what: object, deadline_s: float = DEADLINE_S) -> T:
-    """What `read` returns, called in a thread; what: names it in errors.
+    """The result of `read`, called on a thread; what: its name in errors.
 
-    Raises what `read` does, TimeoutError after the deadline, OSError if there is no thread to be had.
+    Raises what `read` does, TimeoutError after the deadline, OSError if no thread can be started.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
@@ -32,7 +32,7 @@ async def read_aside(read: Callable[[], T], what: object, deadline_s: float = DE
         try:
             loop.call_soon_threadsafe(settle, tell)
         except RuntimeError:
-            pass  # the loop ended meanwhile, and with it whoever asked
+            pass  # the loop has ended, and with it the caller
 
     def settle(tell: Callable[[], None]) -> None:
         if not answer.done():

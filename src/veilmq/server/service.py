@@ -1,8 +1,8 @@
 """A running server: one engine on one data directory, and the data ports in front of it.
 
-Strategy: start goes from the inside out (directory, shell, declared queues, ports), stop from the outside in (accept no
-more, answer who waits, finish the batch, close the files), so that nobody ever meets a half-built house. Whatever fails
-on the way in undoes what stood already.
+Strategy: start goes from the inside out (directory, shell, declared queues, ports), and stop from the outside in (stop
+accepting, answer waiting receives, finish the batch, close the files), so that no client sees a half-started server. A
+failure during the start undoes all earlier steps.
 """
 
 import asyncio
@@ -15,26 +15,26 @@ from veilmq.model.instant import Instant
 from veilmq.protocols.azure import codec as azure_codec
 from veilmq.protocols.mns import codec as mns_codec
 from veilmq.protocols.sqs import codec as sqs_codec
-from veilmq.protocols.sqs.operations.judging import note
+from veilmq.protocols.sqs.operations.authorize import note
 from veilmq.server import queues_file
 from veilmq.server.aliases import NO_ALIASES
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.connection import OVERFLOW_MAX
 from veilmq.server.credentials import DevelopmentKeyring, Keys
+from veilmq.server.header_case import HeaderCaseIntake
 from veilmq.server.hosts import Hosts
 from veilmq.server.intake import Intake
 from veilmq.server.listener import Listener, listen
-from veilmq.server.parking import ParkingWatch
 from veilmq.server.port import Port
+from veilmq.server.refused_waits import RefusedWaits
 from veilmq.server.settings import Address, Settings
 from veilmq.server.shell import Shell
-from veilmq.server.spelling import SpellingIntake
 from veilmq.server.tls import Certificate
 from veilmq.server.tokens import IssuerTokens, tokens_of
 from veilmq.store.sqlite.store import SqliteStore
 
 _SQS_DOMAINS: Final = ("amazonaws.com", "amazonaws.com.cn")
-"""The names by which SDKs address SQS itself, say through a proxy."""
+"""The names that SDKs use for SQS itself, for example through a proxy."""
 _AZURE_DOMAINS: Final = ("queue.core.windows.net",)
 _MNS_DOMAINS: Final = ("aliyuncs.com",)
 
@@ -43,10 +43,10 @@ AnyCodec = sqs_codec.Codec | azure_codec.Codec | mns_codec.Codec
 
 
 class PushRoom(Protocol):
-    """What others are told of the pushes."""
+    """What the server reports about pushes."""
 
     def state(self, url: str) -> Mapping[str, object]:
-        """How the endpoint of a subscription does."""
+        """The health of a subscription's endpoint."""
         ...
 
     def unavailable(self) -> Mapping[str, str]:
@@ -55,11 +55,11 @@ class PushRoom(Protocol):
 
     @property
     def calls_put_off(self) -> int:
-        """Calls that this server lacked the means for; each is made later."""
+        """Calls that local exhaustion put off; each is made later."""
         ...
 
-    def shortage(self) -> str | None:
-        """What this server lacks at present, so that pushes wait."""
+    def local_exhaustion(self) -> str | None:
+        """The resource that this server lacks now, so that pushes wait."""
         ...
 
 
@@ -68,7 +68,7 @@ class Service:
 
     shell: Shell
     store: SqliteStore
-    parking: ParkingWatch
+    refused_waits: RefusedWaits
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Service:
     ) -> None:
         """at_point: called at each of the store's CRASH_POINTS (tests/support).
 
-        Raises OSError (an ssl.SSLError too) if certificate and key cannot be had.
+        Raises OSError (also ssl.SSLError) if certificate and key cannot be loaded.
         """
         self.settings = settings
         self.keyring = keys
@@ -87,17 +87,17 @@ class Service:
         self.listeners: dict[str, Listener] = {}
         self.ports: dict[str, Port] = {}
         self.pushes: Mapping[str, int] = {}
-        """Attempts to push, by what became of them."""
+        """Attempts to push, by result."""
         self.push_room: PushRoom | None = None
-        """Opened when the first subscription wants it."""
+        """Opened by the first push subscription."""
         self.push_fault: str | None = None
-        """Since when or until when nothing is pushed, and why; None as long as that can be done."""
+        """Since or until when nothing is pushed, and why; None while pushes work."""
         self.certificate: Certificate | None = None
-        """Of all ports, the admin port too; None without TLS."""
+        """The certificate of all ports, including the admin port; None without TLS."""
         if settings.tls_cert is not None and settings.tls_key is not None:
             self.certificate = Certificate(settings.tls_cert, settings.tls_key, wall())
         self.issuer: IssuerTokens | None = None
-        """Whose bearer tokens the Azure port takes; None without one, and before the start."""
+        """The issuer of the bearer tokens that the Azure port accepts; None without one, and before the start."""
         self._at_point = at_point
         self._urls: dict[str, str] = {}
         self._closing: list[asyncio.Future[None]] = []
@@ -110,14 +110,14 @@ class Service:
 
     @property
     def certificate_ends(self) -> Instant | None:
-        """Until when the certificate is valid that new connections get; None without TLS."""
+        """Until when the current certificate is valid; None without TLS."""
         return None if self.certificate is None else self.certificate.ends
 
     async def start(self, before_ports: Callable[[], None] = lambda: None) -> None:
-        """Open everything and serve. before_ports: called when all stands but the ports, which open only if it returns.
+        """Open everything and serve. before_ports: called before the ports open; if it raises, they do not.
 
         Raises what `SqliteStore` does, FileInvalid (queues), OSError (a port, a file), and what `before_ports` does;
-        nothing stays open then.
+        then nothing stays open.
         """
         async with AsyncExitStack() as undo:
             await self._start(undo, before_ports)
@@ -138,9 +138,9 @@ class Service:
         self.shell = Shell(engine, self.store, self.clock)
         self.shell.start()
         undo.push_async_callback(self.shell.stop, settings.shutdown_deadline_s)
-        self.parking = ParkingWatch(engine.waiting, engine.limits)
-        self.parking.start()
-        undo.callback(self.parking.stop)
+        self.refused_waits = RefusedWaits(engine.waiting, engine.limits)
+        self.refused_waits.start()
+        undo.callback(self.refused_waits.stop)
         if declared is not None:
             await queues_file.declare(declared, self.shell.call)
         before_ports()
@@ -176,7 +176,7 @@ class Service:
             trusted_proxy=settings.trusted_proxy,
             cooldowns=settings.cooldowns,
         )
-        # Which pages may call is for the account's own CORS rules to say.
+        # The account's own CORS rules decide which pages may call.
         hosts = Hosts(self._domains(_AZURE_DOMAINS), ("*",))
         tokens = tokens_of(settings)
         if isinstance(tokens, IssuerTokens):
@@ -212,25 +212,25 @@ class Service:
             name=name,
             refuse=lambda status, reason, request_id, request: codec.refuse(status, reason, request, request_id),
             failure=codec.failure,
-            intake=SpellingIntake if name == "azure" else Intake,
+            intake=HeaderCaseIntake if name == "azure" else Intake,
         )
         undo.push_async_callback(listener.close_gracefully, settings.shutdown_deadline_s)
         self.ports[name], self.listeners[name] = port, listener
         self._urls[name] = listener.urls[0]
 
     def show_document(self, path: str, text: bytes) -> None:
-        """Let the MNS port serve a document to anybody who asks: the certificate of pushes."""
+        """Let the MNS port serve a public document: the certificate of pushes."""
         codec = self.ports["mns"].codec
         assert isinstance(codec, mns_codec.Codec)
         codec.documents[path.encode()] = text
 
     def announce(self, urls: dict[str, str]) -> None:
-        """Tell those who find the directory held where to reach us."""
+        """Write the URLs into the lock file, for processes that find the directory held."""
         self._urls |= urls
         self.store.directory.announce(self._urls)
 
     async def turn_away(self) -> None:
-        """Accept no more at the data ports, and answer the parked receives, whichever port they came by."""
+        """Stop accepting at the data ports, and answer the parked receives of all ports."""
         if self._closing:
             return
         deadline_s = self.settings.shutdown_deadline_s
@@ -239,7 +239,7 @@ class Service:
         self.shell.answer_parked()
 
     async def stop(self) -> None:
-        """Accept no more, answer the parked receives, finish the batch, close the files."""
+        """Stop accepting, answer the parked receives, finish the batch, close the files."""
         await self.turn_away()
         await asyncio.gather(*self._closing)
         await self._undo.aclose()

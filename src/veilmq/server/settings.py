@@ -1,8 +1,8 @@
 """Every setting of the server, as one frozen value.
 
-Strategy: the fields of `Settings` are the whole table: name, type, bounds, default and what it means. Flags, `VEILMQ_*`
-variables and the keys of `--config` are read off it (cli/sources.py), so that a new field has all three. `parse` turns
-what one of those says into a field's value; the rules that join several fields hold for every `Settings` that exists.
+Strategy: the fields of `Settings` are the whole table: name, type, bounds, default and help text. Flags, `VEILMQ_*`
+variables and the keys of `--config` are derived from it (cli/sources.py), so a new field has all three. `parse`
+converts one given value; rules that join several fields are checked for every `Settings` value.
 """
 
 import re
@@ -33,7 +33,7 @@ _TOKEN_NAME: Final = re.compile(r"[!-~]{1,512}")
 
 
 class SettingInvalid(Exception):
-    """A setting that cannot be: its name, and what is allowed."""
+    """An invalid setting: its name, and what is allowed."""
 
     def __init__(self, name: str, allowed: str) -> None:
         super().__init__(f"{name}: {allowed}")
@@ -52,7 +52,7 @@ class Address(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it. A name other than `localhost` may stand for anything: no."""
+        """Whether only this machine can reach it. A name other than `localhost` could be any machine: False."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -65,7 +65,7 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Raises SettingInvalid if the values do not go together. The text of each field is its help."""
+    """Raises SettingInvalid if the values contradict each other. The text of each field is its help."""
 
     data: Annotated[Path, Meta(description="The data directory; made if it is missing.")] = Path("veilmq-data")
     sqs: Annotated[Address, Meta(description="Where Amazon SQS is spoken.")] = Address("127.0.0.1", 9324)
@@ -195,7 +195,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sqs_domain(self) -> str | None:
-        """What `sqs.<region>.` stands before in hosts and queue URLs of SQS; None: in none."""
+        """The domain after `sqs.<region>.` in hosts and queue URLs of SQS; None: not used."""
         return self.base_domain or ("localhost" if self.sqs_endpoint_strategy == "standard" else None)
 
     @property
@@ -239,13 +239,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def shown(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, as plain values for the log. None of them is a secret."""
+        """The settings that differ from their defaults, as plain values for the log. None is a secret."""
         plain = {name: getattr(self, name) for name in FIELDS if getattr(self, name) != FIELDS[name].default}
         return {name: str(value) if isinstance(value, Path | Address) else value for name, value in plain.items()}
 
 
 class Field(NamedTuple):
-    """One setting, as flags and files need to know it."""
+    """One setting, as flags and files use it."""
 
     name: str
     type: Any
@@ -260,7 +260,7 @@ class Field(NamedTuple):
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in a usage text."""
+        """The placeholder of the value in a usage text."""
         if get_origin(self.type) is Literal:
             return "|".join(get_args(self.type))
         return _METAVARS.get(self.name) or _METAVARS_BY_TYPE.get(self.type, "TEXT")
@@ -299,15 +299,15 @@ _HINTS: Final = get_type_hints(Settings, include_extras=True)
 def parse(name: str, given: object, *, from_text: bool) -> Any:
     """The value of the setting of that name. Raises SettingInvalid; the name must be one of `FIELDS`.
 
-    given: what a TOML file has, or (from_text) the text of a flag or an environment variable.
+    given: a value of a TOML file, or (from_text) the text of a flag or environment variable.
     """
     kind = FIELDS[name].type
     if kind is Address:
         return _address(name, given)
     if kind is Path:
         text = _text(name, given, "a path")
-        if text.startswith("~"):  # in a file, and after `--data=` for most shells, it is a name like any other
-            raise SettingInvalid(name, f"expected a path that is written out, not {given!r}: only a shell knows ~")
+        if text.startswith("~"):  # files do not expand it, nor do most shells after `--data=`
+            raise SettingInvalid(name, f"expected a path without ~, not {given!r}: only a shell expands ~")
         return Path(text)
     if FIELDS[name].listed:
         return _listed(name, given)
@@ -327,7 +327,7 @@ def parse(name: str, given: object, *, from_text: bool) -> Any:
 
 _PLAIN: Final[dict[Any, str]] = {int: "a whole number", float: "a number of seconds", bool: "true or false"}
 _BOUND: Final = re.compile(r"[<>]=? [\d.]+")
-"""The bound in msgspec's sentence about a number beyond it."""
+"""The bound in msgspec's message about a number out of range."""
 
 
 _TEXTS: Final = {
@@ -351,7 +351,7 @@ def _patterned(name: str, given: object) -> str:
     text = _text(name, given, allowed)
     found = pattern.fullmatch(text)
     if not found:
-        raise SettingInvalid(name, f"expected {allowed}")  # what was given may hold a password
+        raise SettingInvalid(name, f"expected {allowed}")  # the given value may contain a password
     port = found.groupdict().get("port")
     if port is not None and int(port) > PORT_MAX:
         raise SettingInvalid(name, f"a port is a number up to {PORT_MAX}, not {port}")
@@ -374,7 +374,7 @@ def _address(name: str, given: object) -> Address:
 
 
 def _is_network(text: str) -> bool:
-    """Whether it has the form ADDRESS/BITS, and no bit beyond them."""
+    """Whether it has the form ADDRESS/BITS without host bits."""
     try:
         ip_network(text)
     except ValueError:

@@ -1,9 +1,9 @@
-"""The asyncio shell around the engine: it owns the loop, the clock's readings and the committer.
+"""The asyncio shell around the engine: owns the loop, reads the clock and runs the committer.
 
-Strategy: calls gather in the engine while a commit is under way, and after it as long as more come (gathering.py). Then
-they are applied as one batch on the loop and committed by the committer (committer.py), and their answers leave. A
-store whose state is unknown ends the shell: everybody in the batch is told so, `failed` is set, and nothing is written
-any more.
+Strategy: calls collect in the engine during a commit, and after it as long as more arrive (gathering.py). Then they are
+applied as one batch on the loop and committed by the committer (committer.py), and their answers are sent. A store
+whose state is unknown ends the shell: every call in the batch gets the error, `failed` is set, and nothing more is
+written.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ logger = logging.getLogger("veilmq.shell")
 
 
 class Clock(Protocol):
-    """Where the shell reads the lease clock."""
+    """The lease clock, as the shell reads it."""
 
     def now(self) -> Instant:
-        """This instant."""
+        """The current instant."""
         ...
 
 
@@ -50,28 +50,28 @@ class MovableClock(Clock, Protocol):
 
 
 class Stats:
-    """What the shell did since its start."""
+    """Counters since the shell's start."""
 
     def __init__(self) -> None:
         self.commits = 0
         self.batches = 0
         self.commands = 0
         self.commit_us = [0] * (len(COMMIT_BUCKETS_US) + 1)
-        """Commits by latency: one count a bucket of `COMMIT_BUCKETS_US`, and one for what is slower."""
+        """Commits by latency: one count per bucket of `COMMIT_BUCKETS_US`, and one for slower commits."""
         self.commit_us_total = 0
         self.followers: set[asyncio.Event] = set()
-        """Set at each commit, for whoever waits for something new."""
+        """Set at each commit, for readers that wait for news."""
         self.dismissed = False
-        """Nobody shall wait for something new any longer."""
+        """Readers must not wait for news any longer."""
 
     def dismiss_followers(self) -> None:
-        """The port where they ask closes: who waits for something new is answered now."""
+        """Answer all readers that wait for news, because their port closes."""
         self.dismissed = True
         for follower in self.followers:
             follower.set()
 
     def committed(self, elapsed_us: int) -> None:
-        """A commit took that long."""
+        """Count a commit that took that long."""
         self.commits += 1
         self.commit_us_total += elapsed_us
         for follower in self.followers:
@@ -84,15 +84,15 @@ class Stats:
 
 
 class Ticket(Protocol):
-    """One call under way: what it asks, and who takes the answer."""
+    """One call: its commands, and the receiver of the answer."""
 
     @property
     def commands(self) -> Sequence[AnyCommand]:
-        """At least one; of several, all are applied in one batch."""
+        """At least one command; all of a call are applied in one batch."""
         ...
 
     def answer(self, outcomes: list[Outcome]) -> None:
-        """Take one outcome a command, on the loop, once they are durable. Must not raise."""
+        """Receive one durable outcome per command, on the loop. Must not raise."""
         ...
 
 
@@ -116,7 +116,7 @@ class Shell:
     def __init__(
         self, engine: Engine, store: Store, clock: Clock, stopwatch: Callable[[], float] = perf_counter
     ) -> None:
-        """stopwatch: by which the committer measures, in seconds."""
+        """stopwatch: the committer's clock for durations, in seconds."""
         self.engine = engine
         self.store = store
         self.stats = Stats()
@@ -130,12 +130,12 @@ class Shell:
         self._timer: asyncio.TimerHandle | None = None
         self._turned = Instant(0)
         self._moved = False
-        """The clock is being moved: that is no stall."""
+        """The clock is being moved; do not treat that as a stall."""
         self._stopping = False
         self._queries = ThreadPoolExecutor(_QUERY_THREADS, thread_name_prefix="veilmq-query")
 
     def start(self) -> None:
-        """Begin to take batches. Call on the loop."""
+        """Start taking batches. Call on the loop."""
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self._loop.create_future()
         self._turned = self._clock.now()
@@ -145,13 +145,13 @@ class Shell:
         self._soon()
 
     def now(self) -> Instant:
-        """This instant of the lease clock."""
+        """The current instant of the lease clock."""
         return self._clock.now()
 
     def arrived(self, now: Instant | None = None) -> Instant:
-        """No later than when the bytes being handled arrived: after a stall of the loop, its last turn before.
+        """An instant no later than the arrival of the bytes being handled: after a stall, the last turn before it.
 
-        now: this instant, of whoever has read the clock already.
+        now: the current instant, if the caller has read the clock already.
         """
         now = self._clock.now() if now is None else now
         return self._turned if now - self._turned > _STALL_US else now
@@ -166,7 +166,7 @@ class Shell:
             self._soon()
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client of a call is gone."""
+        """Cancel a call whose client is gone."""
         self.engine.cancel(ticket)
 
     def undeliver(self, command: Receive, outcome: Received) -> None:
@@ -185,7 +185,7 @@ class Shell:
             raise
 
     def _abandon(self, ticket: _Waiting) -> None:
-        """Nobody awaits the call any more; its answer may have come in this very turn of the loop."""
+        """Cancel a call that nobody awaits; its answer may have come in this very turn of the loop."""
         if not ticket.future.done() or ticket.future.cancelled():
             self.cancel(ticket)
             return
@@ -194,17 +194,17 @@ class Shell:
             self.undeliver(command, outcome)
 
     async def query(self, command: Peek) -> Outcome:
-        """Answer from committed state, in a thread."""
+        """Answer from committed state, on a thread."""
         return await self._loop.run_in_executor(self._queries, self.store.query, command, self._clock.now())
 
     def answer_parked(self) -> None:
-        """Shut-down begins: answer the parked receives, and park none from now on."""
+        """At shutdown: answer the parked receives, and park none from now on."""
         self._deliver(self.engine.drain_waiters())
 
     async def stop(self, deadline_s: float) -> None:
-        """Answer the parked receives, finish the batch under way and what was submitted, and stop.
+        """Answer the parked receives, finish the current batch and the submitted calls, and stop.
 
-        The store stays open: whoever opened it closes it. Returns after `deadline_s` even if a commit hangs.
+        The store stays open; its opener closes it. Returns after `deadline_s` even if a commit hangs.
         """
         self.answer_parked()
         self._committer.leave_loop()
@@ -225,10 +225,10 @@ class Shell:
         self._queries.shutdown(wait=False)
 
     async def advance(self, clock: MovableClock, duration_us: int) -> None:
-        """Move the clock on; what becomes due meanwhile happens in its order, before this returns.
+        """Move the clock forward. Everything that becomes due happens in order, before this returns.
 
-        The clock goes from one due instant to the next, in at most `_ADVANCE_STEPS_MAX` steps: dues that are nearer to
-        each other than a step happen together.
+        The clock goes from one due instant to the next, in at most `_ADVANCE_STEPS_MAX` steps; due instants closer
+        together than a step happen together.
         """
         target = Instant(clock.now() + duration_us)
         step_us = duration_us // _ADVANCE_STEPS_MAX + 1
@@ -244,7 +244,7 @@ class Shell:
             self._moved = False
 
     async def _catch_up(self) -> None:
-        """Sweep until nothing is left, and let those who were woken by it have their answers."""
+        """Sweep until nothing is left, and wait until the woken receives are answered."""
         more = True
         while more:
             (outcome,) = await self.call(Sweep())
@@ -263,7 +263,7 @@ class Shell:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Apply the next batch and have it committed; without one, sleep until something is due."""
+        """Apply the next batch and start its commit; without one, sleep until something is due."""
         self._turn_pending = False
         if self._committing is not None or self.broken is not None or self._stopping:
             return
@@ -289,7 +289,7 @@ class Shell:
         except StoreUnknown as error:
             self._break(batch, error)
             return
-        except Exception as error:  # a bug, and no reason to leave its calls without an answer
+        except Exception as error:  # a bug; its calls must still be answered
             logger.exception("apply")
             self._break(batch, StoreUnknown(reason=str(error)))
             return
@@ -334,7 +334,7 @@ class Shell:
         self._soon()
 
     def _break(self, batch: Batch, error: VeilError) -> None:
-        """The store's state is unknown: tell everybody, write no more."""
+        """The store's state is unknown: fail all calls, and write no more."""
         assert isinstance(error, StoreUnknown)
         logger.critical("the store failed and its state is unknown: %s", error.reason)
         self.broken = error

@@ -1,9 +1,9 @@
-"""TLS of the listeners: one certificate with its key, loaded once, that all ports present, and what renews it.
+"""TLS of the listeners: one certificate with its key for all ports, and its renewal.
 
-Strategy: each port has a context of its own, which is empty but for a callback: at each ClientHello it hands over to
-the one context that holds the pair. Another pair is loaded aside, and takes its place for all ports by one assignment
-if it fits; so the ports never differ. A listener learns of a connection when its handshake is over, so whoever never
-ends one is counted by the port's context.
+Strategy: each port has an empty context with a callback that switches, at each ClientHello, to the one context that
+holds the certificate and key. A new pair is loaded aside and, if it is valid, replaces the old one for all ports by one
+assignment, so ports never differ. A listener learns of a connection only after its handshake, so the port's context
+counts connections that never finish theirs.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ logger = logging.getLogger("veilmq.tls")
 
 
 class _BoundedContext(ssl.SSLContext):
-    """A context of at most `sessions_max` sessions at a time, those in their handshake included."""
+    """A context of at most `sessions_max` sessions at a time, including those in their handshake."""
 
     sessions: WeakSet[ssl.SSLObject]
     sessions_max: int | None
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        """As of any context. Raises ssl.SSLError for one too many, whose connection the loop then drops."""
+        """See `ssl.SSLContext`. Raises ssl.SSLError beyond the maximum; the loop then drops the connection."""
         if self.sessions_max is not None and len(self.sessions) >= self.sessions_max:
             raise ssl.SSLError("too many connections")
         session = super().wrap_bio(*arguments, **named)
@@ -37,31 +37,32 @@ class _BoundedContext(ssl.SSLContext):
 
 
 class Certificate:
-    """What new connections get at every port: a certificate chain and its key."""
+    """The certificate chain and key of new connections at every port."""
 
     ends: Instant | None
-    """Until when it is valid; None if it does not tell."""
+    """Until when it is valid; None if that cannot be read."""
 
     def __init__(self, certificate: Path, key: Path, now: Instant) -> None:
         """certificate: PEM, the server's own first, then its issuers. key: PEM, without a passphrase.
 
-        Raises OSError if a file cannot be read, ssl.SSLError if it holds something else or they do not belong together.
+        Raises OSError if a file cannot be read, ssl.SSLError if it is malformed or the key does not match.
         """
         self._certificate, self._key = certificate, key
         self._reading = asyncio.Lock()
         self._take(self._load(), now)
 
     def context(self, sessions_max: int | None = None) -> ssl.SSLContext:
-        """Of one port. sessions_max: connections at a time (None: no bound); beyond, a new one is dropped at once."""
+        """The context of one port. sessions_max: connections at a time (None: no bound); further ones are dropped at
+        once."""
         context = _BoundedContext(ssl.PROTOCOL_TLS_SERVER)
         context.sessions, context.sessions_max = WeakSet(), sessions_max
         context.sni_callback = self._hand_over
         return _for_http(context)
 
     async def renew_aside(self, now: Instant, deadline_s: float = DEADLINE_S) -> None:
-        """Present what the files hold now, at all ports. A bad pair, or one whose reading hangs, changes nothing and is
-        logged. No connection waits for it: the files are read in a thread."""
-        async with self._reading:  # who asks meanwhile gets what is there afterwards
+        """Load the files again for all ports. A bad pair, or a read that hangs, changes nothing and is logged. No
+        connection waits for it: a thread reads the files."""
+        async with self._reading:  # a concurrent call waits for this one
             try:
                 found = await read_aside(self._load, self._certificate, deadline_s)
             except OSError as error:  # ssl.SSLError is one
@@ -77,7 +78,7 @@ class Certificate:
     def _load(self) -> tuple[ssl.SSLContext, bytes]:
         """A context with the pair, and the text of the certificate. Logs a warning if others may read the key."""
         files = self._certificate, self._key
-        texts = [path.read_bytes() for path in files]  # what loads them does not say which of the two is missing
+        texts = [path.read_bytes() for path in files]  # load_cert_chain does not say which of the two is missing
         pair = _for_http(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         try:
             pair.load_cert_chain(*files, password=_no_passphrase)
@@ -88,7 +89,7 @@ class Certificate:
             raise ssl.SSLError(error.errno, f"{self._certificate} with {self._key}: {why}") from error
         if [path.read_bytes() for path in files] != texts:
             raise ssl.SSLError(0, f"{self._certificate} with {self._key}: they were written meanwhile")
-        # Not refused, as credentials are: a mount or a group of the system's may leave no other mode.
+        # Not refused, unlike credentials: a mount or a system group may allow no other mode.
         if self._key.stat().st_mode & 0o077:
             logger.warning("%s is open to other users, and holds the key of TLS: chmod 600 %s", self._key, self._key)
         return pair, texts[0]
@@ -106,15 +107,15 @@ def _for_http(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def tell_end(certificate: Path, text: bytes, now: Instant) -> Instant | None:
-    """Log until when that file's certificate is valid: a warning if it is not, or will not be in two weeks.
+    """Log until when the file's certificate is valid; warn if it is invalid now or within two weeks.
 
-    text: what the file held. Returns that instant, or None if the text does not tell it.
+    text: the file's contents. Returns that instant, or None if it cannot be read.
     """
-    from cryptography import x509  # late: only a server with TLS needs it
+    from cryptography import x509  # imported late: only a server with TLS needs it
 
     try:
         found = x509.load_pem_x509_certificates(text)[0]
-    except (ValueError, IndexError):  # OpenSSL took it, so this is no reason to refuse it
+    except (ValueError, IndexError):  # OpenSSL accepted it, so do not refuse it
         return None
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     if not begin.timestamp() <= now / SECOND_US <= end.timestamp():
@@ -129,5 +130,5 @@ def tell_end(certificate: Path, text: bytes, now: Instant) -> Instant | None:
 
 
 def _no_passphrase() -> str:
-    # Without this OpenSSL asks the terminal, and a server that starts hangs.
+    # Without this OpenSSL asks on the terminal, and the start hangs.
     raise ssl.SSLError("the key is protected by a passphrase: give one without")

@@ -1,9 +1,8 @@
-"""Whether a bearer token is genuine: by an issuer's public keys; in development mode, by its form alone.
+"""Checks bearer tokens: by an issuer's public keys; in development mode only their form.
 
-Strategy: the codec judges what a token claims (protocols/azure/bearer.py); here is only what needs cryptography, which
-is an optional extra (joserfc). A file of keys is read again when a token names a key that it did not have and the file
-has changed since: an issuer's new key needs no restart; one that was taken out is refused after SIGHUP. Source: RFC
-7515, 7517, 7519.
+Strategy: the codec checks what a token claims (protocols/azure/bearer.py); this module does the cryptography, which is
+an optional extra (joserfc). The key file is read again when a token names an unknown key and the file has changed: a
+new key of the issuer needs no restart. A removed key is refused after SIGHUP. Source: RFC 7515, 7517, 7519.
 """
 
 import asyncio
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
     from joserfc.jwk import KeySet
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
-"""Signatures by a private key only: with a shared secret, whoever checks could also issue."""
+"""Signatures with a private key only: with a shared secret, every verifier could also issue tokens."""
 _NONE: Final[frozenset[str]] = frozenset()
 
 log = logging.getLogger("veilmq.tokens")
 
 
 class NoTokens:
-    """No issuer is configured: no token counts."""
+    """No issuer is configured: every token is refused."""
 
     tenant: Final = None
     audiences: Final = _NONE
@@ -41,7 +40,7 @@ class NoTokens:
 
 
 class UncheckedTokens:
-    """Development mode: what a token claims is believed, as emulators do."""
+    """Development mode: all claims are believed, as in emulators."""
 
     tenant: Final = None
     audiences: frozenset[str]
@@ -50,7 +49,7 @@ class UncheckedTokens:
         self.audiences = audiences
 
     def claims(self, token: str) -> dict[str, Any]:
-        """What the token claims. Raises TokenRefused if it has not the form of one."""
+        """The token's claims. Raises TokenRefused if it is malformed."""
         parts = token.split(".")
         if len(parts) != 3:
             raise TokenRefused("the token is malformed")
@@ -70,17 +69,17 @@ class IssuerTokens:
     tenant: Final = None
 
     def __init__(self, issuer: str, keys: Path, audiences: frozenset[str]) -> None:
-        """Raises FileInvalid for a file that is no key set, and without the extra."""
+        """Raises FileInvalid if the file is not a key set, or the extra is missing."""
         self.audiences = audiences
         self._issuer = issuer
         self._path = keys
         self._told: str | None = None
-        """The failure that the log has: each refused token tries again."""
+        """The failure that was logged last: each refused token tries to read again."""
         self._reading = asyncio.Lock()
         self._keys, self._changed = self._read()
 
     def claims(self, token: str) -> dict[str, Any]:
-        """What a token of the issuer claims. Raises TokenRefused."""
+        """The claims of a token of the issuer. Raises TokenRefused."""
         from joserfc import jwt
         from joserfc.errors import JoseError
 
@@ -95,9 +94,9 @@ class IssuerTokens:
         return dict(found.claims)
 
     async def reload_aside(self, deadline_s: float = DEADLINE_S) -> None:
-        """Read the keys again; a bad file, or one whose reading hangs, changes nothing and is logged. No request waits
-        for it: the file is read in a thread."""
-        async with self._reading:  # who asks meanwhile gets what is there afterwards
+        """Read the keys again. A bad file, or a read that hangs, changes nothing and is logged. No request waits for
+        it: a thread reads the file."""
+        async with self._reading:  # a concurrent call waits for this one
             try:
                 found = await read_aside(self._read, self._path, deadline_s)
             except (FileInvalid, OSError) as error:
@@ -106,7 +105,7 @@ class IssuerTokens:
         self._take(found)
 
     def _read_newer(self) -> bool:
-        """Read the keys again if their file has changed; whether there is something new."""
+        """Read the keys again if their file has changed; True if there are new ones."""
         try:
             if self._path.stat().st_mtime_ns == self._changed:
                 return False
@@ -125,7 +124,7 @@ class IssuerTokens:
         log.info("read the issuer's keys again from %s", self._path)
 
     def _read(self) -> tuple["KeySet", int]:
-        """The keys, and when their file was written. Raises FileInvalid."""
+        """The keys, and their file's modification time. Raises FileInvalid."""
         try:
             from joserfc.errors import JoseError
             from joserfc.jwk import KeySet

@@ -1,7 +1,7 @@
-"""TOML files that people write for us: read whole, within a bound, and able to say on which line something stands.
+"""Reads TOML files with a size bound, and finds the line of each value for error messages.
 
-Strategy: tomllib gives values without positions; a look over the lines finds the tables' headers and the keys below
-them, well enough for an error message. Nothing here ever repeats a value: it may be a secret.
+Strategy: tomllib gives values without positions, so a scan of the lines finds the table headers and the keys below
+them; that is good enough for error messages. No message repeats a value: it may be a secret.
 """
 
 import os
@@ -14,15 +14,15 @@ FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 
 _HEADER: Final = re.compile(r"\s*\[\[?([A-Za-z0-9_.\s-]+)\]\]?\s*(?:#.*)?$")
 _DEPTH_MAX: Final = 4
-"""Of a table's header: nothing that is asked for stands deeper."""
+"""Parts of a table header: nothing that is looked up is deeper."""
 _KEY: Final = re.compile(r"\s*\"?([A-Za-z0-9_-]+)\"?\s*=")
 _AT: Final = re.compile(r"\(at (?:line (\d+), column (\d+)|end of document)\)")
 
 
 class FileInvalid(Exception):
-    """A file that cannot be used: which, where in it, and why. `str` tells all three.
+    """A file that cannot be used: its path, the line, and the reason; `str` shows all three.
 
-    errno: the system's, if the file could not be read; None if what it holds is wrong.
+    errno: the system's, if the file could not be read; None if its contents are wrong.
     """
 
     def __init__(self, path: Path, reason: str, line: int | None = None, errno: int | None = None) -> None:
@@ -36,10 +36,10 @@ class FileInvalid(Exception):
 def read_text(path: Path, *, private: bool = False) -> str:
     """The text of a file, without a byte order mark. Raises FileInvalid.
 
-    private: refused if anybody but its owner may read or write it.
+    private: refuse it if anybody but its owner may read or write it.
     """
     try:
-        # The open file is what is checked, so that nobody swaps it between the look and the read.
+        # Check the open file, so that nobody can swap it between the check and the read.
         with open(path, "rb") as file:
             if private and os.fstat(file.fileno()).st_mode & 0o077:
                 raise FileInvalid(path, f"it holds secrets and is open to other users: chmod 600 {path}")
@@ -54,15 +54,15 @@ def read_text(path: Path, *, private: bool = False) -> str:
         raise FileInvalid(path, "is not UTF-8", error.object[: error.start].count(b"\n") + 1) from None
 
 
-def read_toml(path: Path, *, private: bool = False) -> tuple[dict[str, Any], "Lines"]:
-    """What a TOML file holds, and where. Raises FileInvalid."""
+def read_toml(path: Path, *, private: bool = False) -> tuple[dict[str, Any], "LineNumbers"]:
+    """The contents of a TOML file, and their line numbers. Raises FileInvalid."""
     return parse_toml(path, read_text(path, private=private))
 
 
-def parse_toml(path: Path, text: str) -> tuple[dict[str, Any], "Lines"]:
-    """The same of the file's text. Raises FileInvalid."""
+def parse_toml(path: Path, text: str) -> tuple[dict[str, Any], "LineNumbers"]:
+    """The same for the file's text. Raises FileInvalid."""
     try:
-        return tomllib.loads(text), Lines(text)
+        return tomllib.loads(text), LineNumbers(text)
     except (ValueError, RecursionError) as error:  # ValueError: an integer beyond Python's own bound of digits, too
         # The rest of tomllib's message may quote the file.
         found = _AT.search(str(error))
@@ -73,8 +73,9 @@ def parse_toml(path: Path, text: str) -> tuple[dict[str, Any], "Lines"]:
         raise FileInvalid(path, reason, line) from None
 
 
-class Lines:
-    """Where tables and keys stand: ("account", 1, "key", 0) is the first `[[account.key]]` of the second account."""
+class LineNumbers:
+    """The line numbers of tables and keys: ("account", 1, "key", 0) is the first `[[account.key]]` of the second
+    account."""
 
     def __init__(self, text: str) -> None:
         self._lines: dict[tuple[Any, ...], int] = {}
@@ -98,7 +99,7 @@ class Lines:
                 self._lines.setdefault((*here, key[1]), number)
 
     def of(self, *where: Any) -> int | None:
-        """The line of what `where` names, say ("account", 0, "key", 2, "secret"), or of the nearest thing around it."""
+        """The line of `where`, for example ("account", 0, "key", 2, "secret"), or of the closest enclosing table."""
         for length in range(len(where), 0, -1):
             if where[:length] in self._lines:
                 return self._lines[where[:length]]

@@ -11,10 +11,10 @@ from veilmq.model.commands import ChangeQueue, DescribeQueue, Origin
 from veilmq.model.queue import QueueKey, SettingsChange
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.errors import LABEL_PREFIX
-from veilmq.protocols.sqs.operations.judging import ACROSS_ACCOUNTS, note
+from veilmq.protocols.sqs.operations.authorize import ACROSS_ACCOUNTS, note
 from veilmq.protocols.sqs.operations.table import OPERATIONS
 from veilmq.protocols.sqs.operations.veil import VEIL_OPERATIONS
-from veilmq.protocols.sqs.policy import Asking, Judgement, PolicyInvalid, judge, read_policy
+from veilmq.protocols.sqs.policy import AccessRequest, Decision, PolicyInvalid, evaluate, read_policy
 
 OWNER, FRIEND = "111122223333", "444455556666"
 ARN = f"arn:aws:sqs:us-east-1:{OWNER}:jobs"
@@ -297,7 +297,7 @@ class TestPermissions:
         assert served.refused(owner.purge_queue, QueueUrl=url)[0].startswith("AccessDenied")
 
 
-def _asking(**changes: Any) -> Asking:
+def _asking(**changes: Any) -> AccessRequest:
     values: dict[str, Any] = {
         "account": FRIEND,
         "user": "AKIDSOMEBODY",
@@ -312,7 +312,7 @@ def _asking(**changes: Any) -> Asking:
             "aws:principalarn": f"arn:aws:iam::{FRIEND}:user/AKIDSOMEBODY",
         },
     }
-    return Asking(**values | changes)
+    return AccessRequest(**values | changes)
 
 
 def _statement(**changes: Any) -> dict[str, Any]:
@@ -320,9 +320,9 @@ def _statement(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in statement.items() if value is not None}
 
 
-def _judged(*statements: dict[str, Any], **asking: Any) -> bool:
+def _decision(*statements: dict[str, Any], **asking: Any) -> bool:
     policy = {"Version": "2012-10-17", "Statement": list(statements)}
-    return judge(read_policy(json.dumps(policy)), _asking(**asking)) is Judgement.ALLOWED
+    return evaluate(read_policy(json.dumps(policy)), _asking(**asking)) is Decision.ALLOWED
 
 
 class TestLanguage:
@@ -360,7 +360,7 @@ class TestLanguage:
         ],
     )
     def test_caller_action_and_queue(self, changes: dict[str, Any], allowed: bool) -> None:
-        assert _judged(_statement(**changes)) is allowed
+        assert _decision(_statement(**changes)) is allowed
 
     @pytest.mark.parametrize(
         ("condition", "allows_with", "denies_with"),
@@ -424,16 +424,16 @@ class TestLanguage:
         ],
     )
     def test_conditions(self, condition: dict[str, Any], allows_with: bool, denies_with: bool) -> None:
-        assert _judged(_statement(Condition=condition)) is allows_with
-        denied = not _judged(_statement(), _statement(Effect="Deny", Condition=condition))
+        assert _decision(_statement(Condition=condition)) is allows_with
+        denied = not _decision(_statement(), _statement(Effect="Deny", Condition=condition))
         assert denied is denies_with
 
     @pytest.mark.parametrize("resource", ["Resource", "NotResource"])
     def test_a_resource_with_a_variable_is_not_understood(self, resource: str) -> None:
         statement = {name: value for name, value in _statement().items() if name != "Resource"}
         statement[resource] = "arn:aws:sqs:*:*:${aws:username}"
-        assert not _judged(statement)
-        assert not _judged(_statement(), statement | {"Effect": "Deny"})
+        assert not _decision(statement)
+        assert not _decision(_statement(), statement | {"Effect": "Deny"})
 
     def test_a_date_without_an_offset_is_in_utc(self, monkeypatch: pytest.MonkeyPatch) -> None:
         within = {
@@ -443,17 +443,17 @@ class TestLanguage:
         monkeypatch.setenv("TZ", "Asia/Tokyo")
         time.tzset()
         try:
-            assert _judged(_statement(Condition=within))
+            assert _decision(_statement(Condition=within))
         finally:
             monkeypatch.undo()
             time.tzset()
 
     def test_a_deny_wins_wherever_it_stands(self) -> None:
         deny = _statement(Effect="Deny", Principal={"AWS": FRIEND})
-        assert not _judged(_statement(), deny)
-        assert not _judged(deny, _statement())
-        assert _judged(deny, _statement(), account=OWNER)
-        assert not _judged()
+        assert not _decision(_statement(), deny)
+        assert not _decision(deny, _statement())
+        assert _decision(deny, _statement(), account=OWNER)
+        assert not _decision()
 
     @pytest.mark.parametrize(
         "text",

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from veilmq.client.service_errors import Said, error_of
-from veilmq.client.veil.line import Signer
+from veilmq.client.veil.calls import Signer
 from veilmq.client.veil.messages import failure_of, received_of
 from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.commands import (

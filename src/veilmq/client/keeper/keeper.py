@@ -20,6 +20,7 @@ from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.closing import Closing
 from veilmq.client.forked import OfProcess
+from veilmq.client.keeper.decisions import LeaseDecisions
 from veilmq.client.keeper.lease import Lease
 from veilmq.client.keeper.parameters import (
     INTERVAL,
@@ -34,7 +35,6 @@ from veilmq.client.keeper.plan import CrashLearner, Learner, Plan
 from veilmq.client.keeper.sending import SenderPool
 from veilmq.client.keeper.states import Reason, State, may_have_happened
 from veilmq.client.keeper.stats import KeeperStats
-from veilmq.client.keeper.table import LeaseTable
 from veilmq.client.keeper.telling import Teller
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
@@ -87,7 +87,7 @@ class LeaseKeeper(Closing, OfProcess):
         )
         self._capabilities = capabilities = queue.capabilities
         self.parameters.check(capabilities, plan)
-        self._table: LeaseTable[Lease] = LeaseTable(
+        self._decisions: LeaseDecisions[Lease] = LeaseDecisions(
             self.parameters, capabilities, plan, secrets.randbelow(_JITTERS) / _JITTERS
         )
         self._batch = batch_size(capabilities)
@@ -120,13 +120,13 @@ class LeaseKeeper(Closing, OfProcess):
     @property
     def leases(self) -> int:
         """Messages held now."""
-        return len(self._table.holds)
+        return len(self._decisions.holds)
 
     @property
     def stats(self) -> KeeperStats:
         """What was counted so far."""
         with self._lock:
-            table = self._table
+            table = self._decisions
             return KeeperStats(
                 leases=len(table.holds),
                 registered=table.registered,
@@ -153,7 +153,7 @@ class LeaseKeeper(Closing, OfProcess):
             checked.positive(max_hold, "max_hold")
         wanted = self.plan.first_lease(received) if lease is None and self.plan is not None else lease
         now = self.clock.monotonic()
-        table = self._table
+        table = self._decisions
         held = Lease(
             self,
             received,
@@ -184,7 +184,7 @@ class LeaseKeeper(Closing, OfProcess):
             self._take_turn(lease)
             if lease.status is State.DONE:
                 raise LeaseExpired(sequence=0, attempt=lease.message.receive_count)
-            self._table.claim(lease, "extend")
+            self._decisions.claim(lease, "extend")
         before = self.clock.monotonic()
         answer: str | VeilError | None = None
         try:
@@ -194,9 +194,9 @@ class LeaseKeeper(Closing, OfProcess):
             raise
         finally:
             with self._lock:
-                self._table.settle(lease, answer, seconds, before, self.clock.monotonic(), own=False)
+                self._decisions.settle(lease, answer, seconds, before, self.clock.monotonic(), own=False)
                 told = self._after()
-                if self._table.next_look() < self._sleeps_until:
+                if self._decisions.next_look() < self._sleeps_until:
                     self._wake.notify()
             self._tell(told)
 
@@ -241,14 +241,14 @@ class LeaseKeeper(Closing, OfProcess):
         with self._lock:
             self._closing = True
             end = self.clock.monotonic() + deadline
-            while self._table.holds and not self._stopped and (left := end - self.clock.monotonic()) > 0:
+            while self._decisions.holds and not self._stopped and (left := end - self.clock.monotonic()) > 0:
                 self._turn.wait(min(left, threading.TIMEOUT_MAX))
             if self._stopped:
                 return
             self._stopped = True
-            rest = [lease for lease in self._table.holds.values() if lease.status in (State.HELD, State.EXTENDING)]
+            rest = [lease for lease in self._decisions.holds.values() if lease.status in (State.HELD, State.EXTENDING)]
             for lease in rest:
-                self._table.lose(lease, Reason.CLOSED)
+                self._decisions.lose(lease, Reason.CLOSED)
             told = self._after()
             self._wake.notify_all()
             self._turn.notify_all()
@@ -280,14 +280,14 @@ class LeaseKeeper(Closing, OfProcess):
     def _held(self, message: Lease | Received) -> Lease:
         if isinstance(message, Lease):
             return message
-        lease = self._table.holds.get(message.handle)
+        lease = self._decisions.holds.get(message.handle)
         if lease is None:
             raise ParameterInvalid(parameter="message", reason="this keeper does not hold it")
         return lease
 
     def _revive(self, lease: Lease, now: float) -> None:
         """Almost over: one extension here and now, or the handler never starts."""
-        seconds = self._table.length(lease, now)
+        seconds = self._decisions.length(lease, now)
         try:
             lease.newest = self.queue.extend(lease.newest, seconds)
         except LeaseExpired:
@@ -297,7 +297,7 @@ class LeaseKeeper(Closing, OfProcess):
             raise LeaseExpired(sequence=getattr(error, "sequence", 0), attempt=attempt) from error
         lease.wanted = None
         lease.deadline = now + seconds
-        lease.lead = self._table.lead_for(seconds)
+        lease.lead = self._decisions.lead_for(seconds)
         lease.renew_at = lease.deadline - lease.lead
 
     def _take_turn(self, lease: Lease) -> None:
@@ -323,7 +323,7 @@ class LeaseKeeper(Closing, OfProcess):
             self._take_turn(lease)
             if lease.status is State.DONE:
                 return
-            self._table.claim(lease, "end")
+            self._decisions.claim(lease, "end")
         failed: VeilError | None = None
         returned = False
         try:
@@ -334,7 +334,7 @@ class LeaseKeeper(Closing, OfProcess):
             raise
         finally:
             with self._lock:
-                self._table.ended(lease, returned, failed, self.clock.monotonic())
+                self._decisions.ended(lease, returned, failed, self.clock.monotonic())
                 told = self._after()
             self._tell(told)
 
@@ -374,7 +374,7 @@ class LeaseKeeper(Closing, OfProcess):
         with self._lock:
             now = self.clock.monotonic()
             # Not longer than an interval: a machine that slept wakes with leases over.
-            pause = min(self._table.next_look() - now, self.parameters.interval)
+            pause = min(self._decisions.next_look() - now, self.parameters.interval)
             if pause > 0 and not self._stopped:
                 self._sleeps_until = now + pause
                 self._wake.wait(pause)
@@ -383,7 +383,7 @@ class LeaseKeeper(Closing, OfProcess):
     def _look(self) -> list[list[Lease]]:
         """The extensions to make now, in batches, first to end first."""
         with self._lock:
-            due = self._table.due(self.clock.monotonic(), LOOKS_MAX)
+            due = self._decisions.due(self.clock.monotonic(), LOOKS_MAX)
             batches = [due[first : first + self._batch] for first in range(0, len(due), self._batch)]
             self._handed += len(batches)
             told = self._after()
@@ -392,14 +392,14 @@ class LeaseKeeper(Closing, OfProcess):
 
     def _send(self, batch: list[Lease]) -> None:
         with self._lock:
-            begun = [lease for lease in batch if self._table.begin(lease)]
+            begun = [lease for lease in batch if self._decisions.begin(lease)]
         before = self.clock.monotonic()
         # What a plan or adapter that breaks leaves behind: not extended, nothing known.
         lengths: list[float] = [math.inf] * len(begun)
         answers: Sequence[str | VeilError | None] = [None] * len(begun)
         try:
             if begun:
-                lengths = [self._table.length(lease, before) for lease in begun]
+                lengths = [self._decisions.length(lease, before) for lease in begun]
                 self._warn(begun, lengths, before)
                 answers = self._ask(begun, lengths, self.queue.extend)
         finally:
@@ -409,20 +409,20 @@ class LeaseKeeper(Closing, OfProcess):
                     if self._learner is not None and isinstance(answer, str):
                         late = now - max(lease.deadline - lease.lead, lease.registered)
                         self._learner.late(late if late > LATE_SECONDS and lease.wanted is None else 0.0)
-                    self._table.settle(lease, answer, seconds, before, now)
+                    self._decisions.settle(lease, answer, seconds, before, now)
                 self._handed -= 1
                 told = self._after()
-                if self._table.next_look() < self._sleeps_until:
+                if self._decisions.next_look() < self._sleeps_until:
                     self._wake.notify()
             self._tell(told)
 
     def _warn(self, leases: list[Lease], lengths: list[float], now: float) -> None:
         """Say which messages are extended for the last time."""
         for lease, seconds in zip(leases, lengths, strict=True):
-            if now + seconds >= lease.hold_end - self._table.schedule.width:
+            if now + seconds >= lease.hold_end - self._decisions.schedule.width:
                 log.warning(
                     "queue %s: message %s is let go in %.0f s: %s",
-                    self.queue.name, lease.message.id, seconds, self._table.end_reason(lease),
+                    self.queue.name, lease.message.id, seconds, self._decisions.end_reason(lease),
                 )  # fmt: skip
 
     def _ask(
@@ -443,7 +443,7 @@ class LeaseKeeper(Closing, OfProcess):
     def _after(self) -> list[Lease]:
         """With the lock, after a change: let those who wait look again; who was lost."""
         self._turn.notify_all()
-        lost, self._table.losses = self._table.losses, []
+        lost, self._decisions.losses = self._decisions.losses, []
         return lost
 
     def _tell(self, lost: list[Lease]) -> None:

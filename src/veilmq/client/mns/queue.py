@@ -40,16 +40,16 @@ from mns.mns_request import (  # type: ignore[import-untyped]
 )
 
 from veilmq.client import base64_bodies, checked
+from veilmq.client.cancellable_wait import CancellableWaits
 from veilmq.client.capabilities import Capabilities, HandleOnSend
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudAccount, CloudQueue
 from veilmq.client.errors import entry_unanswered, may_have_happened
 from veilmq.client.identity import ById, identity_of
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
-from veilmq.client.mns.line import BatchRefused, Lines, error_of
 from veilmq.client.mns.messages import DELAY_MAX, LEASE_MAX, MESSAGE_BYTES_MAX, Entry, entry_of, peeked_of, received_of
+from veilmq.client.mns.thread_clients import BatchRefused, ThreadClients, error_of
 from veilmq.client.mns.topics import MnsTopics
-from veilmq.client.parking import Parking
 from veilmq.client.requests import batched
 from veilmq.client.service_errors import Said
 from veilmq.client.singly import OF_ALL, Singly
@@ -103,8 +103,8 @@ class MnsQueue(CloudQueue):
         self._account = account
         self._clock = clock
         self._base64 = account.base64
-        self._parking = Parking(name)
-        super().__init__(name, capabilities_of(account.base64), self._parking)
+        self._polls = CancellableWaits(name)
+        super().__init__(name, capabilities_of(account.base64), self._polls)
         self._visibility_timeout: Believed[int] = Believed(clock)
 
     @property
@@ -117,8 +117,13 @@ class MnsQueue(CloudQueue):
         """See `veilmq.client.identity`."""
         account = self._account
         return (
-            "mns", account.lines.identity, self._name, self._base64, identity_of(account.unreadable), ById(self._clock)
-        )  # fmt: skip
+            "mns",
+            account.clients.identity,
+            self._name,
+            self._base64,
+            identity_of(account.unreadable),
+            ById(self._clock),
+        )
 
     def send(self, message: str | Message) -> Sent:
         """SendMessage. A handle comes with a message that is delayed."""
@@ -177,7 +182,7 @@ class MnsQueue(CloudQueue):
             if not left:
                 return self._take(count_max, lease, 0)
             seconds = checked.whole_seconds(left, "wait", 0, WAIT_MAX)
-            return self._parking.wait(lambda: self._take(count_max, lease, seconds), self._release_late) or []
+            return self._polls.wait(lambda: self._take(count_max, lease, seconds), self._release_late) or []
 
         return base64_bodies.receive(self, polled, wait, self._account.unreadable, self._clock)
 
@@ -314,7 +319,7 @@ class MnsQueue(CloudQueue):
         return self._ask(method, request, response, size_bytes)
 
     def _ask(self, method: str, request: Any, response: Any, size_bytes: int = 0, report: Report | None = None) -> Any:
-        return self._account.lines.call(method, request, response, self._name, size_bytes, report)
+        return self._account.clients.call(method, request, response, self._name, size_bytes, report)
 
 
 def _seconds(lease: float) -> int:
@@ -356,7 +361,7 @@ class MnsAccount(CloudAccount):
         self.base64 = base64
         self.unreadable = unreadable
         self.singly = Singly("mns")
-        self.lines = Lines(account)
+        self.clients = ThreadClients(account)
         self._clock = clock
 
     def queue(self, name: str) -> MnsQueue:
@@ -377,7 +382,7 @@ class MnsAccount(CloudAccount):
             return False
         request = CreateQueueRequest(name, **wanted)
         try:
-            answer = self.lines.call("create_queue", request, CreateQueueResponse(), name)
+            answer = self.clients.call("create_queue", request, CreateQueueResponse(), name)
         except QueueExists:
             # Somebody was faster, with other settings: perhaps not with those that are asked for here.
             if self._agrees(name, wanted):
@@ -399,13 +404,13 @@ class MnsAccount(CloudAccount):
     def look(self, name: str) -> Any:
         """GetQueueAttributes: the SDK's answer. Raises QueueMissing."""
         request = GetQueueAttributesRequest(name)
-        return self.lines.call("get_queue_attributes", request, GetQueueAttributesResponse(), name)
+        return self.clients.call("get_queue_attributes", request, GetQueueAttributesResponse(), name)
 
     def delete(self, name: str) -> None:
         """DeleteQueue. Raises QueueMissing."""
         _checked_name(name)
         self.look(name)  # the service deletes what is not there without a word
-        self.lines.call("delete_queue", DeleteQueueRequest(name), DeleteQueueResponse(), name)
+        self.clients.call("delete_queue", DeleteQueueRequest(name), DeleteQueueResponse(), name)
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueue, all pages."""
@@ -415,7 +420,7 @@ class MnsAccount(CloudAccount):
         marker = ""
         while True:
             request = ListQueueRequest(prefix, _PAGE_MAX, marker)
-            answer = self.lines.call("list_queue", request, ListQueueResponse(), "")
+            answer = self.clients.call("list_queue", request, ListQueueResponse(), "")
             names += [url.rpartition("/")[2] for url in answer.queueurl_list]
             marker = answer.next_marker
             if not marker:
@@ -429,7 +434,7 @@ class MnsAccount(CloudAccount):
         """Close the queues and all connections."""
         self._close_queues()
         self.singly.close()
-        self.lines.close()
+        self.clients.close()
 
 
 def _checked_name(name: str) -> str:

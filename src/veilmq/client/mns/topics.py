@@ -27,8 +27,8 @@ from mns.mns_request import (  # type: ignore[import-untyped]
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.errors import ServiceError, SubscriptionExists, TopicMissing
 from veilmq.client.messages import Message
-from veilmq.client.mns.line import Lines
 from veilmq.client.mns.messages import Entry, entry_of
+from veilmq.client.mns.thread_clients import ThreadClients
 from veilmq.client.native_topics import NativePublished, NativeSubscription
 from veilmq.client.singly import Singly
 from veilmq.client.topic_names import TAG_CHARACTERS_MAX, are_names
@@ -53,7 +53,7 @@ def _is_tag(text: str) -> bool:
 class Owner(Protocol):
     """What is needed of the account (veilmq.client.mns.queue)."""
 
-    lines: Lines
+    clients: ThreadClients
     singly: Singly
 
     def look(self, name: str) -> Any:
@@ -146,13 +146,13 @@ class MnsTopics:
         return self._account.singly.batched(messages, made, send)
 
     def _endpoint(self, queue: str) -> str:
-        account, _, rest = self._account.lines.host.partition(".mns.")
+        account, _, rest = self._account.clients.host.partition(".mns.")
         region = rest.partition(".")[0] if rest else "us-east-1"
         return f"acs:mns:{region.removesuffix('-internal')}:{account.partition(':')[0]}{_QUEUES}{queue}"
 
     def _call(self, method: str, request: Any, response: Any, topic: str, queue: str = "") -> Any:
         try:
-            return self._account.lines.call(method, request, response, queue)
+            return self._account.clients.call(method, request, response, queue)
         except ServiceError as error:
             if error.code == "TopicNotExist":
                 raise TopicMissing(topic=topic) from error

@@ -2,12 +2,12 @@
 
 Strategy: the sender numbers, durably before it sends (sender.py); the receiver hands out only the next number
 (receiver.py, reorder.py); both keep their count in a storage that one process at a time may hold (storage.py,
-tables.py, objects.py, holding.py). docs/patterns/ordered-queue.md.
+tables.py, objects.py, locks.py). docs/patterns/ordered-queue.md.
 """
 
 from veilmq.client.ordered.entries import Ordered
 from veilmq.client.ordered.gaps import GapPolicy
-from veilmq.client.ordered.holding import StateLock
+from veilmq.client.ordered.locks import StateLock
 from veilmq.client.ordered.objects import ObjectStorage
 from veilmq.client.ordered.queue import OrderedQueue
 from veilmq.client.ordered.receiver import OrderedReceiver

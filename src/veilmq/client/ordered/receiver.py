@@ -22,8 +22,8 @@ from veilmq.client.errors import GapFound
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.ordered.entries import FOREVER, Entry, Ordered, give_back, place_of, shown
 from veilmq.client.ordered.gaps import GapPolicy, GapWatch
-from veilmq.client.ordered.holding import locked
 from veilmq.client.ordered.intake import Intake
+from veilmq.client.ordered.locks import locked
 from veilmq.client.ordered.marking import marking_of
 from veilmq.client.ordered.reorder import Place, Reorder
 from veilmq.client.ordered.side import Side

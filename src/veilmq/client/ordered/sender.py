@@ -22,7 +22,7 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import TransportError, may_have_happened
 from veilmq.client.message_text import plain
 from veilmq.client.messages import Message, Sent
-from veilmq.client.ordered.holding import locked
+from veilmq.client.ordered.locks import locked
 from veilmq.client.ordered.marking import Mark, marking_of
 from veilmq.client.ordered.side import Side
 from veilmq.client.ordered.state import Pending, SenderState, check_queue, decode, packed, unpacked

@@ -1,7 +1,7 @@
 """Where the numbers live: the shape of a storage, and the local file.
 
 Strategy: a storage is two methods, `load` and `save`; `save` is durable when it returns. One that can lock itself has
-`acquire` and `release` as well; one that cannot gets its lock inside its state (holding.py). The file is written
+`acquire` and `release` as well; one that cannot gets its lock inside its state (locks.py). The file is written
 beside itself, synced and renamed, and locked with flock, which the kernel lets go when its process dies.
 """
 

@@ -1,7 +1,7 @@
 """Numbers in a table of a database, over any DB-API driver: SQLite, PostgreSQL, MySQL.
 
 Strategy: one row a storage, changed only by `UPDATE ... WHERE version = ?`: who was overtaken changes nothing and is
-told. The row also says who holds it, by the database's clock (holding.py). One connection, made when it is needed and
+told. The row also says who holds it, by the database's clock (locks.py). One connection, made when it is needed and
 again after an error, used by one thread at a time. `saving` lends a cursor, so that the application's own rows and the
 acknowledged number are one transaction: then nothing is done twice, wherever the process dies.
 """
@@ -27,7 +27,7 @@ from veilmq.client.dbapi import (
     transactional,
 )
 from veilmq.client.errors import StateInvalid, StorageLost
-from veilmq.client.ordered.holding import HOLD_SECONDS, Owner, Watch
+from veilmq.client.ordered.locks import HOLD_SECONDS, Owner, Watch
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 NAME_CHARACTERS_MAX: Final = 120

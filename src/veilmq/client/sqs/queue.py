@@ -15,13 +15,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, TypeVar
 
 from veilmq.client import checked
+from veilmq.client.cancellable_wait import CancellableWaits
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudAccount, CloudQueue
 from veilmq.client.errors import entry_unanswered
 from veilmq.client.identity import ById
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
-from veilmq.client.parking import Parking
 from veilmq.client.queue_attributes import FIFO_SUFFIX, creation_attributes
 from veilmq.client.requests import batched, in_requests
 from veilmq.client.sqs.calls import Calls, entry_error, member
@@ -73,8 +73,8 @@ class SqsQueue(CloudQueue):
         timeout = calls.client.meta.config.read_timeout
         # A socket that gives up before the poll does would make an error of every empty answer.
         wait_max = _WAIT_MAX if timeout is None else max(0, min(_WAIT_MAX, timeout - 1))
-        self._parking = Parking(name)
-        super().__init__(name, capabilities_of(name, wait_max), self._parking)
+        self._polls = CancellableWaits(name)
+        super().__init__(name, capabilities_of(name, wait_max), self._polls)
         self._visibility_timeout: Believed[float] = Believed(clock)
 
     @property
@@ -141,7 +141,7 @@ class SqsQueue(CloudQueue):
         if not wait:
             messages = self._call("receive_message", **given).get("Messages", [])
         else:
-            messages = self._parking.wait(lambda: self._polled(given), self._release_late) or []
+            messages = self._polls.wait(lambda: self._polled(given), self._release_late) or []
         received = [received_of(message, started, held) for message in messages]
         if lease is None:
             return self._honour_hints(received)

@@ -16,7 +16,7 @@ from veilmq.model.errors import ParameterInvalid, VeilError, from_fields
 from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
 from veilmq.protocols.sqs.inputs import AttributeValue as WireValue
 from veilmq.protocols.sqs.operations import veil_shapes as shapes
-from veilmq.protocols.sqs.operations.veil_shapes import Failure, MessageIn, MessageOut, SentLine
+from veilmq.protocols.sqs.operations.veil_shapes import Failure, MessageIn, MessageOut, SentEntry
 
 _DURATIONS: Final = (
     ("delay", shapes.DELAY_SECONDS_MAX),
@@ -76,7 +76,7 @@ def wire_bytes(message: MessageIn) -> int:
     )
 
 
-def sent_of(line: SentLine) -> Sent:
+def sent_of(line: SentEntry) -> Sent:
     """One line of a Send's answer, of a message that was sent."""
     return Sent(line.id, line.handle, line.sequence_number, line.duplicate)
 

@@ -4,7 +4,7 @@ Strategy: Send, Extend and Delete are batches on the wire and a single one is a 
 out twice after a broken connection, because twice is as good as once; a Delete that then finds the message gone has
 done its work. `lease_end` counts from the grant: from when the request left, and what the server says it then waited.
 
-The account: one pool of connections and one signer; a queue gets a line of its own over them. The key decides the
+The account: one pool of connections and one signer; a queue gets calls of its own over them. The key decides the
 account; `account` names another one where the server lets a key do that (development mode).
 """
 
@@ -23,8 +23,8 @@ from veilmq.client.prepared import as_message
 from veilmq.client.queue_attributes import FIFO_SUFFIX, creation_attributes
 from veilmq.client.requests import batched
 from veilmq.client.unreadable import log
+from veilmq.client.veil.calls import Calls, Operation, Signer, operation
 from veilmq.client.veil.connections import Pool
-from veilmq.client.veil.line import Line, Operation, Signer, operation
 from veilmq.client.veil.messages import peeked_of, received_of, sent_of, wire_bytes, wire_of
 from veilmq.model.access import HOME_REGION_DEFAULT
 from veilmq.model.errors import CapabilityMissing, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
@@ -72,11 +72,11 @@ def capabilities_of(name: str) -> Capabilities:
 class VeilQueue(CloudQueue):
     """A `Queue` on our server; made by `VeilAccount.queue`."""
 
-    def __init__(self, account: "VeilAccount", line: Line, name: str, path: str, clock: Clock) -> None:
+    def __init__(self, account: "VeilAccount", calls: Calls, name: str, path: str, clock: Clock) -> None:
         """`path`: how the server is told which queue: `name` or `account/name`."""
-        super().__init__(name, capabilities_of(name), line)
+        super().__init__(name, capabilities_of(name), calls)
         self._account = account
-        self._line = line
+        self._calls = calls
         self._path = path
         self._clock = clock
 
@@ -119,7 +119,7 @@ class VeilQueue(CloudQueue):
 
     def _send(self, messages: list[shapes.MessageIn], size_bytes: int) -> list[Sent | VeilError]:
         given = shapes.SendInput(queue=self._path, messages=messages, want_handles=True)
-        done = self._line.call(_SEND, given, size_bytes=size_bytes)
+        done = self._calls.call(_SEND, given, size_bytes=size_bytes)
         if len(done.result.results) != len(messages):
             raise _other_count()
         return [sent_of(line) if line.error is None else done.failure_of(line.error) for line in done.result.results]
@@ -131,15 +131,15 @@ class VeilQueue(CloudQueue):
         if lease is not None:
             _check_lease(lease)
         given = shapes.ReceiveInput(queue=self._path, count_max=count_max, lease=lease, wait=wait)
-        was_open, interrupts = not self._line.closed, self._line.interrupts
+        was_open, interrupts = not self._calls.closed, self._calls.interrupts
         started = self._clock.monotonic()
         try:
-            answer = self._line.call(_RECEIVE, given, wait).result
+            answer = self._calls.call(_RECEIVE, given, wait).result
         except TransportError:
-            if (was_open and self._line.closed) or (wait and self._line.interrupts != interrupts):
+            if (was_open and self._calls.closed) or (wait and self._calls.interrupts != interrupts):
                 return []  # the server gives back what it was about to hand out
             raise
-        if self._line.closed:
+        if self._calls.closed:
             self._give_back([message.handle for message in answer.messages])
             return []
         granted_by = started + answer.waited
@@ -151,7 +151,7 @@ class VeilQueue(CloudQueue):
             return
         entries = [shapes.ExtendEntry(handle=handle, lease=0) for handle in handles]
         try:
-            self._line.late(_EXTEND, shapes.ExtendInput(queue=self._path, entries=entries))
+            self._calls.late(_EXTEND, shapes.ExtendInput(queue=self._path, entries=entries))
         except VeilError as error:
             log.warning("queue %s: messages could not be released: %s", self._name, error)
 
@@ -207,12 +207,12 @@ class VeilQueue(CloudQueue):
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """VeilMQ.Peek."""
         self._check_count(count_max)
-        answer = self._line.call(_PEEK, shapes.PeekInput(queue=self._path, count_max=count_max)).result
+        answer = self._calls.call(_PEEK, shapes.PeekInput(queue=self._path, count_max=count_max)).result
         return [peeked_of(message) for message in answer.messages]
 
     def stats(self) -> Stats:
         """VeilMQ.DescribeQueue."""
-        described = self._line.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
+        described = self._calls.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
         return Stats(
             visible=described.visible,
             delayed=described.delayed,
@@ -225,7 +225,7 @@ class VeilQueue(CloudQueue):
 
     def recommended(self) -> Recommended | None:
         """VeilMQ.DescribeQueue."""
-        described = self._line.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
+        described = self._calls.call(DESCRIBE, shapes.QueueInput(queue=self._path)).result
         plan = described.plan
         return None if plan is None else Recommended(plan.lease, plan.by_type, plan.why, plan.applied)
 
@@ -233,7 +233,7 @@ class VeilQueue(CloudQueue):
         self, kind: Operation, given: shapes.ExtendInput | shapes.DeleteInput, report: Report | None = None
     ) -> dict[int, VeilError]:
         """What was not done, by place in the request."""
-        done = self._line.call(kind, given, report=report)
+        done = self._calls.call(kind, given, report=report)
         if not done.result.failures:
             return {}
         failures = {each.index: done.failure_of(each.error) for each in done.result.failures}
@@ -337,17 +337,17 @@ class VeilAccount(CloudAccount):
         self._timeout = timeout
         self._clock = clock
         self._prefix = "" if account is None else f"{account}/"
-        self._line = self._new_line("")
+        self._calls = self._new_calls("")
 
-    def _new_line(self, name: str) -> Line:
-        return Line(self._pool, self._signer, self._timeout, name)
+    def _new_calls(self, name: str) -> Calls:
+        return Calls(self._pool, self._signer, self._timeout, name)
 
     def queue(self, name: str) -> VeilQueue:
         """A queue that exists. Raises QueueMissing."""
-        line = self._new_line(name)
+        calls = self._new_calls(name)
         path = self._prefix + name
-        line.call(DESCRIBE, shapes.QueueInput(queue=path))
-        queue = VeilQueue(self, line, name, path, self._clock)
+        calls.call(DESCRIBE, shapes.QueueInput(queue=path))
+        queue = VeilQueue(self, calls, name, path, self._clock)
         return self._opened(queue)
 
     def capabilities(self, name: str) -> Capabilities:
@@ -360,23 +360,23 @@ class VeilAccount(CloudAccount):
         dead_letter_arn = None
         if template.dead_letter_queue is not None:
             path = self._prefix + template.dead_letter_queue
-            target = self._new_line(template.dead_letter_queue).call(DESCRIBE, shapes.QueueInput(queue=path)).result
+            target = self._new_calls(template.dead_letter_queue).call(DESCRIBE, shapes.QueueInput(queue=path)).result
             dead_letter_arn = f"arn:aws:sqs:{target.region}:{target.account}:{target.name}"
         attributes = creation_attributes(name, template, dead_letter_arn)
         given = CreateQueueInput(queue_name=name, attributes=attributes, tags=dict(template.tags) or None)
-        done = self._new_line(name).call(_CREATE_QUEUE, given)
+        done = self._new_calls(name).call(_CREATE_QUEUE, given)
         return bool(done.result.created or done.again)
 
     def delete(self, name: str) -> None:
         """VeilMQ.DeleteQueue. Raises QueueMissing."""
-        self._new_line(name).call(_DELETE_QUEUE, shapes.QueueInput(queue=self._prefix + name))
+        self._new_calls(name).call(_DELETE_QUEUE, shapes.QueueInput(queue=self._prefix + name))
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueues, all pages."""
         names: list[str] = []
         given = ListQueuesInput(queue_name_prefix=prefix or None, max_results=_PAGE_MAX)
         while True:
-            page = self._line.call(_LIST, given).result
+            page = self._calls.call(_LIST, given).result
             names += [url.rpartition("/")[2] for url in page.queue_urls or ()]
             if not page.next_token:
                 return names
@@ -385,5 +385,5 @@ class VeilAccount(CloudAccount):
     def close(self) -> None:
         """Close the queues and let all connections go."""
         self._pool.close()
-        self._line.close()
+        self._calls.close()
         self._close_queues()

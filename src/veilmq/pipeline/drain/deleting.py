@@ -2,7 +2,7 @@
 
 Strategy: one thread takes committed batches in order and cuts each into requests that a pool sends. What the queue
 could not be asked is asked again until `patience` is over; then `finish` raises, and the manifests are there for the
-next run. Before the messages go, what their rows leave behind is dealt with (`tidy`).
+next run. Before the messages go, what their rows leave behind is dealt with (`cleanup`).
 """
 
 import logging
@@ -29,12 +29,12 @@ class Deleter:
     """Deletes batches in the background."""
 
     def __init__(
-        self, queue: Queue, senders: int, patience: float, clock: Clock, tidy: Callable[[Batch], None],
+        self, queue: Queue, senders: int, patience: float, clock: Clock, cleanup: Callable[[Batch], None],
         done: Callable[[Batch], None],
     ) -> None:  # fmt: skip
         """done: called for each batch that is done, in the thread that deletes."""
         self._queue, self._patience, self._clock = queue, patience, clock
-        self._tidy, self._done = tidy, done
+        self._cleanup, self._done = cleanup, done
         self._line = ThreadPoolExecutor(1, "veilmq drain deletes")
         self._pool = ThreadPoolExecutor(senders, "veilmq drain delete")
         self._under_way: dict[int, Future[None]] = {}
@@ -50,7 +50,7 @@ class Deleter:
             self._under_way[batch.seq] = self._line.submit(self._delete, batch)
 
     def finish(self) -> None:
-        """Wait for all of them. Raises SourceUnreachable if the queue could not be asked, and what `tidy` raised."""
+        """Wait for all of them. Raises SourceUnreachable if the queue could not be asked, and what `cleanup` raised."""
         while self._under_way:
             seq, future = next(iter(self._under_way.items()))
             del self._under_way[seq]
@@ -64,9 +64,9 @@ class Deleter:
     def _delete(self, batch: Batch) -> None:
         end = self._clock.monotonic() + self._patience
         if not batch.is_tidied:
-            self._tidy(batch)
+            self._cleanup(batch)
             batch.is_tidied = True
-        batch.holding.stop()
+        batch.leases.stop()
         left = batch.to_delete()
         while left:
             self._failure = None
@@ -86,7 +86,7 @@ class Deleter:
         return max(self._queue.capabilities.batch_messages_max, _CHUNK_MIN)
 
     def _request(self, batch: Batch, ids: list[str]) -> None:
-        handles = [batch.holding.handle(batch.places[each]) for each in ids]
+        handles = [batch.leases.handle(batch.places[each]) for each in ids]
         try:
             answers = self._queue.delete_batch(handles)
         except VeilError as error:

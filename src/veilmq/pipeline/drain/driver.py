@@ -26,14 +26,14 @@ from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapacityError, LeaseError, ParameterInvalid, ReceiptInvalid, StoreError, VeilError
 from veilmq.pipeline.drain import ledger
+from veilmq.pipeline.drain.batch_leases import BatchLeases
+from veilmq.pipeline.drain.cleanup import Cleanup
 from veilmq.pipeline.drain.columns import table_of
 from veilmq.pipeline.drain.deleting import Deleter
-from veilmq.pipeline.drain.holding import Holding
 from veilmq.pipeline.drain.ledger import Batch, Remembered
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest
 from veilmq.pipeline.drain.options import DrainOptions, rows_default
 from veilmq.pipeline.drain.receiving import Room, each_chunk, gather
-from veilmq.pipeline.drain.tidying import Tidying
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 
 REMEMBER_SECONDS: Final = 14 * 86_400.0
@@ -65,9 +65,9 @@ class Driver:
             raise
         self._pool = ThreadPoolExecutor(options.receivers, "veilmq drain receive")
         self._room = Room(options.max_bytes, self._queue.capabilities)
-        self._tidying = Tidying(options, self._queue)
+        self._cleanup = Cleanup(options, self._queue)
         self._deleter = Deleter(
-            self._queue, options.receivers, options.patience, clock, self._tidying.tidy, self._batch_done
+            self._queue, options.receivers, options.patience, clock, self._cleanup.run, self._batch_done
         )
         self._batches: dict[int, Batch] = {}
         self._remembered = Remembered()
@@ -79,10 +79,10 @@ class Driver:
     def close(self) -> None:
         """Let everything go; leases end by themselves."""
         for batch in list(self._batches.values()):
-            batch.holding.stop()
+            batch.leases.stop()
         self._deleter.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._tidying.close()
+        self._cleanup.close()
         self.directory.close()
         self._queue.close()
 
@@ -108,16 +108,16 @@ class Driver:
         if self._queue.capabilities.native_fifo:
             messages.sort(key=lambda each: each.sequence_number or 0)
         seq = start.seq + 1
-        holding = Holding(self._queue, messages, self._options.lease, self._clock)
-        holding.start()
+        leases = BatchLeases(self._queue, messages, self._options.lease, self._clock)
+        leases.start()
         try:
             offset = self.directory.write(seq, table_of(messages, seq))
         except BaseException:
             # Nobody will commit them: they come back when their leases end.
-            holding.stop()
+            leases.stop()
             raise
         with self._lock:
-            self._batches[seq] = Batch(seq, self.directory.path / offset.file, messages, holding)
+            self._batches[seq] = Batch(seq, self.directory.path / offset.file, messages, leases)
         self._emitted += len(messages)
         return offset
 
@@ -218,15 +218,15 @@ class Driver:
         """Its leases were another process's."""
         if not batch.places:
             return
-        self._asked(batch.holding.revive)
-        batch.holding.start()
+        self._asked(batch.leases.revive)
+        batch.leases.start()
 
     def _purge(self, seq: int, path: Path) -> None:
         """A manifest that Spark never logged: its messages were not emitted, and whoever comes first has them."""
         with self._lock:
             batch = self._batches.pop(seq, None)
         if batch is not None:
-            batch.holding.stop()
+            batch.leases.stop()
         handles = [each.handle for each in ledger.loaded(path)]
         path.unlink()
         each_chunk(self._pool, self._release, handles, _RELEASED_ROWS)

@@ -14,15 +14,15 @@ from veilmq.client.clock import Clock
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, MessageGone, ReceiptInvalid, VeilError
-from veilmq.pipeline.drain.holding import Holding
+from veilmq.pipeline.drain.batch_leases import BatchLeases
 from veilmq.pipeline.drain.manifests import open_manifest
 
 
 class Batch:
     """The messages of one manifest that are not certainly deleted."""
 
-    def __init__(self, seq: int, path: Path, messages: Sequence[Received], holding: Holding) -> None:
-        self.seq, self.path, self.holding = seq, path, holding
+    def __init__(self, seq: int, path: Path, messages: Sequence[Received], leases: BatchLeases) -> None:
+        self.seq, self.path, self.leases = seq, path, leases
         self.places = {each.id: place for place, each in enumerate(messages)}
         self.doubtful: set[str] = set()
         """Called deleted, but perhaps by a stale handle; or refused, because it was one."""
@@ -34,7 +34,7 @@ class Batch:
         place = self.places.get(message.id)
         if place is None:
             return  # deleted for good a moment ago
-        self.holding.renew(place, message)
+        self.leases.renew(place, message)
         self.doubtful.discard(message.id)
 
     def to_delete(self) -> list[str]:
@@ -44,11 +44,11 @@ class Batch:
     def deleted(self, message: str, handle: str, answer: VeilError | None) -> bool:
         """Take the answer to its delete by that handle; False if the delete must be tried again."""
         place = self.places[message]
-        if handle != self.holding.handle(place):
+        if handle != self.leases.handle(place):
             # It came again meanwhile: the answer is about a lease that was over.
             return False
         if answer is None or isinstance(answer, MessageGone):
-            if self.holding.unbroken(place):
+            if self.leases.unbroken(place):
                 del self.places[message]
             else:
                 self.doubtful.add(message)
@@ -91,7 +91,7 @@ class Remembered:
 def load(seq: int, path: Path, queue: Queue, lease: float, clock: Clock) -> Batch:
     """The batch of a manifest that another process wrote. Raises ManifestDamaged."""
     messages = loaded(path)
-    return Batch(seq, path, messages, Holding(queue, messages, lease, clock))
+    return Batch(seq, path, messages, BatchLeases(queue, messages, lease, clock))
 
 
 def loaded(path: Path) -> list[Received]:

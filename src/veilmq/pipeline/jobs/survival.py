@@ -1,8 +1,8 @@
 """`survival`: how long work takes, per queue and message type, with what is censored.
 
 Strategy: leases become a histogram (buckets.py), small however long the history is; crashes are placed in it
-(curves.py) and Kaplan and Meier's curve follows by window functions over the buckets of each group. `quantiles` is the
-same in a row a group: a number where the curve reaches or a lognormal law agrees with it; beyond, "at least".
+(survival_fit.py) and Kaplan and Meier's curve follows by window functions over the buckets of each group. `quantiles`
+is the same in a row a group: a number where the curve reaches or a lognormal law agrees with it; beyond, "at least".
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -79,7 +79,7 @@ def _placed(rows: Any) -> Any:
     import pandas as pd
 
     from veilmq.pipeline.jobs.buckets import BOUNDS
-    from veilmq.pipeline.jobs.curves import Curve, normal_survival, sample_of
+    from veilmq.pipeline.jobs.survival_fit import Curve, normal_survival, sample_of
 
     found = Curve(sample_of(rows))
     sample = found.sample
@@ -103,7 +103,7 @@ def _placed(rows: Any) -> Any:
 def _quantiles(rows: Any) -> Any:
     import pandas as pd
 
-    from veilmq.pipeline.jobs.curves import Curve, doubted, sample_of
+    from veilmq.pipeline.jobs.survival_fit import Curve, doubted, sample_of
 
     found = Curve(sample_of(rows))
     doubt = doubted(rows)

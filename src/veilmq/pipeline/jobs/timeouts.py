@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from veilmq.client.timeouts.schedule import Costs, Schedule
-    from veilmq.pipeline.jobs.curves import Curve, Sample
+    from veilmq.pipeline.jobs.survival_fit import Curve, Sample
 
 SCHEMA: Final = (
     "account string, region string, queue string, type string, attempts double, finished double,"
@@ -136,8 +136,8 @@ def plan(alive: Any, costs: "Costs") -> "Schedule":
 
 def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     from veilmq.client.timeouts.schedule import Costs
-    from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, doubted, sample_of
     from veilmq.pipeline.jobs.survival import names_of
+    from veilmq.pipeline.jobs.survival_fit import FINISHED_MIN, Curve, doubted, sample_of
 
     curve = Curve(sample_of(rows))
     costs = rated(curve.sample, given)
@@ -256,7 +256,7 @@ def _resampled(curve: "Curve", believed: float) -> tuple[Any, Any]:
     """Curves and crash rates as other histories of the same length might have shown them (Poisson bootstrap)."""
     import numpy as np
 
-    from veilmq.pipeline.jobs.curves import survival
+    from veilmq.pipeline.jobs.survival_fit import survival
 
     # The seed is fixed: the same history gives the same interval.
     random = np.random.default_rng(4)
@@ -288,9 +288,9 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
     import pandas as pd
 
     from veilmq.pipeline.jobs.buckets import BOUNDS, FINE
-    from veilmq.pipeline.jobs.curves import FINISHED_MIN, Curve, sample_of
     from veilmq.pipeline.jobs.pricing import timeout_price
     from veilmq.pipeline.jobs.survival import names_of
+    from veilmq.pipeline.jobs.survival_fit import FINISHED_MIN, Curve, sample_of
 
     curve = Curve(sample_of(rows))
     if curve.finished < FINISHED_MIN:

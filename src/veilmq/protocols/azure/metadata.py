@@ -1,7 +1,7 @@
 """Metadata of a queue: `x-ms-meta-*` headers, and the labels that keep them.
 
 Strategy: all of it is one label, in JSON, because setting metadata replaces the whole. Names have no case when they are
-compared, and keep the case in which they were set: their spelling is a label of its own, which makes no difference
+compared, and keep the case in which they were set: their header_case is a label of its own, which makes no difference
 between two queues. Source: "Set Queue Metadata", "Setting and retrieving properties and metadata".
 """
 
@@ -14,7 +14,7 @@ from veilmq.protocols.azure.errors import EMPTY_METADATA_KEY, INVALID_METADATA, 
 from veilmq.protocols.http import Request
 
 LABEL: Final = "azure.metadata"
-_SPELLING: Final = "azure.spelling"
+_HEADER_CASE: Final = "azure.spelling"
 PREFIX: Final = b"x-ms-meta-"
 _DECODER: Final = msgspec.json.Decoder(dict[str, str])
 
@@ -24,7 +24,7 @@ class Metadata(msgspec.Struct, frozen=True):
 
     values: dict[str, str]
     """By name in lower case."""
-    spelling: dict[str, str]
+    header_case: dict[str, str]
     """Name in lower case -> as it was sent, where the two differ."""
 
 
@@ -45,9 +45,9 @@ def read_metadata(request: Request) -> Metadata:
         metadata[key] = text
     if total_bytes > limits.METADATA_BYTES_MAX:
         raise Refusal(METADATA_TOO_LARGE, {"MaxLimit": str(limits.METADATA_BYTES_MAX)})
-    sent = ((name, (request.spelled or {}).get(PREFIX + name.encode(), b"").decode()) for name in metadata)
-    spelling = {name: text[len(PREFIX) :] for name, text in sent if text[len(PREFIX) :] not in {"", name}}
-    return Metadata(metadata, spelling)
+    sent = ((name, (request.header_case or {}).get(PREFIX + name.encode(), b"").decode()) for name in metadata)
+    header_case = {name: text[len(PREFIX) :] for name, text in sent if text[len(PREFIX) :] not in {"", name}}
+    return Metadata(metadata, header_case)
 
 
 def _printable(text: str) -> bool:
@@ -61,7 +61,7 @@ def values_label(metadata: Metadata) -> dict[str, str]:
 
 def labels_of(metadata: Metadata) -> dict[str, str]:
     """The labels that keep this metadata and no other."""
-    return values_label(metadata) | {_SPELLING: _text(metadata.spelling)}
+    return values_label(metadata) | {_HEADER_CASE: _text(metadata.header_case)}
 
 
 def _text(pairs: dict[str, str]) -> str:
@@ -70,10 +70,10 @@ def _text(pairs: dict[str, str]) -> str:
 
 def metadata_of(labels: dict[str, str]) -> dict[str, str]:
     """The metadata that a queue's labels keep, by name as it was set."""
-    text, spelled = labels.get(LABEL), labels.get(_SPELLING)
+    text, spelled = labels.get(LABEL), labels.get(_HEADER_CASE)
     values = _DECODER.decode(text) if text else {}
-    spelling = _DECODER.decode(spelled) if spelled else {}
-    return {spelling.get(name, name): value for name, value in values.items()}
+    header_case = _DECODER.decode(spelled) if spelled else {}
+    return {header_case.get(name, name): value for name, value in values.items()}
 
 
 def as_headers(metadata: dict[str, str]) -> tuple[tuple[bytes, bytes], ...]:

@@ -51,8 +51,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     kms_faults: tuple[tuple[str, str], ...] = ()
     """KmsMasterKeyId of keys that cannot be used, each with a name of `errors.KMS_FAULTS`."""
     guarded: set[QueueKey] = set()
-    """Queues whose policy may deny something: a hint, kept by operations/judging.py. One that is here is asked for its
-    policy before a call of its own account goes on."""
+    """Queues whose policy may deny something: a hint, kept by operations/authorize.py. One that is here is asked for
+    its policy before a call of its own account goes on."""
 
 
 def is_queue_name(name: str) -> bool:

@@ -17,7 +17,7 @@ from veilmq.protocols.sqs import errors, json_form, query_form
 from veilmq.protocols.sqs.addresses import Endpoint
 from veilmq.protocols.sqs.call import Asked, Call, Form
 from veilmq.protocols.sqs.errors import Fault, Refusal
-from veilmq.protocols.sqs.operations.judging import judged_first, not_granted
+from veilmq.protocols.sqs.operations.authorize import authorized, not_granted
 from veilmq.protocols.sqs.signature import Verifier
 from veilmq.protocols.sqs.throttle import Throttle
 
@@ -71,7 +71,7 @@ class Codec:
             if row.before is not None:
                 call = row.before(call)
             if asked.foreign is not None or not commands or self._endpoint.kms_faults or self._endpoint.guarded:
-                call = judged_first(asked, call)
+                call = authorized(asked, call)
         except Refusal as refusal:
             return self._refused(refusal, form, request)
         return call

@@ -47,7 +47,7 @@ class PolicyInvalid(Exception):
     """The text is no policy: why."""
 
 
-class Asking(msgspec.Struct, frozen=True):
+class AccessRequest(msgspec.Struct, frozen=True):
     """Who asks for what, as a policy sees it."""
 
     account: str
@@ -146,7 +146,7 @@ def texts_of(value: Any) -> list[str]:
     return values if all(isinstance(each, str) for each in values) else []
 
 
-class Judgement(Enum):
+class Decision(Enum):
     """What a policy says of a caller."""
 
     SILENT = "silent"
@@ -154,16 +154,16 @@ class Judgement(Enum):
     DENIED = "denied"
 
 
-def judge(policy: dict[str, Any], asking: Asking) -> Judgement:
+def evaluate(policy: dict[str, Any], asking: AccessRequest) -> Decision:
     """What the policy says of that; a deny wins wherever it stands."""
-    judgement = Judgement.SILENT
+    decision = Decision.SILENT
     for statement in statements_of(policy):
         deny = statement["Effect"] == "Deny"
         if _names(statement, asking) and _holds(statement.get("Condition", {}), asking.context, deny):
             if deny:
-                return Judgement.DENIED
-            judgement = Judgement.ALLOWED
-    return judgement
+                return Decision.DENIED
+            decision = Decision.ALLOWED
+    return decision
 
 
 def may_deny(policy: dict[str, Any]) -> bool:
@@ -171,7 +171,7 @@ def may_deny(policy: dict[str, Any]) -> bool:
     return any(statement["Effect"] == "Deny" for statement in statements_of(policy))
 
 
-def _names(statement: dict[str, Any], asking: Asking) -> bool:
+def _names(statement: dict[str, Any], asking: AccessRequest) -> bool:
     """Whether caller, action and queue are those of the statement."""
     if "Principal" in statement:
         if not _is_principal(statement["Principal"], asking):
@@ -193,7 +193,7 @@ def _names(statement: dict[str, Any], asking: Asking) -> bool:
     return matches is ("Resource" in statement)
 
 
-def _is_principal(principal: Any, asking: Asking) -> bool:
+def _is_principal(principal: Any, asking: AccessRequest) -> bool:
     if principal == "*":
         return True
     for text in texts_of(principal.get("AWS", [])):
@@ -280,7 +280,9 @@ def _holds(condition: dict[str, dict[str, Any]], context: dict[str, str], deny: 
     """Whether every condition holds; one that cannot be judged holds in a deny only."""
     for operator, keys in condition.items():
         for key, values in keys.items():
-            judged = _judge(operator.lower(), key.lower(), [_plain(value) for value in _listed(values)], context)
+            judged = _condition_holds(
+                operator.lower(), key.lower(), [_plain(value) for value in _listed(values)], context
+            )
             if not (deny if judged is None else judged):
                 return False
     return True
@@ -290,7 +292,7 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _judge(operator: str, key: str, values: list[str], context: dict[str, str]) -> bool | None:
+def _condition_holds(operator: str, key: str, values: list[str], context: dict[str, str]) -> bool | None:
     """Whether the condition holds; None if operator or key are not understood."""
     if key not in KEYS or any(_VARIABLE in value for value in values):
         return None

@@ -15,7 +15,7 @@ from veilmq.model.outcomes import Outcome, QueueChanged
 from veilmq.model.queue import QueueInfo, SettingsChange
 from veilmq.protocols.sqs import results
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
-from veilmq.protocols.sqs.operations.judging import note
+from veilmq.protocols.sqs.operations.authorize import note
 
 Edit = Callable[[QueueInfo], SettingsChange]
 """What to change of a queue that stands like that; nothing: empty. Raises Refusal."""

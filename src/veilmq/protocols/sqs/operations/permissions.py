@@ -14,8 +14,8 @@ from veilmq.protocols.sqs.arns import arn, partition
 from veilmq.protocols.sqs.call import Asked, Plan
 from veilmq.protocols.sqs.errors import LABEL_PREFIX, NO_ACTION, Refusal, invalid_value, missing, policy_too_long
 from veilmq.protocols.sqs.inputs import AddPermissionInput, RemovePermissionInput
+from veilmq.protocols.sqs.operations.authorize import ACROSS_ACCOUNTS
 from veilmq.protocols.sqs.operations.editing import plan_edit
-from veilmq.protocols.sqs.operations.judging import ACROSS_ACCOUNTS
 from veilmq.protocols.sqs.policy import VERSIONS, PolicyInvalid, read_policy, statements_of
 from veilmq.protocols.sqs.policy_rules import ACTIONS
 

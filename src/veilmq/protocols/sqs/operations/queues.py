@@ -25,7 +25,7 @@ from veilmq.protocols.sqs.inputs import (
     QueueInput,
     SetQueueAttributesInput,
 )
-from veilmq.protocols.sqs.operations.judging import note
+from veilmq.protocols.sqs.operations.authorize import note
 from veilmq.protocols.sqs.operations.meeting import compared
 from veilmq.protocols.sqs.operations.tags import check_tags
 

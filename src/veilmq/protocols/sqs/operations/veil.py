@@ -35,7 +35,7 @@ from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missin
 from veilmq.protocols.sqs.inputs import AttributeValue, CreateQueueInput
 from veilmq.protocols.sqs.operations import queues
 from veilmq.protocols.sqs.operations import veil_shapes as shapes
-from veilmq.protocols.sqs.operations.judging import note
+from veilmq.protocols.sqs.operations.authorize import note
 from veilmq.protocols.sqs.operations.meeting import compared
 from veilmq.protocols.sqs.operations.veil_messages import checked_body, failure_of, message_of
 
@@ -122,13 +122,13 @@ def answer_send(call: Call, outcomes: Sequence[Outcome]) -> shapes.SendResult:
     for place in call.memo:
         outcome = place if isinstance(place, VeilError) else outcomes[place]
         if isinstance(outcome, VeilError):
-            lines.append(shapes.SentLine(error=failure_of(outcome)))
+            lines.append(shapes.SentEntry(error=failure_of(outcome)))
             continue
         assert isinstance(outcome, Sent)
         command = call.commands[place]
         assert isinstance(command, Send)
         lines.append(
-            shapes.SentLine(
+            shapes.SentEntry(
                 id=id_text(outcome.id),
                 handle=outcome.handle or None,
                 sequence_number=outcome.sequence if is_fifo(command.queue.name) else None,

@@ -112,7 +112,7 @@ class Failure(_Shape):
     message: str
 
 
-class SentLine(_Shape):
+class SentEntry(_Shape):
     """The result of one message of a Send: an id, or an error."""
 
     id: str = ""
@@ -128,7 +128,7 @@ class SentLine(_Shape):
 class SendResult(_Shape):
     """Answer of VeilMQ.Send: a line for each message, in order."""
 
-    results: list[SentLine]
+    results: list[SentEntry]
 
 
 class FailedEntry(_Shape):

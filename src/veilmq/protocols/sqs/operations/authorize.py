@@ -25,7 +25,7 @@ from veilmq.protocols.sqs.arns import arn, user_arn
 from veilmq.protocols.sqs.call import Asked, Call, Operation
 from veilmq.protocols.sqs.errors import KMS_FAULTS, LABEL_PREFIX, Fault, Refusal, fault_of
 from veilmq.protocols.sqs.inputs import AnyInput
-from veilmq.protocols.sqs.policy import Asking, Judgement, PolicyInvalid, judge, may_deny, read_policy
+from veilmq.protocols.sqs.policy import AccessRequest, Decision, PolicyInvalid, evaluate, may_deny, read_policy
 
 ACROSS_ACCOUNTS: Final = {
     "SendMessage": "SendMessage",
@@ -68,14 +68,14 @@ class _Question(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """The call that waits for the judgement."""
+    """The call that waits for the decision."""
 
     call: Call
     asked: Asked
     questions: tuple[_Question, ...]
 
 
-def judged_first(asked: Asked, call: Call) -> Call:
+def authorized(asked: Asked, call: Call) -> Call:
     """The call, or the question that must be answered before it. Raises Refusal: AccessDenied."""
     foreign = asked.foreign
     if foreign is not None:
@@ -160,9 +160,9 @@ def _check_refused_batch(held: _Held, outcome: Outcome) -> None:
 
 def _check(held: _Held, question: _Question, info: QueueInfo) -> None:
     """Raises Refusal if the queue's policy does not let the call be, or its KMS key fails."""
-    judgement = _judged(held, question, info)
-    if judgement is Judgement.DENIED or (held.asked.foreign is not None and judgement is Judgement.SILENT):
-        raise _denied(held.call, question, judgement)
+    decision = _decision(held, question, info)
+    if decision is Decision.DENIED or (held.asked.foreign is not None and decision is Decision.SILENT):
+        raise _denied(held.call, question, decision)
     _check_key(held, info)
 
 
@@ -179,11 +179,11 @@ def _policy(info: QueueInfo) -> dict[str, Any] | None:
         return None
 
 
-def _judged(held: _Held, question: _Question, info: QueueInfo) -> Judgement:
+def _decision(held: _Held, question: _Question, info: QueueInfo) -> Decision:
     """What the queue's policy says of the action. Development mode knows nobody, and asks no policy."""
     policy = _policy(info)
     if policy is None or not held.asked.caller.verified:
-        return Judgement.SILENT
+        return Decision.SILENT
     key, request = held.asked.caller.key, held.asked.request
     trusted_proxy = held.asked.endpoint.trusted_proxy
     now_s = str(held.asked.arrived / SECOND_US)
@@ -197,7 +197,7 @@ def _judged(held: _Held, question: _Question, info: QueueInfo) -> Judgement:
     }
     if b"user-agent" in request.headers:
         context["aws:useragent"] = request.headers[b"user-agent"].decode("latin-1")
-    return judge(policy, Asking(key.account, key.id, question.action, question.queue, context))
+    return evaluate(policy, AccessRequest(key.account, key.id, question.action, question.queue, context))
 
 
 def _action(operation: str) -> str:
@@ -222,13 +222,13 @@ def _not_authorized(call: Call, queue: QueueKey | None, action: str, why: str) -
     return Refusal(errors.ACCESS_DENIED, text)
 
 
-def _denied(call: Call, question: _Question, judgement: Judgement = Judgement.SILENT) -> Refusal:
+def _denied(call: Call, question: _Question, decision: Decision = Decision.SILENT) -> Refusal:
     """By the queue's policy: it does not allow another account the action, or it denies it to whom it may be."""
     if call.operation == "GetQueueUrl" and question.queue.account != call.key.account:
         return Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE_TO_SEE)
     action = f"sqs:{question.action.lower()}"
     why = f"because no resource-based policy allows the {action} action"
-    if judgement is Judgement.DENIED:
+    if decision is Decision.DENIED:
         why = "with an explicit deny in a resource-based policy"
     return _not_authorized(call, question.queue, action, why)
 

@@ -1,9 +1,9 @@
-"""What is known of each endpoint: how it does, what it has under way, and its connections.
+"""The state of each endpoint: its health, its calls in progress, and its connections.
 
-Strategy: an endpoint is scheme, host and port, whatever path and whichever subscription. Each has connections of its
-own: the work of a shared pool grows with all that it holds, and the dead would be paid for by the healthy. Whoever
-wants to call waits for a turn: at most `Health.in_flight_max` at a time, and not before the pause after a failure ends.
-Turns are given one by one and in order, since thousands of subscriptions may wait for one endpoint.
+Strategy: an endpoint is scheme, host and port, whatever the path and the subscription. Each endpoint has its own
+connections: the work of a shared pool grows with its size, so healthy endpoints would pay for dead ones. A caller waits
+for its turn: at most `Health.in_flight_max` calls run at a time, and none before the pause after a failure ends. Turns
+are given one by one and in order, because thousands of subscriptions may wait for one endpoint.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from veilmq.push.connections import Connections
 from veilmq.push.health import Health
 
 
-class Line:
+class EndpointState:
     """One endpoint."""
 
     __slots__ = ("_rooms", "_timer", "_turns", "connections", "health", "leased", "sending")
@@ -27,16 +27,16 @@ class Line:
         self.connections = Connections(context)
         self.health = Health()
         self.leased = 0
-        """Messages that were leased for it and are not done."""
+        """Messages leased for this endpoint that are not finished."""
         self.sending = 0
-        """Calls under way."""
+        """Calls in progress."""
         self._turns: deque[asyncio.Future[None]] = deque()
         self._rooms: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
-        """Set while somebody waits and the pause goes on."""
+        """Set while a caller waits for the pause to end."""
 
     def free(self) -> int:
-        """How many more messages may be leased for it."""
+        """How many more messages may be leased for this endpoint."""
         return max(0, self.health.in_flight_max - self.leased)
 
     def must_wait(self, now: float) -> bool:
@@ -44,30 +44,30 @@ class Line:
         return self.sending >= self.health.in_flight_max or now < self.health.ready_at
 
     async def turn(self) -> None:
-        """Return when it may be called; from then on the call is under way."""
+        """Wait until the endpoint may be called; from then on the call counts as in progress."""
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(mine)
-        self.tell()
+        self.hand_out()
         try:
             await mine
         except asyncio.CancelledError:
-            if not mine.cancelled():  # it was given, and nobody takes it
+            if not mine.cancelled():  # the turn was given, but its caller is gone
                 self.sending -= 1
-                self.tell()
+                self.hand_out()
             raise
 
     async def room(self) -> int:
-        """Wait until a message may be leased for it; how many."""
+        """Wait until messages may be leased for this endpoint; return how many."""
         loop = asyncio.get_running_loop()
         while not (loop.time() >= self.health.ready_at and self.free()):
             mine: asyncio.Future[None] = loop.create_future()
             self._rooms.append(mine)
-            self.tell()
+            self.hand_out()
             await mine
         return self.free()
 
-    def tell(self) -> None:
-        """A call has ended, a message is done, or somebody waits: give what there is to give."""
+    def hand_out(self) -> None:
+        """Hand out free turns. Call it when a call or message has ended, or when somebody begins to wait."""
         loop = asyncio.get_running_loop()
         if loop.time() < self.health.ready_at:
             if self._turns or self._rooms:
@@ -85,7 +85,7 @@ class Line:
                     each.set_result(None)
 
     def _wake_at(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
-        """`tell` again when the pause is over, which may end sooner than was thought."""
+        """Call `hand_out` again when the pause ends; an earlier end replaces a later one."""
         if self._timer is not None:
             if self._timer.when() <= at:
                 return
@@ -94,33 +94,33 @@ class Line:
 
     def _wake(self) -> None:
         self._timer = None
-        self.tell()
+        self.hand_out()
 
 
-class Lines(dict[str, Line]):
-    """All of them, by endpoint."""
+class EndpointStates(dict[str, EndpointState]):
+    """All endpoints, by name."""
 
     def __init__(self, verify: bool) -> None:
-        """verify: check certificates of TLS, by the authorities of certifi and those that this machine trusts."""
+        """verify: check TLS certificates against the authorities of certifi and of this machine."""
         super().__init__()
         self._context = ssl.create_default_context(cafile=certifi.where())
-        self._context.load_default_certs()  # an operator's own authority is in the machine's store alone
+        self._context.load_default_certs()  # an operator's own authority is only in the machine's store
         if not verify:
             self._context.check_hostname = False
             self._context.verify_mode = ssl.CERT_NONE
 
-    def __missing__(self, endpoint: str) -> Line:
-        return self.setdefault(endpoint, Line(self._context))
+    def __missing__(self, endpoint: str) -> EndpointState:
+        return self.setdefault(endpoint, EndpointState(self._context))
 
     async def keep(self, wanted: Set[str]) -> None:
-        """Forget endpoints that nobody subscribes to any more, and that have nothing under way."""
+        """Forget endpoints without a subscription and without a message in progress."""
         for name in self.keys() - wanted:
-            if not self[name].leased:  # asked each time: while one is closed, another may be wanted again
+            if not self[name].leased:  # checked each time: while one closes, another may be needed again
                 await self.pop(name).connections.close()
 
 
 def endpoint_of(url: str) -> str:
-    """What is one endpoint, whatever path: scheme, host and port."""
+    """The endpoint of a URL: scheme, host and port."""
     try:
         host, port, secure, _, _ = parse(url)
     except EndpointRefused:

@@ -144,7 +144,7 @@ class _Client(MNSClient):  # type: ignore[misc]
             req_inter.header[REPORT_HEADER.decode()] = self.report
 
 
-class _Line(OfProcess):
+class _ThreadClient(OfProcess):
     """One thread's client. `lock` is held while it is in use."""
 
     def __init__(self, url: str, credentials: Any) -> None:
@@ -176,7 +176,7 @@ class _Line(OfProcess):
             self.lock.release()
 
 
-class Lines:
+class ThreadClients:
     """The clients of one account. Any thread."""
 
     def __init__(self, account: Any) -> None:
@@ -188,7 +188,7 @@ class Lines:
         self._credentials = client.credentials_provider
         self._mine = threading.local()
         self._lock = threading.Lock()
-        self._all: weakref.WeakSet[_Line] = weakref.WeakSet()
+        self._all: weakref.WeakSet[_ThreadClient] = weakref.WeakSet()
 
     @property
     def identity(self) -> Hashable:
@@ -212,14 +212,14 @@ class Lines:
 
         Raises QueueMissing, TransportError, ServiceError, what `mns.errors` has, and BatchRefused.
         """
-        line = self._taken()
+        mine = self._taken()
         whole = False
         try:
-            with line.lock:
-                line.drop_ended()
-                line.connection.went_out = False
-                line.client.report = None if report is None else write_header(report.reported, report.failure)
-                getattr(line.client, method)(request, response)
+            with mine.lock:
+                mine.drop_ended()
+                mine.connection.went_out = False
+                mine.client.report = None if report is None else write_header(report.reported, report.failure)
+                getattr(mine.client, method)(request, response)
             whole = True
         except MNSServerException as error:
             whole = True
@@ -229,30 +229,30 @@ class Lines:
         except (MNSClientException, KeyError, ValueError, TypeError) as error:
             # Broken on the way, or an answer that the SDK cannot read.
             reason = f"{self.host}: {getattr(error, 'message', None) or error or type(error).__name__}"
-            raise TransportError(reason=advised(reason), may_have_happened=line.connection.went_out) from error
+            raise TransportError(reason=advised(reason), may_have_happened=mine.connection.went_out) from error
         finally:
             if whole:
-                self._mine.line = line
-            if line.closing or not whole:
-                line.connection.close()
+                self._mine.client = mine
+            if mine.closing or not whole:
+                mine.connection.close()
         return response
 
     def close(self) -> None:
         """Let the connections go. A call after it opens one for itself."""
         with self._lock:
-            lines = list(self._all)
-        for line in lines:
-            line.close()
+            clients = list(self._all)
+        for mine in clients:
+            mine.close()
 
-    def _taken(self) -> _Line:
+    def _taken(self) -> _ThreadClient:
         """This thread's, which has none until its call is over: whatever ends the call leaves no half of it behind."""
-        line: _Line | None = getattr(self._mine, "line", None)
-        self._mine.line = None
-        if line is None or line.inherited:
-            line = _Line(self._url, self._credentials)
+        mine: _ThreadClient | None = getattr(self._mine, "client", None)
+        self._mine.client = None
+        if mine is None or mine.inherited:
+            mine = _ThreadClient(self._url, self._credentials)
             with self._lock:
-                self._all.add(line)
-        return line
+                self._all.add(mine)
+        return mine
 
 
 def _refused(error: Any, status: int, queue: str, size_bytes: int) -> VeilError | BatchRefused:

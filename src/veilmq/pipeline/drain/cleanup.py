@@ -29,7 +29,7 @@ _REASON_CHARACTERS_MAX = 200
 log = logging.getLogger("veilmq.pipeline")
 
 
-class Tidying:
+class Cleanup:
     """For one query; `queue` is the one that is drained. Raises OptionInvalid, SourceUnreachable."""
 
     def __init__(self, options: DrainOptions, queue: Queue) -> None:
@@ -50,7 +50,7 @@ class Tidying:
         if self._target is not None:
             self._target.close()
 
-    def tidy(self, batch: Batch) -> None:
+    def run(self, batch: Batch) -> None:
         """Before its messages are deleted. Raises SourceUnreachable if dead letters could not be sent."""
         count = len(of_manifest(batch.path))
         if count:

@@ -175,7 +175,7 @@ class _Error(msgspec.Struct):
 _ERROR: Final = msgspec.json.Decoder(_Error)
 
 
-class Line:
+class Calls:
     """Calls of one queue, or of the account. Safe for threads."""
 
     def __init__(self, pool: Pool, signer: Signer, timeout: float, name: str) -> None:

@@ -1,7 +1,7 @@
-"""One push on its way: find the endpoint, make the request, sign it, post it.
+"""Push requests: find the endpoint, make the request, sign it, post it.
 
-Strategy: what is signed is the request as it goes over the wire. Signing is a CPU's work of a third of a millisecond
-and done by threads.
+Strategy: sign the request exactly as it goes over the wire. Signing takes a third of a millisecond of CPU, so threads
+do it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
 from veilmq.model.topic import SubscriptionSettings, TopicKey
 from veilmq.push.addresses import Endpoint, Network, choose, parse
-from veilmq.push.lines import Line
+from veilmq.push.endpoints import EndpointState
 from veilmq.push.lookups import Lookups
 from veilmq.push.notifications import cased, push_of
 from veilmq.push.signing import Signer, string_to_sign
@@ -24,8 +24,8 @@ from veilmq.push.signing import Signer, string_to_sign
 _SIGNERS: Final = 2
 
 
-class Courier:
-    """Sends pushes."""
+class PushRequests:
+    """Sends push requests."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class Courier:
         self._pool = ThreadPoolExecutor(_SIGNERS, thread_name_prefix="veilmq-push-sign")
 
     async def post(
-        self, line: Line, topic: TopicKey, name: str, settings: SubscriptionSettings, message: Delivery,
+        self, state: EndpointState, topic: TopicKey, name: str, settings: SubscriptionSettings, message: Delivery,
         answered: Callable[[], object],
     ) -> int:  # fmt: skip
         """The status of the answer; answered: see `Connections.post`.
 
-        Raises EndpointRefused, Shortage and what `Connections.post` raises.
+        Raises EndpointRefused, LocalExhaustion and what `Connections.post` raises.
         """
         assert settings.url is not None
         addresses = await self._lookups.addresses(parse(settings.url)[0])
@@ -68,10 +68,10 @@ class Courier:
             **cased(push.headers, self._documented_case),
         }
         headers["Authorization" if self._documented_case else "authorization"] = signature
-        return await line.connections.post(urls, endpoint.host, headers, push.body, self._timeout_s, answered)
+        return await state.connections.post(urls, endpoint.host, headers, push.body, self._timeout_s, answered)
 
     def close(self) -> None:
-        """Nothing is sent any more."""
+        """Stop the signing threads; nothing is sent afterwards."""
         self._pool.shutdown(wait=False)
 
 

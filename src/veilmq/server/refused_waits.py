@@ -1,8 +1,8 @@
-"""Tells of receives that were answered empty because too many wait already.
+"""Reports receives that were answered empty because too many wait already.
 
-Strategy: the engine counts them by queue and limit; once a second the counts are taken from it, summed for the metrics,
-and told in one line a queue and limit, the next one no sooner than a minute later: a client that polls in a hurry must
-not fill the log too.
+Strategy: the engine counts them by queue and limit. Once a second the counts are taken, added to the metrics, and
+logged in one line per queue and limit, at most once a minute: a client that polls in a tight loop must not fill the
+log.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ LOOK_S: Final = 1.0
 QUIET_S: Final = 60.0
 _LIMITS: Final = ("parked_max", "parked_per_account_max", "parked_per_queue_max")
 
-logger = logging.getLogger("veilmq.parking")
+logger = logging.getLogger("veilmq.waits")
 
 
-class ParkingWatch:
-    """Looks at one engine's waiting room from `start` to `stop`."""
+class RefusedWaits:
+    """Watches one engine's waiting room from `start` to `stop`."""
 
     def __init__(self, waiting: WaitingRoom, limits: Limits) -> None:
         self.refused: Counter[str] = Counter(dict.fromkeys(_LIMITS, 0))
-        """Since the start, by the limit in the way."""
+        """Counts since the start, by limit."""
         self._waiting = waiting
         self._limits = limits
         self._untold: Counter[tuple[QueueKey, str]] = Counter()
@@ -34,11 +34,11 @@ class ParkingWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to look. Call on the loop."""
+        """Start watching. Call on the loop."""
         self._tick()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -48,7 +48,7 @@ class ParkingWatch:
         self._timer = loop.call_later(LOOK_S, self._tick)
 
     def look(self, now_s: float) -> None:
-        """Take the engine's counts, and tell what is due. now_s: any clock that only goes forward, in seconds."""
+        """Take the engine's counts, and log what is due. now_s: seconds of any monotonic clock."""
         if self._waiting.refused:
             taken, self._waiting.refused = self._waiting.refused, Counter()
             self._untold += taken

@@ -22,7 +22,7 @@ _PARTS: Final = 3
 _MAX_HOLD: Final = 10.0 * 365 * 86_400
 
 
-class Holding:
+class BatchLeases:
     """Keeps the messages of one batch. Any thread."""
 
     def __init__(self, queue: Queue, messages: Sequence[Received], lease: float, clock: Clock) -> None:

@@ -1,8 +1,8 @@
-"""What this server itself has run out of (open files, memory, threads), which says nothing about an endpoint.
+"""Local exhaustion: this server has run out of open files, memory or threads, which says nothing about an endpoint.
 
-Strategy: an error that names the shortage is one. A resolver often names nothing, or something else (EAI_SYSTEM with
-EBUSY): then a file and a socket are tried, and if they cannot be had, that was the cause. What may be this machine's
-fault or the endpoint's (`doubtful`) is taken for this machine's at first, and for the endpoint's if it stays
+Strategy: trust an error that names the missing resource. A resolver often names nothing, or something else (EAI_SYSTEM
+with EBUSY): then try to open a file and a socket; if that fails, the resource was missing. An error that may be this
+machine's fault or the endpoint's (`doubtful`) is first blamed on this machine, and on the endpoint if it stays
 (`Health.doubts`).
 """
 
@@ -22,7 +22,7 @@ _LOG_EVERY_S: Final = 60.0
 log = logging.getLogger("veilmq.push")
 
 
-class Shortage(Exception):
+class LocalExhaustion(Exception):
     """No call could be made. doubtful: it may also be the endpoint's fault."""
 
     def __init__(self, reason: str, *, doubtful: bool = False) -> None:
@@ -30,41 +30,41 @@ class Shortage(Exception):
         self.doubtful = doubtful
 
 
-def shortage_of(error: Exception) -> Shortage | None:
-    """What this server lacked, if that is behind an error of a call."""
+def local_exhaustion_of(error: Exception) -> LocalExhaustion | None:
+    """The resource that this server lacked, if that caused the error of a call; else None."""
     if isinstance(error, MemoryError):
-        return Shortage("out of memory")
+        return LocalExhaustion("out of memory")
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
-        return Shortage(_NO_THREAD)
+        return LocalExhaustion(_NO_THREAD)
     if not isinstance(error, OSError):
-        return _probed()  # a module that could not be read, say
+        return _probed()  # for example a module that could not be read
     if error.errno in _OURS:
-        return Shortage(_text(error))
+        return LocalExhaustion(_text(error))
     if error.errno == errno.EADDRNOTAVAIL:  # no local port is left, or the machine has no address to call from
-        return Shortage(_text(error), doubtful=True)
+        return LocalExhaustion(_text(error), doubtful=True)
     return None
 
 
-def shortage_of_lookup(error: Exception) -> Shortage | None:
-    """What this server lacked, if that is behind an error of looking up a name."""
+def local_exhaustion_of_lookup(error: Exception) -> LocalExhaustion | None:
+    """The resource that this server lacked, if that caused the error of a name look-up; else None."""
     if isinstance(error, socket.gaierror):
         if error.errno == socket.EAI_MEMORY:
-            return Shortage("the resolver is out of memory")
-        if error.errno == socket.EAI_AGAIN:  # no name server answered: ours are away, or those of the name
-            return _probed() or Shortage(_text(error), doubtful=True)
+            return LocalExhaustion("the resolver is out of memory")
+        if error.errno == socket.EAI_AGAIN:  # no name server answered: either ours or the name's are down
+            return _probed() or LocalExhaustion(_text(error), doubtful=True)
         return _probed()
     if isinstance(error, OSError):  # EAI_SYSTEM: no name server says that
-        return Shortage(_text(error), doubtful=error.errno not in _OURS_IN_LOOKUPS and _probed() is None)
-    return shortage_of(error)
+        return LocalExhaustion(_text(error), doubtful=error.errno not in _OURS_IN_LOOKUPS and _probed() is None)
+    return local_exhaustion_of(error)
 
 
-def _probed() -> Shortage | None:
-    """What is lacking at this moment."""
+def _probed() -> LocalExhaustion | None:
+    """The resource that is missing right now."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
     except OSError as lacking:
-        return Shortage(_text(lacking))
+        return LocalExhaustion(_text(lacking))
     return None
 
 
@@ -72,11 +72,11 @@ def _text(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-class Shortages:
-    """What is reported of a room's shortages: how many calls they put off, and the latest while it is fresh."""
+class LocalExhaustions:
+    """Counts the calls that local exhaustion put off, and reports the latest cause while it is fresh."""
 
     def __init__(self, fresh_s: float) -> None:
-        """fresh_s: how long one counts as lasting after a call that it put off."""
+        """fresh_s: how long a cause counts as present after it put off a call."""
         self.count = 0
         self._fresh_s = fresh_s
         self._latest = ""
@@ -85,11 +85,11 @@ class Shortages:
         self._end_awaited = False
 
     def at(self, now: float) -> str | None:
-        """What is lacking."""
+        """The missing resource, if one is missing now."""
         return self._latest if now < self._fresh_until else None
 
-    def met(self, endpoint: str, shortage: Shortage, now: float) -> None:
-        """A call of the endpoint is put off."""
+    def met(self, endpoint: str, shortage: LocalExhaustion, now: float) -> None:
+        """A call to the endpoint was put off."""
         self.count += 1
         self._latest = f"{endpoint}: {shortage}" if shortage.doubtful else str(shortage)
         self._fresh_until = now + self._fresh_s
@@ -103,4 +103,4 @@ class Shortages:
         if self._end_awaited:
             self._end_awaited = False
             self._fresh_until = 0.0
-            log.info("pushes are made again")
+            log.info("pushes resume")

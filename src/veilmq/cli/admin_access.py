@@ -1,8 +1,10 @@
-"""Where the commands of remote.py go: through a server's admin port, or straight to a directory that no server holds.
+"""Admin access for the commands of remote.py: through a server's admin port, or directly on a directory that no server
+holds.
 
-Strategy: one small interface, `Door`, with two implementations (remote_http.py, remote_direct.py); both read the same
-table of operations (admin/operations.py), so that a command is written once and shows the same either way. `open_door`
-picks: a flag goes before a variable, and a directory that a server holds is reached through that server.
+Strategy: one small interface, `AdminAccess`, with two implementations (remote_http.py, remote_direct.py); both read the
+same table of operations (admin/operations.py), so that a command is written once and prints the same either way.
+`open_access` chooses: a flag takes precedence over a variable, and a directory that a server holds is reached through
+that server.
 """
 
 import re
@@ -17,21 +19,21 @@ from veilmq.cli.obstacles import advice_on
 from veilmq.model.queue import QueueKey
 
 if TYPE_CHECKING:
-    from veilmq.cli.remote_http import HttpDoor
+    from veilmq.cli.remote_http import HttpAccess
 
 ADMIN_DEFAULT: Final = "127.0.0.1:9325"
 DATA_DEFAULT: Final = Path("veilmq-data")
 TOKEN_FILE: Final = "admin-token"
-AS_SERVER: Final = "Say the command as the server's user, or name the server with --admin and --token-file."
+AS_SERVER: Final = "Run the command as the server's user, or name the server with --admin and --token-file."
 EVERYTHING: Final[Mapping[str, str]] = MappingProxyType({})
-"""No event is left out."""
+"""No filter: every event."""
 _ACCOUNTS_NAMED: Final = 10
 _TOKEN: Final = re.compile(rb"[!-~]+")
 
 
 def several_accounts(where: str, accounts: Collection[str]) -> Failure:
-    """It is not certain whose queues are meant; `accounts` is empty if nobody tells which there are."""
-    advice = "Say whose queues are meant: --account ID."
+    """The account is ambiguous; `accounts` is empty if it is not known which ones exist."""
+    advice = "Name the account with --account ID."
     if accounts:
         more = "" if len(accounts) <= _ACCOUNTS_NAMED else f" and {len(accounts) - _ACCOUNTS_NAMED} more"
         advice = f"{advice[:-1]}, of {', '.join(sorted(accounts)[:_ACCOUNTS_NAMED])}{more}."
@@ -39,17 +41,17 @@ def several_accounts(where: str, accounts: Collection[str]) -> Failure:
 
 
 class Piece(NamedTuple):
-    """Some events as JSON lines, which cover the offsets from `start` to before `following`."""
+    """Events as JSON lines, of the offsets from `start` to before `following`."""
 
     lines: bytes
     start: int
     following: int
     epoch: str = ""
-    """Names the history that they are of; empty straight on a directory, and from a server that does not tell it."""
+    """Identifies the history; empty on a directory, and from a server that does not report it."""
 
 
 class Home(NamedTuple):
-    """Whose queues are meant, and in which region."""
+    """The account and region of a command."""
 
     account: str
     region: str
@@ -57,16 +59,15 @@ class Home(NamedTuple):
     """False if the server's credentials file has no such account."""
 
 
-class Door(Protocol):
-    """What can be asked. All raise Failure."""
+class AdminAccess(Protocol):
+    """The admin operations. All raise Failure."""
 
     def run(self, operation: str, queue: QueueKey, members: Mapping[str, Any]) -> dict[str, Any]:
-        """One row of `OPERATIONS` on one queue; what its `show` gives."""
+        """Run one row of `OPERATIONS` on one queue; return the result of its `show`."""
         ...
 
     def home(self, account: str | None) -> Home:
-        """The account's home region; without an account the one that is meant where none is named: Failure if that is
-        not certain."""
+        """The account and its home region; default: the only account. Failure if that is ambiguous."""
         ...
 
     def queues(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
@@ -87,12 +88,12 @@ class Door(Protocol):
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
         """Events of up to `limit` offsets from `start` (an offset, `first`, `next`), after waiting up to `follow_s`;
-        wanted: only those of a `queue`, of some `kind`s, of a `message`."""
+        wanted: filters `queue`, `kind` and `message`."""
         ...
 
 
 class Target(NamedTuple):
-    """Which server or directory, as flags or variables say."""
+    """The server or directory that flags or variables name."""
 
     admin: str | None
     token_file: Path | None
@@ -100,24 +101,24 @@ class Target(NamedTuple):
 
 
 @contextmanager
-def open_door(target: Target, environment: Mapping[str, str]) -> Iterator[Door]:
-    """The door that the target means. Raises Failure."""
-    door = http_door(target, environment)
-    if door is None:
+def open_access(target: Target, environment: Mapping[str, str]) -> Iterator[AdminAccess]:
+    """Access to the target. Raises Failure."""
+    access = http_access(target, environment)
+    if access is None:
         from veilmq.cli.remote_direct import open_direct
 
         with open_direct(directory_of(target, environment)) as direct:
             yield direct
         return
     try:
-        yield door
+        yield access
     finally:
-        door.close()
+        access.close()
 
 
-def http_door(target: Target, environment: Mapping[str, str]) -> "HttpDoor | None":
-    """The admin port that the target means; None if it means a directory that nobody holds. Raises Failure."""
-    from veilmq.cli.remote_http import HttpDoor
+def http_access(target: Target, environment: Mapping[str, str]) -> "HttpAccess | None":
+    """Access to the target's admin port; None if it is a directory that nobody holds. Raises Failure."""
+    from veilmq.cli.remote_http import HttpAccess
 
     home = directory_of(target, environment)
     admin = target.admin or (None if target.data else environment.get("VEILMQ_ADMIN") or None)
@@ -128,31 +129,31 @@ def http_door(target: Target, environment: Mapping[str, str]) -> "HttpDoor | Non
             return None
     source = "VEILMQ_ADMIN" if admin and not (target.admin or announced) else "--admin"
     token = _token(target, environment, home)
-    return HttpDoor(admin or ADMIN_DEFAULT, token, announced=announced is not None, source=source)
+    return HttpAccess(admin or ADMIN_DEFAULT, token, announced=announced is not None, source=source)
 
 
 @contextmanager
-def holder_door(target: Target, environment: Mapping[str, str]) -> Iterator["HttpDoor | None"]:
+def holder_access(target: Target, environment: Mapping[str, str]) -> Iterator["HttpAccess | None"]:
     """The admin port that `--admin` names or that the directory's owner announced; None if nobody holds it.
 
     Raises Failure.
     """
-    from veilmq.cli.remote_http import HttpDoor
+    from veilmq.cli.remote_http import HttpAccess
 
     home = target.data or DATA_DEFAULT
     admin = target.admin or _admin_of_holder(home)
     if admin is None:
         yield None
         return
-    door = HttpDoor(admin, _token(target, environment, home), announced=target.admin is None)
+    access = HttpAccess(admin, _token(target, environment, home), announced=target.admin is None)
     try:
-        yield door
+        yield access
     finally:
-        door.close()
+        access.close()
 
 
 def directory_of(target: Target, environment: Mapping[str, str]) -> Path:
-    """The data directory that is meant, whether it was named or not."""
+    """The data directory: the named one, or the default."""
     return target.data or _path(environment.get("VEILMQ_DATA")) or DATA_DEFAULT
 
 
@@ -169,8 +170,8 @@ def _admin_of_holder(directory: Path) -> str | None:
     except PermissionError as error:
         raise Failure(Exit.DIRECTORY, f"{directory}: {error.strerror}", advice_on(directory, AS_SERVER)) from None
     if not found and any((directory / name).exists() for name in (f"{DATABASE}-wal", REDO)):
-        message = f"{directory / DATABASE} is missing, and other files of it are there"
-        raise Failure(Exit.DIRECTORY, message, "Bring back all files of one moment, or a backup.")
+        message = f"{directory / DATABASE} is missing, but other files of it exist"
+        raise Failure(Exit.DIRECTORY, message, "Restore all files as of one moment, or a backup.")
     if not found:
         raise Failure(
             Exit.DIRECTORY,
@@ -188,7 +189,7 @@ def _admin_of_holder(directory: Path) -> str | None:
 
 
 def _token(target: Target, environment: Mapping[str, str], home: Path) -> str | None:
-    """The bearer token, or None if nobody named a file and there is none: the server will say that one is missing."""
+    """The bearer token; None if no file is named and the default does not exist: the server then reports the lack."""
     named = target.token_file or _path(environment.get("VEILMQ_TOKEN_FILE"))
     path = named or home / TOKEN_FILE
     try:

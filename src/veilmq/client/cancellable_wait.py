@@ -49,7 +49,7 @@ class _Job(Generic[Answer]):
             log.error("a call that nobody waits for any more failed", exc_info=failure)
 
 
-class Parking(Anew):
+class CancellableWaits(Anew):
     """The waiting calls of one queue."""
 
     def __init__(self, name: str) -> None:

@@ -33,7 +33,7 @@ _GOLDEN: Final = 0.6180339887498949
 H = TypeVar("H", bound=Hold)
 
 
-class LeaseTable(Generic[H]):
+class LeaseDecisions(Generic[H]):
     """All leases of one keeper."""
 
     def __init__(self, parameters: Parameters, capabilities: Capabilities, plan: Plan | None, jitter: float) -> None:
