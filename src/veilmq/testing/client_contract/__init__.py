@@ -16,12 +16,12 @@ where an account has no FIFO queues, of `client_contract.SUITE_WITHOUT_FIFO`. Ag
 An adapter runs a whole suite once. Where the same code runs in another form, there is a shorter suite with what that
 form can change:
 
-- `SUITE_OF_ENCODINGS`: the adapter with another encoding of its bodies. Bodies, batches, what may be sent, and
+- `SUITE_OF_ENCODINGS`: the adapter with another encoding of its bodies. Sends, receives and waits, bodies, batches;
   `TestSmoke` for all else.
-- `SUITE_OF_SERVERS`: the adapter on another server of its protocol. Without what the client decides by itself
-  (`TestValues`, and which queues it cannot make), for which `TestSmoke` stands.
-- `SUITE_OF_WRAPPERS`: a pattern that is a `Queue` over a queue, whose adapter passes a suite. Without what the account
-  does (`TestAccounts`). What may be sent stays: a pattern must refuse before it stores or encrypts.
+- `SUITE_OF_SERVERS`: the adapter on another server of its protocol. `TestSmoke` for what the client decides by itself
+  (`TestValues`, and which queues it cannot make).
+- `SUITE_OF_WRAPPERS`: a pattern that is a `Queue` over a queue, whose adapter passes a suite. `TestSmoke` for what the
+  account does (`TestAccounts`). What may be sent stays: a pattern must refuse before it stores or encrypts.
 
 `in_forms` makes the classes of two forms in one file. One case stands for one way to fail: it tries every wrong value,
 and names each that was not refused (`unrefused`, `for_each`).
@@ -61,7 +61,7 @@ SUITE = (
     TestWaiting,
 )
 SUITE_WITHOUT_FIFO = tuple(TestNoFifo if cases is TestFifo else cases for cases in SUITE)
-SUITE_OF_ENCODINGS = (TestBatches, TestBodies, TestSendable, TestSmoke)
+SUITE_OF_ENCODINGS = (TestBatches, TestBodies, TestReceives, TestSendable, TestSmoke, TestWaiting)
 SUITE_OF_SERVERS = (
     TestAccounts,
     TestBatches,
@@ -76,7 +76,7 @@ SUITE_OF_SERVERS = (
     TestThreads,
     TestWaiting,
 )
-SUITE_OF_WRAPPERS = tuple(cases for cases in SUITE if cases is not TestAccounts)
+SUITE_OF_WRAPPERS = tuple(TestSmoke if cases is TestAccounts else cases for cases in SUITE)
 
 __all__ = [
     "SUITE",

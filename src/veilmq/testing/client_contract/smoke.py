@@ -1,11 +1,11 @@
-"""The least of an adapter: one message through every call, and one refusal of every kind before any I/O."""
+"""The least of an adapter: one message through every call, refusals before any I/O, and a queue that is gone."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
 from veilmq.client.messages import Extension, Message
 from veilmq.client.queue import Queue
-from veilmq.model.errors import ParameterInvalid, ReceiptInvalid
+from veilmq.model.errors import ParameterInvalid, QueueMissing, ReceiptInvalid
 from veilmq.testing.client_contract.stage import LONG, Stage, sent, unrefused
 
 BODY: Final = "žluť 漢 <&>\r\n"
@@ -21,10 +21,18 @@ REFUSED: Final[dict[str, Callable[[Queue], Any]]] = {
     "a handle that is no text": lambda queue: queue.delete(3),  # type: ignore[arg-type]
     "a lease that is no number": lambda queue: queue.extend("0" * 66, "3"),  # type: ignore[arg-type]
 }
+NEED_THE_QUEUE: Final[dict[str, Callable[[Queue, str], Any]]] = {
+    "send": lambda queue, _: queue.send("x"),
+    "send_batch": lambda queue, _: queue.send_batch(["x"]),
+    "receive": lambda queue, _: queue.receive(),
+    "extend": lambda queue, handle: queue.extend(handle, LONG),
+    "delete": lambda queue, handle: queue.delete(handle),
+    "stats": lambda queue, _: queue.stats(),
+}
 
 
 class TestSmoke:
-    """Where the classes that it stands for have passed on another form of the adapter."""
+    """For the classes that another form of the adapter has passed."""
 
     def test_a_message_goes_through_every_call(self, stage: Stage) -> None:
         queue = stage.create()
@@ -51,3 +59,9 @@ class TestSmoke:
         queue = stage.create()
         stage.account.delete(queue.name)
         assert unrefused(lambda what: REFUSED[what](queue), REFUSED, (ParameterInvalid, ReceiptInvalid)) == []
+
+    def test_each_call_tells_that_the_queue_is_gone(self, stage: Stage) -> None:
+        queue = stage.create()
+        handle = stage.held(queue).handle
+        stage.account.delete(queue.name)
+        assert unrefused(lambda call: NEED_THE_QUEUE[call](queue, handle), NEED_THE_QUEUE, QueueMissing) == []
