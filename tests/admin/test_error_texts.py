@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from admin_under_test import Keys
+from tests.each_case import each_case
 
 from veilmq.client.embedded import EmbeddedAccount
 from veilmq.client.messages import Template
@@ -53,8 +54,8 @@ def details(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(each) if isinstance(each, str) else each for each in found]
 
 
-@pytest.mark.parametrize(("key_id", "text"), [("reader", None), ("peeker", TEXT)])
-@pytest.mark.parametrize("way", ["lines", "arrow", "trace"])
+@each_case(("key_id", "text"), [("reader", None), ("peeker", TEXT)])
+@each_case("way", ["lines", "arrow", "trace"])
 def test_the_text_is_told_to_those_who_may_read_bodies(
     failed: tuple[str, str], way: str, key_id: str, text: str | None
 ) -> None:

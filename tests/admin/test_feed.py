@@ -15,6 +15,7 @@ import pytest
 from admin_under_test import OPTIONS, TOKEN
 from starlette.requests import Request
 from starlette.responses import Response
+from tests.each_case import each_case
 
 from veilmq.admin import columns, feed
 from veilmq.admin.access import Caller
@@ -70,7 +71,7 @@ def test_json_lines_are_the_stored_events(lively: httpx.Client, server: Any) -> 
     assert headers["veilmq-epoch"] == lines(lively.get("/api/v1/snapshot"))[0]["snapshot"]["epoch"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("accept", "wanted"),
     [
         ("", False),
@@ -427,7 +428,7 @@ def _client(server: Any) -> httpx.Client:
     return httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("asked", "wanted"),
     [
         ({"kind": "sent"}, lambda event: event["kind"] == "sent"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.each_case import each_case
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 ORDERS = f"{QUEUES}/orders"
@@ -188,7 +189,7 @@ def test_a_client_that_hangs_up_while_it_waits_takes_no_message(orders: httpx.Cl
     assert [message["receive_count"] for message in receive(orders)] == [1]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("method", "path", "body", "field"),
     [
         ("PUT", ORDERS, '{"visibility_timeout_us": -1}', "visibility_timeout_us"),

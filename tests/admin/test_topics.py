@@ -9,6 +9,7 @@ from uuid import UUID
 import httpx
 import pytest
 from tests.admin.server import Keys
+from tests.each_case import each_case
 
 from veilmq.model.access import AccessKey, Action, Grant
 from veilmq.model.commands import (
@@ -291,7 +292,7 @@ def test_a_key_reaches_the_topics_of_its_grants_alone(running: Any, tmp_path: An
         assert http.delete(f"{TOPICS}/{ACCOUNT}/us-east-1/news").status_code == 200
 
 
-@pytest.mark.parametrize("query", ["account=1", "limit=0", "limit=x", "odd=1"])
+@each_case("query", ["account=1", "limit=0", "limit=x", "odd=1"])
 def test_bad_members_are_named(http: httpx.Client, query: str) -> None:
     for path in (TOPICS, MOVES):
         answer = http.get(f"{path}?{query}")

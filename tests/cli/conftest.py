@@ -1,8 +1,11 @@
 """Real `veilmq serve` processes, and boto3 to talk to them."""
 
+import io
 import json
+import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from veilmq.cli import main
 from veilmq.testing.server import VEILMQ
 
 WAIT_S = 30.0
@@ -128,5 +132,25 @@ def veilmq() -> Callable[..., "subprocess.CompletedProcess[str]"]:
             timeout=WAIT_S,
             env={"PATH": "/usr/bin:/bin", **environment},
         )
+
+    return run
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """As `veilmq`, in this process: for what the start of a process has no part in."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("VEILMQ_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        monkeypatch.setattr(sys, "argv", ["veilmq", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capsys.readouterr())
 
     return run

@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+from tests.each_case import each_case
 
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.session import session
@@ -12,7 +13,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 NOWHERE = ("--path", "nowhere")
 
 
-@pytest.mark.parametrize("arguments", [("attempts",), ("timeouts",), ("loop", "--out", "never-made")], ids=" ".join)
+@each_case("arguments", [("attempts",), ("timeouts",), ("loop", "--out", "never-made")], ids=" ".join)
 def test_a_format_that_is_none(veilmq: Command, arguments: tuple[str, ...]) -> None:
     """With or without --out, and before anything of a history is looked for."""
     done = veilmq("pipeline", *arguments, *NOWHERE, "--format", "csv")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Serve
+from tests.each_case import each_case
 
 from veilmq.cli import remote_events, remote_http
 from veilmq.cli.exits import Exit, Failure, Unreachable
@@ -142,7 +143,7 @@ def test_a_server_that_hangs_is_told(serve: Serve, tmp_path: Path, monkeypatch: 
     assert "took the connection" in str(_silent(lambda door: door.home(None), secure))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("ask", "answer_s"),
     [
         (lambda door: door.home(None), "0.1"),

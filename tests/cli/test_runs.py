@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import pytest
+from tests.each_case import each_case
 
 from veilmq.cli.runs import runs
 
@@ -11,7 +11,7 @@ def events(*kinds: str, **more: Any) -> list[dict[str, Any]]:
     return [{"kind": kind, "at": 1_000 * place, "attempt": 1, **more} for place, kind in enumerate(kinds)]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kinds", "expected"),
     [
         (["sent", *["extended"] * 80, "deleted"], [(1, 1), (1, 80), (1, 1)]),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import typer
+from tests.each_case import each_case
 from typer.testing import CliRunner
 
 from veilmq.cli.exits import Exit, Failure
@@ -59,7 +60,7 @@ def toml(name: str, value: Any) -> str:
     return f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n"
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@each_case("name", FIELDS)
 def test_the_nearest_source_wins(tmp_path: Path, name: str) -> None:
     in_file, in_environment, in_flag = values(name)
     path = tmp_path / "veilmq.toml"
@@ -95,7 +96,7 @@ def test_a_variable_that_is_nearly_a_setting_is_told_and_others_are_left_alone()
     assert resolved.settings.idle_s == 8
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "told"),
     [
         ("sqs = 5", ["line 1: sqs", "HOST:PORT"]),
@@ -174,9 +175,7 @@ def test_names() -> None:
     assert variable("tls_cert") == "VEILMQ_TLS_CERT"
 
 
-@pytest.mark.parametrize(
-    "given", ["10.0.0.0/99", "127.0.0.1/8", "300.0.0.0/8", "10.0.0.0", "10.0.0.0/8,fd00::/129", "fd00::1/8"]
-)
+@each_case("given", ["10.0.0.0/99", "127.0.0.1/8", "300.0.0.0/8", "10.0.0.0", "10.0.0.0/8,fd00::/129", "fd00::1/8"])
 def test_what_is_no_network_ends_the_start(given: str) -> None:
     """It would be met again when the first push is due, with nobody there to read of it."""
     with pytest.raises(Failure, match=r"^--push-allow: expected networks such as"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.each_case import each_case
 
 from veilmq.client.connect import connect_account
 from veilmq.client.embedded import EmbeddedAccount
@@ -176,7 +177,7 @@ def test_child_processes_and_poison(directory: Path, veilmq: Command) -> None:
     assert "RuntimeError: always" in done.stderr
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("arguments", "code", "said"),
     [
         (["nomodule:handle"], 2, "No module named 'nomodule'"),

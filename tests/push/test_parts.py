@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from tests.each_case import each_case
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.topic import RetryStrategy
@@ -42,7 +43,7 @@ class TestSchedules:
 class TestAddresses:
     """Where a push may go."""
 
-    @pytest.mark.parametrize(
+    @each_case(
         "address",
         [
             "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.100.100.200", "0.0.0.0",
@@ -74,7 +75,7 @@ class TestAddresses:
         found = choose(url, addresses, networks(["127.0.0.0/8", "::1/128"]))
         assert (found.port, found.target, found.authority) == (81, "/notifications", "localhost:81")
 
-    @pytest.mark.parametrize(
+    @each_case(
         "url",
         [
             "ftp://a/",

@@ -6,6 +6,7 @@ import re
 import time
 
 import pytest
+from tests.each_case import each_case
 
 from veilmq.protocols.http import Request, Response
 from veilmq.server.limits import Limits
@@ -320,7 +321,7 @@ async def test_the_date_of_answers_moves_on(serve, limits):
             pass
 
 
-@pytest.mark.parametrize("name", Limits.__struct_fields__)
+@each_case("name", Limits.__struct_fields__)
 def test_a_limit_of_nothing_is_refused(name):
     with pytest.raises(ValueError, match=name):
         Limits(**{name: 0})

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.each_case import each_case
 
 from veilmq.model.commands import SERVER
 from veilmq.model.queue import QueueKey, QueueSettings, RedrivePolicy, XmlBody
@@ -177,7 +178,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("text", "told"), BAD)
+@each_case(("text", "told"), BAD)
 def test_bad_toml_is_refused_by_line_and_queue(tmp_path: Path, text: str, told: list[str]) -> None:
     with pytest.raises(FileInvalid) as refused:
         declared(tmp_path, "[[queue]]\n" + text)
@@ -260,7 +261,7 @@ def test_an_account_id_that_is_not_12_digits_is_an_alias(tmp_path: Path, given: 
     assert declared(tmp_path, ELASTICMQ, "elasticmq.conf").account_alias is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "queues\n{\n orders\n # here\n {\n delay\n =\n 5 seconds\n }\n}",
@@ -291,7 +292,7 @@ def test_objects_of_one_name_are_joined_however_deep(tmp_path: Path) -> None:
     assert b.create.change == {}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "told"),
     [
         ("queues {\n a {\n colour = red\n }\n}", ["line 3", "queue a: colour", "unknown key", "deadLettersQueue"]),

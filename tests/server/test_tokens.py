@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
+from tests.each_case import each_case
 
 from veilmq.protocols.azure.bearer import TokenRefused
 from veilmq.server.settings import SettingInvalid, Settings
@@ -69,7 +70,7 @@ def test_tokens_that_are_not(keys: Path) -> None:
     assert tokens.claims(good)["oid"] == "me"
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "",

@@ -8,6 +8,7 @@ store through the contract's stage, and the answer is read back as XML.
 import base64
 import hashlib
 import hmac
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -105,8 +106,20 @@ class Answer:
 class Wire:
     """A client: `ask` makes a request, signs it, and returns the answer."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, directory: Path) -> None:
+        self._directories = (directory / f"data-{number}" for number in itertools.count())
+        self._begin()
+
+    def renew(self) -> None:
+        """Another store and codec, as at the beginning."""
+        self.close()
+        self._begin()
+
+    def close(self) -> None:
+        self._own.store.close()
+
+    def _begin(self) -> None:
+        self.stage = self._own = Stage(SqliteFactory(next(self._directories)))
         self.key = AccessKey(ACCOUNT, "", "000000000000", grants=EVERYTHING)
         person = AccessKey("person", "", "000000000000", grants=EVERYTHING)
         self.account = NamedAccount(ACCOUNT, self.key, (SECRET, SECOND_SECRET), {"person": person, "reader": READER})
@@ -290,6 +303,6 @@ _KEY = {
 @pytest.fixture
 def wire(tmp_path: Path) -> Iterator[Wire]:
     """A client of a fresh store."""
-    stage = Stage(SqliteFactory(tmp_path / "data"))
-    yield Wire(stage)
-    stage.store.close()
+    made = Wire(tmp_path)
+    yield made
+    made.close()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import pytest
+from tests.each_case import each_case
 
 from veilmq.model.queue import QueueKey
 
@@ -10,12 +10,12 @@ ACL = "<?xml version='1.0'?><SignedIdentifiers>{}</SignedIdentifiers>"
 POLICY = "<SignedIdentifier><Id>{}</Id><AccessPolicy>{}</AccessPolicy></SignedIdentifier>"
 
 
-@pytest.mark.parametrize("name", ["abc", "a-b", "1-2-3", "a" * 63, "000"])
+@each_case("name", ["abc", "a-b", "1-2-3", "a" * 63, "000"])
 def test_names_that_are_allowed(wire: Any, name: str) -> None:
     assert wire.ask("PUT", f"/{name}").status == 201
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "code"),
     [
         ("ab", "OutOfRangeInput"),
@@ -73,7 +73,7 @@ def test_metadata(wire: Any) -> None:
     assert [name for name in wire.ask("GET", f"{queue}?comp=metadata").headers if "-meta-" in name] == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("headers", "code"),
     [
         ({"x-ms-meta-": "x"}, "EmptyMetadataKey"),
@@ -137,7 +137,7 @@ def test_policies_are_kept_as_they_were_written(wire: Any) -> None:
         assert wire.ask(method, f"{queue}?comp=acl", version="2011-08-18").code == "FeatureVersionMismatch"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("inside", "code"),
     [
         ("".join(POLICY.format(number, "") for number in range(6)), "InvalidXmlDocument"),
@@ -159,6 +159,7 @@ def test_policies_are_kept_as_they_were_written(wire: Any) -> None:
         (POLICY.format("a", "<Start/><Start/>"), "InvalidXmlDocument"),
         ("<Policy/>", "UnsupportedXmlNode"),
     ],
+    fresh="wire",
 )
 def test_bad_policies_change_nothing(wire: Any, inside: str, code: str) -> None:
     queue = wire.queue()
@@ -234,7 +235,7 @@ def test_lists_of_old_versions_have_urls(wire: Any) -> None:
     assert shown.text("Queues/Queue/Url") == "http://127.0.0.1:10001/examplename/orders"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("query", "code"),
     [
         ("maxresults=0", "OutOfRangeQueryParameterValue"),
@@ -256,7 +257,7 @@ def test_bad_lists(wire: Any, query: str, code: str) -> None:
     assert (refused.status, refused.code) == (400, code)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "host",
     [
         "examplename.queue.core.windows.net",
@@ -264,6 +265,7 @@ def test_bad_lists(wire: Any, query: str, code: str) -> None:
         "examplename.localhost:10001",
         "ExampleName.queues.example",
     ],
+    fresh="wire",
 )
 def test_host_style(wire: Any, host: str) -> None:
     wire.configure(base_domain="queues.example")
@@ -278,21 +280,19 @@ def test_host_style(wire: Any, host: str) -> None:
     assert secondary.status == 200
 
 
-@pytest.mark.parametrize("host", ["veilmq.queue:10001", "veilmq.queue.svc", "VEILMQ.queue.svc.cluster.local:10001"])
+@each_case("host", ["veilmq.queue:10001", "veilmq.queue.svc", "VEILMQ.queue.svc.cluster.local:10001"], fresh="wire")
 def test_a_kubernetes_service_in_a_namespace_of_that_name_names_no_account(wire: Any, host: str) -> None:
     assert wire.ask("PUT", "/examplename/orders", host=host).status == 201
     assert wire.ask("GET", "/examplename?comp=list", host=host).texts("Queues/Queue/Name") == ["orders"]
 
 
-@pytest.mark.parametrize("path", ["", "/", "/examplename"])
+@each_case("path", ["", "/", "/examplename"])
 def test_the_service_itself(wire: Any, path: str) -> None:
     answer = wire.ask("GET", f"{path}?comp=list", path_style=False, host="127.0.0.1")
     assert answer.status == (200 if path == "/examplename" else 400)
 
 
-@pytest.mark.parametrize(
-    "path", ["/orders/other", "/orders/messages/x/y", "/orders//messages", "//orders", "/a/b/c/d/e"]
-)
+@each_case("path", ["/orders/other", "/orders/messages/x/y", "/orders//messages", "//orders", "/a/b/c/d/e"])
 def test_paths_that_name_nothing(wire: Any, path: str) -> None:
     refused = wire.ask("GET", f"/examplename{path}")
     assert refused.status == 400

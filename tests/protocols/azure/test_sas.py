@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import pytest
+from tests.each_case import each_case
 
 from veilmq.model.access import AccessKey, NamedAccount
 from veilmq.model.instant import SECOND_US
@@ -67,7 +67,7 @@ def _with(wire: Any, ask: Ask, sas: str, **how: Any) -> Any:
     return wire.ask(method, f"{target}{'&' if '?' in target else '?'}{sas}", body, auth=None, **how)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each_case("name", OPERATIONS, fresh="wire")
 def test_an_account_sas_reaches_exactly_what_is_documented(wire: Any, name: str) -> None:
     _prepare(wire)
     ask = OPERATIONS[name](wire)
@@ -86,7 +86,7 @@ def test_an_account_sas_reaches_exactly_what_is_documented(wire: Any, name: str)
             assert answer.code in {None, "QueueNotFound"}, answer.response.body
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each_case("name", OPERATIONS, fresh="wire")
 def test_a_queue_sas_reaches_exactly_what_is_documented(wire: Any, name: str) -> None:
     _prepare(wire)
     ask = OPERATIONS[name](wire)
@@ -103,7 +103,7 @@ def test_a_queue_sas_reaches_exactly_what_is_documented(wire: Any, name: str) ->
     assert answer.code is None, answer.response.body
 
 
-@pytest.mark.parametrize("sp", ["pu", "ar", "rr", "raupp", "rd", "R"])
+@each_case("sp", ["pu", "ar", "rr", "raupp", "rd", "R"], fresh="wire")
 def test_the_letters_of_a_queue_sas_have_an_order(wire: Any, sp: str) -> None:
     _prepare(wire)
     refused = _with(wire, PEEK, wire.queue_sas("/orders", sp=sp))
@@ -114,8 +114,8 @@ def test_the_letters_of_a_queue_sas_have_an_order(wire: Any, sp: str) -> None:
 PEEK: Ask = ("GET", "/orders/messages?peekonly=true", "")
 
 
-@pytest.mark.parametrize("kind", ["account", "queue"])
-@pytest.mark.parametrize(
+@each_case("kind", ["account", "queue"], fresh="wire")
+@each_case(
     ("fields", "how", "code"),
     [
         ({"se": -1}, {}, "AuthenticationFailed"),
@@ -144,6 +144,7 @@ PEEK: Ask = ("GET", "/orders/messages?peekonly=true", "")
         ({"sv": "2011-08-18"}, {}, "AuthenticationFailed"),
         ({"sv": "new"}, {"version": "2026-10-06"}, "AuthenticationFailed"),
     ],
+    fresh="wire",
 )
 def test_when_and_whence(wire: Any, kind: str, fields: dict[str, Any], how: dict[str, Any], code: str | None) -> None:
     wire.stage.clock.now -= wire.stage.now % SECOND_US
@@ -155,7 +156,7 @@ def test_when_and_whence(wire: Any, kind: str, fields: dict[str, Any], how: dict
     assert answer.status == (200 if code is None else 403)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "code"),
     [
         ({"ss": "b"}, "AuthorizationServiceMismatch"),
@@ -167,6 +168,7 @@ def test_when_and_whence(wire: Any, kind: str, fields: dict[str, Any], how: dict
         ({"sv": "2019-02-02"}, None),
         ({"sv": "2015-02-21"}, "AuthenticationFailed"),
     ],
+    fresh="wire",
 )
 def test_services_types_and_versions(wire: Any, fields: dict[str, str], code: str | None) -> None:
     _prepare(wire)
@@ -186,11 +188,11 @@ def _old_account_sas(wire: Any) -> str:
     return "&".join(f"{name}={quote(value, safe='')}" for name, value in given.items())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("version", "resource", "lines"),
     [("2012-02-12", "/examplename/orders", 5), ("2014-02-14", "/examplename/orders", 5),
      ("2015-02-21", "/queue/examplename/orders", 5), ("2015-04-05", "/queue/examplename/orders", 7)],
-)  # fmt: skip
+fresh="wire")  # fmt: skip
 def test_queue_sas_of_old_versions(wire: Any, version: str, resource: str, lines: int) -> None:
     from urllib.parse import quote
 
@@ -201,7 +203,7 @@ def test_queue_sas_of_old_versions(wire: Any, version: str, resource: str, lines
     assert _with(wire, PEEK, sas, version="2026-10-06").code is None
 
 
-@pytest.mark.parametrize("name", ["sp", "se", "sv", "srt", "ss", "sig"])
+@each_case("name", ["sp", "se", "sv", "srt", "ss", "sig"], fresh="wire")
 def test_a_sas_cannot_be_changed(wire: Any, name: str) -> None:
     _prepare(wire)
     sas = wire.account_sas(sp="r")
@@ -323,7 +325,7 @@ class TestUserDelegation:
         wire.stage.later(61 * SECOND_US)
         assert _with(wire, PEEK, sas).code == "AuthenticationFailed"
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("fields", "code"),
         [
             ({"sp": ""}, "AuthenticationFailed"),
@@ -337,6 +339,7 @@ class TestUserDelegation:
             ({"sip": "10.0.0.1"}, "AuthorizationSourceIPMismatch"),
             ({"spr": "https"}, "AuthorizationProtocolMismatch"),
         ],
+        fresh="wire",
     )
     def test_its_own_limits(self, wire: Any, fields: dict[str, Any], code: str | None) -> None:
         wire.stage.clock.now -= wire.stage.now % SECOND_US
@@ -380,7 +383,7 @@ class TestUserDelegation:
             answer = _with(wire, PEEK, sas, headers=wire.token(**claims), secure=True)
             assert answer.code == code, claims
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("body", "code"),
         [
             ("", "InvalidXmlDocument"),
@@ -433,7 +436,7 @@ class TestBearer:
         assert self.ask(wire, "PUT", "/orders").status == 201
         assert wire.calls[-1].commands[0].origin.principal == "examplename/person"
 
-    @pytest.mark.parametrize(
+    @each_case(
         "claims",
         [
             {"aud": "https://management.azure.com"},

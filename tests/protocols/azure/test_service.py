@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-import pytest
+from tests.each_case import each_case
 
 from veilmq.model.topic import SETTINGS_QUEUES
 from veilmq.protocols.azure.call import SERVICE_QUEUE
@@ -102,7 +102,7 @@ def test_they_are_nobodys_queue(wire: Any) -> None:
     assert wire.ask("GET", "/azure/service?comp=metadata").status == 400
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("inside", "code"),
     [
         (LOGGING.format(0), "InvalidXmlNodeValue"),
@@ -169,7 +169,7 @@ class TestCors:
         assert answer.headers["access-control-allow-credentials"] == "true"
         assert "vary" not in answer.headers, "no cache keeps it"
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("method", "asked", "status"),
         [("PUT", "x-ms-one", 200), ("GET", "x-ms-one", 200), ("GET", "x-ms-three", 403)],
     )
@@ -179,7 +179,7 @@ class TestCors:
         wire.ask("PUT", TARGET, rules(first, second, {"methods": "GET", "allowed": "x-ms-three"}))
         assert self.preflight(wire, method=method, asked=asked).status == status
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("origins", "origin", "allowed", "varies"),
         [
             (None, None, None, False),
@@ -190,6 +190,7 @@ class TestCors:
             ("https://app.example", "https://evil.example", None, True),
             ("*", "https://app.example", "*", False),
         ],
+        fresh="wire",
     )
     def test_what_caches_are_told(
         self, wire: Any, origins: str | None, origin: str | None, allowed: str | None, varies: bool
@@ -210,7 +211,7 @@ class TestCors:
         wire.ask("PUT", TARGET, DOCUMENT.format("<Cors/>"))
         assert "vary" not in wire.ask("GET", "/?comp=list", headers=headers).headers
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("origin", "method", "asked"),
         [
             ("https://app.example.evil", "GET", ""),
@@ -270,7 +271,7 @@ class TestCors:
         assert answer.headers["access-control-expose-headers"] == "x-ms-error-code,x-ms-request-id,x-ms-version"
         assert "access-control-allow-origin" not in wire.ask("GET", "/?comp=list").headers
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("exposed", "names"),
         [
             ("x-ms-meta-*", "x-ms-meta-colour"),
@@ -284,6 +285,7 @@ class TestCors:
                 "Content-Type,Content-Length,Date",
             ),
         ],
+        fresh="wire",
     )
     def test_a_browser_is_told_names_of_headers_and_no_prefixes(
         self, wire: Any, exposed: str, names: str | None
@@ -311,7 +313,7 @@ class TestCors:
         wire.ask("GET", "/?comp=list")
         assert questions() == 3
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("how", "code"),
         [
             ({"auth": None}, "NoAuthenticationInformation"),
@@ -347,7 +349,7 @@ class TestCors:
         assert wire.get(queue, headers={"origin": "http://127.0.0.1:10001"}).status == 200, "its own origin"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("body", "code"),
     [
         ("", "InvalidXmlDocument"),
@@ -375,6 +377,7 @@ class TestCors:
         (b"<QueueMessage><MessageText>\xff</MessageText></QueueMessage>", "InvalidXmlDocument"),
         ("x" * 500_000, "RequestBodyTooLarge"),
     ],
+    fresh="wire",
 )
 def test_xml_that_is_none(wire: Any, body: str | bytes, code: str) -> None:
     queue = wire.queue()
@@ -383,7 +386,7 @@ def test_xml_that_is_none(wire: Any, body: str | bytes, code: str) -> None:
     assert wire.get(queue).texts("QueueMessage") == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("body", "text"),
     [
         ("<QueueMessage><MessageText></MessageText></QueueMessage>", ""),
@@ -400,6 +403,7 @@ def test_xml_that_is_none(wire: Any, body: str | bytes, code: str) -> None:
         ("<QueueMessage><MessageText>\u20ac</MessageText></QueueMessage>".encode("utf-16"), "\u20ac"),
         ("\ufeff<QueueMessage><MessageText>x</MessageText></QueueMessage>", "x"),
     ],
+    fresh="wire",
 )
 def test_xml_in_its_many_forms(wire: Any, body: str | bytes, text: str) -> None:
     queue = wire.queue()

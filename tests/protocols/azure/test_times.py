@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-import pytest
+from tests.each_case import each_case
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.queue import QueueKey
@@ -18,11 +18,11 @@ def _peek(wire: Any, sas: str) -> Any:
     return wire.ask("GET", f"/orders/messages?peekonly=true&{sas}", "", auth=None)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("ending", "ahead_s"),
     [("Z", 0), ("", 0), (".0000000Z", 0), (".5Z", 0), ("-05:00", -18_000), (".5+05:30", 19_800), ("+23:59", 86_340),
      ("-23:59", -86_340)],
-)  # fmt: skip
+fresh="wire")  # fmt: skip
 def test_a_sas_takes_every_form(wire: Any, ending: str, ahead_s: int) -> None:
     """ "Formatting DateTime values": Z, nothing, or an offset from -23:59 to +23:59."""
     wire.queue("orders")
@@ -33,7 +33,7 @@ def test_a_sas_takes_every_form(wire: Any, ending: str, ahead_s: int) -> None:
         assert _peek(wire, wire.queue_sas("/orders", se=text)).code == code
 
 
-@pytest.mark.parametrize("text", ["+24:00", "-05:60", "+5:00", "+0500", "Z+00:00", " -05:00"])
+@each_case("text", ["+24:00", "-05:60", "+5:00", "+0500", "Z+00:00", " -05:00"], fresh="wire")
 def test_offsets_that_are_none(wire: Any, text: str) -> None:
     wire.queue("orders")
     refused = _peek(wire, wire.account_sas(se=f"2999-01-01T00:00:00{text}"))
@@ -43,7 +43,7 @@ def test_offsets_that_are_none(wire: Any, text: str) -> None:
     assert early.code == "AuthenticationFailed", "there is no year 0"
 
 
-@pytest.mark.parametrize("ending", ["Z", "", ".0000000Z", ".1234567Z"])
+@each_case("ending", ["Z", "", ".0000000Z", ".1234567Z"], fresh="wire")
 def test_a_policy_takes_utc(wire: Any, ending: str) -> None:
     """What is refused is in test_queues, as users saw it: azure-sdk-for-net 23976, azure-rest-api-specs 41338."""
     wire.queue("orders")
@@ -56,7 +56,7 @@ def test_a_policy_takes_utc(wire: Any, ending: str) -> None:
         assert _peek(wire, wire.queue_sas("/orders", se="", si="p")).code == code
 
 
-@pytest.mark.parametrize("ending", ["-05:00", ".5Z", "+00:00"])
+@each_case("ending", ["-05:00", ".5Z", "+00:00"], fresh="wire")
 def test_a_policy_kept_from_before_still_ends(wire: Any, ending: str) -> None:
     """Set Queue ACL once took these forms of a time: what it stored goes on to count."""
     wire.queue("orders")

@@ -8,6 +8,7 @@ the contract's stage, and the answer is read back as XML.
 import base64
 import hashlib
 import hmac
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -98,8 +99,20 @@ class Answer:
 class Wire:
     """A client: `ask` makes a request, signs it, and returns the answer."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, directory: Path) -> None:
+        self._directories = (directory / f"data-{number}" for number in itertools.count())
+        self._begin()
+
+    def renew(self) -> None:
+        """Another store and codec, as at the beginning."""
+        self.close()
+        self._begin()
+
+    def close(self) -> None:
+        self._own.store.close()
+
+    def _begin(self) -> None:
+        self.stage = self._own = Stage(SqliteFactory(next(self._directories)))
         reader = (Grant(frozenset({Action.RECEIVE})),)
         self.ring = Ring(
             {
@@ -110,6 +123,7 @@ class Wire:
             }
         )
         self.codec = Codec(self.ring, Endpoint())
+        self.queue()
 
     def configure(self, **endpoint: Any) -> None:
         """Another endpoint's settings."""
@@ -217,8 +231,6 @@ def sign(secret: str, text: str) -> str:
 @pytest.fixture
 def wire(tmp_path: Path) -> Iterator[Wire]:
     """A client of a fresh store, which has the queue `jobs`."""
-    stage = Stage(SqliteFactory(tmp_path / "data"))
-    made = Wire(stage)
-    made.queue()
+    made = Wire(tmp_path)
     yield made
-    stage.store.close()
+    made.close()

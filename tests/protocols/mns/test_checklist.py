@@ -4,7 +4,7 @@ import base64
 from hashlib import md5
 from typing import Any
 
-import pytest
+from tests.each_case import each_case
 
 from veilmq.protocols.mns.codec import Call
 
@@ -33,9 +33,7 @@ def test_1_lists_have_no_empty_elements_and_no_marker_at_the_end(wire: Any) -> N
     assert list(nothing.xml) == []
 
 
-@pytest.mark.parametrize(
-    ("path", "document"), [("/queues/new", "<Queue/>"), (NEWS, "<Topic/>"), (f"{NEWS}/subscriptions/s", SUB)]
-)
+@each_case(("path", "document"), [("/queues/new", "<Queue/>"), (NEWS, "<Topic/>"), (f"{NEWS}/subscriptions/s", SUB)])
 def test_2_creating_says_where_also_the_second_time(wire: Any, path: str, document: str) -> None:
     if "subscriptions" in path:
         wire.ask("PUT", NEWS, "<Topic/>")
@@ -131,7 +129,7 @@ def test_9_a_checksum_of_the_digits_or_of_the_bytes(wire: Any) -> None:
     assert wire.ask("PUT", JOBS, body, {"Content-MD5": base64.b64encode(b"x" * 16).decode()}).code == "InvalidDegist"
 
 
-@pytest.mark.parametrize(
+@each_case(
     "document",
     [
         "",
@@ -140,6 +138,7 @@ def test_9_a_checksum_of_the_digits_or_of_the_bytes(wire: Any) -> None:
         '<Queue xmlns="http://mns.aliyuncs.com/doc/v1"><Odd><Deep/></Odd></Queue>',
         '<m:Queue xmlns:m="urn:another"><m:VisibilityTimeout>30</m:VisibilityTimeout></m:Queue>',
     ],
+    fresh="wire",
 )
 def test_10_namespaces_and_unknown_children_do_not_matter(wire: Any, document: str) -> None:
     assert wire.ask("PUT", "/queues/new", document).status == 201
@@ -159,7 +158,7 @@ def test_12_a_delayed_send_has_a_handle_that_is_good_while_it_is_delayed(wire: A
     assert wire.ask("PUT", f"{MESSAGES}?ReceiptHandle={second}&VisibilityTimeout=1").status == 200
 
 
-@pytest.mark.parametrize(
+@each_case(
     "document",
     [
         '<!DOCTYPE Queue [<!ENTITY a "b">]><Queue><VisibilityTimeout>&a;</VisibilityTimeout></Queue>',

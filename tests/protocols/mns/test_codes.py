@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.each_case import each_case
 
 from veilmq.model.errors import DiskLow, Overloaded, QueueDeletedRecently, StoreFailed, StoreUnknown, VeilError
 from veilmq.protocols.mns import errors
@@ -105,7 +105,7 @@ ROWS: dict[str, tuple[int, Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("code", ROWS)
+@each_case("code", ROWS, fresh="wire")
 def test_the_code_is_reached(wire: Any, code: str) -> None:
     status, ask = ROWS[code]
     answer = ask(wire)
@@ -118,7 +118,7 @@ def test_no_code_is_without_a_row() -> None:
     assert not NO_OCCASION & errors.FAULTS.keys()
 
 
-@pytest.mark.parametrize("code", sorted(NO_OCCASION))
+@each_case("code", sorted(NO_OCCASION))
 def test_a_code_without_occasion_is_explained(code: str) -> None:
     assert code in PAGE
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.each_case import each_case
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.queue import QueueKey, RedrivePolicy
@@ -17,7 +18,7 @@ def queue(**fields: object) -> str:
     return f"<Queue>{''.join(f'<{name}>{value}</{name}>' for name, value in fields.items())}</Queue>"
 
 
-@pytest.mark.parametrize("body", ["", "<Queue/>", "<Queue></Queue>", '<Queue xmlns="x"><Other/></Queue>'])
+@each_case("body", ["", "<Queue/>", "<Queue></Queue>", '<Queue xmlns="x"><Other/></Queue>'], fresh="wire")
 def test_a_new_queue_has_the_defaults(wire: Any, body: str) -> None:
     made = wire.ask("PUT", "/queues/new", body)
     assert (made.status, made.headers["Location"]) == (201, "http://127.0.0.1:9326/queues/new")
@@ -79,7 +80,7 @@ def test_counts(wire: Any) -> None:
     assert [fields[f"{state}Messages"] for state in ("Active", "Inactive", "Delay")] == ["1", "1", "1"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "value"),
     [
         ("DelaySeconds", -1), ("DelaySeconds", 604_801), ("MaximumMessageSize", 1023), ("MaximumMessageSize", 65_537),
@@ -95,31 +96,31 @@ def test_values_out_of_their_limits(wire: Any, name: str, value: object) -> None
     assert wire.ask("GET", "/queues/new").code == "QueueNotExist"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "value"),
     [
         ("DelaySeconds", 604_800), ("MaximumMessageSize", 1024), ("MessageRetentionPeriod", 60),
         ("MessageRetentionPeriod", 1_296_000), ("VisibilityTimeout", 1), ("VisibilityTimeout", 43_200),
         ("PollingWaitSeconds", 30),
     ],
-)  # fmt: skip
+fresh="wire")  # fmt: skip
 def test_values_at_their_limits(wire: Any, name: str, value: int) -> None:
     assert wire.ask("PUT", "/queues/new", queue(**{name: value})).status == 201
     assert wire.ask("GET", "/queues/new").text(name) == str(value)
 
 
-@pytest.mark.parametrize("body", ["<Topic/>", "<Queue>", "<Queue><DelaySeconds>1</DelaySeconds>" * 2])
+@each_case("body", ["<Topic/>", "<Queue>", "<Queue><DelaySeconds>1</DelaySeconds>" * 2])
 def test_documents_of_another_kind(wire: Any, body: str) -> None:
     assert wire.ask("PUT", "/queues/new", body).code == "MalformedXML"
 
 
-@pytest.mark.parametrize("name", ["a", "0", "A-b", "a--", "a" * 120])
+@each_case("name", ["a", "0", "A-b", "a--", "a" * 120])
 def test_names_that_are_allowed(wire: Any, name: str) -> None:
     assert wire.ask("PUT", f"/queues/{name}").status == 201
     assert wire.ask("GET", f"/queues/{name}/").text("QueueName") == name
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("path", "code"),
     [
         ("/queues/-a", "InvalidQueueName"),
@@ -190,12 +191,12 @@ def test_lists_of_queues(wire: Any) -> None:
     assert (none.status, len(none.xml)) == (200, 0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "headers",
     [{"x-mns-ret-number": "0"}, {"x-mns-ret-number": "1001"}, {"x-mns-ret-number": "x"}, {"x-mns-marker": "\u00e9!"},
      {"x-mns-marker": "gggg"}, {"x-mns-marker": "!!"}, {"x-mns-marker": "YQ==!"}, {"x-mns-with-meta": "perhaps"}],
 )  # fmt: skip
-@pytest.mark.parametrize("path", ["/queues", "/topics", "/topics/t/subscriptions"])
+@each_case("path", ["/queues", "/topics", "/topics/t/subscriptions"])
 def test_pages_that_cannot_be(wire: Any, path: str, headers: dict[str, str]) -> None:
     assert wire.ask("GET", path, headers=headers).code == "InvalidArgument"
 
@@ -233,8 +234,8 @@ def test_rates_up_to_the_limit(wire: Any, count: int) -> None:
     assert wire.ask("PUT", "/queues/new", f"<Queue>{rate(count)}</Queue>").status == 201
 
 
-@pytest.mark.parametrize(
-    "target", ["dead", "acs:mns:cn-hangzhou:127:queues/dead", "acs:mns:cn-hangzhou:1:/queues/dead"]
+@each_case(
+    "target", ["dead", "acs:mns:cn-hangzhou:127:queues/dead", "acs:mns:cn-hangzhou:1:/queues/dead"], fresh="wire"
 )
 def test_dead_letter_policies(wire: Any, target: str) -> None:
     wire.queue("dead")
@@ -254,7 +255,7 @@ def test_dead_letter_policies(wire: Any, target: str) -> None:
     assert wire.ask("GET", "/queues/new").text("DlqPolicy") is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     "inside",
     [
         policy("nowhere"),
@@ -269,6 +270,7 @@ def test_dead_letter_policies(wire: Any, target: str) -> None:
         "<TenantRateLimitPolicy/>",
         *(rate(count) for count in ("0", "-1", "x", "1000001")),
     ],
+    fresh="wire",
 )
 def test_policies_that_are_refused(wire: Any, inside: str) -> None:
     wire.queue("dead")
@@ -299,7 +301,7 @@ def test_the_account_and_the_service(wire: Any) -> None:
     assert wire.ask("POST", "/commonbuy/openservice").fields() == {"OrderId": "0"}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("how", "start"),
     [
         ({}, "http://127.0.0.1:9326"),

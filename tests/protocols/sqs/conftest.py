@@ -7,6 +7,7 @@ by the same botocore with its service model changed back to what it was while SQ
 
 import functools
 import gzip
+import itertools
 import json
 import os
 import time
@@ -256,7 +257,7 @@ def make_client(query_data: Path) -> Callable[[str, AccessKey, str, str], Any]:
 @pytest.fixture
 def make_wire(make_client: Callable[[str, AccessKey, str, str], Any]) -> Iterator[MakeWire]:
     """Makes a wired client: `make_wire(form="json" | "query", key=..., endpoint=..., ring=..., url=...)`."""
-    undo: list[Callable[[], None]] = []
+    wired: dict[Any, Wire] = {}
 
     def make(
         form: str = "json",
@@ -269,13 +270,16 @@ def make_wire(make_client: Callable[[str, AccessKey, str, str], Any]) -> Iterato
         client = make_client(form, key, url, region)
         codec = Codec(ring or Ring({KEY.id: KEY, TEMPORARY.id: TEMPORARY}), endpoint or Endpoint())
         wire = Wire(client, codec)
+        # The first handler answers: the wire before this one, on the same client, is disconnected.
+        if client in wired:
+            client.meta.events.unregister("before-send.sqs.*", wired.pop(client).send)
         client.meta.events.register("before-send.sqs.*", wire.send)
-        undo.append(lambda: client.meta.events.unregister("before-send.sqs.*", wire.send))
+        wired[client] = wire
         return wire
 
     yield make
-    for action in undo:
-        action()
+    for client, wire in wired.items():
+        client.meta.events.unregister("before-send.sqs.*", wire.send)
 
 
 @pytest.fixture(params=["json", "query"])
@@ -323,14 +327,23 @@ class Served:
     other = OTHER
     third = THIRD
 
-    def __init__(self, store: Store, endpoint: Endpoint, make_client: Any, undo: Any) -> None:
-        self.store = store
-        self.clock = ManualClock()
-        self.codec = Codec(Ring({key.id: key for key in (KEY, OTHER, THIRD)}), endpoint)
+    def __init__(self, directory: Path, make_client: Any, undo: Any) -> None:
+        self._directories = (directory / f"data-{number}" for number in itertools.count())
         self._make_client = make_client
         self._undo = undo
+        self._begin()
+
+    def _begin(self) -> None:
+        self.store: Store = SqliteStore(next(self._directories), SMALL)
+        self.clock = ManualClock()
+        self.configure()
         self.secure = False
         self.more_headers: dict[str, str] = {}
+
+    def renew(self) -> None:
+        """Another store and codec, as at the beginning; clients stay connected."""
+        self.store.close()
+        self._begin()
 
     def configure(self, **values: Any) -> None:
         """Another endpoint from now on."""
@@ -389,9 +402,9 @@ class Served:
 def served(tmp_path: Path, make_client: Callable[[str, AccessKey, str, str], Any]) -> Iterator[Served]:
     """A codec on a store of its own."""
     undo: list[Callable[[], None]] = []
-    store = SqliteStore(tmp_path / "data", SMALL)
-    yield Served(store, Endpoint(), make_client, undo.append)
-    store.close()
+    made = Served(tmp_path, make_client, undo.append)
+    yield made
+    made.store.close()
     for action in undo:
         action()
 

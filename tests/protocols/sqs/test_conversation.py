@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from tests.each_case import each_case
 
 from veilmq.model.commands import (
     AfterExpiry,
@@ -205,7 +206,7 @@ SYSTEM = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("asked", "shown"),
     [
         ({"AttributeNames": ["All"]}, SYSTEM),
@@ -233,7 +234,7 @@ def test_a_fifo_message_has_a_sequence_number(wire: Any, deliver: Callable[..., 
     assert wire.commands[0].attempt_id == "try-1"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("names", "shown"),
     [
         (["All"], ["bar.one", "bar.two", "raw"]),

@@ -1,6 +1,6 @@
 """Development mode: any credentials, or none; what can be read of them names the key and the region."""
 
-import pytest
+from tests.each_case import each_case
 
 from veilmq.model.access import AccessKey
 from veilmq.model.commands import DescribeQueue
@@ -44,7 +44,7 @@ CLAIM = (
 )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("headers", "principal", "account", "region"),
     [
         ({}, "anonymous", "000000000000", "us-east-1"),

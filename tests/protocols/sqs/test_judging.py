@@ -8,6 +8,7 @@ import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from tests.each_case import each_case
 
 from veilmq.model.commands import AnyCommand, ChangeQueue, DescribeQueue, Origin
 from veilmq.model.errors import Overloaded
@@ -54,7 +55,7 @@ VEIL = {
 }
 
 
-@pytest.mark.parametrize("operation", VEIL)
+@each_case("operation", VEIL)
 def test_a_deny_binds_the_veilmq_operations_too(served: Any, owner: Any, url: str, operation: str) -> None:
     assert VEIL.keys() == VEIL_OPERATIONS.keys() - {"CreateQueue"}
     action, given = VEIL[operation]

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
+from tests.each_case import each_case
 
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Deleted, Extended, QueueChanged, QueueCreated, QueuesListed, Received, Sent
@@ -242,8 +242,8 @@ def outcome(wire: Any, method: str, arguments: dict[str, Any]) -> str:
     return str(answer["Error"]["Code"])
 
 
-@pytest.mark.parametrize("form", ["json", "query"])
-@pytest.mark.parametrize("method", sorted({case[0] for case in CASES}))
+@each_case("form", ["json", "query"])
+@each_case("method", sorted({case[0] for case in CASES}))
 def test_limits_are_kept_to_the_byte(make_wire: Any, form: str, method: str) -> None:
     wire = make_wire(form)
     wrong = []
@@ -266,7 +266,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@each_case("name", NUMBERS)
 def test_queue_attributes_have_ranges(wire: Any, name: str) -> None:
     lowest, highest = NUMBERS[name]
     for text, code in [

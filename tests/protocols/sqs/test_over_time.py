@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.each_case import each_case
 
 BASE = "http://127.0.0.1:9324/111122223333/"
 
@@ -84,7 +85,7 @@ def test_a_retention_that_is_changed_counts_for_what_is_there(served: Any, clien
     assert shown == {"ApproximateNumberOfMessages": "0"}
 
 
-@pytest.mark.parametrize(("size", "taken"), [(1_023, True), (1_024, True), (1_025, False)])
+@each_case(("size", "taken"), [(1_023, True), (1_024, True), (1_025, False)])
 def test_the_queues_own_limit_counts_attributes_too(served: Any, client: Any, url: str, size: int, taken: bool) -> None:
     client.set_queue_attributes(QueueUrl=url, Attributes={"MaximumMessageSize": "1024"})
     attribute = {"name": {"DataType": "String", "StringValue": "value"}}
@@ -96,7 +97,7 @@ def test_the_queues_own_limit_counts_attributes_too(served: Any, client: Any, ur
         assert (code, "1024 bytes" in text) == ("InvalidParameterValue", True)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("asked", "shown"),
     [
         (None, None),

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.each_case import each_case
 
 from veilmq.model.commands import ChangeQueue, DescribeQueue, Origin
 from veilmq.model.queue import QueueKey, SettingsChange
@@ -122,8 +123,8 @@ class TestPermissions:
         code, _ = served.refused(friend.get_queue_url, QueueName="jobs", QueueOwnerAWSAccountId="12")
         assert code == "InvalidParameterValue"
 
-    @pytest.mark.parametrize("form", ["json", "query"])
-    @pytest.mark.parametrize("name", ["jobs", "nowhere", "no name!"])
+    @each_case("form", ["json", "query"])
+    @each_case("name", ["jobs", "nowhere", "no name!"])
     def test_whether_there_is_another_accounts_queue_is_not_told(
         self, served: Any, url: str, form: str, name: str
     ) -> None:
@@ -151,7 +152,7 @@ class TestPermissions:
         assert deleted["Successful"]
         assert owner.receive_message(QueueUrl=url)["Messages"][0]["Body"] == "0"
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("given", "code"),
         [
             ({"Label": "there"}, "InvalidParameterValue"),
@@ -172,9 +173,10 @@ class TestPermissions:
         before = policy_of(owner, url)
         assert served.refused(owner.add_permission, **right | {"Label": "new"} | given)[0] == code
         assert policy_of(owner, url) == before
+        owner.remove_permission(QueueUrl=url, Label="there")
 
-    @pytest.mark.parametrize("step", [-1, 0, 1])
-    @pytest.mark.parametrize(
+    @each_case("step", [-1, 0, 1])
+    @each_case(
         ("most", "make", "code"),
         [
             (80, lambda count: {"Label": "l" * count}, "InvalidParameterValue"),
@@ -197,10 +199,10 @@ class TestPermissions:
         else:
             assert served.refused(owner.add_permission, **given)[0] == code
         assert (policy_of(owner, url) is None) is (step > 0)
+        if step <= 0:
+            owner.remove_permission(QueueUrl=url, Label=given["Label"])
 
-    @pytest.mark.parametrize(
-        ("digits", "code"), [(11, "InvalidParameterValue"), (12, MISSING), (13, "InvalidParameterValue")]
-    )
+    @each_case(("digits", "code"), [(11, "InvalidParameterValue"), (12, MISSING), (13, "InvalidParameterValue")])
     def test_an_account_has_twelve_digits(self, served: Any, owner: Any, digits: int, code: str) -> None:
         asked = {"QueueName": "nowhere", "QueueOwnerAWSAccountId": "4" * digits}
         assert served.refused(owner.get_queue_url, **asked)[0] == code
@@ -228,8 +230,8 @@ class TestPermissions:
         assert found == ("OverLimit", "Submitted policy is over max allowed size.")
         assert len(policy_of(owner, url)["Statement"]) == 4
 
-    @pytest.mark.parametrize("form", ["json", "query"])
-    @pytest.mark.parametrize("size", [8_191, 8_192, 8_193, 70_000])
+    @each_case("form", ["json", "query"])
+    @each_case("size", [8_191, 8_192, 8_193, 70_000])
     def test_the_bytes_of_a_policy(self, served: Any, url: str, form: str, size: int) -> None:
         """Developer Guide, "Amazon SQS policy quotas"; the words are AWS's (aws/aws-sdk-net #378)."""
         client = served.connect(form)
@@ -246,7 +248,7 @@ class TestPermissions:
             found = served.refused(call, Attributes={"Policy": text}, **given)
             assert found == ("OverLimit", "Submitted policy is over max allowed size.")
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("statements", "words"),
         [
             ([{}] * 21, "21 statements were found in the submitted policy, max allowed is 20"),
@@ -328,7 +330,7 @@ def _decision(*statements: dict[str, Any], **asking: Any) -> bool:
 class TestLanguage:
     """What a policy says."""
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("changes", "allowed"),
         [
             ({}, True),
@@ -362,7 +364,7 @@ class TestLanguage:
     def test_caller_action_and_queue(self, changes: dict[str, Any], allowed: bool) -> None:
         assert _decision(_statement(**changes)) is allowed
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("condition", "allows_with", "denies_with"),
         [
             ({"Bool": {"aws:SecureTransport": "false"}}, True, True),
@@ -455,7 +457,7 @@ class TestLanguage:
         assert _decision(deny, _statement(), account=OWNER)
         assert not _decision()
 
-    @pytest.mark.parametrize(
+    @each_case(
         "text",
         [
             "",
@@ -605,7 +607,7 @@ class TestOwnAccount:
         text = json.dumps({"Version": "2012-10-17", "Statement": list(statements)}) if statements else ""
         client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
 
-    @pytest.mark.parametrize("operation", OWN)
+    @each_case("operation", OWN)
     def test_what_is_denied(self, served: Any, owner: Any, url: str, operation: str) -> None:
         name, given = OWN[operation]
         call = getattr(owner, name)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.each_case import each_case
 
 from veilmq.protocols.sqs import json_form
 from veilmq.protocols.sqs.errors import MALFORMED_INPUT, QUERY_WORDS, Refusal
@@ -221,7 +222,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("method", "arguments", "code", "message"), REFUSED, ids=[f"{case[0]}-{n}" for n, case in enumerate(REFUSED)]
 )
 def test_what_is_wrong_is_named(
@@ -247,7 +248,7 @@ NO_STRING = "NUMBER_VALUE can not be converted to a String"
 NO_INTEGER = "STRING_VALUE can not be converted to an Integer"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("target", "body", "words"),
     [
         (b"AmazonSQS.ReceiveMessage", b'{"VisibilityTimeout":"30"}', NO_INTEGER + " - at `$.VisibilityTimeout`"),

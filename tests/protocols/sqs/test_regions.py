@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-import pytest
+from tests.each_case import each_case
 
 from veilmq.model.access import EVERYTHING, AccessKey
 from veilmq.model.instant import Instant
@@ -48,7 +48,7 @@ def info(queue: QueueKey) -> QueueInfo:
     return QueueInfo(queue, 1, NOW, NOW, QueueSettings(), QueueCounts())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("endpoint", "host", "url"),
     [
         (DYNAMIC, "queues.test:9324", "http://sqs.eu-west-1.queues.test:9324/000000000000/q"),
@@ -117,7 +117,7 @@ def test_the_region_of_the_host_that_the_query_form_is_sent_to_decides() -> None
     assert call.commands[0].queue == QueueKey(ACCOUNT, "ap-south-1", "q")  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "url",
     [
         "http://sqs.eu-west-1.other.test/000000000000/q",

@@ -14,6 +14,7 @@ from typing import Any
 
 import botocore.session
 import pytest
+from tests.each_case import each_case
 from tests.support.contract.stage import sending
 
 from veilmq.model.commands import Origin, Receive
@@ -39,6 +40,13 @@ class World:
     def __init__(self, served: Any) -> None:
         self.served = served
         self.client = served.connect("json")
+        self._make_queues()
+
+    def renew(self) -> None:
+        self.served.renew()
+        self._make_queues()
+
+    def _make_queues(self) -> None:
         self.client.create_queue(QueueName="dead")
         redrive = json.dumps({"deadLetterTargetArn": ARN + "dead", "maxReceiveCount": 5})
         self.client.create_queue(QueueName="jobs", Attributes={"RedrivePolicy": redrive})
@@ -186,7 +194,7 @@ def named(shape: Any, value: Any, seen: tuple[str, ...] = ()) -> Iterator[tuple[
             yield from named(shape.value, inside, seen)
 
 
-@pytest.mark.parametrize("operation", sorted(GIVEN))
+@each_case("operation", sorted(GIVEN), fresh="world")
 def test_every_operation_is_answered_and_takes_every_member(world: World, operation: str) -> None:
     shape = world.client.meta.service_model.operation_model(operation)
     calls = GIVEN[operation](world)
@@ -199,7 +207,7 @@ def test_every_operation_is_answered_and_takes_every_member(world: World, operat
         assert not answer.get("Failed"), answer
 
 
-@pytest.mark.parametrize("operation", sorted(GIVEN))
+@each_case("operation", sorted(GIVEN))
 def test_what_the_model_requires_is_asked_for(world: World, operation: str) -> None:
     """botocore checks that too; here its checks are off."""
     shape = world.client.meta.service_model.operation_model(operation).input_shape
@@ -376,7 +384,7 @@ def documented() -> list[tuple[str, str]]:
 DOCUMENTED = documented()
 
 
-@pytest.mark.parametrize(("operation", "error"), [pair for pair in DOCUMENTED if pair not in NEVER])
+@each_case(("operation", "error"), [pair for pair in DOCUMENTED if pair not in NEVER], fresh="world")
 def test_every_documented_error_is_reached(world: World, operation: str, error: str) -> None:
     reach = REACHED_BY.get((operation, error)) or REACHED[error]
     (given, *_) = GIVEN[operation](world)
