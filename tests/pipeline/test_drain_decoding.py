@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import types
+from tests.each_case import each_case
 
 from veilmq.pipeline.drain.decoding import Decoding
 
@@ -17,7 +18,7 @@ def decoded(kind: types.DataType, text: str) -> Any:
     return Decoding(schema, "_corrupt_record").row(f'{{"v": {text} }}', {})["v"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "value"),
     [("3.4028235e38", LARGEST), ("-3.4028235e38", -LARGEST), ("3.4028234e38", LARGEST), ("0.5", 0.5), ("1", 1.0)],
 )
@@ -31,7 +32,7 @@ def test_a_float_beyond_32_bits_is_none(text: str) -> None:
         decoded(types.FloatType(), text)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "value"),
     [
         ("12.345", "12.34"), ('"12.345"', "12.34"), ("-1e2", "-100.00"), ('"-1E+2"', "-100.00"), ('"007"', "7.00"),
@@ -46,7 +47,7 @@ def test_a_decimal_may_be_a_number_or_its_text(text: str, value: str | None) -> 
     assert decoded(nested, f'{{"k": {{"w":{text}}}}}') == [("k", {"w": expected})]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         '"1_0"', '" 1 "', '"NaN"', '"Infinity"', '"1."', '".5"', '"+1"', '"\u0663"', '""', "true", "[1]", '{"a": 1}',

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tests.each_case import each_case
 from tests.pipeline.histories_stage import S, event, extended, frame, received, resumed, retried, sent, table_of
 from tests.support.histories import (
     Law,
@@ -104,7 +105,7 @@ def stories(spark: Any) -> dict[int, Any]:
     return {row.sequence: row for row in attempts(frame(spark, table_of(events))).where("attempt = 1").collect()}
 
 
-@pytest.mark.parametrize("story", STORIES)
+@each_case("story", STORIES)
 def test_attempts_tells_how_a_lease_ended(stories: dict[int, Any], story: str) -> None:
     row = stories[list(STORIES).index(story)]
     assert (row.outcome, row.exact, row.held_us / 1e6) == STORIES[story][1]

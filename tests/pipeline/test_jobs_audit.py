@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from tests.each_case import each_case
 from tests.pipeline.histories_stage import Event, S, event, extended, frame, received, resumed, retried, sent, table_of
 from tests.support.histories import Workload, history, lognormal
 
@@ -144,17 +145,23 @@ def rules(spark: Any, events: list[Event]) -> set[str]:
 
 
 def falsified(name: str) -> list[Event]:
-    events = [dict(each) for each in TRUE]
-    FALSE[name][0](events)
+    return told_falsely(TRUE, FALSE[name][0])
+
+
+def told_falsely(true: list[Event], falsify: Callable[[list[Event]], None]) -> list[Event]:
+    events = [dict(each) for each in true]
+    falsify(events)
     return [{"offset": at, "incarnation": 1} | each for at, each in enumerate(events)]
 
 
 @pytest.fixture(scope="module")
 def broken(spark: Any) -> dict[str, list[Any]]:
-    """The findings in each false history, but for those of offsets."""
+    """The findings in each false history, but for those of offsets; those of retries have names of their own."""
+    histories = {name: falsified(name) for name in FALSE}
+    histories |= {f"retries: {name}": told_falsely(RETRIED, falsify) for name, (falsify, _) in RETRIED_FALSE.items()}
     together: list[Event] = []
-    for number, name in enumerate(FALSE):
-        for each in falsified(name):
+    for number, history_of_one in enumerate(histories.values()):
+        for each in history_of_one:
             detail = each.get("detail")
             if detail and "target" in detail:
                 detail = detail | {"target": detail["target"] + 10 * number}
@@ -163,7 +170,7 @@ def broken(spark: Any) -> dict[str, list[Any]]:
     rows = audit(frame(spark, table_of(together))).collect()
     return {
         name: [row for row in rows if row.offset // APART == number and row.rule != "offsets"]
-        for number, name in enumerate(FALSE)
+        for number, name in enumerate(histories)
     }
 
 
@@ -176,9 +183,7 @@ def test_a_true_history_has_none_of_offsets_either(spark: Any) -> None:
     assert rules(spark, TRUE) == set()
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"), [(name, rule) for name, (_, rule) in FALSE.items() if rule not in {"", "offsets"}]
-)
+@each_case(("name", "rule"), [(name, rule) for name, (_, rule) in FALSE.items() if rule not in {"", "offsets"}])
 def test_a_false_history_is_found_out(broken: dict[str, list[Any]], name: str, rule: str) -> None:
     assert rule in {row.rule for row in broken[name]}
 
@@ -211,12 +216,16 @@ RETRIED_FALSE: dict[str, tuple[Callable[[list[Event]], None], set[str]]] = {
 }
 
 
+@each_case("name", RETRIED_FALSE)
+def test_retries_and_resumed_leases_are_judged(broken: dict[str, list[Any]], name: str) -> None:
+    assert {row.rule for row in broken[f"retries: {name}"]} == RETRIED_FALSE[name][1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RETRIED_FALSE)
-def test_retries_and_resumed_leases_are_judged(spark: Any, name: str) -> None:
-    events = [dict(each) for each in RETRIED]
+def test_each_history_of_retries_is_judged_alone(spark: Any, name: str) -> None:
     falsify, found = RETRIED_FALSE[name]
-    falsify(events)
-    assert rules(spark, [{"offset": at} | each for at, each in enumerate(events)]) == found
+    assert rules(spark, told_falsely(RETRIED, falsify)) == found
 
 
 @pytest.mark.parametrize(

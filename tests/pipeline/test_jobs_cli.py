@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.each_case import each_case
 from tests.pipeline import cluster_stage
 from tests.support.histories import Workload, history, lognormal, write
 
@@ -91,7 +92,7 @@ def test_events_are_printed_and_exported(server: ServerProcess, tmp_path: Path) 
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("arguments", "code", "said"),
     [
         (["pipeline", "timeouts", "--path", "nowhere"], 1, "holds no exported events"),
@@ -117,9 +118,7 @@ def test_what_is_wrong_is_said_with_its_mend(tmp_path: Path, arguments: list[str
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    "content", [b"-----BEGIN PRIVATE KEY-----\nhidden\n", b"a: b\nhidden", b"two hidden", b"hidden\xff", b"\n"]
-)
+@each_case("content", [b"-----BEGIN PRIVATE KEY-----\nhidden\n", b"a: b\nhidden", b"two hidden", b"hidden\xff", b"\n"])
 def test_a_file_that_holds_no_token_is_not_shown(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "server.key").write_bytes(content)
     with pytest.raises(Failure, match=r"server\.key holds no token$") as refused:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from tests.each_case import each_case
 from tests.pipeline.histories_stage import frame
 from tests.support.histories import Workload, bimodal, history, lognormal, pareto
 
@@ -123,7 +124,7 @@ def test_a_history_that_says_nothing_says_so(found: Any) -> None:
     assert "Too few leases" in page(few, source="x", offsets=(0, 0), now=0.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("seconds", "said"),
     [
         (0.0123, "12.3 ms"),

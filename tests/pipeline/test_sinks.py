@@ -11,6 +11,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures, Transaction, write_deltalake
 from deltalake.transaction import AddAction
 from pyspark.sql.types import StructType
+from tests.each_case import each_case
 from tests.pipeline.drain_stage import Stage, left
 
 import veilmq
@@ -313,7 +314,7 @@ def test_a_column_that_takes_no_null_gets_none(tmp_path: Path, nulls: str) -> No
     assert add_files(str(tmp_path), schema, [Written("a.parquet", 1, 1, "q", frozenset({"r", "l", "m"}))], "app", 0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "values", "names"),
     [
         (pa.int64(), [1, None], {"c"}),
