@@ -10,7 +10,7 @@ import pytest
 
 from veilmq.admin.reading import message_page
 from veilmq.model.commands import AfterExpiry, Delete, Peek, Receive
-from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone
+from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone, StoreUnknown
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.message import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
@@ -310,6 +310,20 @@ def test_a_child_that_was_forked_writes_nothing(stage: Stage) -> None:
     os.waitpid(child, 0)
     assert rows_of(stage) == (0, 0, 1)
     assert bodies(stage.receive(queue)) == ["hello"]
+
+
+def test_a_child_that_was_forked_may_not_use_it(stage: Stage) -> None:
+    queue = stage.create()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            stage.store.apply([sending(queue, "the child's")], stage.now)
+        except StoreUnknown:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def of_no_queue(connection: apsw.Connection, contents: list[Any]) -> None:
