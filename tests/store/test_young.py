@@ -161,6 +161,14 @@ def test_a_handle_of_a_lease_that_ended_is_judged_as_any(stage: Stage) -> None:
     refused(stage.delete(queue, handle, arrived=stage.now + 1, after_expiry=AfterExpiry.REFUSE), LeaseExpired)
 
 
+def test_a_late_delete_may_be_refused(stage: Stage) -> None:
+    queue = stage.create()
+    stage.send(queue)
+    handle = stage.take(queue, lease_us=SECOND_US).handle
+    stage.later(SECOND_US)
+    refused(stage.delete(queue, handle, arrived=stage.now + 1, after_expiry=AfterExpiry.REFUSE), LeaseExpired)
+
+
 def test_priorities_and_rows_stand_in_one_order(stage: Stage) -> None:
     queue = stage.create()
     stage.send(queue, "2 of the tables", priority=2)
