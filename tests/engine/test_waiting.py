@@ -354,15 +354,16 @@ class TestCaps:
         assert [shell.got(ticket) for ticket in "abc"] == [[], None, []]
 
     def test_the_caps_per_queue_and_account_leave_others_alone(self, shell: Shell) -> None:
-        foreign = QueueKey("111111111111", "us-east-1", "jobs")
-        shell.call(CreateQueue(queue=OTHER, origin=TESTER), CreateQueue(queue=foreign, origin=TESTER))
+        third, foreign = QueueKey(QUEUE.account, "us-east-1", "third"), QueueKey("111111111111", "us-east-1", "jobs")
+        shell.call(*[CreateQueue(queue=each, origin=TESTER) for each in (OTHER, third, foreign)])
         shell.limit(parked_per_queue_max=1, parked_per_account_max=2)
         shell.wait("a", WAIT_US)
         shell.wait("b", WAIT_US)
         shell.wait("c", WAIT_US, queue=OTHER)
         shell.wait("d", WAIT_US, queue=OTHER)
         shell.wait("e", WAIT_US, queue=foreign)
-        assert [shell.got(ticket) for ticket in "abcde"] == [None, [], None, [], None]
+        shell.wait("f", WAIT_US, queue=third)
+        assert [shell.got(ticket) for ticket in "abcdef"] == [None, [], None, [], None, []]
 
 
 class TestHangingUp:

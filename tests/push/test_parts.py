@@ -122,6 +122,7 @@ class TestHealth:
         assert health.pause == 2.0
         assert [health.succeeded(0.0) for _ in range(4)] == [False, False, True, False]
         assert (health.available, health.in_flight_max) == (True, IN_FLIGHT_MAX)
+        assert [health.failed("x", 10.0) for _ in range(3)] == [False, False, True], "it is counted from the start"
 
 
 class TestSigner:

@@ -170,6 +170,26 @@ class Noting:
         self.answered.set()
 
 
+async def arrive_around_a_stall(path: Path) -> list[int]:
+    """How long ago what is read had arrived, after a turn of the loop that took so many seconds."""
+    store = SqliteFactory(path).open()
+    clock = JumpingClock()
+    shell = Shell(Engine(), store, clock, stopwatch=lambda: 0.0)
+    shell.start()
+    ages = []
+    for seconds in (1, 2):
+        await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
+        clock.instant = Instant(clock.instant + seconds * SECOND_US)
+        ages.append((clock.instant - shell.arrived()) // SECOND_US)
+    await shell.stop(5)
+    store.close()
+    return ages
+
+
+def test_what_is_read_after_a_stall_counts_as_come_before_it(tmp_path: Path) -> None:
+    assert asyncio.run(arrive_around_a_stall(tmp_path / "data")) == [0, 2]
+
+
 async def note_the_order(path: Path) -> list[str]:
     """What comes when a message is sent."""
     notes: list[str] = []
@@ -280,6 +300,8 @@ async def ask_as_the_directory_goes(path: Path, how: str) -> None:
     (refused,) = await asyncio.wait_for(shell.call(sending(QUEUE)), 10)
     assert isinstance(refused, StoreUnknown)
     assert shell.failed.done()
+    if how == "a bug":
+        del store._check_usable  # the store would go on
     (refused,) = await asyncio.wait_for(shell.call(sending(QUEUE)), 10)
     assert isinstance(refused, StoreUnknown)
     await shell.stop(1)

@@ -95,6 +95,20 @@ def test_the_records_begin_anew_after_a_transaction(stage: Stage) -> None:
     assert bodies(stage.receive(queue, 10)) == ["last"]
 
 
+def test_a_transaction_that_changes_nothing_lets_no_record_go(stage: Stage) -> None:
+    """Who reads had the log settled, which syncs nothing; and this does not either."""
+    stage.send(stage.create())
+    store_of(stage).settle()
+    writer = store_of(stage)._writer
+    place = writer.redo._at
+    assert place > 0
+    writer.begin(stage.now)
+    writer.write("UPDATE mark SET clock = clock WHERE false", ())
+    writer.finish()
+    writer.commit()
+    assert writer.redo._at == place
+
+
 def test_a_batch_without_room_is_a_transaction(stage: Stage) -> None:
     queue = started(stage)
     before = wal_pages(stage)

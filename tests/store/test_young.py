@@ -12,7 +12,7 @@ from tests.support.sqlite import store_of
 
 from veilmq.admin.reading import message_page
 from veilmq.model.commands import AfterExpiry, Delete, Peek, Receive
-from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone
+from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone, StoreUnknown
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.message import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
@@ -156,6 +156,14 @@ def test_a_handle_of_a_lease_that_ended_is_judged_as_any(stage: Stage) -> None:
     handle = stage.take(queue, lease_us=SECOND_US).handle
     stage.later(SECOND_US)
     expect(stage.delete(queue, handle, arrived=stage.now - 1), Deleted)
+    stage.send(queue)
+    handle = stage.take(queue, lease_us=SECOND_US).handle
+    stage.later(SECOND_US)
+    refused(stage.delete(queue, handle, arrived=stage.now + 1, after_expiry=AfterExpiry.REFUSE), LeaseExpired)
+
+
+def test_a_late_delete_may_be_refused(stage: Stage) -> None:
+    queue = stage.create()
     stage.send(queue)
     handle = stage.take(queue, lease_us=SECOND_US).handle
     stage.later(SECOND_US)
@@ -311,6 +319,20 @@ def test_a_child_that_was_forked_writes_nothing(stage: Stage) -> None:
     os.waitpid(child, 0)
     assert rows_of(stage) == (0, 0, 1)
     assert bodies(stage.receive(queue)) == ["hello"]
+
+
+def test_a_child_that_was_forked_may_not_use_it(stage: Stage) -> None:
+    queue = stage.create()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            stage.store.apply([sending(queue, "the child's")], stage.now)
+        except StoreUnknown:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def of_no_queue(connection: apsw.Connection, contents: list[Any]) -> None:
