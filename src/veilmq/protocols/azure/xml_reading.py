@@ -1,8 +1,8 @@
-"""XML requests, read by expat into a small tree, without document types.
+"""Reads XML requests with expat into a small tree, without document types.
 
-Strategy: a document type is refused at its first sign, so that no entity is ever defined; depth, nodes and bytes are
-bounded. Markup in a text, which nobody reads, is no node and may be as deep as its bytes allow. What is not well-formed
-is refused with line and column. Source: XML 1.0.
+Strategy: a document type declaration is refused at once, so that no entity is ever defined; depth, nodes and bytes are
+bounded. Markup inside a text is ignored: it is no node and may be as deep as its bytes allow. Malformed XML is refused
+with line and column. Source: XML 1.0.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Node(msgspec.Struct, gc=False):
 
     name: str
     raw: str = ""
-    """All character data, untouched; of a text element what is left when markup in it is removed."""
+    """All character data, unchanged; for a text element, what is left after removing markup."""
     children: list["Node"] = []
 
     @property
@@ -29,14 +29,14 @@ class Node(msgspec.Struct, gc=False):
         return self.raw.strip()
 
     def only(self, name: str) -> list["Node"]:
-        """The children, all of which must have that name. Raises Refusal."""
+        """The children, which must all have that name. Raises Refusal."""
         for child in self.children:
             if child.name != name:
                 raise Refusal(UNSUPPORTED_XML_NODE, {"XmlNodeName": child.name})
         return self.children
 
     def members(self, names: Sequence[str]) -> dict[str, "Node"]:
-        """The children by name, each at most once and of those names alone. Raises Refusal."""
+        """The children by name, each at most once and only of those names. Raises Refusal."""
         found: dict[str, Node] = {}
         for child in self.children:
             if child.name not in names:
@@ -50,7 +50,7 @@ class Node(msgspec.Struct, gc=False):
 def read_document(body: bytes, root: str, limit_bytes: int, text: str = "") -> Node:
     """The tree of a document whose outermost element has that name.
 
-    text: the name of elements that have no children here: markup in them is left out, but for its text.
+    text: the name of elements that have no children: markup in them is removed, but its text is kept.
 
     Raises Refusal: RequestBodyTooLarge, InvalidXmlDocument.
     """

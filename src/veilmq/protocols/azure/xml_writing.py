@@ -1,7 +1,7 @@
-"""XML answers, written by hand.
+"""Writes XML responsnd.
 
 Strategy: joined strings, no tree. Texts are escaped so that a client reads back exactly what was sent: a carriage
-return as a character reference, or a parser turns it into a line feed (XML 1.0, 2.11).
+return is written as a character reference, because a parser turns a bare one into a line feed (XML 1.0, 2.11).
 """
 
 import re
@@ -24,7 +24,7 @@ def escape_attribute(text: str) -> str:
 
 
 def write_error(code: str, message: str, extra: dict[str, str]) -> bytes:
-    """A whole error answer; what XML cannot carry is replaced."""
+    """A complete error response; characters that XML cannot carry are replaced."""
     more = "".join(f"<{name}>{_clean(text)}</{name}>" for name, text in extra.items())
     return f"{DECLARATION}<Error><Code>{code}</Code><Message>{_clean(message)}</Message>{more}</Error>".encode()
 
