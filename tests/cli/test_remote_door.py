@@ -34,7 +34,7 @@ def test_a_directory_of_another_user_is_told(closed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "advice"), [(None, "make one with"), ("veilmq.db-wal", "Bring back all"), ("redo", "Bring back all")]
+    ("left", "advice"), [(None, "make one with"), ("veilmq.db-wal", "Restore all files"), ("redo", "Restore all files")]
 )
 def test_a_directory_that_lost_its_database_is_not_to_be_made_anew(
     tmp_path: Path, left: str | None, advice: str
