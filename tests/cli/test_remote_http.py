@@ -72,7 +72,7 @@ def test_the_history_is_printed_to_where_it_ended_when_it_was_asked_for(
         door: HttpAccess
 
     asked: Any = Asked()
-    asked.door = door
+    asked.access = door
     remote_events.print_events(asked)
     assert pieces >= 1
     door.close()

@@ -211,7 +211,7 @@ def test_a_forked_child_begins_anew_though_the_lock_was_taken(closed: bool) -> N
 
 def test_a_forked_child_lets_a_pool_go_whose_lock_another_thread_had() -> None:
     pools = [DaemonPool(1, "parent")]
-    line, held, free = pools[0]._line, threading.Event(), threading.Event()
+    line, held, free = pools[0]._work, threading.Event(), threading.Event()
 
     def hold() -> None:
         with line._lock:

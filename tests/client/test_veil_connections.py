@@ -132,10 +132,10 @@ class Script:
 @contextlib.contextmanager
 def patient(queue: VeilQueue, seconds: float | None) -> Iterator[None]:
     """Calls of the queue wait for so long; as long as ever with None."""
-    before = queue._line._timeout
-    queue._line._timeout = before if seconds is None else seconds
+    before = queue._calls._timeout
+    queue._calls._timeout = before if seconds is None else seconds
     yield
-    queue._line._timeout = before
+    queue._calls._timeout = before
 
 
 @pytest.fixture
@@ -494,7 +494,7 @@ def test_a_server_that_trickles_is_given_up(script: Script, queue: VeilQueue) ->
 def until_granting(queue: VeilQueue) -> None:
     """Returns once a receive is under way."""
     end = time.monotonic() + 10
-    while not queue._line._granting:
+    while not queue._calls._granting:
         assert time.monotonic() < end, "it never began"
         time.sleep(0.001)
 

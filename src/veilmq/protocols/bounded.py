@@ -1,7 +1,7 @@
-"""A dictionary that forgets, and readers that remember: the caches of the codecs.
+"""Bounded caches for the codecs.
 
-Strategy: a dictionary is emptied when it is full. What fills it is cheap to compute again, a lookup costs what a
-dictionary's does, and no client can make it grow: neither by many texts nor by long ones.
+Strategy: a cache is a dictionary that is emptied when it is full. Its values are cheap to compute again, a look-up
+costs as much as a dictionary's, and no client can make it grow, neither with many texts nor with long ones.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Bounded(dict[Key, Value]):
         self._entries_max = entries_max
 
     def keep(self, key: Key, value: Value) -> Value:
-        """Remember the value, and return it."""
+        """Store the value, and return it."""
         if len(self) >= self._entries_max:
             self.clear()
         self[key] = value
@@ -33,7 +33,7 @@ Text = TypeVar("Text", bytes, str)
 
 
 def remembered(longest: int) -> Callable[[Callable[[Text], Value | None]], Callable[[Text], Value | None]]:
-    """Decorates a reader: it remembers, and what is longer than anything it reads is None, and not remembered."""
+    """Decorator that caches a parser's results. A text longer than `longest` gives None and is not cached."""
 
     def remembering(read: Callable[[Text], Value | None]) -> Callable[[Text], Value | None]:
         known = lru_cache(1_024)(read)

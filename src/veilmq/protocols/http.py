@@ -1,7 +1,7 @@
-"""The two HTTP values that every codec speaks: a complete Request, and the Response to it.
+"""The two HTTP values of every codec: a complete Request, and the Response to it.
 
-Strategy: bytes all the way. Header names arrive in lower case and once, values without surrounding blanks, the target
-as the client sent it, so that a signature is computed over what was on the wire. Nothing here reads, writes or waits.
+Strategy: everything is bytes. Header names are in lower case and unique, values have no surrounding blanks, and the
+target is as the client sent it, so that a signature is computed over the bytes on the wire. There is no I/O here.
 """
 
 from urllib.parse import urlsplit
@@ -10,14 +10,14 @@ import msgspec
 
 
 class Request(msgspec.Struct, gc=False):
-    """One complete request, within every limit of the listener that read it.
+    """One complete request, within all limits of its listener.
 
     method: upper case, one of GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH.
     target: path and query as sent, undecoded; `*` for `OPTIONS *`. Of an absolute form (RFC 9112, 3.2.2) only these
         remain here, and the host with its port is in `authority`.
     headers: name in lower case -> value. The values of a repeated header are joined by ", " (RFC 9110, 5.2) and its
         name is in `duplicates`; Host, Authorization, X-Amz-Date and the framing headers are never repeated.
-    body: whole, without its transfer coding. Trailers are dropped.
+    body: complete, without its transfer coding. Trailers are dropped.
     peer: the address of the client, without port. secure: it came over TLS.
     request_id: 36 characters in the form of a UUID, unique.
     header_case: name in lower case -> as it was sent, of headers whose name is a user's own (Azure's metadata).
@@ -46,21 +46,21 @@ class Request(msgspec.Struct, gc=False):
 
 
 def is_secure(request: Request, trusted_proxy: bool) -> bool:
-    """Whether the client came over TLS, to us or to the proxy before us."""
+    """Whether the client used TLS, to us or to the proxy in front of us."""
     forwarded = request.headers.get(b"x-forwarded-proto", b"").partition(b",")[0].strip()
     return request.secure or (trusted_proxy and forwarded == b"https")
 
 
 def external_path(external_url: str | None) -> bytes:
-    """The path of the external URL, without a slash at its end; empty if there is none.
+    """The path of the external URL without a final slash; empty if there is none.
 
-    A proxy strips it from the requests that it hands on, but clients have signed it.
+    A proxy strips it from the requests that it forwards, but clients have signed it.
     """
     return b"" if external_url is None else urlsplit(external_url).path.rstrip("/").encode()
 
 
 def source_address(request: Request, trusted_proxy: bool) -> str:
-    """The address that the client came from, to us or to the proxy before us."""
+    """The client's address, as seen by us or by the proxy in front of us."""
     forwarded = request.headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
     return forwarded.decode("latin-1") if trusted_proxy and forwarded else request.peer
 

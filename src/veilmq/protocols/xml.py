@@ -1,8 +1,8 @@
-"""XML requests, read by expat into a small tree without document types; character data for XML answers.
+"""Reads XML requests with expat into a small tree, and escapes character data for XML responses.
 
-Strategy: a document type is refused at its first sign, so that no entity is ever defined; depth and elements are
-bounded, bytes are the caller's to bound. Prefixes are dropped: no protocol here has two elements of one local name.
-What cannot be read is one exception with its place, which each protocol turns into its own refusal. Source: XML 1.0.
+Strategy: a document type declaration is refused at once, so that no entity is ever defined. Depth and elements are
+bounded here, bytes by the caller. Prefixes are dropped: no protocol here has two elements with one local name. Every
+error is one exception with its position, which each protocol turns into its own refusal. Source: XML 1.0.
 """
 
 import re
@@ -28,7 +28,7 @@ class Element(msgspec.Struct, gc=False):
 
 
 class DocumentInvalid(Exception):
-    """Bytes that are no document, or one that is not taken. line and column: 1 and 0 at its beginning."""
+    """The bytes are not a document, or one that is refused. line and column: 1 and 0 at the beginning."""
 
     def __init__(self, reason: str, line: int | None = None, column: int | None = None) -> None:
         super().__init__(reason)
@@ -103,5 +103,5 @@ def escape(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """`escape`, and what XML cannot carry is replaced."""
+    """`escape`, with characters replaced that XML cannot carry."""
     return escape(_NOT_XML.sub("\ufffd", text))

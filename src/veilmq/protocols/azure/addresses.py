@@ -1,9 +1,9 @@
-"""What a request is about: account, primary or secondary, queue, message, and the query's parameters.
+"""Parses what a request addresses: account, primary or secondary, queue, message, and the query's parameters.
 
 Strategy: a host of the form `<account>.queue.<anything>`, `<account>.localhost` or `<account>.<base domain>` names the
-account (host style); under every other host the first segment of the path does (path style), and a `-secondary` after
-the name means the other endpoint. Names of parameters are read without regard to case; a parameter given twice is
-refused, so that what is signed and what is done cannot differ.
+account (host style); for every other host the first segment of the path does (path style). A `-secondary` after the
+name means the secondary endpoint. Parameter names are case-insensitive; a repeated parameter is refused, so that the
+signed and the used value cannot differ.
 """
 
 from enum import IntEnum
@@ -31,17 +31,17 @@ _MESSAGES: Final = "messages"
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """How clients reach the listener, and what its operator decided."""
+    """How clients reach the listener, and the operator's settings."""
 
     external_url: str | None = None
-    """What ServiceEndpoint begins with, instead of how the client addressed us; without account."""
+    """The start of ServiceEndpoint, without account, instead of the address that the client used."""
     base_domain: str | None = None
     trusted_proxy: bool = False
     """Believe X-Forwarded-Proto, X-Forwarded-Host and the last X-Forwarded-For."""
     cooldowns: bool = True
-    """QueueBeingDeleted for 30 seconds, as Azure has it."""
+    """QueueBeingDeleted for 30 seconds, as on Azure."""
     authority: str = "https://login.microsoftonline.com"
-    """Where the challenge of a refused bearer token sends its client."""
+    """Where the challenge for a refused bearer token sends the client."""
 
 
 class Kind(IntEnum):
@@ -54,7 +54,7 @@ class Kind(IntEnum):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A path and host, read."""
+    """A parsed path and host."""
 
     account: str
     secondary: bool
@@ -65,7 +65,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def read_place(request: Request, base_domain: str | None) -> Place:
-    """What the request's host and path name. Raises Refusal: InvalidUri."""
+    """Parse the request's host and path. Raises Refusal: InvalidUri."""
     host = request.authority or request.headers.get(b"host", b"")
     path = request.path
     if len(path) > _PATH_BYTES_CACHED_MAX or len(host) > _HOST_BYTES_MAX or b"/messages/" in path:
@@ -75,15 +75,15 @@ def read_place(request: Request, base_domain: str | None) -> Place:
 
 _PATH_BYTES_CACHED_MAX: Final = 128
 _HOST_BYTES_MAX: Final = 261
-"""The longest name with its port (RFC 1035, 2.3.4). Whoever sends a longer one fills no cache with it."""
+"""The longest name with its port (RFC 1035, 2.3.4). A longer one is not cached."""
 
 
 def account_of_host(host: bytes, base_domain: str | None) -> str | None:
-    """The account that a host names in host style, `-secondary` and all; None: the path names it."""
+    """The account that a host names in host style, including `-secondary`; None: the path names it."""
     name = host.rpartition(b":")[0] if host.rpartition(b":")[2].isdigit() else host
     first, _, rest = name.decode("latin-1").lower().partition(".")
     service, _, beyond = rest.partition(".")
-    # A Kubernetes service in a namespace `queue` is `NAME.queue` or `NAME.queue.svc...`, and no account's.
+    # A Kubernetes service in a namespace `queue` is `NAME.queue` or `NAME.queue.svc...`, not an account.
     of_service = service == _SERVICE_LABEL and beyond.partition(".")[0] not in _OF_NAMESPACE
     if rest == "localhost" or of_service or (base_domain and rest == base_domain.lower()):
         return first
@@ -135,7 +135,7 @@ def check_queue_name(name: str) -> str:
 
 
 def read_query(query: bytes) -> dict[str, str]:
-    """Parameters by name in lower case, decoded once. Raises Refusal for one that is given twice or is no UTF-8."""
+    """Parameters by lower-case name, decoded once. Raises Refusal for a repeated one or invalid UTF-8."""
     parameters: dict[str, str] = {}
     if not query:
         return parameters
@@ -158,7 +158,7 @@ def read_query(query: bytes) -> dict[str, str]:
 
 
 def service_endpoint(endpoint: Endpoint, request: Request, place: Place) -> str:
-    """What names of queues are appended to, as this client addresses us: ends in a slash."""
+    """The URL to which queue names are appended for this client; ends in a slash."""
     account = place.account + (SECONDARY if place.secondary else "")
     if endpoint.external_url is not None:
         return f"{endpoint.external_url.rstrip('/')}/{account}/"

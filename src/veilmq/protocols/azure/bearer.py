@@ -1,7 +1,7 @@
-"""Bearer tokens: what a token must say, and the challenge to one that does not.
+"""Checks the claims of bearer tokens, and writes the challenge for refused ones.
 
-Strategy: the signature is checked by whoever has the issuer's keys (`Tokens`, a seam given to the codec: this room
-imports no cryptography); what is claimed is judged here: audience, times, and whether the account knows the bearer.
+Strategy: the signature is checked by the holder of the issuer's keys (`Tokens`, an interface given to the codec: this
+room imports no cryptography). The claims are checked here: audience, times, and whether the account knows the bearer.
 Source: "Authorize with Microsoft Entra ID", its section on the bearer challenge; RFC 7519, 6750.
 """
 
@@ -16,20 +16,21 @@ from veilmq.protocols.azure.errors import AUTHORIZATION_PERMISSION_MISMATCH, INV
 
 RESOURCE: Final = "https://storage.azure.com"
 _APPLICATION: Final = "e406a681-f3d4-42a8-90b6-c2b029497af1"
-"""Azure Storage's own application: the audience of a token that was asked for by its id."""
+"""Azure Storage's own application: the audience of tokens requested by its id."""
 _SKEW_US: Final = 300 * SECOND_US
 _TENANT: Final = re.compile(r"[A-Za-z0-9.-]{1,253}\Z")
 _COMMON_TENANT: Final = "common"
 _NOBODY: Final = "00000000-0000-0000-0000-000000000000"
-"""Who bears a token without oid and sub, where anybody may: tokens made for emulators often have aud and exp alone."""
+"""The bearer of a token without oid and sub, where anybody is allowed: tokens for emulators often have only aud and
+exp."""
 
 
 class TokenRefused(Exception):
-    """Why a token does not count."""
+    """Why a token is refused."""
 
 
 class Tokens(Protocol):
-    """Whoever can tell whether a token is genuine."""
+    """Verifies tokens."""
 
     @property
     def tenant(self) -> str | None:
@@ -38,11 +39,11 @@ class Tokens(Protocol):
 
     @property
     def audiences(self) -> frozenset[str]:
-        """Audiences that are taken beside Azure Storage's own."""
+        """Audiences that are accepted besides Azure Storage's own."""
         ...
 
     def claims(self, token: str) -> dict[str, Any]:
-        """What a genuine token claims. Raises TokenRefused."""
+        """The claims of a genuine token. Raises TokenRefused."""
         ...
 
 
@@ -54,7 +55,8 @@ def challenge(authority: str, tokens: Tokens) -> tuple[tuple[bytes, bytes], ...]
 
 
 def identify(tokens: Tokens, authority: str, account: NamedAccount | None, token: bytes, wall: Instant) -> Identity:
-    """Who bears the token. Raises Refusal: 401 with a challenge, or 403 for a bearer that the account does not know."""
+    """The bearer of the token. Raises Refusal: 401 with a challenge, or 403 for a bearer that the account does not
+    know."""
     try:
         if len(token) > limits.TOKEN_BYTES_MAX or not token.isascii():
             raise TokenRefused("the token is malformed")
@@ -71,7 +73,7 @@ def identify(tokens: Tokens, authority: str, account: NamedAccount | None, token
 
 
 def _check(claims: dict[str, Any], audiences: frozenset[str], account: NamedAccount | None, wall: Instant) -> Instant:
-    """The end of the token's time; raises TokenRefused if it is not for us or not now."""
+    """The token's expiry. Raises TokenRefused if the audience is wrong or the token is not valid now."""
     allowed = {RESOURCE, _APPLICATION, *audiences}
     if account is not None:
         allowed.add(f"https://{account.name}.queue.core.windows.net")
@@ -92,7 +94,7 @@ def _check(claims: dict[str, Any], audiences: frozenset[str], account: NamedAcco
 
 
 def _object_id(claims: dict[str, Any], account: NamedAccount | None) -> str:
-    """Whom the token names; empty: nobody, where somebody must be named."""
+    """The object id in the token; empty if it is missing but required."""
     named = _text(claims, "oid") or _text(claims, "sub")
     return named or (_NOBODY if account is not None and account.any_identity else "")
 

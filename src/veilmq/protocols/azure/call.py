@@ -1,7 +1,7 @@
-"""What the operations are written against: a request whose sender is certain, the call it becomes, an operation's row.
+"""The types of the operations: a verified request, the call it becomes, and an operation's row.
 
-Strategy: `Asked` goes in, a `Call` comes out and goes to the engine, and comes back with its outcomes. A call whose
-`question` is set only asks for what the request is judged by; the codec answers it with the call that follows.
+Strategy: an operation turns an `Asked` into a `Call`, which goes to the engine and returns with its outcomes. A call
+whose `question` is set only reads what authorization needs; the codec then makes the call that follows.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from veilmq.protocols.http import Request, Response
 Headers = tuple[tuple[bytes, bytes], ...]
 
 SERVICE_QUEUE = "azure/service"
-"""The hidden queue whose labels are the account's service properties: no protocol's names have a slash."""
+"""The hidden queue whose labels are the account's service properties; no protocol allows a slash in names."""
 
 
 class Asked(msgspec.Struct, gc=False):
-    """A request, and all that is known of it. `caller` is set as soon as it is certain."""
+    """A request and its parsed parts. `caller` is set once it is verified."""
 
     request: Request
     place: Place
@@ -39,11 +39,11 @@ class Asked(msgspec.Struct, gc=False):
     endpoint: Endpoint
     caller: Caller | None = None
     cors: Told = NOTHING
-    """What lets the page's browser show it the answer."""
+    """Headers that let a page's browser show the response."""
 
     @property
     def sender(self) -> Caller:
-        """The caller, once it is certain."""
+        """The verified caller."""
         assert self.caller is not None
         return self.caller
 
@@ -54,13 +54,12 @@ class Asked(msgspec.Struct, gc=False):
 
 
 def service_queue(key: AccessKey) -> QueueKey:
-    """Where the service properties of a key's account are kept."""
+    """The queue that holds the service properties of a key's account."""
     return QueueKey(key.account, key.home_region, SERVICE_QUEUE)
 
 
 Plan = tuple[tuple[AnyCommand, ...], Any]
-"""What an operation wants of the engine, and what its answer will need to know. Without commands it is answered at
-once."""
+"""The commands of an operation, and a memo for its response. Without commands it is answered at once."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -73,20 +72,20 @@ class Operation(msgspec.Struct, frozen=True):
     account_types: str = ""
     """`srt` of an account SAS: one of these letters."""
     account_permissions: str = ""
-    """`sp` of an account SAS: one of these letters; empty: none suffices."""
+    """`sp` of an account SAS: one of these letters; empty: none is sufficient."""
     queue_permissions: str = ""
     """`sp` of a queue SAS or user delegation SAS, in the same way."""
     writes: bool = True
     """Not on the secondary endpoint."""
     since: str = ""
-    """The first version that has it."""
+    """The first version with the operation."""
     bearer_since: str = ""
-    """The first version in which a bearer token suffices."""
+    """The first version that accepts a bearer token."""
     only_bearer: bool = False
 
 
 class Call(msgspec.Struct, gc=False):
-    """A request understood: its commands go to the engine, and the rest is what its answer needs."""
+    """A decoded request: its commands for the engine, and what its response needs."""
 
     key: AccessKey
     commands: tuple[AnyCommand, ...]

@@ -1,7 +1,7 @@
-"""Who sent a request, once that is certain, and by what right.
+"""The verified sender of a request, and how it was authorised.
 
-Strategy: one value for every way to sign in. What it may do is asked in two places: a SAS carries its own permissions,
-which `operations/` rows name; a key's grants are the server's to check.
+Strategy: one value for every kind of authorisation. Permissions are checked in two places: a SAS carries its own, which
+the rows in `operations/` name; the server checks a key's grants.
 """
 
 from enum import StrEnum
@@ -25,7 +25,7 @@ class Way(StrEnum):
 
 
 class Sas(msgspec.Struct, frozen=True):
-    """A shared access signature whose signature is right; times and the rest are still to be checked."""
+    """A shared access signature with a correct signature; times and the rest are not checked yet."""
 
     way: Way
     key: AccessKey
@@ -41,13 +41,13 @@ class Sas(msgspec.Struct, frozen=True):
     resource_types: str = ""
     services: str = "q"
     delegated_to: str | None = None
-    """`sduoid`: a bearer token of this user must come with it."""
+    """`sduoid`: a bearer token of this user is required, too."""
     delegated_tenant: str | None = None
     """`skdutid`: and of this tenant."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a verified bearer token is of."""
+    """The bearer of a verified token."""
 
     key: AccessKey
     object_id: str
@@ -56,7 +56,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, gc=False):
-    """Who sent a request."""
+    """The sender of a request."""
 
     account: NamedAccount
     key: AccessKey

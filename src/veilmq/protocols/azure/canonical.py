@@ -1,10 +1,9 @@
 """The strings that SharedKey and SharedKeyLite sign.
 
-Strategy: headers as they came, in the two orders in which clients sort them: by bytes, and as the service itself does,
-where a hyphen or apostrophe only decides between names that are otherwise equal and punctuation comes before digits
-before letters. Where the documentation has the text differ from what was sent (blanks folded to one, empty headers left
-out before 2016-05-31, the secondary's path without its suffix), that text is good too: SDKs do the one or the other.
-Source: "Authorize with Shared Key" on learn.microsoft.com.
+Strategy: headers as sent, in the two orders in which clients sort them: by bytes, and as the service does, where
+hyphens and apostrophes only break ties, and punctuation comes before digits before letters. Where the documented text
+differs from what was sent (blanks folded to one, empty headers omitted before 2016-05-31, the secondary's path without
+its suffix), both texts are accepted, because SDKs differ. Source: "Authorize with Shared Key" on learn.microsoft.com.
 """
 
 import re
@@ -42,9 +41,9 @@ def _service_order(name: bytes) -> tuple[list[int], int, bytes]:
 
 
 def readings(request: Request, version: str, secondary: bool, outside: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-    """What a client may have signed as CanonicalizedHeaders, and as the path; first as most clients do.
+    """Possible CanonicalizedHeaders and paths that a client signed; the most common first.
 
-    `outside`: what a proxy strips from the path that clients sign.
+    `outside`: the prefix that a proxy strips from the path that clients sign.
     """
     headers, path = request.headers, request.path
     by_bytes = sorted(name for name in headers if name.startswith(b"x-ms-"))
@@ -71,12 +70,12 @@ def _lines(headers: dict[bytes, bytes], names: list[bytes]) -> bytes:
 
 
 def _folded(value: bytes) -> bytes:
-    """Every run of blanks outside quotes is one space."""
+    """Replace every run of blanks outside quotes by one space."""
     return _BLANKS.sub(lambda found: found[0] if found[0].startswith(b'"') else b" ", value)
 
 
 def check_single(request: Request) -> None:
-    """Raises Refusal if a header that is signed is there more than once: nobody could tell what was signed."""
+    """Raises Refusal if a signed header is repeated: the signed text would be ambiguous."""
     for name in sorted(request.duplicates):
         if name.startswith(METADATA_PREFIX):
             raise Refusal(INVALID_METADATA, {"HeaderName": name.decode("latin-1")})
@@ -87,7 +86,7 @@ def check_single(request: Request) -> None:
 def shared_key_text(
     request: Request, account: str, parameters: dict[str, str], version: str, lines: bytes, path: bytes
 ) -> bytes:
-    """What SharedKey signs; `lines` and `path` are a reading of the request."""
+    """The text that SharedKey signs; `lines` and `path` are one reading of the request."""
     headers = request.headers
     length = headers.get(b"content-length", b"")
     if length == b"0" and version >= limits.VERSION_EMPTY_LENGTH:
@@ -111,7 +110,7 @@ def shared_key_text(
 def shared_key_lite_text(
     request: Request, account: str, parameters: dict[str, str], lines: bytes, path: bytes
 ) -> bytes:
-    """What SharedKeyLite signs."""
+    """The text that SharedKeyLite signs."""
     headers = request.headers
     date = b"" if b"x-ms-date" in headers else headers.get(b"date", b"")
     comp = parameters.get("comp")

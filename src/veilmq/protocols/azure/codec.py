@@ -1,9 +1,9 @@
-"""The codec of Azure Queue Storage: requests to calls, outcomes to answers.
+"""The codec of Azure Queue Storage: turns requests into calls, and outcomes into responses.
 
-Strategy: one way for every request. What it is about (addresses.py), who sent it (signature.py), what it asks for
-(operations/), whether its SAS covers that: each step may refuse, and every refusal becomes an answer here. A SAS with a
-stored policy and a request of a web page are judged by what is stored: the call that comes first asks for it, and
-`encode` gives the call that follows. No exception leaves `decode` or `encode`.
+Strategy: every request takes the same path: parse the address (addresses.py), verify the sender (signature.py), find
+the operation (operations/), check that a SAS covers it. Each step may refuse, and every refusal becomes a response
+here. A SAS with a stored policy, and a request of a web page, depend on stored data: the first call reads it, and
+`encode` returns the call that follows. No exception leaves `decode` or `encode`.
 """
 
 import re
@@ -58,12 +58,12 @@ class Codec:
         self._endpoint = endpoint
         self._verifier = Verifier(accounts, endpoint, tokens)
         self._rules: dict[str, tuple[NamedAccount, tuple[CorsRule, ...]]] = {}
-        """CORS rules as they were last seen, by the account's name: for headers, never for a decision."""
+        """The last known CORS rules by account name: for headers, never for a decision."""
 
     def decode(self, request: Request, wall: Instant, arrived: Instant) -> Call | Response:
-        """What the request asks of the engine; a Response if it is refused, or answered without the engine.
+        """The request as a call; a Response if it is refused or needs no engine.
 
-        `wall` judges signatures; `arrived`, on the lease clock, is when the server began to read the request.
+        `wall` is for signatures; `arrived`, on the lease clock, is when the server began to read the request.
         """
         asked = None
         try:
@@ -86,7 +86,7 @@ class Codec:
             return self._refused(refusal, request, wall, asked) if shown is None else shown
 
     def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
-        """The answer to a call, from the outcomes of its commands in their order; or the call that it asked for."""
+        """The response to a call, from the outcomes of its commands in order; or the call that follows it."""
         asked = call.asked
         if call.row is table.SET_PROPERTIES:
             self._rules.pop(asked.sender.account.name, None)
@@ -98,7 +98,7 @@ class Codec:
             return self._refused(refusal, asked.request, asked.wall, asked)
 
     def refuse(self, status: int, reason: str, request: Request | None = None, request_id: str = "") -> Response:
-        """A refusal of the listener or the server in Azure's own form."""
+        """A refusal by the listener or the server, in Azure's form."""
         fault = errors.HTTP_CODES.get(status, errors.SERVER_BUSY if status >= 500 else errors.INVALID_INPUT)
         fault = errors.Fault(fault.code, status, reason)
         if request is None:
@@ -108,11 +108,11 @@ class Codec:
         return self._refused(Refusal(fault), request, None, None)
 
     def failure(self, request: Request) -> Response:
-        """The answer when the server itself failed: 500, so that an SDK tries again."""
+        """The response to a failure of the server: 500, so that an SDK retries."""
         return self._refused(Refusal(errors.INTERNAL_ERROR), request, None, None)
 
     def denied(self, call: Call, action: Action) -> Response:
-        """The answer when the bearer of a token was not granted the action."""
+        """The response if the bearer of a token was not granted the action."""
         extra = {"AuthenticationErrorDetail": f"{call.key.id} was not granted {action.value}."}
         refusal = Refusal(errors.AUTHORIZATION_PERMISSION_MISMATCH, extra)
         return self._refused(refusal, call.asked.request, call.asked.wall, call.asked)
@@ -130,7 +130,8 @@ class Codec:
         return self._rules_question(account, _PREFLIGHT, asked)
 
     def _shown_to_page(self, refusal: Refusal, asked: Asked) -> Call | None:
-        """The call by whose outcome a page that a rule lets in may read why it was refused; None: nobody need ask."""
+        """A call that reads the CORS rules, so that an allowed page may read the refusal; None if that is not
+        needed."""
         if asked.request.method == "OPTIONS" or b"origin" not in asked.request.headers:
             return None
         account = self._accounts.find_account(asked.place.account)
@@ -139,13 +140,13 @@ class Codec:
     def _rules_question(
         self, account: NamedAccount, row: Operation, asked: Asked, refusal: Refusal | None = None
     ) -> Call:
-        """The account's CORS rules, asked for a request whose sender is not certain."""
+        """A call that reads the account's CORS rules for a request without a verified sender."""
         origin = origin_of(account.name, asked.request.headers.get(b"user-agent", b""))
         question = DescribeQueue(queue=service_queue(account.key), origin=origin)
         return Call(account.key, (question,), row, asked, refusal, question=True)
 
     def _questions(self, asked: Asked) -> tuple[AnyCommand, ...]:
-        """What must be known before the request can be judged; headers of rules that are known are set at once."""
+        """Commands that read what authorization needs; headers of known CORS rules are set at once."""
         caller, method = asked.sender, asked.request.method
         account = caller.account
         questions: list[AnyCommand] = []
@@ -160,7 +161,7 @@ class Codec:
         return tuple(questions)
 
     def _judged(self, call: Call, outcomes: Sequence[Outcome]) -> Call | Response:
-        """A question was answered: by the account's CORS rules and the queue's policies the request goes on."""
+        """Continue a request with the stored CORS rules and policies that were read."""
         asked, row = call.asked, call.row
         for command, outcome in zip(call.commands, outcomes, strict=True):
             assert isinstance(command, DescribeQueue)
@@ -183,7 +184,7 @@ class Codec:
     def _admit_page(self, asked: Asked, rules: tuple[CorsRule, ...]) -> None:
         origin, method = asked.request.headers[b"origin"].decode("latin-1"), asked.request.method
         if not self._accounts.checks and not cors.fits(rules, origin, method) and not _is_own(asked.request, origin):
-            # Everybody knows the key of development mode: a page must not use it unless the rules let it.
+            # The key of development mode is public: a page must not use it unless the rules allow it.
             raise Refusal(errors.AUTHORIZATION_FAILURE, {"Reason": "No CORS rule lets this Origin in."})
         _let_read(asked, rules)
 
@@ -198,7 +199,7 @@ class Codec:
 
 
 def _version(request: Request, parameters: dict[str, str]) -> str:
-    """The version whose semantics apply. Raises Refusal if it is no version, or is nowhere."""
+    """The version whose semantics apply. Raises Refusal if it is invalid or missing."""
     header = request.headers.get(b"x-ms-version")
     if header is not None:
         version = header.decode("latin-1")
@@ -217,12 +218,12 @@ def _version(request: Request, parameters: dict[str, str]) -> str:
 
 
 def _authorize(asked: Asked, row: Operation) -> None:
-    """Raises Refusal if the way in which the caller signed in does not reach this operation."""
+    """Raises Refusal if the caller's kind of authorisation does not cover this operation."""
     caller = asked.sender
     if asked.place.secondary and row.writes:
         raise Refusal(errors.INSUFFICIENT_ACCOUNT_PERMISSIONS)
     if row.only_bearer and caller.way is not Way.BEARER:
-        # In the words of the service itself, which people search for.
+        # The service's own text, which people search for.
         raise unauthenticated("Only authentication scheme Bearer is supported")
     if caller.way is Way.BEARER and asked.version < row.bearer_since:
         raise Refusal(errors.FEATURE_VERSION_MISMATCH)
@@ -232,7 +233,7 @@ def _authorize(asked: Asked, row: Operation) -> None:
 
 
 def _complete(asked: Asked, row: Operation, command: AnyCommand, outcome: Outcome) -> None:
-    """Join the stored policy into the SAS that names it. Raises Refusal."""
+    """Merge the stored policy into the SAS that names it. Raises Refusal."""
     if isinstance(outcome, VeilError) and not isinstance(outcome, QueueMissing):
         raise fault_of(outcome, command)
     labels = outcome.info.settings.labels if isinstance(outcome, QueueDescribed) else {}
@@ -243,7 +244,7 @@ def _complete(asked: Asked, row: Operation, command: AnyCommand, outcome: Outcom
 
 
 def _let_read(asked: Asked, rules: tuple[CorsRule, ...]) -> None:
-    """The headers by which the page's browser shows it the answer, if the rules let it."""
+    """Set the headers that let a page's browser show the response, if the rules allow it."""
     origin = asked.request.headers[b"origin"].decode("latin-1")
     if origin.isascii() and origin.isprintable():
         asked.cors = cors.told(rules, origin, asked.request.method)
@@ -259,7 +260,7 @@ def _finish(response: Response, asked: Asked) -> Response:
 
 
 def _headers(request: Request, asked: Asked | None, own: Headers) -> Headers:
-    """The headers of an answer that has these of its own."""
+    """All headers of a response with these own headers."""
     headers: Headers = (*own, (b"x-ms-request-id", request.request_id.encode()))
     if asked is not None:
         headers += ((b"x-ms-version", asked.version.encode()),)

@@ -1,11 +1,11 @@
-"""What the account's CORS rules say to a web page: preflights, and headers on answers.
+"""Applies the account's CORS rules: preflights, and headers on responses.
 
-Strategy: origins count byte for byte. The first rule whose origin and method fit decides, also if its headers do not
-fit and a later rule's would. None fits: a preflight is refused, and an actual request is carried out and answered
-without headers, so that the browser hides it. What a cache may keep says whether it depends on the Origin, also to
-those who sent none. A browser knows no prefixes of headers that it may show, so each header of an answer that a rule's
-pattern fits is told by its name. Source: "Cross-Origin Resource Sharing (CORS) support for Azure Storage",
-"Preflight Queue Request".
+Strategy: origins are compared byte by byte. The first rule whose origin and method match decides, even if its headers
+do not match and a later rule's would. If none matches, a preflight is refused; an actual request is carried out and
+answered without CORS headers, so that the browser hides the response. Responses that caches may store say whether they
+depend on the Origin, even to clients without one. Browsers do not support prefixes of exposed headers, so each matching
+response header is listed by name. Source: "Cross-Origin Resource Sharing (CORS) support for Azure Storage", "Preflight
+Queue Request".
 """
 
 from typing import Final
@@ -18,22 +18,22 @@ from veilmq.protocols.http import Request, Response
 
 Headers = tuple[tuple[bytes, bytes], ...]
 CACHED: Final = frozenset({"GET", "HEAD"})
-"""Methods whose answers caches keep."""
+"""Methods whose responses caches store."""
 _ANY: Final = "*"
 _VARY: Final = ((b"vary", b"Origin"),)
 _ALWAYS: Final = (b"Content-Type", b"Content-Length", b"Date")
-"""Headers of every answer that the listener writes."""
+"""Headers that the listener adds to every response."""
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What the rules add to an answer."""
+    """What the rules add to a response."""
 
     headers: Headers = ()
     exposed: tuple[str, ...] = ()
-    """Names, and prefixes that end in an asterisk, of headers that the page may read."""
+    """Names of headers that the page may read, and prefixes that end in an asterisk."""
 
     def beside(self, headers: Headers) -> Headers:
-        """All that is added to an answer which has these headers."""
+        """The CORS headers to add to a response with these headers."""
         if not self.exposed:
             return self.headers
         prefixes = [name.lower() for name in self.exposed if name.endswith(_ANY)]
@@ -50,7 +50,7 @@ NOTHING: Final = Told()
 
 
 def preflight(rules: tuple[CorsRule, ...], request: Request) -> Response:
-    """The answer to a preflight. Raises Refusal: CorsPreflightFailure."""
+    """The response to a preflight. Raises Refusal: CorsPreflightFailure."""
     origin, method, headers = read_preflight(request)
     rule = _rule_for(rules, origin, method)
     if rule is None or not _headers_fit(rule, headers):
@@ -63,7 +63,7 @@ def preflight(rules: tuple[CorsRule, ...], request: Request) -> Response:
 
 
 def read_preflight(request: Request) -> tuple[str, str, tuple[str, ...]]:
-    """Origin, method and headers that a preflight asks for. Raises Refusal."""
+    """Origin, method and headers of a preflight. Raises Refusal."""
     values = []
     for name in (b"origin", b"access-control-request-method"):
         value = request.headers.get(name, b"").decode("latin-1")
@@ -81,7 +81,7 @@ def read_preflight(request: Request) -> tuple[str, str, tuple[str, ...]]:
 
 
 def told(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> Told:
-    """What is added to the answer of an actual request. origin None: it sent no Origin."""
+    """What to add to the response of an actual request. origin None: it has no Origin."""
     rule = _rule_for(rules, origin, method)
     varies = _VARY if rules and method in CACHED and not (rule is not None and _ANY in rule.origins) else ()
     if rule is None:
@@ -90,12 +90,12 @@ def told(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> Told:
 
 
 def fits(rules: tuple[CorsRule, ...], origin: str, method: str) -> bool:
-    """Whether some rule lets the page make that request."""
+    """Whether a rule allows the page that request."""
     return _rule_for(rules, origin, method) is not None
 
 
 def _rule_for(rules: tuple[CorsRule, ...], origin: str | None, method: str) -> CorsRule | None:
-    """The rule that decides; without an origin one for every origin."""
+    """The rule that decides; without an origin, one for every origin."""
     for rule in rules:
         if method in rule.methods and (_ANY in rule.origins if origin is None else _origin_fits(rule, origin)):
             return rule
@@ -109,7 +109,7 @@ def _origin_headers(rule: CorsRule, origin: str) -> Headers:
 
 
 def _named(origin: str) -> Headers:
-    """A preflight that succeeds names its own origin, whatever the rule (Preflight Queue Request)."""
+    """A successful preflight returns its own origin, whatever the rule says (Preflight Queue Request)."""
     return (
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-allow-credentials", b"true"),

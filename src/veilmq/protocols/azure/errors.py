@@ -1,8 +1,8 @@
-"""Every error that Queue Storage answers, and what each of the house's errors becomes.
+"""All errors of Queue Storage, and the mapping of our errors to them.
 
-Strategy: a `Fault` is a row of data: code, status, message. `Refusal` carries a fault with its extra elements from the
-place that found it to the edge of the codec; nothing else is raised here. `fault_of` is the one total table from
-`VeilError` to faults. Source: "Common REST API error codes" and "Queue Storage error codes" on learn.microsoft.com.
+Strategy: a `Fault` is a row of data: code, status, message. `Refusal` carries a fault with extra elements to the edge
+of the codec; nothing else is raised here. `fault_of` is the one total table from `VeilError` to faults. Source: "Common
+REST API error codes" and "Queue Storage error codes" on learn.microsoft.com.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from veilmq.model.receipt import HANDLE_CHARACTERS
 
 _VALUE_CHARACTERS_MAX: Final = 256
 NO_ID: Final = b""
-"""The id of no message, for what in a path is none."""
+"""An id of no message, for an invalid id in a path."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -175,13 +175,13 @@ HTTP_CODES: Final = {
     501: UNSUPPORTED_HTTP_VERB,
     503: SERVER_BUSY,
 }
-"""What the listener refuses before the codec sees it, by status; the status stays the listener's."""
+"""Faults of requests that the listener refuses, by status; the listener's status is kept."""
 
 
 class Refusal(Exception):
-    """A request that goes no further. Never leaves the codec.
+    """A refused request. Never leaves the codec.
 
-    extra: further elements of the answer, by name in their order. headers: further headers of the answer.
+    extra: further elements of the response, by name in order. headers: further headers of the response.
     """
 
     def __init__(
@@ -200,12 +200,12 @@ class Refusal(Exception):
 
 
 def show(value: str) -> str:
-    """A client's value, shortened for an answer."""
+    """A client's value, shortened for a response."""
     return value if len(value) <= _VALUE_CHARACTERS_MAX else value[:_VALUE_CHARACTERS_MAX] + "..."
 
 
 def unauthenticated(detail: str) -> Refusal:
-    """AuthenticationFailed, with what did not fit."""
+    """AuthenticationFailed, with the reason."""
     return Refusal(AUTHENTICATION_FAILED, {"AuthenticationErrorDetail": detail})
 
 
@@ -333,5 +333,5 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
 
 
 def fault_of(error: VeilError, command: AnyCommand) -> Refusal:
-    """What the error of that command becomes. Total over `veilmq.model.errors.leaves()`."""
+    """The refusal for a command's error. Total over `veilmq.model.errors.leaves()`."""
     return _TABLE[type(error)](error, command)

@@ -1,6 +1,6 @@
-"""The forms of time on Azure's wire: RFC 1123 in headers and messages, ISO 8601 in SAS, policies and keys.
+"""Formats of time on Azure's wire: RFC 1123 in headers and messages, ISO 8601 in SAS, policies and keys.
 
-Strategy: times of a second repeat, so that printing and reading them is remembered. All of it is integer arithmetic on
+Strategy: times of the same second repeat, so formatting and parsing are cached. Everything is integer arithmetic on
 UTC; nothing here reads a clock.
 """
 
@@ -15,7 +15,7 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.protocols.bounded import remembered
 
 NEVER: Final = "Fri, 31 Dec 9999 23:59:59 GMT"
-"""What stands for a time to live without end."""
+"""The text of an endless time to live."""
 _SECONDS_MIN: Final = -62_135_596_800
 _SECONDS_MAX: Final = 253_402_300_799
 _ISO: Final = re.compile(
@@ -24,7 +24,7 @@ _ISO: Final = re.compile(
 )
 _OFFSET: Final = re.compile(r"T.*[+-]")
 _TEXT_MAX: Final = 128
-"""No time is as long."""
+"""Longer than any valid time."""
 
 
 @lru_cache(1_024)
@@ -66,7 +66,7 @@ def read_iso(text: str) -> Instant | None:
 
 
 def read_policy_time(text: str) -> Instant | None:
-    """As `read_iso`, but None with an offset and unless a fraction has seven digits: so Azure reads stored policies."""
+    """Like `read_iso`, but None for an offset or a fraction without seven digits, as Azure reads stored policies."""
     fraction = text.partition(".")[2].removesuffix("Z")
     return None if _OFFSET.search(text) or (fraction and len(fraction) != 7) else read_iso(text)
 

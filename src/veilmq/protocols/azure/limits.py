@@ -1,7 +1,7 @@
-"""What Azure Queue Storage allows, as data (REST API; "Scalability and performance targets for Queue Storage").
+"""The limits of Azure Queue Storage, as data (REST API; "Scalability and performance targets for Queue Storage").
 
-Strategy: a limit is a named number with its unit; wherever one is checked, the check reads it from here. Versions are
-the dates of `x-ms-version`, which sort as text.
+Strategy: a limit is a named number with its unit; every check reads it from here. Versions are the dates of
+`x-ms-version`, which sort as text.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Final
 
 QUEUE_NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])*\Z")
 QUEUE_NAME_WHOLE: Final = re.compile(r"(?=.{3,63}\Z)[a-z0-9](?:-?[a-z0-9])*")
-"""The same with its length."""
+"""The same, with its length."""
 QUEUE_NAME_CHARACTERS_MIN: Final = 3
 QUEUE_NAME_CHARACTERS_MAX: Final = 63
 VERSION: Final = re.compile(r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])\Z")
@@ -19,7 +19,8 @@ VERSION_UPDATE: Final = "2011-08-18"
 VERSION_CORS: Final = "2013-08-15"
 """CORS rules, minute metrics, statistics, partial changes of the service properties."""
 VERSION_EMPTY_LENGTH: Final = "2015-02-21"
-"""A Content-Length of 0 is signed as the empty text from here on, and `/queue` begins the resource of a service SAS."""
+"""From here on a Content-Length of 0 is signed as the empty text, and the resource of a service SAS begins with
+`/queue`."""
 VERSION_SAS_ADDRESSES: Final = "2015-04-05"
 """`sip` and `spr` in a SAS, and account SAS."""
 VERSION_PUT_RESULT: Final = "2016-05-31"
@@ -46,9 +47,9 @@ VISIBILITY_SECONDS_MAX: Final = 604_800
 VISIBILITY_SECONDS_MAX_OLD: Final = 7_200
 TTL_SECONDS_MAX_OLD: Final = 604_800
 TTL_SECONDS_MAX: Final = 999_999_999_999_999_999
-"""Any positive number (Put Message), of as many digits as are read."""
+"""Any positive number (Put Message), with at most this many digits."""
 TTL_SECONDS_COUNTED_MAX: Final = 2_147_483_647
-"""68 years; longer is for ever."""
+"""68 years; longer means for ever."""
 TTL_NEVER: Final = -1
 TTL_SECONDS_DEFAULT: Final = 604_800
 COUNT_MAX: Final = 32
@@ -57,7 +58,7 @@ TIMEOUT_SECONDS_MAX: Final = 2_147_483_647
 
 METADATA_BYTES_MAX: Final = 8_192
 METADATA_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-"""A C# identifier, of the characters that an HTTP header's name can have."""
+"""A C# identifier, limited to the characters of HTTP header names."""
 CLIENT_REQUEST_ID_CHARACTERS_MAX: Final = 1_024
 
 POLICIES_MAX: Final = 5

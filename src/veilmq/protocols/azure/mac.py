@@ -1,4 +1,4 @@
-"""The one signature of the room: HMAC-SHA256 in base64, by any of an account's keys."""
+"""Checks HMAC-SHA256 signatures in base64, by any of an account's keys."""
 
 import binascii
 from base64 import b64decode
@@ -25,5 +25,5 @@ def read_signature(text: bytes) -> bytes:
 
 
 def matches(secrets: tuple[bytes, ...], text: bytes, signature: bytes) -> bool:
-    """Whether one of the secrets signs the text so."""
+    """Whether one of the secrets gives this signature of the text."""
     return any(compare_digest(_keyed(secret).digest(text), signature) for secret in secrets)

@@ -1,8 +1,8 @@
-"""Metadata of a queue: `x-ms-meta-*` headers, and the labels that keep them.
+"""Metadata of a queue: `x-ms-meta-*` headers, and the labels that store them.
 
-Strategy: all of it is one label, in JSON, because setting metadata replaces the whole. Names have no case when they are
-compared, and keep the case in which they were set: their header_case is a label of its own, which makes no difference
-between two queues. Source: "Set Queue Metadata", "Setting and retrieving properties and metadata".
+Strategy: all metadata is one label, in JSON, because setting metadata replaces the whole. Names are compared without
+case but keep the case in which they were set. That case is a label of its own, which does not count when two queues are
+compared. Source: "Set Queue Metadata", "Setting and retrieving properties and metadata".
 """
 
 from typing import Final
@@ -23,13 +23,13 @@ class Metadata(msgspec.Struct, frozen=True):
     """Metadata that a request gives."""
 
     values: dict[str, str]
-    """By name in lower case."""
+    """Values by lower-case name."""
     header_case: dict[str, str]
-    """Name in lower case -> as it was sent, where the two differ."""
+    """Lower-case name -> name as sent, where they differ."""
 
 
 def read_metadata(request: Request) -> Metadata:
-    """Metadata that a request's headers give. Raises Refusal."""
+    """Read the metadata in a request's headers. Raises Refusal."""
     metadata: dict[str, str] = {}
     total_bytes = 0
     for name, value in request.headers.items():
@@ -55,12 +55,12 @@ def _printable(text: str) -> bool:
 
 
 def values_label(metadata: Metadata) -> dict[str, str]:
-    """The label by which two queues' metadata are the same or not."""
+    """The label that is compared when two queues are."""
     return {LABEL: _text(metadata.values)}
 
 
 def labels_of(metadata: Metadata) -> dict[str, str]:
-    """The labels that keep this metadata and no other."""
+    """The labels that store exactly this metadata."""
     return values_label(metadata) | {_HEADER_CASE: _text(metadata.header_case)}
 
 
@@ -69,7 +69,7 @@ def _text(pairs: dict[str, str]) -> str:
 
 
 def metadata_of(labels: dict[str, str]) -> dict[str, str]:
-    """The metadata that a queue's labels keep, by name as it was set."""
+    """The metadata in a queue's labels, by name as it was set."""
     text, spelled = labels.get(LABEL), labels.get(_HEADER_CASE)
     values = _DECODER.decode(text) if text else {}
     header_case = _DECODER.decode(spelled) if spelled else {}

@@ -1,4 +1,4 @@
-"""Query parameters as values: whole numbers in a range, and who may come with them."""
+"""Reads query parameters: whole numbers in a range, and required texts."""
 
 import re
 from typing import Final
@@ -31,5 +31,6 @@ def required(parameters: dict[str, str], name: str) -> str:
 
 
 def check_timeout(parameters: dict[str, str]) -> None:
-    """`timeout` is a number of seconds; more than the service allows counts as its maximum, so any is taken."""
+    """Check that `timeout` is a number of seconds; a value above the service's maximum means the maximum, so any is
+    accepted."""
     whole_number(parameters, "timeout", 0, limits.TIMEOUT_SECONDS_MAX)

@@ -1,7 +1,7 @@
-"""Stored access policies of a queue: from XML, to XML, and as the label that keeps them.
+"""Stored access policies of a queue: read from XML, written to XML, and stored as a label.
 
-Strategy: a queue keeps its policies as one label, in JSON. Times are kept as the client wrote them, because that is
-what Get Queue ACL shows. Source: "Set Queue ACL".
+Strategy: a queue's policies are one label, in JSON. Times are stored as the client wrote them, because Get Queue ACL
+returns that text. Source: "Set Queue ACL".
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ PERMISSIONS: Final = "raup"
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One SignedIdentifier. What is None is left to the SAS."""
+    """One SignedIdentifier. Fields of None are left to the SAS."""
 
     id: str
     start: str | None = None
@@ -33,13 +33,13 @@ _DECODER: Final = msgspec.json.Decoder(tuple[Policy, ...])
 
 
 def policies_of(labels: dict[str, str]) -> tuple[Policy, ...]:
-    """The policies that a queue's labels keep."""
+    """The policies in a queue's labels."""
     text = labels.get(LABEL)
     return _DECODER.decode(text) if text else ()
 
 
 def label_of(policies: tuple[Policy, ...]) -> dict[str, str]:
-    """The labels that keep these policies and no others."""
+    """The labels that store exactly these policies."""
     return {LABEL: msgspec.json.encode(policies).decode() if policies else ""}
 
 
@@ -77,7 +77,7 @@ def _policy(node: Element) -> Policy:
 
 
 def write_policies(policies: tuple[Policy, ...]) -> bytes:
-    """Answer to Get Queue ACL."""
+    """The body of Get Queue ACL."""
     return f"{DECLARATION}<SignedIdentifiers>{''.join(map(_written, policies))}</SignedIdentifiers>".encode()
 
 

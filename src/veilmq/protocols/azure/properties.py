@@ -1,8 +1,8 @@
-"""Service properties of an account: logging, metrics, CORS rules; from XML, to XML, and as the labels that keep them.
+"""Service properties of an account (logging, metrics, CORS rules): read from XML, written to XML, and stored as labels.
 
-Strategy: logging and metrics are kept and shown, and do nothing (VeilMQ has its own); CORS rules have effect (cors.py).
-Each part is a label, so that one that a request leaves out stays as it is. Versions before 2013-08-15 know logging and
-metrics (those of the hour) alone, and set both at a time. Source: "Set Queue Service Properties".
+Strategy: logging and metrics are stored and shown but have no effect (VeilMQ has its own); CORS rules have effect
+(cors.py). Each part is a label, so that parts missing in a request stay unchanged. Versions before 2013-08-15 have only
+logging and hourly metrics, and set both together. Source: "Set Queue Service Properties".
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "MERGE", "PATCH", "POST", 
 _SECONDS_MAX: Final = 2_147_483_647
 _METRICS_VERSIONS: Final = ("1.0",)
 _LOGGING_VERSIONS: Final = ("1.0", "2.0")
-"""2.0 logs who bore a token ("Storage Analytics log format")."""
+"""2.0 also logs the bearer of a token ("Storage Analytics log format")."""
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """RetentionPolicy; None: kept for ever."""
+    """RetentionPolicy; None: for ever."""
 
     days: int | None = None
 
@@ -51,7 +51,7 @@ class Metrics(msgspec.Struct, frozen=True):
 
 
 class CorsRule(msgspec.Struct, frozen=True):
-    """Which pages may do what."""
+    """What pages of some origins may do."""
 
     origins: tuple[str, ...]
     methods: tuple[str, ...]
@@ -61,7 +61,7 @@ class CorsRule(msgspec.Struct, frozen=True):
 
 
 class Properties(msgspec.Struct, frozen=True):
-    """All of them; the defaults are those of a new account."""
+    """All properties; the defaults are those of a new account."""
 
     logging: Logging = Logging()
     hour_metrics: Metrics = Metrics()
@@ -78,7 +78,7 @@ _TYPES: Final[dict[str, Any]] = {
 
 
 def properties_of(labels: dict[str, str]) -> Properties:
-    """The properties that labels keep."""
+    """The properties in a queue's labels."""
     kept = {
         name: msgspec.json.decode(labels[LABEL_PREFIX + name], type=kind)
         for name, kind in _TYPES.items()
@@ -88,7 +88,7 @@ def properties_of(labels: dict[str, str]) -> Properties:
 
 
 def labels_of(change: dict[str, Any]) -> dict[str, str]:
-    """The labels that keep these fields of `Properties`, and leave the others."""
+    """The labels that store these fields of `Properties` and leave the others unchanged."""
     return {LABEL_PREFIX + name: msgspec.json.encode(value).decode() for name, value in change.items()}
 
 
@@ -208,7 +208,7 @@ _OLD_PARTS: Final = {"Logging": _PARTS["Logging"], "Metrics": _PARTS["HourMetric
 
 
 def write_properties(properties: Properties, version: str) -> bytes:
-    """Answer to Get Queue Service Properties."""
+    """The body of Get Queue Service Properties."""
     logging, hour = properties.logging, _written_metrics(properties.hour_metrics)
     text = (
         f"<Logging><Version>{logging.version}</Version>"

@@ -1,11 +1,11 @@
 """Shared access signatures: account SAS, queue SAS, user delegation SAS.
 
-Strategy: a signature is checked first, over the parameters as they stand in the URL; a SAS that was right once is
-remembered by all of them, so that the same token costs no second HMAC, and what strangers send fills no memory. Then
-times, address, protocol. Permissions are the operation's to compare, and a stored policy's fields are joined in once
-the queue is known. A user delegation key is derived from the account's key and all that is signed with it, so that none
-needs to be stored, and a new account key ends them all. Source: "Create an account SAS", "Create a service SAS",
-"Create a user delegation SAS".
+Strategy: the signature is checked first, over the parameters as they are in the URL. A valid SAS is cached by all its
+parameters, so that the same token costs no second HMAC and strangers fill no memory. Then times, address and protocol
+are checked. The operation compares permissions, and the fields of a stored policy are merged in once the queue is
+known. A user delegation key is derived from the account's key and all fields signed with it, so none needs to be
+stored, and a new account key revokes them all. Source: "Create an account SAS", "Create a service SAS", "Create a user
+delegation SAS".
 """
 
 import hmac
@@ -58,7 +58,7 @@ class SasReader:
         self._known: dict[tuple[object, ...], tuple[NamedAccount, Sas]] = {}
 
     def read(self, parameters: dict[str, str], place: Place, account: NamedAccount | None, wall: Instant) -> Sas:
-        """The SAS in a query, its signature checked. Raises Refusal."""
+        """Read the SAS in a query and check its signature. Raises Refusal."""
         given = tuple([parameters.get(name) for name in _NAMES])
         known = self._known.get((place.account, place.queue, given))
         if known is not None and known[0] is account:
@@ -71,7 +71,7 @@ class SasReader:
         return sas
 
     def check(self, sas: Sas, request: Request, wall: Instant, identity: Identity | None) -> None:
-        """Raises Refusal if the SAS may not be used now, from there, in this way."""
+        """Raises Refusal if the SAS is not valid now, from that address or over that protocol."""
         if sas.policy is None:
             check_times(sas.start, sas.expiry, wall)
         if sas.address is not None and not _within(sas.address, source_address(request, self._endpoint.trusted_proxy)):
@@ -90,7 +90,7 @@ class SasReader:
 
 
 def with_policy(sas: Sas, policies: tuple[Policy, ...], wall: Instant) -> Sas:
-    """The SAS completed by the stored policy that it names. Raises Refusal: no such policy, or a field given twice."""
+    """The SAS completed by its stored policy. Raises Refusal: unknown policy, or a field given in both."""
     for policy in policies:
         if policy.id != sas.policy:
             continue
@@ -102,7 +102,7 @@ def with_policy(sas: Sas, policies: tuple[Policy, ...], wall: Instant) -> Sas:
             if own is not None and stored is not None:
                 detail = "Access policy fields can be associated with signature or SAS identifier but not both."
                 raise unauthenticated(detail)
-        # What an earlier version stored may have an offset or a shorter fraction, and still binds.
+        # Times stored by an earlier release may have an offset or a shorter fraction, and still apply.
         start = read_iso(policy.start) if policy.start else sas.start
         expiry = read_iso(policy.expiry) if policy.expiry else sas.expiry
         permissions = sas.permissions if policy.permission is None else policy.permission
@@ -124,7 +124,7 @@ def check_times(start: Instant | None, expiry: Instant | None, wall: Instant) ->
 
 
 def check_permission(sas: Sas, account_types: str, account_permissions: str, queue_permissions: str) -> None:
-    """Raises Refusal if the SAS does not cover the operation whose row says so. Empty: no SAS ever does."""
+    """Raises Refusal if the SAS does not cover the operation of these letters. Empty: no SAS does."""
     if sas.way is Way.ACCOUNT_SAS:
         if not account_permissions:
             raise Refusal(AUTHORIZATION_FAILURE)
@@ -152,7 +152,7 @@ def _read(parameters: dict[str, str], place: Place, account: NamedAccount | None
 
 def _check_signature(parameters: dict[str, str], secrets: tuple[bytes, ...], text: str, known: bool) -> None:
     given = read_signature(parameters.get("sig", "").encode())
-    if not matches(secrets, text.encode(), given) or not known:  # in the same words, for a stranger to learn nothing
+    if not matches(secrets, text.encode(), given) or not known:  # the same text, so that a stranger learns nothing
         shown = text.replace("\n", "\\n")
         raise unauthenticated(f"Signature did not match. String to sign used was {shown}")
 
@@ -259,7 +259,7 @@ def _delegation_sas(parameters: dict[str, str], place: Place, account: NamedAcco
 
 
 def _check_order(parameters: dict[str, str]) -> None:
-    """The letters of a queue's SAS come in their order, each at most once."""
+    """Check that the letters of a queue's SAS are in order, each at most once."""
     letters = parameters.get("sp", "")
     if "".join(letter for letter in PERMISSIONS if letter in letters) != letters:
         raise unauthenticated(f"sp has letters of {PERMISSIONS}, in this order and each once: '{show(letters)}'.")

@@ -1,8 +1,8 @@
-"""Who sent a request: SharedKey, SharedKeyLite, a shared access signature or a bearer token.
+"""Verifies the sender of a request: SharedKey, SharedKeyLite, a shared access signature or a bearer token.
 
 Strategy: the Authorization header decides if there is one, else `sig` in the query. Both keys of an account are tried.
-An account nobody knows is treated as one whose keys do not fit, so that a stranger learns no names. A request that is
-signed by itself must be fresh: its date is within 15 minutes of ours. Source: "Authorize requests to Azure Storage".
+An unknown account is treated like one with wrong keys, so that a stranger learns no names. A request that is signed
+itself must be fresh: its date is within 15 minutes of ours. Source: "Authorize requests to Azure Storage".
 """
 
 from typing import Final
@@ -34,7 +34,7 @@ _NO_SECRET: Final = (b"",)
 
 
 class Verifier:
-    """Checks requests of one listener. Holds caches and no other state."""
+    """Verifies the requests of one listener. Its only state is caches."""
 
     def __init__(self, accounts: NamedAccounts, endpoint: Endpoint, tokens: Tokens) -> None:
         self._accounts = accounts
@@ -44,7 +44,7 @@ class Verifier:
         self._sas = SasReader(endpoint)
 
     def verify(self, request: Request, place: Place, parameters: dict[str, str], version: str, wall: Instant) -> Caller:
-        """Who sent the request. Raises Refusal if that is not certain."""
+        """The sender of the request. Raises Refusal if it cannot be verified."""
         account = self._accounts.find_account(place.account)
         authorization = request.headers.get(b"authorization")
         if authorization is None:

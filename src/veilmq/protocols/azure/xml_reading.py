@@ -15,7 +15,7 @@ from veilmq.protocols.xml import DocumentInvalid, Element
 def read_document(body: bytes, root: str, limit_bytes: int, text: str = "") -> Element:
     """The tree of a document whose outermost element has that name.
 
-    text: the name of elements that have no children here: markup in them is left out, but for its text.
+    text: the name of elements that have no children: markup in them is removed, but its text is kept.
 
     Raises Refusal: RequestBodyTooLarge, InvalidXmlDocument.
     """

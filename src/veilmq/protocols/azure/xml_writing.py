@@ -1,7 +1,7 @@
-"""XML answers, written by hand.
+"""Writes XML responsnd.
 
 Strategy: joined strings, no tree. Texts are escaped so that a client reads back exactly what was sent: a carriage
-return as a character reference, or a parser turns it into a line feed (XML 1.0, 2.11).
+return is written as a character reference, because a parser turns a bare one into a line feed (XML 1.0, 2.11).
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
-"""What a request is about: the parts of its path, the names in it, and the URLs and ARNs that name things back.
+"""Parses the path of a request and the names in it, and writes URLs and ARNs.
 
-Strategy: a path is one of ten kinds with up to two names, read once and remembered. The account comes from the key that
-signed, the region is the account's home: so neither the Host nor an ARN's middle parts decide anything, and an ARN that
-an SDK made up from `127.0.0.1` works.
+Strategy: a path is one of ten kinds with up to two names, parsed once and cached. The account comes from the signing
+key, and the region is the account's home, so neither the Host nor an ARN's middle parts matter, and an ARN that an SDK
+made from `127.0.0.1` works.
 """
 
 import re
@@ -35,7 +35,7 @@ from veilmq.protocols.mns.errors import (
 
 _PLACES_MAX: Final = 4_096
 _PATH_BYTES_CACHED_MAX: Final = 512
-"""Longer than any path of names that may be."""
+"""Longer than any path with valid names."""
 _QUEUE_ARN: Final = re.compile(r"acs:mns:[^:/]*:[^:/]*:/?queues/([^/:]*)\Z")
 _URL: Final = re.compile(
     r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(?:[/?][!-~]*)?\Z", re.IGNORECASE
@@ -46,10 +46,10 @@ _UNSERVED: Final = ("mail:", "sms:")
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """How clients reach the listener, and what its operator decided."""
+    """How clients reach the listener, and the operator's settings."""
 
     external_url: str | None = None
-    """What URLs in answers begin with, instead of how the client addressed us."""
+    """The start of URLs in responses, instead of the address that the client used."""
     trusted_proxy: bool = False
     """Believe X-Forwarded-Proto and X-Forwarded-Host."""
 
@@ -70,7 +70,7 @@ class Kind(Enum):
 
 
 class Place(NamedTuple):
-    """A path, read; the names may be wrong."""
+    """A parsed path; its names may be invalid."""
 
     kind: Kind
     name: str = ""
@@ -83,7 +83,7 @@ _places: Final[Bounded[bytes, Place]] = Bounded(_PLACES_MAX)
 
 
 def read_place(path: bytes) -> Place:
-    """What the path of a request names. Raises Refusal: InvalidRequestURL."""
+    """Parse the path of a request. Raises Refusal: InvalidRequestURL."""
     known = _places.get(path)
     if known is not None:
         return known
@@ -134,13 +134,13 @@ def topic_of(key: AccessKey, name: str) -> TopicKey:
 
 
 def subscription_name(name: str) -> str:
-    """The name, if it is one. Raises Refusal: SubscriptionNameInvalid, SubscriptionNameLengthError."""
+    """Check the name. Raises Refusal: SubscriptionNameInvalid, SubscriptionNameLengthError."""
     characters_max = limits.SUBSCRIPTION_NAME_CHARACTERS_MAX
     return _checked(name, characters_max, SUBSCRIPTION_NAME_LENGTH_ERROR, SUBSCRIPTION_NAME_INVALID)
 
 
 def queue_of_text(key: AccessKey, text: str) -> QueueKey | None:
-    """The queue that a name or an ARN names; None if it is neither."""
+    """The queue of a name or an ARN; None if the text is neither."""
     found = _QUEUE_ARN.match(text)
     name = found[1] if found is not None else text
     return QueueKey(key.account, key.home_region, name) if is_name(name) else None
@@ -164,7 +164,7 @@ def read_endpoint(key: AccessKey, text: str) -> SubscriptionSettings:
 
 
 def _is_host(text: str) -> bool:
-    """Whether it is an IPv6 address in brackets, or what could be a name or an IPv4 address (RFC 1035, 2.3.4)."""
+    """Whether it is an IPv6 address in brackets, or a possible host name or IPv4 address (RFC 1035, 2.3.4)."""
     if text.startswith("["):
         try:
             IPv6Address(text[1:-1])
@@ -177,7 +177,7 @@ def _is_host(text: str) -> bool:
 
 
 def arn(queue: QueueKey) -> str:
-    """The resource name of a queue; of one in which pushes wait, that of the subscription, which is what has a name.
+    """The resource name of a queue; for a hidden queue of pushes, that of its subscription.
 
     Source: the pages of SendMessage and Unsubscribe, "Authorization".
     """
@@ -189,7 +189,7 @@ def arn(queue: QueueKey) -> str:
 
 
 def url_start(endpoint: Endpoint, request: Request) -> str:
-    """What URLs begin with for this client: scheme, host and port as it addressed us, no slash at the end."""
+    """The start of URLs for this client: the scheme, host and port that it used, without a final slash."""
     if endpoint.external_url is not None:
         return endpoint.external_url.rstrip("/")
     headers = request.headers

@@ -1,6 +1,6 @@
-"""What the operations are written against: a request whose sender is certain, the call it becomes, an operation's row.
+"""The types of the operations: a verified request, the call it becomes, and an operation's row.
 
-Strategy: `Asked` goes in, a `Call` comes out and goes to the engine, and comes back with its outcomes.
+Strategy: an operation turns an `Asked` into a `Call`, which goes to the engine and returns with its outcomes.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from veilmq.protocols.mns.signature import Caller
 
 
 class Asked(msgspec.Struct, gc=False):
-    """A request, and all that is known of it."""
+    """A request and its parsed parts."""
 
     request: Request
     caller: Caller
@@ -45,7 +45,7 @@ class Asked(msgspec.Struct, gc=False):
         return subscription_name(self.place.subscription)
 
     def header(self, name: bytes) -> str:
-        """A header as text; empty if it is not there."""
+        """A header as text; empty if it is missing."""
         return self.request.headers.get(name, b"").decode("utf-8", "replace")
 
     def url(self, path: str) -> str:
@@ -54,8 +54,7 @@ class Asked(msgspec.Struct, gc=False):
 
 
 Plan = tuple[tuple[AnyCommand, ...], Any]
-"""What an operation wants of the engine, and what its answer will need to know. Without commands it is answered at
-once."""
+"""The commands of an operation, and a memo for its response. Without commands it is answered at once."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -68,7 +67,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, gc=False):
-    """A request understood: its commands go to the engine, and the rest is what its answer needs."""
+    """A decoded request: its commands for the engine, and what its response needs."""
 
     key: AccessKey
     commands: tuple[AnyCommand, ...]

@@ -1,8 +1,8 @@
-"""What is signed: the string of V2, and the canonical request and string of V4.
+"""The signed texts: the string of V2, and the canonical request and string of V4.
 
-Strategy: pure functions of bytes as they were on the wire. V2 signs the target as sent. V4 encodes path and query
-again, and Java's signer does so from values that may or may not have been encoded for the wire: `queries` gives both
-readings, and either is good. Source: docs/mns.md, "Signatures and errors".
+Strategy: pure functions of the bytes on the wire. V2 signs the target as sent. V4 encodes path and query again, and
+Java's signer does so from values that may or may not have been encoded for the wire: `queries` returns both readings,
+and either is accepted. Source: docs/mns.md, "Signatures and errors".
 """
 
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ _SIGNED_BY_V4: Final = (b"content-md5", b"content-type")
 
 
 class Form(NamedTuple):
-    """The words of V4, in the public cloud or in a private one."""
+    """The constants of V4, in the public cloud or in a private one."""
 
     algorithm: bytes
     secret_prefix: bytes
@@ -26,7 +26,7 @@ FORMS: Final = {form.algorithm: form for form in (PUBLIC, PRIVATE)}
 
 
 def string_v2(method: bytes, headers: dict[bytes, bytes], date: bytes, target: bytes) -> bytes:
-    """What V2 signs. headers: by lower-case name."""
+    """The text that V2 signs. headers: by lower-case name."""
     names = [name for name in headers if name.startswith(_PREFIX)]
     if len(names) > 1:
         names.sort()
@@ -43,21 +43,21 @@ def string_v2(method: bytes, headers: dict[bytes, bytes], date: bytes, target: b
 
 
 def encoded(raw: bytes, safe: str = "") -> str:
-    """Percent-encoded, but for `A-Z a-z 0-9 - _ . ~`."""
+    """Percent-encoded, except `A-Z a-z 0-9 - _ . ~`."""
     return quote_from_bytes(raw, safe + "~")
 
 
 def query_v4(pairs: list[tuple[bytes, bytes]]) -> bytes:
     """Names in lower case, everything encoded, sorted by name.
 
-    None covers another: `a=1&a%20=2` would be signed as one `a` and read as two parameters.
+    No parameter may hide another: `a=1&a%20=2` would be signed as one `a` and read as two parameters.
     """
     lines = sorted((encoded(name.lower().strip()), encoded(value.strip())) for name, value in pairs)
     return "&".join(f"{name}={value}" if value else name for name, value in lines).encode()
 
 
 def queries(query: bytes) -> list[bytes]:
-    """The canonical query, of the pairs as they were sent and of the same decoded."""
+    """The canonical queries of the pairs as sent, and of the same pairs decoded."""
     pairs = [(name, value) for name, _, value in (part.partition(b"=") for part in query.split(b"&") if part)]
     read = [query_v4(pairs)]
     if b"%" in query:
@@ -89,5 +89,5 @@ def scope_v4(form: Form, day: bytes, region: bytes) -> bytes:
 
 
 def string_v4(form: Form, stamp: bytes, region: bytes, canonical: bytes) -> bytes:
-    """What V4 signs: the canonical request itself, not its hash."""
+    """The text that V4 signs: it contains the canonical request itself, not its hash."""
     return b"%b\n%b\n%b\n%b" % (form.algorithm, stamp, scope_v4(form, stamp[:8], region), canonical)

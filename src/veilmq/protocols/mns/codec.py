@@ -1,7 +1,7 @@
-"""The codec of MNS: requests to calls, outcomes to answers.
+"""The codec of MNS: turns requests into calls, and outcomes into responses.
 
-Strategy: one way for every request. Who sent it (signature.py), what it is about (addresses.py), whether its body
-arrived whole (content.py), what it asks for (operations/): each step may refuse, and every refusal becomes an error
+Strategy: every request takes the same path: verify the sender (signature.py), parse the path (addresses.py), check the
+body's MD5 (content.py), run the operation (operations/). Each step may refuse, and every refusal becomes an error
 document with its four children. No exception leaves `decode` or `encode`.
 """
 
@@ -36,12 +36,12 @@ class Codec:
         self._endpoint = endpoint
         self._verifier = Verifier(keyring, external_path(endpoint.external_url))
         self.documents: dict[bytes, bytes] = {}
-        """What anybody may read, by path: the certificate of pushes."""
+        """Public documents by path: the certificate of pushes."""
 
     def decode(self, request: Request, wall: Instant, arrived: Instant) -> Call | Response:
-        """What the request asks of the engine; a Response if it is refused, or answered without the engine.
+        """The request as a call; a Response if it is refused or needs no engine.
 
-        `wall` judges signatures; `arrived`, on the lease clock, is when the server began to read the request.
+        `wall` is for signatures; `arrived`, on the lease clock, is when the server began to read the request.
         """
         if request.method == "GET" and request.target in self.documents:
             return Response(200, _PEM, self.documents[request.target])
@@ -56,11 +56,11 @@ class Codec:
             call = Call(caller.key, commands, row, asked, memo)
         except Refusal as refusal:
             return self._refused(refusal, request)
-        # Every entry of a batch was refused, or there is nothing to ask the engine.
+        # Every entry of a batch was refused, or the engine is not needed.
         return call if commands else self.encode(call, ())
 
     def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response:
-        """The answer to a call, from the outcomes of its commands in their order."""
+        """The response to a call, from the outcomes of its commands in order."""
         request = call.asked.request
         try:
             response = call.row.answer(call, outcomes)
@@ -70,7 +70,7 @@ class Codec:
         return response
 
     def refuse(self, status: int, reason: str, request: Request | None = None, request_id: str = "") -> Response:
-        """A refusal of the listener or the server in MNS's own form."""
+        """A refusal by the listener or the server, in MNS's form."""
         fault = errors.HTTP_CODES.get(status)
         if fault is None:
             fault = errors.INTERNAL_SERVER_ERROR if status >= 500 else errors.INVALID_REQUEST_URL
@@ -80,11 +80,11 @@ class Codec:
         return self._refused(Refusal(fault), request)
 
     def failure(self, request: Request) -> Response:
-        """The answer when the server itself failed: 500, so that an SDK tries again."""
+        """The response to a failure of the server: 500, so that an SDK retries."""
         return self._refused(Refusal(errors.INTERNAL_ERROR), request)
 
     def denied(self, call: Call, action: Action) -> Response:
-        """The answer when the caller's key was not granted the action."""
+        """The response if the caller's key was not granted the action."""
         text = f"{call.key.id} was not granted {action.value}, which {call.row.name} needs."
         return self._refused(Refusal(errors.ACCESS_DENIED, text), call.asked.request)
 

@@ -1,7 +1,7 @@
-"""The body of a request: its checksum, and the document in it.
+"""Reads the body of a request: its checksum and its XML document.
 
-Strategy: Content-MD5 has three forms in real clients and is optional; whichever comes must fit. Namespaces are not
-looked at (ali-mns sends none).
+Strategy: Content-MD5 is optional and has three forms in real clients; the one that is sent must match. Namespaces are
+ignored (ali-mns sends none).
 """
 
 from base64 import b64encode
@@ -38,7 +38,7 @@ def read_root(body: bytes) -> Element:
 
 
 def members_of(body: bytes, root: str) -> dict[str, Element]:
-    """The children by name of a document with that root, or of none at all. Raises Refusal."""
+    """The children by name of a document with that root; none for an empty body. Raises Refusal."""
     if not body:
         return {}
     element = read_root(body)
@@ -82,7 +82,8 @@ def word(element: Element, characters_max: int) -> str:
 
 
 def tag(element: Element) -> str:
-    """A MessageTag or FilterTag: a push bears it in a header. Raises Refusal: InvalidArgument, MalformedXML."""
+    """A MessageTag or FilterTag, which must fit into a header of a push. Raises Refusal: InvalidArgument,
+    MalformedXML."""
     text = word(element, limits.TAG_CHARACTERS_MAX)
     if any(character < " " or character == "\x7f" for character in text):
         raise bad(element.name, "it has no line breaks, tabs or other control characters.")

@@ -1,4 +1,4 @@
-"""The Date header: RFC 1123 in GMT, to an instant and to the form of signature V4."""
+"""Converts the Date header, RFC 1123 in GMT, to an instant and to the form of signature V4."""
 
 import re
 from calendar import timegm
@@ -19,7 +19,7 @@ _MONTH_DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 @remembered(_DATE_BYTES_MAX)
 def read_date(text: bytes) -> Instant | None:
-    """The instant of a date; None if it is no date. All requests of a second have the same text."""
+    """The instant of a date; None if it is invalid. Cached: all requests of a second have the same text."""
     found = _RFC1123.match(text)
     if found is None or found[2].decode() not in _MONTHS:
         return None
@@ -32,7 +32,7 @@ def read_date(text: bytes) -> Instant | None:
 
 @lru_cache(1_024)
 def compact(text: bytes) -> bytes:
-    """A date that `read_date` takes, as `yyyyMMddTHHmmssZ`."""
+    """A date that `read_date` accepts, as `yyyyMMddTHHmmssZ`."""
     found = _RFC1123.match(text)
     assert found is not None
     month = _MONTHS.index(found[2].decode()) + 1

@@ -1,7 +1,7 @@
 """MNS errors: the codes with their statuses, refusals, and the total table from VeilMQ's errors to them.
 
-Strategy: a `Fault` is what the wire shows; `Refusal` carries one to the codec's edge and no further. The table names
-each leaf of `veilmq.model.errors`, and a test holds that it does. Source: MNS's page "Error codes".
+Strategy: a `Fault` is an error on the wire; `Refusal` carries one to the codec's edge. The table names each leaf of
+`veilmq.model.errors`, which a test checks. Source: MNS's page "Error codes".
 """
 
 from collections.abc import Callable
@@ -84,7 +84,7 @@ INTERNAL_ERROR: Final = Fault("InternalError", 500, "The server failed; the outc
 INTERNAL_SERVER_ERROR: Final = Fault("InternalServerError", 500, "The request was not carried out. Please retry.")
 
 FAULTS: Final = {fault.code: fault for fault in list(globals().values()) if isinstance(fault, Fault)}
-"""All of them, by code."""
+"""All faults by code."""
 
 HTTP_CODES: Final = {
     400: INVALID_REQUEST_URL,
@@ -94,11 +94,11 @@ HTTP_CODES: Final = {
     429: TOO_MANY_REQUESTS,
     431: INVALID_ARGUMENT,
 }
-"""What the listener refuses before the codec sees it, by status; the status stays the listener's."""
+"""Faults of requests that the listener refuses, by status; the listener's status is kept."""
 
 
 class Refusal(Exception):
-    """A request that goes no further. Never leaves the codec."""
+    """A refused request. Never leaves the codec."""
 
     def __init__(self, fault: Fault, message: str | None = None) -> None:
         super().__init__(fault.code)
@@ -107,7 +107,7 @@ class Refusal(Exception):
 
 
 def show(value: str) -> str:
-    """A client's value, shortened for an answer."""
+    """A client's value, shortened for a response."""
     return value if len(value) <= _VALUE_CHARACTERS_MAX else value[:_VALUE_CHARACTERS_MAX] + "..."
 
 
@@ -117,7 +117,7 @@ def bad(name: str, reason: str) -> Refusal:
 
 
 def out_of_range(name: str, minimum: int, maximum: int, noun: str = "") -> Refusal:
-    """InvalidArgument, in the words of the service."""
+    """InvalidArgument, with the service's text."""
     unit = f" {noun}" if noun else ""
     return Refusal(INVALID_ARGUMENT, f"The value of {name} should between {minimum} and {maximum}{unit}.")
 
@@ -188,5 +188,5 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
 
 
 def fault_of(error: VeilError, command: AnyCommand) -> Refusal:
-    """What the error of that command becomes. Total over `veilmq.model.errors.leaves()`."""
+    """The refusal for a command's error. Total over `veilmq.model.errors.leaves()`."""
     return _TABLE[type(error)](error, command)

@@ -1,7 +1,7 @@
-"""What MNS allows, as data ("Limits", and the pages of the operations).
+"""The limits of MNS, as data ("Limits", and the pages of the operations).
 
-Strategy: a limit is a named number with its unit; wherever one is checked, the check reads it from here. The settings
-that a queue's owner gives in XML are rows, read and written by the same loop.
+Strategy: a limit is a named number with its unit; every check reads it from here. The settings that a queue's owner
+gives in XML are rows, read and written by the same loop.
 """
 
 import re
@@ -12,7 +12,7 @@ from veilmq.model.instant import SECOND_US
 VERSION: Final = b"2015-06-06"
 
 NAME_WHOLE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,119}")
-"""The same with its length."""
+"""The same, with its length."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
 """Queues, topics and subscriptions."""
 NAME_CHARACTERS_MAX: Final = 120
@@ -20,7 +20,7 @@ SUBSCRIPTION_NAME_CHARACTERS_MAX: Final = 255
 
 MESSAGE_BYTES_MIN: Final = 1_024
 MESSAGE_BYTES_MAX: Final = 65_536
-"""Of a body as it is transmitted, and of all bodies of a batch together."""
+"""A body as transmitted, and all bodies of a batch together."""
 DOCUMENT_BYTES_MAX: Final = 6 * MESSAGE_BYTES_MAX + 65_536
 """A whole document: each byte of a body may be an entity (`&quot;`)."""
 XML_DEPTH_MAX: Final = 8
@@ -33,12 +33,12 @@ VISIBILITY_SECONDS_MAX: Final = 43_200
 WAIT_SECONDS_MAX: Final = 30
 RETENTION_SECONDS_MIN: Final = 60
 RETENTION_SECONDS_MAX: Final = 1_296_000
-"""15 days, as the older documents have it; newer ones say 7."""
+"""15 days, as in older documents; newer ones say 7."""
 TOPIC_RETENTION_SECONDS: Final = 86_400
 TAG_CHARACTERS_MAX: Final = 16
 GROUP_CHARACTERS_MAX: Final = 128
 RECEIVE_COUNT_MAX: Final = 1_000
-"""Of DlqPolicy's MaxReceiveCount, as SQS's."""
+"""DlqPolicy's MaxReceiveCount, as in SQS."""
 RET_NUMBER_MAX: Final = 1_000
 RET_NUMBER_DEFAULT: Final = 1_000
 SKEW_SECONDS_MAX: Final = 900
@@ -47,21 +47,21 @@ LOGGING_BUCKET_CHARACTERS_MAX: Final = 256
 HANDLE_CHARACTERS_MAX: Final = 1_024
 
 PROPERTIES_MAX: Final = 50
-"""User properties of a message ("Message attributes"); those of the system are a closed set."""
+"""User properties of a message ("Message attributes"); system properties are a fixed set."""
 PROPERTY_VALUE_CHARACTERS_MAX: Final = 4_096
-"""As it is transmitted: of BINARY in base64."""
+"""As transmitted: BINARY in base64."""
 PROPERTY_NAME: Final = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.-]{1,256}(?<!\.)\Z")
-"""What SQS allows too, so that its clients can read the property."""
+"""Names that SQS also allows, so that its clients can read the property."""
 PROPERTY_NAME_RESERVED: Final = ("aws.", "amazon.")
 
 
 class QueueNumber(NamedTuple):
-    """A setting of a queue that is a whole number."""
+    """A queue setting that is a whole number."""
 
     setting: str
     """Field of `QueueSettings`."""
     unit: int
-    """What one of it is, in the field's unit."""
+    """The size of MNS's unit, in the field's unit."""
     minimum: int
     maximum: int
     default: int

@@ -1,7 +1,7 @@
-"""The query string, and whole numbers and booleans out of texts.
+"""Parses the query string, whole numbers and booleans.
 
-Strategy: names count whatever their case (SDKs write ReceiptHandle and receiptHandle). Values are percent-decoded and
-`+` stays `+`: three SDKs paste a handle as it is.
+Strategy: names are case-insensitive (SDKs write ReceiptHandle and receiptHandle). Values are percent-decoded and `+`
+stays `+`, because three SDKs paste a handle unescaped.
 """
 
 import re
@@ -54,7 +54,7 @@ def whole_number(parameters: dict[str, str], name: str, minimum: int, maximum: i
 
 
 def flag(parameters: dict[str, str], name: str) -> bool:
-    """Whether the parameter is there and true. Raises Refusal: neither true nor false."""
+    """Whether the parameter is present and true. Raises Refusal: neither true nor false."""
     text = parameters.get(name)
     if text is None:
         return False

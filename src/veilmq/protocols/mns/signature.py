@@ -1,8 +1,8 @@
-"""Who sent a request: signature V2 (HMAC-SHA1) and V4 (HMAC-SHA256), or anybody in development mode.
+"""Verifies the sender of a request: signature V2 (HMAC-SHA1) and V4 (HMAC-SHA256); in development mode anybody.
 
-Strategy: what a key says is prepared once and kept until the keyring gives another object for its id. A date that is
-too far off is refused before anything is computed. In development mode no signature is looked at, and every key is
-account 000000000000 (docs/mns.md): what can be read of the Authorization header only names the principal.
+Strategy: a key is prepared once and cached until the keyring returns another object for its id. A date too far off is
+refused before any computation. In development mode no signature is checked, and every key is account 000000000000
+(docs/mns.md): the readable part of the Authorization header only names the principal.
 """
 
 import hmac
@@ -48,38 +48,38 @@ _CLAIMED: Final = re.compile(rb"[A-Z0-9-]+ (?:Credential=)?([A-Za-z0-9_.+=@-]{1,
 _TOKENS: Final = (b"security-token", b"x-mns-security-token")
 """Headers of a session token: most SDKs', and the Android SDK's, which signs it."""
 ANYBODY: Final = "anonymous"
-"""The principal of a request of development mode that names no key."""
+"""The principal of a request without a key in development mode."""
 
 
 class Caller(msgspec.Struct, frozen=True, eq=False):
-    """Who sent a request."""
+    """The sender of a request."""
 
     key: AccessKey
     origin: Origin
 
 
 class _Scheme(msgspec.Struct, frozen=True, eq=False):
-    """One key, prepared."""
+    """A prepared key."""
 
     key: AccessKey
     secret: bytes
     v2: Keyed
     callers: Bounded[bytes, Caller]
     signing_keys: Bounded[tuple[bytes, bytes, bytes], Keyed]
-    """Of V4, by algorithm, day and region."""
+    """Signing keys of V4, by algorithm, day and region."""
 
 
 class Verifier:
-    """Checks signatures by one keyring."""
+    """Verifies signatures with one keyring."""
 
     def __init__(self, keyring: Keyring, external_path: bytes = b"") -> None:
-        """`external_path`: what a proxy strips from the path that clients sign."""
+        """`external_path`: the prefix that a proxy strips from the path that clients sign."""
         self._keyring = keyring
         self._outsides = (b"", external_path) if external_path else (b"",)
         self._schemes: Bounded[bytes, _Scheme] = Bounded(_SCHEMES_MAX)
 
     def verify(self, request: Request, wall: Instant) -> Caller:
-        """Who signed the request. Raises Refusal."""
+        """The signer of the request. Raises Refusal."""
         headers = request.headers
         authorization = headers.get(b"authorization")
         version = headers.get(b"x-mns-version")
@@ -144,7 +144,7 @@ class Verifier:
         return self._schemes.keep(key_id, scheme)
 
     def _unchecked(self, headers: dict[bytes, bytes], authorization: bytes | None) -> Caller:
-        """Development mode: any credentials, or none."""
+        """Development mode: accept any credentials, or none."""
         found = _CLAIMED.match(authorization or b"")
         key_id = ANYBODY.encode() if found is None else found[1]
         scheme = self._schemes.get(key_id)
@@ -157,12 +157,12 @@ class Verifier:
 
 
 def _token(headers: dict[bytes, bytes]) -> bytes:
-    """The session token that came; empty if there is none."""
+    """The session token of the request; empty if there is none."""
     return next((headers[name] for name in _TOKENS if name in headers), b"")
 
 
 def _date(headers: dict[bytes, bytes], wall: Instant) -> bytes:
-    """The date that counts. Raises Refusal if there is none, or it is too far from `wall`."""
+    """The date of the signature. Raises Refusal if it is missing or too far from `wall`."""
     date = headers.get(b"x-mns-date") or headers.get(b"date")
     if not date:
         raise Refusal(MISSING_DATE_HEADER)
@@ -184,7 +184,7 @@ def _caller(scheme: _Scheme, headers: dict[bytes, bytes]) -> Caller:
 
 
 def signing_key_v4(form: canonical.Form, secret: bytes, day: bytes, region: bytes) -> Keyed:
-    """The key that is derived from a secret for one day and region."""
+    """The key derived from a secret for one day and region."""
     key = form.secret_prefix + secret
     for part in (day, region, b"mns", form.terminator):
         key = Keyed(key).digest(part)

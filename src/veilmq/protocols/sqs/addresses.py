@@ -1,10 +1,10 @@
-"""Queue URLs: from text to queue, and back; and the queue of an ARN.
+"""Converts queue URLs and ARNs to queues, and queues to URLs.
 
-Strategy: a URL's last two path segments are account and queue, whatever host and prefix a client reaches us by; a bare
-name is a queue of the caller's (AWS takes it too, and programs rely on it: aws-sdk-js-v3, "Note on Queue names"), as is
-`/queue/NAME`, which emulators gave out for years. The region is the one that the URL names, as `sqs.REGION.` before the
-base domain or as `/queue/REGION/ACCOUNT/NAME`; else that of the request's signature. An ARN may name any of AWS's
-partitions: the region decides.
+Strategy: a URL's last two path segments are account and queue, whatever its host and prefix. A bare name is a queue of
+the caller's account (AWS accepts it too, and programs rely on it: aws-sdk-js-v3, "Note on Queue names"), and so is
+`/queue/NAME`, which emulators used for years. The region is the one in the URL, as `sqs.REGION.` before the base domain
+or as `/queue/REGION/ACCOUNT/NAME`; otherwise the one in the request's signature. An ARN may name any of AWS's
+partitions: only its region counts.
 """
 
 from typing import Final
@@ -21,20 +21,20 @@ from veilmq.protocols.sqs.signature import Caller
 
 _URL_CHARACTERS_CACHED_MAX: Final = 512
 _OWN: Final = "queue"
-"""In place of an account: the caller's own. Before a region: the form that has the region in its path."""
+"""Instead of an account: the caller's own. Before a region: the form with the region in the path."""
 STANDARD: Final = "standard"
-"""The endpoint strategy by which every queue URL has its region in the host."""
+"""Endpoint strategy: every queue URL has its region in the host."""
 PATH: Final = "path"
-"""The endpoint strategy by which every queue URL has its region in the path."""
+"""Endpoint strategy: every queue URL has its region in the path."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """How clients reach the listener, and what its operator decided."""
+    """How clients reach the listener, and the operator's settings."""
 
     external_url: str | None = None
-    """What queue URLs begin with, instead of how the client addressed us."""
+    """The start of queue URLs, instead of the address that the client used."""
     account_alias: str | None = None
-    """In place of an account in a queue URL: the caller's own, as `queue` is."""
+    """Another word, besides `queue`, for the caller's own account in a queue URL."""
     base_domain: str | None = None
     """`sqs.<region>.<base_domain>` names the region: in the Host header and in queue URLs."""
     strategy: str | None = None
@@ -43,16 +43,16 @@ class Endpoint(msgspec.Struct, frozen=True):
     trusted_proxy: bool = False
     """Believe X-Forwarded-Proto, X-Forwarded-Host and the last X-Forwarded-For."""
     cooldowns: bool = True
-    """QueueDeletedRecently and PurgeQueueInProgress for 60 seconds, as AWS has them."""
+    """QueueDeletedRecently and PurgeQueueInProgress for 60 seconds, as on AWS."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call us; `*` for all."""
     requests_per_second_max: int = 0
-    """Of one account; beyond, RequestThrottled. 0: no bound."""
+    """Requests per second of one account; beyond, RequestThrottled. 0: no bound."""
     kms_faults: tuple[tuple[str, str], ...] = ()
     """KmsMasterKeyId of keys that cannot be used, each with a name of `errors.KMS_FAULTS`."""
     guarded: set[QueueKey] = set()
-    """Queues whose policy may deny something: a hint, kept by operations/authorize.py. One that is here is asked for
-    its policy before a call of its own account goes on."""
+    """Queues whose policy may deny something: a hint, maintained by operations/authorize.py. The policy of such a queue
+    is read before a call of its own account goes on."""
 
 
 def is_queue_name(name: str) -> bool:
@@ -67,7 +67,7 @@ def is_fifo(name: str) -> bool:
 
 def resolve(caller: Caller, url: str, endpoint: Endpoint) -> QueueKey:
     """The queue of a URL, path or name, of another account too. Raises Refusal: QueueDoesNotExist."""
-    path = url.removesuffix("/")  # the API Reference writes queue URLs of the Query form with a slash at the end
+    path = url.removesuffix("/")  # the API Reference writes queue URLs of the Query form with a final slash
     region = None
     if is_queue_name(url):
         segments = ["", caller.key.account, url]
@@ -84,7 +84,7 @@ def resolve(caller: Caller, url: str, endpoint: Endpoint) -> QueueKey:
     if len(segments) < 3 or not limits.ACCOUNT.match(segments[-2]) or not is_queue_name(segments[-1]):
         raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
     queue = QueueKey(segments[-2], region or caller.region, segments[-1])
-    # A queue of another account is not remembered: each request that names one is judged by its policy.
+    # A queue of another account is not cached: each request that names one is checked against its policy.
     own = not caller.verified or queue.account == caller.key.account
     if own and len(url) <= _URL_CHARACTERS_CACHED_MAX:
         caller.queues.keep(url, queue)
@@ -92,7 +92,7 @@ def resolve(caller: Caller, url: str, endpoint: Endpoint) -> QueueKey:
 
 
 def queue_of_arn(text: str) -> QueueKey | None:
-    """The queue that an ARN names, or None if it names none."""
+    """The queue that an ARN names, or None."""
     parts = text.split(":")
     if len(parts) != 6 or parts[0] != "arn" or not parts[1].startswith("aws") or parts[2] != "sqs":
         return None
@@ -103,7 +103,7 @@ def queue_of_arn(text: str) -> QueueKey | None:
 
 
 def url_start(endpoint: Endpoint, request: Request, region: str) -> str:
-    """What the URLs of queues in that region begin with for this client, no slash at the end."""
+    """The start of queue URLs in that region for this client, without a final slash."""
     external, strategy, domain = endpoint.external_url, endpoint.strategy, endpoint.base_domain
     start = address(endpoint, request) if external is None else external.rstrip("/")
     if strategy == PATH:
@@ -121,7 +121,7 @@ def url_start(endpoint: Endpoint, request: Request, region: str) -> str:
 
 
 def address(endpoint: Endpoint, request: Request) -> str:
-    """Scheme, host and port as the client addressed us, no slash at the end."""
+    """Scheme, host and port that the client used, without a final slash."""
     headers = request.headers
     scheme = b"https" if request.secure else b"http"
     host = request.authority or headers.get(b"host") or b"localhost"

@@ -1,7 +1,7 @@
-"""Amazon Resource Names: how queues and keys are written in answers, policies and errors.
+"""Amazon Resource Names of queues and keys, for responses, policies and errors.
 
-Strategy: `arn:partition:sqs:region:account:name`; the region tells the partition, by one table. Source: "Amazon
-Resource Names" in the IAM User Guide; the regions of each partition as botocore's `partitions.json` has them.
+Strategy: `arn:partition:sqs:region:account:name`; a table maps the region to the partition. Source: "Amazon Resource
+Names" in the IAM User Guide; the regions of each partition as botocore's `partitions.json` has them.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ USUAL: Final = "aws"
 
 
 def partition(region: str) -> str:
-    """The partition that a region is of."""
+    """The partition of a region."""
     for prefix, name in _PARTITIONS:
         if region.startswith(prefix):
             return name
@@ -35,5 +35,5 @@ def arn(queue: QueueKey) -> str:
 
 
 def user_arn(region: str, account: str, key_id: str) -> str:
-    """Amazon Resource Name of who signs with that key, as a region's partition writes it."""
+    """Amazon Resource Name of the user of a key, in a region's partition."""
     return f"arn:{partition(region)}:iam::{account}:user/{key_id}"

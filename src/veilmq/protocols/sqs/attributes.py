@@ -1,8 +1,8 @@
-"""Queue attributes: SQS's names and texts to the house's settings, and back.
+"""Queue attributes: converts SQS's names and texts to settings, and back.
 
-Strategy: one table of the plain numbers with unit and range; the few with structure (RedrivePolicy,
-RedriveAllowPolicy) and those that only SQS understands (Policy, encryption: kept as labels, enforced nowhere below)
-have a function each. A label in a change stands for itself: the others stay, an empty text ends it. Source:
+Strategy: one table holds the plain numbers with unit and range. The few structured ones (RedrivePolicy,
+RedriveAllowPolicy) and those of SQS alone (Policy, encryption: kept as labels, enforced nowhere below) have a function
+each. Labels are changed one by one: labels that are not named stay, and an empty text removes one. Source:
 SetQueueAttributes and GetQueueAttributes in the SQS API Reference.
 """
 
@@ -87,7 +87,8 @@ def unknown_name(name: str) -> Refusal:
 
 
 def _fifo_only(name: str) -> Refusal:
-    """A standard queue does not know ContentBasedDeduplication; of the two newer attributes AWS says more."""
+    """The refusal on a standard queue: it does not know ContentBasedDeduplication; for the two newer attributes AWS has
+    a longer message."""
     if name == "ContentBasedDeduplication":
         return unknown_name(name)
     return Refusal(INVALID_ATTRIBUTE_NAME, f"You can specify the {name} only when FifoQueue is set to true.")
@@ -104,7 +105,7 @@ def _number(text: str, minimum: int, maximum: int, name: str) -> int:
 
 
 def _boolean(text: str, name: str) -> bool:
-    # Ansible's sqs_queue, made for AWS, and whatever calls Python's str() send "True".
+    # Ansible's sqs_queue, and any program that calls Python's str(), sends "True".
     if text.lower() not in {"true", "false"}:
         raise _bad_value(name)
     return text.lower() == "true"
@@ -138,7 +139,7 @@ def settings_change(queue: QueueKey, attributes: dict[str, str], creating: bool)
 
 
 def _check_fifo(text: str, queue: QueueKey, creating: bool) -> None:
-    """The name has decided already: the attribute may only agree with it, and a standard queue does not know it."""
+    """The name decides: the attribute may only agree with it, and a standard queue does not know it."""
     value = _boolean(text, "FifoQueue")
     if not creating:
         if not is_fifo(queue.name):
@@ -159,8 +160,8 @@ def _check_fifo(text: str, queue: QueueKey, creating: bool) -> None:
 def _check_encryption(labels: dict[str, str], creating: bool) -> None:
     if labels.get(LABEL_PREFIX + "KmsMasterKeyId") and labels.get(LABEL_PREFIX + "SqsManagedSseEnabled") == "true":
         raise Refusal(INVALID_ATTRIBUTE_VALUE if creating else INVALID_ATTRIBUTE_NAME, _ONE_ENCRYPTION)
-    # One kind of encryption ends the other, as at AWS. What a queue has that names neither is no label: a CreateQueue
-    # that spells it out meets the same queue.
+    # One kind of encryption removes the other, as on AWS. The default has no label, so a CreateQueue that names it
+    # explicitly matches the same queue.
     if labels.get(_REUSE) == _REUSE_DEFAULT:
         labels[_REUSE] = ""
     if labels.get(LABEL_PREFIX + "KmsMasterKeyId"):
@@ -192,7 +193,7 @@ def _label(name: str, text: str, creating: bool) -> str:
 
 
 def spelled_as(labels: dict[str, str], present: dict[str, str]) -> dict[str, str]:
-    """The labels of a change, each in the words of the one that is present if both mean the same."""
+    """The labels of a change, each replaced by the present text if both mean the same."""
     spelled = dict(labels)
     for name, meaning in _MEANINGS.items():
         if name in labels and meaning(labels[name]) == meaning(present.get(name, "")):
@@ -204,7 +205,7 @@ _MEANINGS: Final[dict[str, Callable[[str], object]]] = {
     LABEL_PREFIX + "Policy": policy_meaning,
     _REUSE: lambda text: int(text or _REUSE_DEFAULT),
 }
-"""Labels that can be written in several ways -> what is the same for all ways of one value."""
+"""Labels that can be written in several ways -> a function to their normal form."""
 
 
 def _check_policy(text: str) -> None:
@@ -215,7 +216,7 @@ def _check_policy(text: str) -> None:
     except PolicyTooLarge as wrong:
         raise Refusal(OVER_LIMIT, str(wrong)) from None
     except PolicyInvalid as wrong:
-        # The first sentence is AWS's own, and all that it says.
+        # The first sentence is AWS's whole message.
         reason = f"Invalid value for the parameter Policy. Reason: {wrong}."
         raise Refusal(INVALID_ATTRIBUTE_VALUE, reason) from None
 
@@ -225,7 +226,7 @@ def _set_redrive(change: SettingsChange, text: str, queue: QueueKey) -> None:
         change["redrive"] = None
         return
     value = _redrive_object(text)
-    # The reference has a default of 10 for the count; AWS refuses a policy without one.
+    # The reference documents a default count of 10, but AWS refuses a policy without one.
     for name in ("maxReceiveCount", "deadLetterTargetArn"):
         if value.get(name) is None:
             reason = f"Redrive policy does not contain mandatory attribute: {name}."
@@ -247,7 +248,7 @@ def _set_redrive(change: SettingsChange, text: str, queue: QueueKey) -> None:
         raise invalid_value("RedrivePolicy", text, "Dead-letter target must be in same region as the source.")
     if target.account != queue.account:
         raise invalid_value("RedrivePolicy", text, "Dead-letter target owner should be same as the source.")
-    if is_fifo(target.name) is not is_fifo(queue.name):  # AWS ends this one with two full stops
+    if is_fifo(target.name) is not is_fifo(queue.name):  # AWS ends this message with two full stops
         raise invalid_value("RedrivePolicy", text, "Dead-letter queue must be same type of queue as the source..")
     change["redrive"] = RedrivePolicy(target, count)
 
@@ -329,7 +330,8 @@ _SETTERS: Final[dict[str, Callable[[SettingsChange, str, QueueKey], None]]] = {
 
 
 def checked_names(names: Iterable[str], queue: QueueKey) -> list[str]:
-    """The names of a GetQueueAttributes. Raises Refusal for one that SQS does not know, or not of such a queue."""
+    """The names of a GetQueueAttributes. Raises Refusal for a name that SQS does not know, or not for this kind of
+    queue."""
     names = list(names)
     for name in names:
         # "To determine whether a queue is FIFO, you can check whether QueueName ends with the .fifo suffix": a standard
@@ -340,7 +342,7 @@ def checked_names(names: Iterable[str], queue: QueueKey) -> list[str]:
 
 
 def attributes_of(info: QueueInfo, names: Iterable[str]) -> dict[str, str]:
-    """What GetQueueAttributes answers: those of the named attributes that the queue has."""
+    """The result of GetQueueAttributes: the named attributes that the queue has."""
     wanted = frozenset(names)
     if not wanted:
         return {}
@@ -362,7 +364,7 @@ def _all_of(info: QueueInfo) -> dict[str, str]:
         texts[name] = str(getattr(settings, number.field) // number.unit)
     labels = {name: settings.labels.get(LABEL_PREFIX + name, "") for name in _LABELS}
     labels["SqsManagedSseEnabled"] = labels["SqsManagedSseEnabled"] or ("false" if labels["KmsMasterKeyId"] else "true")
-    # Kept, and shown with a key alone (hashicorp/terraform-provider-aws #19786).
+    # Stored, but shown only with a key (hashicorp/terraform-provider-aws #19786).
     reuse = labels["KmsDataKeyReusePeriodSeconds"] or _REUSE_DEFAULT
     labels["KmsDataKeyReusePeriodSeconds"] = reuse if labels["KmsMasterKeyId"] else ""
     labels["Policy"] = labels["Policy"] and shown_policy(labels["Policy"])

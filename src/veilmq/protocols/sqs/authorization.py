@@ -1,6 +1,6 @@
-"""What a request claims of its signature: scheme, key, scope, names of the signed headers. Nothing here is verified.
+"""Parses a request's signature: scheme, key, scope, names of the signed headers. Nothing here is verified.
 
-Strategy: the Authorization header and the parameters of a signed URL are read by the same rules, each error in AWS's
+Strategy: the Authorization header and the parameters of a signed URL follow the same rules, and errors are in AWS's
 words. Source: AWS IAM User Guide, "Signature Version 4 for API requests".
 """
 
@@ -17,18 +17,18 @@ ALGORITHM: Final = b"AWS4-HMAC-SHA256"
 SERVICE: Final = b"sqs"
 TERMINATOR: Final = b"aws4_request"
 OLD_SCHEMES: Final = (b"AWS ", b"AWS3 ", b"AWS3-HTTPS ")
-"""How requests of earlier signature versions begin."""
+"""How Authorization headers of earlier signature versions begin."""
 
 _ANONYMOUS: Final = "anonymous"
 _KEY_ID_CHARACTERS_MAX: Final = 128
-"""Of one that nobody checked: it goes into the history."""
+"""Bound of an unchecked key id, because it goes into the history."""
 _PARAMETERS: Final = tuple(
     b"X-Amz-" + name for name in (b"Algorithm", b"Credential", b"Signature", b"SignedHeaders", b"Date")
 )
 
 
 def too_old() -> Refusal:
-    """The request is signed as AWS no longer takes it."""
+    """Refusal of a signature version that AWS no longer accepts."""
     return Refusal(errors.INVALID_SECURITY, "The request must be signed with AWS Signature Version 4.")
 
 
@@ -55,7 +55,7 @@ def claimed(request: Request, authorization: bytes | None) -> tuple[str, str | N
 
 
 def show(value: bytes) -> str:
-    """What a client sent, for a message to it."""
+    """A client's bytes, as text for an error message."""
     text = value.decode("utf-8", "replace")
     return text if len(text) <= 256 else text[:256] + "..."
 
@@ -79,7 +79,7 @@ def parse_authorization(value: bytes) -> tuple[bytes, tuple[bytes, ...], bytes]:
 
 
 def parse_parameters(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The `X-Amz-` parameters of a signed URL: all that a signature needs are there, and none twice."""
+    """The `X-Amz-` parameters of a signed URL: complete, and none given twice."""
     named: dict[bytes, bytes] = {}
     for name, value in pairs:
         if name.startswith(b"X-Amz-"):
@@ -97,7 +97,7 @@ def parse_parameters(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]
 
 
 def parse_credential(credential: bytes, stamp: bytes) -> tuple[str, bytes, bytes]:
-    """Key id, day and region of a credential scope that is right in all its parts."""
+    """Key id, day and region of a valid credential scope."""
     parts = credential.rsplit(b"/", 4)
     if len(parts) != 5:
         text = (

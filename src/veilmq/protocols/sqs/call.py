@@ -1,7 +1,8 @@
-"""What the operations are written against: a verified request, the call it becomes, and an operation's row.
+"""The types of the operations: a verified request, the call it becomes, and an operation's row.
 
-Strategy: `Asked` goes in, a `Call` comes out and goes to the engine, and comes back with its outcomes. An `Operation`
-is a row: the two functions that turn an input into commands, and outcomes into a result, know no wire form.
+Strategy: an operation turns an `Asked` into a `Call`, which goes to the engine and returns with its outcomes. An
+`Operation` is a row with two functions, from input to commands and from outcomes to result; neither knows the wire
+form.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,18 +25,18 @@ from veilmq.protocols.sqs.signature import Caller
 
 
 class Form(IntEnum):
-    """How a request is written, and its answer."""
+    """The wire form of a request and its response."""
 
     JSON = 1
     """JSON 1.0, both ways."""
     QUERY = 2
-    """A form or query string, answered in XML."""
+    """A form or query string; the response is XML."""
     QUERY_JSON = 3
-    """The same, answered in JSON because `Accept` asks for it."""
+    """The same, but the response is JSON because `Accept` asks for it."""
 
 
 class Asked(msgspec.Struct, gc=False):
-    """A request whose sender is certain."""
+    """A request with a verified sender."""
 
     request: Request
     caller: Caller
@@ -44,7 +45,7 @@ class Asked(msgspec.Struct, gc=False):
     foreign: QueueKey | None = None
     """The queue of another account that the request names."""
     refused_batch: QueueKey | None = None
-    """The queue of a batch whose every entry was refused: it has no command, but is judged like any other."""
+    """The queue of a batch whose entries were all refused: it has no command, but is authorized like any other."""
 
     def queue(self, url: str | None) -> QueueKey:
         """The queue that a QueueUrl names. Raises Refusal."""
@@ -68,7 +69,7 @@ class Entry(msgspec.Struct, gc=False):
 
 
 Plan = tuple[tuple[AnyCommand, ...], Any]
-"""What an operation wants of the engine, and what its answer will need to know."""
+"""The commands of an operation, and a memo for its response."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -78,14 +79,14 @@ class Operation(msgspec.Struct, frozen=True):
     input_type: type[msgspec.Struct]
     plan: "Callable[[Asked, Any], Plan]"
     answer: "Callable[[Call, Sequence[Outcome]], results.Result | Call]"
-    """The result; or a further call, if this one only asked for what that depends on. Raises Refusal if the whole call
-    failed."""
+    """The result; or a further call, if this one only read what the operation depends on. Raises Refusal if the whole
+    call failed."""
     before: "Callable[[Call], Call] | None" = None
-    """The call itself, or one that asks first for what it depends on."""
+    """Returns the call, or a call that first reads what it depends on."""
 
 
 class Call(msgspec.Struct, gc=False):
-    """A request understood: its commands go to the engine, and the rest is what its answer needs."""
+    """A decoded request: its commands for the engine, and what its response needs."""
 
     operation: str
     key: AccessKey

@@ -1,8 +1,8 @@
 """The canonical request of Signature Version 4: path, query, header values.
 
-Strategy: pure functions of bytes. What was percent-encoded is decoded and encoded again the one way that the
-specification allows, so that a client's choice of which characters to escape does not matter. Source: AWS IAM User
-Guide, "Create a signed AWS API request".
+Strategy: pure functions of bytes. Percent-encoding is decoded and encoded again in the one form of the specification,
+so that it does not matter which characters a client escapes. Source: AWS IAM User Guide, "Create a signed AWS API
+request".
 """
 
 import re
@@ -42,7 +42,7 @@ def canonical_query(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def canonical_path(path: bytes) -> bytes:
-    """The path as it was sent, without dot segments and empty ones, encoded once more (all services but S3)."""
+    """The path as sent, without dot segments and empty ones, encoded once more (all services except S3)."""
     if _PLAIN_PATH.match(path):
         return path or b"/"
     kept: list[bytes] = []
@@ -56,7 +56,7 @@ def canonical_path(path: bytes) -> bytes:
 
 
 def normal_values(names: Sequence[bytes], values: Sequence[bytes], repeated: frozenset[bytes]) -> list[bytes]:
-    """Header values with single blanks inside and none around; repeated headers joined by a comma alone."""
+    """Header values with single blanks inside and none around; repeated headers joined by a plain comma."""
     return [
         b" ".join((value.replace(b", ", b",") if name in repeated else value).split())
         for name, value in zip(names, values, strict=True)

@@ -1,8 +1,8 @@
-"""The MD5s that SQS prints, which SDKs compare with their own.
+"""The MD5s in SQS's responses, which SDKs verify.
 
 Strategy: one pass that appends to a hash. Source: Developer Guide, "Calculating the MD5 message digest for message
-attributes": attributes sorted by name; of each, name, type and value with a four-byte length, big endian, and between
-type and value a byte that says text (1) or binary (2).
+attributes": attributes sorted by name; of each, name, type and value, each after its length in four bytes, big endian;
+a byte between type and value is 1 for text, 2 for binary.
 """
 
 from collections.abc import Sequence

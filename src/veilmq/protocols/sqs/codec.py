@@ -1,8 +1,8 @@
-"""The codec of SQS: requests to calls, outcomes to answers.
+"""The codec of SQS: turns requests into calls, and outcomes into responses.
 
-Strategy: one way for every request. Who sent it (signature.py), how it is written (json_form.py, query_form.py), what
-it asks for (operations/): each step may refuse, and every refusal becomes an answer here, in the form of the request.
-No exception leaves `decode`.
+Strategy: every request takes the same path: verify the sender (signature.py), parse the form (json_form.py,
+query_form.py), run the operation (operations/). Each step may refuse, and every refusal becomes a response here, in the
+form of the request. No exception leaves `decode`.
 """
 
 from collections.abc import Sequence
@@ -44,9 +44,9 @@ class Codec:
         self._throttle = Throttle(rate) if rate else None
 
     def decode(self, request: Request, wall: Instant, arrived: Instant) -> Call | Response:
-        """What the request asks of the engine; a Response if it is refused, or answered without the engine.
+        """The request as a call; a Response if it is refused or needs no engine.
 
-        `wall` judges signatures; `arrived`, on the lease clock, is when the server began to read the request.
+        `wall` is for signatures; `arrived`, on the lease clock, is when the server began to read the request.
         """
         form = form_of(request)
         try:
@@ -77,13 +77,13 @@ class Codec:
         return call
 
     def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
-        """The answer to a call, from the outcomes of its commands in their order; or the call that follows it."""
+        """The response to a call, from the outcomes of its commands in order; or the call that follows it."""
         try:
             result = call.row.answer(call, outcomes)
         except Refusal as refusal:
             return self._refused(refusal, call.form, call.request)
         if isinstance(result, Call):
-            # Without a command, if every entry of a batch was refused: then there is nothing more to ask the engine.
+            # It has no command if every entry of a batch was refused: then the engine is not needed.
             return result if result.commands else self.encode(result, ())
         headers = self._headers(call.request)
         if call.form is Form.JSON:
@@ -91,7 +91,7 @@ class Codec:
         return query_form.write(call.operation, result, call.form, call.request.request_id, headers)
 
     def refuse(self, status: int, reason: str, request: Request | None = None, request_id: str = "") -> Response:
-        """A refusal of the listener or the server in SQS's own form; of the request, if it was read that far."""
+        """A refusal by the listener or the server, in SQS's form; that of the request, if it was read that far."""
         fault = errors.HTTP_FAULTS.get(status)
         if fault is None:
             fault = Fault("ServiceUnavailable", errors.SERVICE_UNAVAILABLE.shape, status, sender=status < 500)
@@ -104,12 +104,12 @@ class Codec:
         return self._refused(refusal, form_of(request), request)
 
     def failure(self, request: Request) -> Response:
-        """The answer when the server itself failed: 500, so that an SDK tries again."""
+        """The response to a failure of the server: 500, so that an SDK retries."""
         text = "We encountered an internal error. Please try again."
         return self._refused(Refusal(errors.INTERNAL_FAILURE, text), form_of(request), request)
 
     def denied(self, call: Call, action: Action) -> Response:
-        """The answer when the caller's key was not granted the action."""
+        """The response if the caller's key was not granted the action."""
         refusal = not_granted(call, getattr(call.commands[0], "queue", None), action)
         return self._refused(refusal, call.form, call.request)
 
@@ -135,7 +135,7 @@ class Codec:
         return "*" in self._origins or origin.decode("latin-1") in self._origins
 
     def _preflight(self, request: Request) -> Response:
-        """What a browser asks before it lets a page call us (Fetch standard, CORS preflight)."""
+        """Answer a CORS preflight (Fetch standard): what a browser asks before a page may call us."""
         origin = request.headers.get(b"origin")
         if origin is None or not self._allows(origin):
             raise Refusal(errors.ACCESS_DENIED, "This origin may not call this endpoint.")
@@ -153,15 +153,15 @@ class Codec:
 
 
 def request_id_header(request_id: str) -> json_form.Headers:
-    """The header that every answer has."""
+    """The request id header of every response."""
     return ((b"x-amzn-RequestId", request_id.encode()),)
 
 
 def form_of(request: Request) -> Form:
-    """How the request is written, and so its answer."""
+    """The wire form of the request, and so of its response."""
     headers = request.headers
     target = headers.get(b"x-amz-target")
-    # Amazon::SQS::Simple of Perl names a target of its own beside a Query body.
+    # Perl's Amazon::SQS::Simple sends its own target with a Query body.
     if target is not None and (
         target.startswith(json_form.TARGETS)
         or not headers.get(b"content-type", b"").startswith(query_form.CONTENT_TYPE)

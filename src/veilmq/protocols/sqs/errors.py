@@ -1,10 +1,10 @@
-"""Every error that SQS answers, and what each of the house's errors becomes.
+"""All SQS errors, and the mapping of our errors to them.
 
-Strategy: a `Fault` is a row of data: the code of the Query form (what botocore and the old SDKs match on, and what
-`x-amzn-query-error` carries), the shape of the JSON form, and the status of each. `Refusal` carries a fault with its
-message from the place that found it to the edge of the codec; nothing else is raised here. `fault_of` is the one
-total table from `VeilError` to faults. Source: the error shapes of AWS's Smithy model, whose `awsQueryError` and
-`httpError` have one status; the "Common Errors" page of the SQS API Reference.
+Strategy: a `Fault` is a row of data: the code of the Query form (which botocore and old SDKs match, and which
+`x-amzn-query-error` carries), the shape of the JSON form, and the status. `Refusal` carries a fault and its message to
+the edge of the codec; nothing else is raised here. `fault_of` is the one total table from `VeilError` to faults.
+Source: the error shapes of AWS's Smithy model, whose `awsQueryError` and `httpError` have one status; the "Common
+Errors" page of the SQS API Reference.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from veilmq.protocols.sqs.arns import arn
 _SQS: Final = "com.amazonaws.sqs#"
 _COMMON: Final = "com.amazon.coral.service#"
 LABEL_PREFIX: Final = "sqs."
-"""Keeps SQS's labels (attributes that it alone understands) apart from those of other protocols."""
+"""Prefix of SQS's labels (attributes of SQS alone), to keep them apart from those of other protocols."""
 _PREFIX: Final = "AWS.SimpleQueueService."
 
 
@@ -61,7 +61,7 @@ KMS_FAULTS: Final = {
     "opt-in-required": _kms("OptInRequired", "OptInRequired", 403),
     "throttled": _kms("Throttled", "ThrottlingException"),
 }
-"""Why a queue's KMS key cannot be used, by the words of the setting that names such keys."""
+"""Reasons why a queue's KMS key fails, by their words in the setting."""
 
 BATCH_ENTRY_IDS_NOT_DISTINCT: Final = _model("BatchEntryIdsNotDistinct", _PREFIX + "BatchEntryIdsNotDistinct")
 BATCH_REQUEST_TOO_LONG: Final = _model("BatchRequestTooLong", _PREFIX + "BatchRequestTooLong")
@@ -99,11 +99,11 @@ MISSING_ACTION: Final = _common("UnknownOperationException", "MissingAction", 40
 MISSING_AUTHENTICATION_TOKEN: Final = _common("MissingAuthenticationTokenException", "MissingAuthenticationToken", 403)
 NO_SUCH_VERSION: Final = _common("UnknownOperationException", "NoSuchVersion", 400)
 REQUEST_EXPIRED: Final = _common("RequestExpired", "RequestExpired", 400)
-"""Of a signed URL past its X-Amz-Expires."""
+"""For a signed URL past its X-Amz-Expires."""
 UNKNOWN_OPERATION: Final = _common("UnknownOperationException", "UnknownOperationException", 404)
-"""Of a request that asks for nothing at all: the one error that the Query form answers without the usual frame."""
+"""For a request without an action: the only error that the Query form writes without the usual frame."""
 SIGNATURE_DOES_NOT_MATCH: Final = _common("InvalidSignatureException", "SignatureDoesNotMatch", 403)
-"""Of a wrong clock as well: by either name the SDKs of JavaScript know that it may be theirs, and correct it."""
+"""Also for a wrong clock: by either name the JavaScript SDKs suspect their clock, and correct it."""
 
 INTERNAL_FAILURE: Final = _common("InternalFailure", "InternalFailure", 500, sender=False)
 SERVICE_UNAVAILABLE: Final = _common("ServiceUnavailableException", "ServiceUnavailable", 503, sender=False)
@@ -123,7 +123,7 @@ HTTP_FAULTS: Final = {
     501: _common("NotImplementedException", "NotImplemented", 501, sender=False),
     503: SERVICE_UNAVAILABLE,
 }
-"""What the listener refuses before the codec sees it, by status."""
+"""Faults of requests that the listener refuses, by status."""
 
 _NOT_READ: Final = "The request is longer than this server reads:"
 TOO_LARGE: Final = {
@@ -136,14 +136,14 @@ TOO_LARGE: Final = {
         _NOT_READ,
     ),
 }
-"""What a body is that the listener does not read, by the request's target; after the words comes the listener's limit,
-which is the operator's: SQS's own is counted without JSON's escapes."""
+"""The message for a body that the listener does not read, by the request's target, followed by the listener's limit.
+That limit is the operator's; SQS's own does not count JSON escapes."""
 
 NO_QUEUE: Final = "The specified queue does not exist."
 NO_QUEUE_TO_SEE: Final = "The specified queue does not exist or you do not have access to it."
-"""Of a GetQueueUrl that names another account: whether there is such a queue is not told."""
+"""For a GetQueueUrl of another account: does not reveal whether the queue exists."""
 QUERY_WORDS: Final = {NO_QUEUE: "The specified queue does not exist for this wsdl version."}
-"""What the Query form has always said, where the JSON form says something else."""
+"""Texts of the Query form that differ from those of the JSON form."""
 NO_ATTRIBUTE_NAME: Final = "The request must contain non-empty message attribute name."
 _BAD_HANDLE: Final = "The input receipt handle is invalid."
 
@@ -157,7 +157,7 @@ def binary_character(character: str, place: str) -> str:
 
 
 class Refusal(Exception):
-    """A request, or an entry of a batch, that goes no further. Never leaves the codec."""
+    """A refused request or batch entry. Never leaves the codec."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         super().__init__(message)
@@ -182,7 +182,7 @@ def missing(parameter: str) -> Refusal:
 
 
 def too_long(limit_bytes: int, of_batch: bool = False) -> Refusal:
-    """A message over the queue's limit, or over the protocol's. AWS words it otherwise for an entry of a batch."""
+    """A message over the queue's limit, or over the protocol's. AWS uses another text for an entry of a batch."""
     judged = "cannot be validated" if of_batch else "are invalid"
     reason = f"One or more parameters {judged}. Reason: Message must be shorter than {limit_bytes} bytes."
     return Refusal(INVALID_PARAMETER_VALUE, reason)
@@ -210,10 +210,10 @@ _PARAMETERS: Final = {
     "destination": "DestinationArn",
     "rate_max": "MaxNumberOfMessagesPerSecond",
 }
-"""What the house calls a parameter -> what SQS calls it."""
+"""Our name of a parameter -> SQS's name."""
 
 NO_ACTION: Final = "Please refer to the appropriate WSDL for a list of valid actions."
-"""The reason against an action's name that is none."""
+"""The reason for an unknown action name."""
 _NOT_AVAILABLE: Final = "Message does not exist or is not available for visibility timeout change."
 _NOT_RETRYABLE: Final = "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable."
 _NO_TARGET: Final = "Dead letter target does not exist."
@@ -238,7 +238,7 @@ def _parameter_invalid(error: errors.ParameterInvalid, command: AnyCommand) -> R
         return Refusal(INVALID_PARAMETER_VALUE, NO_IDENTITY)
     if error.parameter == "throughput_per_group":
         return Refusal(INVALID_ATTRIBUTE_VALUE, THROUGHPUT)
-    if error.parameter == "source":  # of a move task: the reason is AWS's own sentence
+    if error.parameter == "source":  # for a move task the reason is AWS's own text
         return Refusal(INVALID_PARAMETER_VALUE, error.reason)
     name = _PARAMETERS.get(error.parameter, error.parameter)
     return Refusal(INVALID_PARAMETER_VALUE, f"The value of the parameter {name} is invalid. Reason: {error.reason}")
@@ -362,5 +362,5 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
 
 
 def fault_of(error: VeilError, command: AnyCommand) -> Refusal:
-    """What the error of that command becomes. Total over `veilmq.model.errors.leaves()`."""
+    """The refusal for a command's error. Total over `veilmq.model.errors.leaves()`."""
     return _TABLE[type(error)](error, command)

@@ -1,8 +1,8 @@
-"""Half of a surrogate pair in JSON: an escape such as `\\ud800` without its other half, which is no character.
+"""Handles half of a surrogate pair in JSON: an escape such as `\\ud800` without its other half.
 
-Strategy: msgspec refuses the whole body for one. Where the ordinary checks are sure to look, it is read as U+FFFE,
-which XML can carry no better: they then refuse what has it, an entry of a batch alone, and name it. Anywhere else it
-refuses the request, with its place.
+Strategy: msgspec refuses the whole body for one. Where the ordinary checks look, it is replaced by U+FFFE, which XML
+cannot carry either, so those checks refuse only the batch entry that contains it, by name. Anywhere else the request is
+refused with the position.
 """
 
 import json
@@ -22,7 +22,7 @@ _FORBIDDEN: Final = "\ufffe"
 _REPLACEMENT: Final = "\ufffd"
 
 Way = tuple[str | int, ...]
-"""From the root of the input: names of members and keys, indices of lists."""
+"""The path from the input's root: names of members and keys, indices of lists."""
 
 _EACH: Final = "*"
 
@@ -66,17 +66,17 @@ _CHECKED: Final[dict[str, tuple[Way, ...]]] = {
     "Extend": _in_each("Entries", (("Body",), ("Handle",))),
     "Delete": (("Handles", _EACH),),
 }
-"""Operation -> where a text, or the name of an element, is refused if it has a character that XML cannot carry."""
+"""Operation -> places where a text, or the name of an element, is refused if XML cannot carry it."""
 
 
 _NODES_MAX: Final = 20_000
-"""Values that are looked at: several times as many as any input means, and few enough to keep nobody waiting."""
+"""Bound of visited values: several times as many as any valid input has, and few enough to be fast."""
 
 
 def read(operation: str, body: bytes) -> Any:
-    """The body as a tree, each half of a pair replaced; None if something else is wrong with it.
+    """The body as a tree with each half pair replaced; None if the body is invalid for another reason.
 
-    Raises Refusal for one that no check would meet.
+    Raises Refusal for a half pair that no check would find.
     """
     if not _ESCAPED.search(body):
         return None
@@ -88,7 +88,7 @@ def read(operation: str, body: bytes) -> Any:
 
 
 def _no_constant(name: str) -> NoReturn:
-    """NaN and Infinity, which JSON does not have."""
+    """Refuse NaN and Infinity, which JSON does not have."""
     raise ValueError(name)
 
 
@@ -98,7 +98,7 @@ class _Replacing:
         self._nodes_left = _NODES_MAX
 
     def node(self, node: Any, way: Way) -> Any:
-        """The value with its halves replaced. Raises Refusal."""
+        """The value with half pairs replaced. Raises Refusal."""
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise Refusal(INVALID_MESSAGE_CONTENTS, binary_character(_FORBIDDEN, "request"))

@@ -1,8 +1,8 @@
-"""What the operations take: the service model's input shapes as typed structs.
+"""Inputs of the operations: the service model's input shapes as typed structs.
 
-Strategy: both wire forms end here, so that every operation is written once. All members are optional to the decoder,
-because AWS answers a missing one with its own code and not with a parser's; members it does not know are ignored, as
-AWS ignores them. Integers are checked to be integers here and to be in range by the operation.
+Strategy: both wire forms are decoded to these, so that every operation is written once. All members are optional here,
+because AWS refuses a missing one with its own code and not with a parser's; unknown members are ignored, as on AWS.
+Integers are checked for their type here, and for their range by the operation.
 """
 
 import msgspec
@@ -23,7 +23,7 @@ class AttributeValue(_Input, omit_defaults=True):
 
 
 class MessageInput(_Input):
-    """What SendMessage and an entry of SendMessageBatch have in common."""
+    """The common members of SendMessage and an entry of SendMessageBatch."""
 
     message_body: str | None = None
     delay_seconds: int | None = None
@@ -213,4 +213,4 @@ class ListMessageMoveTasksInput(_Input):
 
 
 class AnyInput(_Input):
-    """Of what is no operation of a client's."""
+    """The input of an internal call, which is no client's operation."""

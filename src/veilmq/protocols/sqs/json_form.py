@@ -1,7 +1,7 @@
-"""The JSON 1.0 form: `X-Amz-Target` and a JSON body in, a JSON body out.
+"""The JSON 1.0 form: reads `X-Amz-Target` and a JSON body, writes a JSON body.
 
-Strategy: msgspec reads a body straight into the operation's input and writes the result; nothing in between. Source:
-AWS JSON 1.0 protocol, with `x-amzn-query-error` for clients that match on the codes of the Query form.
+Strategy: msgspec decodes a body directly into the operation's input, and encodes the result. Source: AWS JSON 1.0
+protocol, with `x-amzn-query-error` for clients that match on the codes of the Query form.
 """
 
 import re
@@ -31,7 +31,7 @@ _TARGETS: Final[dict[bytes, tuple[Operation, "msgspec.json.Decoder[Any]"]]] = {
 }
 _ENCODE: Final = msgspec.json.Encoder().encode
 _MISFIT: Final = re.compile(r"Expected `(?P<wanted>\w+)[^`]*`, got `(?P<got>\w+)`(?P<place>.*)")
-"""What msgspec says of a value of another type than its member's."""
+"""msgspec's message about a value of the wrong type."""
 _MISFITS: Final = {
     ("int", "str"): "STRING_VALUE can not be converted to an Integer",
     ("str", "int"): "NUMBER_VALUE can not be converted to a String",
@@ -59,7 +59,7 @@ def read(target: bytes, body: bytes) -> tuple[Operation, Any]:
 
 
 def _misfit(wrong: str) -> str | None:
-    """The same in AWS's words, with the place; None: there are none."""
+    """The message in AWS's words, with the place; None if AWS has none."""
     found = _MISFIT.fullmatch(wrong)
     if found is None:
         return None
@@ -68,7 +68,7 @@ def _misfit(wrong: str) -> str | None:
 
 
 def _decoded(row: Operation, decoder: "msgspec.json.Decoder[Any]", body: bytes) -> Any:
-    """Raises ValidationError, and Refusal for what is no JSON."""
+    """Raises ValidationError; Refusal for invalid JSON."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError:
@@ -83,12 +83,12 @@ def _decoded(row: Operation, decoder: "msgspec.json.Decoder[Any]", body: bytes) 
 
 
 def write(result: Result, headers: Headers) -> Response:
-    """The answer of an operation that succeeded; without a body if it has no output (API reference, DeleteMessage)."""
+    """The response of a successful operation; without a body if it has no output (API reference, DeleteMessage)."""
     return Response(200, CONTENT_TYPE, b"" if result is EMPTY else _ENCODE(result), headers)
 
 
 def write_refusal(refusal: Refusal, headers: Headers) -> Response:
-    """An error, with the code of the Query form beside the shape's name."""
+    """An error response, with the code of the Query form and the shape's name."""
     fault = refusal.fault
     blame = b"Sender" if fault.sender else b"Receiver"
     body = _ENCODE({"__type": fault.shape, "message": refusal.message})

@@ -1,6 +1,6 @@
-"""What Amazon SQS allows, as data (SQS API Reference; Developer Guide, "Quotas").
+"""The limits of Amazon SQS, as data (SQS API Reference; Developer Guide, "Quotas").
 
-Strategy: a limit is a named number with its unit; wherever one is checked, the check reads it from here.
+Strategy: a limit is a named number with its unit; every check reads it from here.
 """
 
 import re
@@ -8,7 +8,7 @@ from typing import Final
 
 API_VERSION: Final = "2012-11-05"
 API_VERSIONS: Final = frozenset({API_VERSION, "2008-01-01", "2009-02-01", "2011-10-01", "2012-08-01"})
-"""Versions that clients may name in the Query form. All of them are answered as the last one."""
+"""Versions that clients may name in the Query form. All are treated as the latest one."""
 
 QUEUE_NAME_CHARACTERS_MAX: Final = 80
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
@@ -46,7 +46,7 @@ _NAME_CHARACTERS: Final = (
     r"A-Za-z0-9_\-\u00B7\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u037D\u037F-\u1FFF\u200C\u200D\u203F\u2040\u2070-\u218F"
     r"\u2C00-\u2FEF\u3001-\uD7FF\uF900-\uFDCF\uFDF0-\uFFFD\U00010000-\U000EFFFF"
 )
-"""Those of XML 1.0's NameChar, but for the colon and the dot."""
+"""The characters of XML 1.0's NameChar without colon and dot."""
 ATTRIBUTE_NAME: Final = re.compile(rf"[{_NAME_CHARACTERS}]+(?:\.[{_NAME_CHARACTERS}]+)*\Z")
 ATTRIBUTE_NAME_FORBIDDEN: Final = re.compile(rf"[^{_NAME_CHARACTERS}.]")
 ATTRIBUTE_RESERVED: Final = ("aws.", "amazon.")
@@ -62,7 +62,7 @@ REDRIVE_RECEIVES_MIN: Final = 1
 REDRIVE_RECEIVES_MAX: Final = 1_000
 REDRIVE_SOURCES_MAX: Final = 10
 LABEL_BYTES_MAX: Final = 65_536
-"""Length of one queue attribute whose text is kept as it is (KmsMasterKeyId)."""
+"""Length of a queue attribute that is stored verbatim (KmsMasterKeyId)."""
 
 LIST_QUEUES_MAX: Final = 1_000
 POLICY_BYTES_MAX: Final = 8_192

@@ -1,7 +1,7 @@
-"""Message attributes: checked when they come, filtered when they go.
+"""Message attributes: checked when sent, filtered when received.
 
-Strategy: a sender's map becomes a tuple of the house's `Attribute`s, or a refusal that names the attribute; a
-receiver's list of names becomes one predicate. Source: SQS Developer Guide, "Amazon SQS message metadata".
+Strategy: a sender's map becomes a tuple of `Attribute`s, or a refusal that names the attribute; a receiver's list of
+names becomes one predicate. Source: SQS Developer Guide, "Amazon SQS message metadata".
 """
 
 import re
@@ -36,7 +36,7 @@ def _shown(name: str) -> str:
 
 
 def check_text(text: str, place: str, fault: Fault = INVALID_PARAMETER_VALUE) -> None:
-    """Raises the fault if XML could not carry the text. AWS has another one for a body than for all else."""
+    """Raises the fault if XML could not carry the text. AWS has a separate fault for bodies."""
     index = first_forbidden_character(text)
     if index is not None:
         raise Refusal(fault, binary_character(text[index], place))
@@ -48,7 +48,7 @@ def check_body(text: str) -> None:
 
 
 def message_attributes(given: dict[str, AttributeValue]) -> tuple[tuple[Attribute, ...], int]:
-    """The attributes, and how many bytes they count for. Raises Refusal naming the attribute that is wrong."""
+    """The attributes, and their size in bytes. Raises Refusal naming the wrong attribute."""
     if len(given) > limits.ATTRIBUTES_MAX:
         text = f"Number of message attributes [{len(given)}] exceeds the allowed maximum [{limits.ATTRIBUTES_MAX}]."
         raise _refused(text)
@@ -76,7 +76,7 @@ def _check_name(name: str) -> None:
 
 
 def _wrong_name(name: str) -> str:
-    """AWS's words for a name that has a character or a period too many; SNS says the same."""
+    """AWS's text for a name with a forbidden character or misplaced period; SNS has the same."""
     forbidden = limits.ATTRIBUTE_NAME_FORBIDDEN.search(name)
     if forbidden is not None:
         return (
@@ -108,7 +108,7 @@ def _attribute(name: str, value: AttributeValue) -> Attribute:
         raise _refused(f"Message attribute list values in SendMessage operation are not supported: '{name}'.")
     content = value.binary_value if logical == "Binary" else value.string_value
     other = value.string_value if logical == "Binary" else value.binary_value
-    if other and content:  # an empty one some clients send along
+    if other and content:  # some clients also send an empty one
         raise _refused(f"Message attribute '{name}' has multiple values.")
     if other:
         field = "Binary" if logical == "Binary" else "String"
@@ -144,7 +144,7 @@ def trace_header(given: dict[str, AttributeValue]) -> str | None:
             raise _refused(f"Message system attribute name '{_shown(name)}' is invalid.")
         if value.data_type != "String":
             raise _refused(f"The message system attribute '{name}' has an invalid type, it must be String.")
-        if not value.string_value or value.binary_value:  # an empty one some clients send along
+        if not value.string_value or value.binary_value:  # some clients also send an empty one
             raise _refused(f"The message system attribute '{name}' must contain a non-empty string value.")
         if len(value.string_value) > limits.TRACE_BYTES_MAX:
             raise _refused(f"The message system attribute '{name}' is longer than {limits.TRACE_BYTES_MAX} characters.")
@@ -160,7 +160,7 @@ def attribute_filter(names: Sequence[str]) -> Filter | None:
     """Which message attributes a receive asks for; None for no attribute at all.
 
     A name, `All`, or a prefix and `.*`: `bar.*` is every name that begins with `bar`, and `.*` every name. A bare `*`
-    is in no document, but AWS takes it and programs use it (Particular/NServiceBus.AmazonSQS #2288).
+    is undocumented, but AWS accepts it and programs use it (Particular/NServiceBus.AmazonSQS #2288).
     """
     if not names:
         return None
@@ -174,7 +174,7 @@ def attribute_filter(names: Sequence[str]) -> Filter | None:
 
 
 def attributes_out(attributes: Iterable[Attribute]) -> dict[str, AttributeValueOut]:
-    """As the answer to a receive shows them."""
+    """The attributes as a receive returns them."""
     return {
         attribute.name: AttributeValueOut(attribute.type, string_value=attribute.value)
         if isinstance(attribute.value, str)

@@ -1,9 +1,9 @@
-"""Queue policies: JSON in AWS's access policy language, read and judged.
+"""Queue policies: parses and evaluates JSON in AWS's access policy language.
 
-Strategy: a policy is checked for its form when it is set, and judged when a caller names the queue: an explicit deny
-wins, and binds the queue's own account too; a caller of another account then needs an allow. What cannot be judged here
-(an operator or key of a condition that is unknown) never widens access: in an allow it does not match, in a deny it
-does. Source: "Custom queries for the access policy language" in the SQS Developer Guide; "IAM JSON policy elements
+Strategy: a policy's form is checked when it is set, and the policy is evaluated when a caller names the queue. An
+explicit deny wins and binds the queue's own account too; a caller of another account also needs an allow. A condition
+that cannot be evaluated here (an unknown operator or key) never widens access: in an allow it does not match, in a deny
+it does. Source: "Custom queries for the access policy language" in the SQS Developer Guide; "IAM JSON policy elements
 reference" in the IAM User Guide.
 """
 
@@ -24,7 +24,7 @@ from veilmq.protocols.sqs.arns import USUAL, arn, partition
 
 VERSIONS: Final = ("2008-10-17", "2012-10-17")
 EFFECTS: Final = ("Allow", "Deny")
-"""No set: what was given may be a list, which has no hash."""
+"""Not a set: the given value may be a list, which is not hashable."""
 _ELEMENTS: Final = frozenset(
     {
         "Sid",
@@ -39,16 +39,16 @@ _ELEMENTS: Final = frozenset(
     }
 )
 _VARIABLE: Final = "${"
-"""How a policy variable begins: none is known here."""
+"""The start of a policy variable; none is supported here."""
 _ACCOUNT_OF_ARN: Final = re.compile(r"arn:aws[a-z-]*:(?:iam|sts)::([0-9]{12}):(.+)\Z")
 
 
 class PolicyInvalid(Exception):
-    """The text is no policy: why."""
+    """The text is not a valid policy; the message says why."""
 
 
 class AccessRequest(msgspec.Struct, frozen=True):
-    """Who asks for what, as a policy sees it."""
+    """A caller, an action and a queue, as a policy sees them."""
 
     account: str
     user: str
@@ -76,18 +76,18 @@ def read_policy(text: str) -> dict[str, Any]:
 
 @lru_cache(256)
 def shown_policy(text: str) -> str:
-    """A policy as AWS shows it: without blanks, and with the Version that it has when it names none
+    """A policy as AWS shows it: without blanks, and with the default Version if it names none
     (hashicorp/terraform-provider-aws #22505, #24046)."""
     try:
         policy = read_policy(text)
-    except PolicyInvalid:  # set before its form was checked
+    except PolicyInvalid:  # stored before the form was checked
         return text
     return msgspec.json.encode(policy if "Version" in policy else {"Version": VERSIONS[0]} | policy).decode()
 
 
 def policy_meaning(text: str) -> str:
-    """The same text for all policies that differ in blanks, the order of names, or a Version that goes without saying
-    alone; of what is no policy, that itself."""
+    """A normal form: equal for policies that differ only in blanks, the order of names, or a default Version. An
+    invalid policy is returned unchanged."""
     try:
         policy = read_policy(text)
     except PolicyInvalid:
@@ -96,7 +96,7 @@ def policy_meaning(text: str) -> str:
 
 
 def statements_of(policy: dict[str, Any]) -> list[Any]:
-    """Its statements; one may stand without a list."""
+    """Its statements; a single one need not be in a list."""
     statements = policy.get("Statement", [])
     return statements if isinstance(statements, list) else [statements]
 
@@ -147,7 +147,7 @@ def texts_of(value: Any) -> list[str]:
 
 
 class Decision(Enum):
-    """What a policy says of a caller."""
+    """The result of evaluating a policy."""
 
     SILENT = "silent"
     ALLOWED = "allowed"
@@ -155,7 +155,7 @@ class Decision(Enum):
 
 
 def evaluate(policy: dict[str, Any], asking: AccessRequest) -> Decision:
-    """What the policy says of that; a deny wins wherever it stands."""
+    """Evaluate the policy; a deny wins wherever it is."""
     decision = Decision.SILENT
     for statement in statements_of(policy):
         deny = statement["Effect"] == "Deny"
@@ -172,7 +172,7 @@ def may_deny(policy: dict[str, Any]) -> bool:
 
 
 def _names(statement: dict[str, Any], asking: AccessRequest) -> bool:
-    """Whether caller, action and queue are those of the statement."""
+    """Whether the statement matches caller, action and queue."""
     if "Principal" in statement:
         if not _is_principal(statement["Principal"], asking):
             return False
@@ -188,7 +188,7 @@ def _names(statement: dict[str, Any], asking: AccessRequest) -> bool:
     queue = arn(asking.queue)
     matches = _like_any(resources, queue)
     if not matches and (elsewhere := partition(asking.queue.region)) != USUAL:
-        # Policies that were made before queues had their region's partition go on as they are.
+        # Policies from before queues had their region's partition still match.
         matches = _like_any(resources, queue.replace(elsewhere, USUAL, 1))
     return matches is ("Resource" in statement)
 
@@ -207,7 +207,7 @@ def _is_principal(principal: Any, asking: AccessRequest) -> bool:
 
 @lru_cache(1_024)
 def _pattern(text: str) -> re.Pattern[str]:
-    """IAM's patterns know `*` and `?`, and no sets of characters."""
+    """IAM's patterns have `*` and `?`, but no character sets."""
     return re.compile(translate(text.replace("[", "[[]")))
 
 
@@ -220,7 +220,7 @@ def _like_any(patterns: list[str], text: str) -> bool:
 
 
 def _in_network(wanted: str, given: str) -> bool:
-    """Raises ValueError if it is none."""
+    """Raises ValueError for an invalid network or address."""
     return ip_address(given) in ip_network(wanted, strict=False)
 
 
@@ -242,7 +242,8 @@ _NEGATED: Final = {
     "notipaddress": "ipaddress",
 }
 OVER: Final = frozenset({"", "foranyvalue", "forallvalues"})
-"""What may stand before an operator. Of one value both say what the operator says; of none, all are so and not any."""
+"""Prefixes of an operator. For a single value both have no effect; for no value `forallvalues` is true and
+`foranyvalue` false."""
 _TIMES: Final = frozenset({"aws:currenttime", "aws:epochtime"})
 """Condition keys whose value is the instant of the request, in seconds since 1970."""
 _ORDERS: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -252,7 +253,7 @@ _ORDERS: Final[dict[str, Callable[[float, float], bool]]] = {
     "greaterthan": gt,
     "greaterthanequals": ge,
 }
-"""What follows `Date` in an operator, and `Numeric` if the key is aws:EpochTime."""
+"""Comparisons after `Date` in an operator, and after `Numeric` if the key is aws:EpochTime."""
 KEYS: Final = _TIMES | frozenset(
     {
         "aws:securetransport",
@@ -260,12 +261,12 @@ KEYS: Final = _TIMES | frozenset(
         "aws:principalaccount",
         "aws:principalarn",
         "aws:useragent",
-        # Of calls that services make for somebody: known, and never there.
+        # Keys of calls that AWS services make for a user: known, but never present.
         "aws:sourcearn",
         "aws:sourceaccount",
         "aws:principalorgid",
         "aws:principalorgpaths",
-        # Of calls through a VPC, and of keys that came with a second factor: the same.
+        # Keys of calls through a VPC or with a second factor: the same.
         "aws:sourcevpc",
         "aws:sourcevpce",
         "aws:vpcsourceip",
@@ -273,11 +274,11 @@ KEYS: Final = _TIMES | frozenset(
         "aws:multifactorauthpresent",
     }
 )
-"""Condition keys that are understood."""
+"""Supported condition keys."""
 
 
 def _holds(condition: dict[str, dict[str, Any]], context: dict[str, str], deny: bool) -> bool:
-    """Whether every condition holds; one that cannot be judged holds in a deny only."""
+    """Whether every condition holds; one that cannot be evaluated holds only in a deny."""
     for operator, keys in condition.items():
         for key, values in keys.items():
             judged = _condition_holds(
@@ -293,7 +294,7 @@ def _plain(value: Any) -> str:
 
 
 def _condition_holds(operator: str, key: str, values: list[str], context: dict[str, str]) -> bool | None:
-    """Whether the condition holds; None if operator or key are not understood."""
+    """Whether the condition holds; None if operator or key are unknown."""
     if key not in KEYS or any(_VARIABLE in value for value in values):
         return None
     given = context.get(key)
@@ -312,18 +313,18 @@ def _condition_holds(operator: str, key: str, values: list[str], context: dict[s
         return optional or (negated if not over else over == "forallvalues")
     try:
         return any(compare(value, given) for value in values) is not negated
-    except ValueError:  # a network that is none
+    except ValueError:  # an invalid network
         return None
 
 
 def split_operator(operator: str) -> tuple[str, str, bool]:
-    """Of one in lower case: what stands before it (`foranyvalue`), itself, and whether it ends in `ifexists`."""
+    """Split a lower-case operator: prefix (`foranyvalue`), operator, and whether it ends in `ifexists`."""
     over, _, name = operator.removesuffix("ifexists").rpartition(":")
     return over, name, operator.endswith("ifexists")
 
 
 def _judge_time(operator: str, key: str, values: list[str], given: float) -> bool | None:
-    """Whether the instant of the request is so; None if operator or values are not understood."""
+    """Whether the condition on the request's instant holds; None if operator or values are unknown."""
     kind = "numeric" if key == "aws:epochtime" and operator.startswith("numeric") else "date"
     order = operator.removeprefix(kind) if operator.startswith(kind) else ""
     negated = order == "notequals"
@@ -335,7 +336,7 @@ def _judge_time(operator: str, key: str, values: list[str], given: float) -> boo
 
 
 def _instant(text: str) -> float | None:
-    """Seconds since 1970 of a date (ISO 8601, or that number); None if it is none."""
+    """Seconds since 1970 of a date (ISO 8601, or seconds as a number); None if it is invalid."""
     if text.isascii() and text.isdigit():
         return float(text)
     try:

@@ -1,10 +1,10 @@
-"""What a queue's policy may say when it is set: known elements, actions, principals and operators, and its limits.
+"""Checks a queue's policy when it is set: known elements, actions, principals and operators, and the limits.
 
-Strategy: a policy with a mistake is refused, so that it does not wait for the day on which it is carried to AWS; one
-that is in force already is never asked again, so that an upgrade changes nobody's access. Source: "Custom queries for
-the access policy language" and "Quotas related to policies" in the SQS Developer Guide; "IAM JSON policy elements:
-Principal" and "Condition operators" in the IAM User Guide; for the actions, the answers that aws/aws-cdk #2381 and
-cloudtools/awacs #34 tell of.
+Strategy: a policy with a mistake is refused now and not only when it is deployed to AWS. A policy that is already in
+force is never checked again, so that an upgrade changes nobody's access. Source: "Custom queries for the access policy
+language" and "Quotas related to policies" in the SQS Developer Guide; "IAM JSON policy elements: Principal" and
+"Condition operators" in the IAM User Guide; for the actions, the replies quoted in aws/aws-cdk #2381 and
+cloudtools/awacs #34.
 """
 
 import re
@@ -37,13 +37,13 @@ ACTIONS: Final = frozenset(
         "UntagQueue",
     }
 )
-"""What a policy may name: a batch is allowed by the action of its single form."""
+"""Actions that a policy may name; a batch uses the action of its single form."""
 _ACTIONS: Final = frozenset(action.lower() for action in ACTIONS)
 _PREFIX: Final = "sqs:"
 _ELEMENTS: Final = frozenset({"Version", "Id", "Statement"})
 _PRINCIPALS: Final = frozenset({"AWS", "CanonicalUser", "Federated", "Service"})
 _AWS: Final = re.compile(r"\*|[0-9]{12}|arn:aws[a-z-]*:(iam|sts)::([0-9]{12}|cloudfront|aws):.+|A[A-Z0-9]{15,127}")
-"""Everybody, an account, an ARN, or the unique id that stands for a user or role that was deleted."""
+"""Everybody, an account, an ARN, or the unique id of a deleted user or role."""
 _OPERATORS: Final = frozenset(
     each.lower()
     for each in (
@@ -60,11 +60,11 @@ _OPERATORS: Final = frozenset(
 
 
 class PolicyTooLarge(Exception):
-    """It is beyond a limit: which."""
+    """The policy exceeds a limit; the message says which."""
 
 
 class ActionUnknown(Exception):
-    """A statement names an action that is none of SQS."""
+    """A statement names an action that SQS does not have."""
 
     def __init__(self, action: str) -> None:
         super().__init__(action)
@@ -74,7 +74,7 @@ class ActionUnknown(Exception):
 
 
 def check_rules(policy: dict[str, Any]) -> None:
-    """Of a policy whose form is right. Raises PolicyInvalid, PolicyTooLarge (in AWS's words), ActionUnknown."""
+    """Check a well-formed policy. Raises PolicyInvalid, PolicyTooLarge (in AWS's words), ActionUnknown."""
     unknown = policy.keys() - _ELEMENTS
     if unknown:
         raise PolicyInvalid(f"unknown element {min(unknown)[:64]}")
@@ -114,7 +114,7 @@ def _principals_in(statement: dict[str, Any]) -> int:
 
 
 def _check_action(action: str) -> None:
-    """A pattern may be anything below `sqs:`, and `*` is every action."""
+    """Check an action: any pattern after `sqs:` is allowed, and `*` is every action."""
     wanted = action.lower()
     name = wanted.removeprefix(_PREFIX)
     if wanted == "*" or (wanted.startswith(_PREFIX) and ("*" in name or "?" in name or name in _ACTIONS)):

@@ -1,8 +1,8 @@
-"""The Query form: parameters in a form body or query string in, XML out.
+"""The Query form: reads parameters of a form body or query string, writes XML.
 
-Strategy: names such as `SendMessageBatchRequestEntry.2.MessageAttribute.1.Value.DataType` are folded into the same
-tree that the JSON form would send, by one table of the lists and maps that the service model flattens; msgspec makes
-the operation's input of it. Source: SQS Developer Guide, "Making Query API requests"; AWS Query protocol.
+Strategy: names such as `SendMessageBatchRequestEntry.2.MessageAttribute.1.Value.DataType` are folded into the tree that
+the JSON form would send, by one table of the lists and maps that the service model flattens; msgspec converts it to the
+operation's input. Source: SQS Developer Guide, "Making Query API requests"; AWS Query protocol.
 """
 
 import re
@@ -44,10 +44,10 @@ CONTENT_TYPE: Final = b"application/x-www-form-urlencoded"
 Headers = tuple[tuple[bytes, bytes], ...]
 Tree = dict[Any, Any]
 _Place = tuple[int | None, tuple[Any, ...], Any]
-"""Number of the batch entry or None; the way from there; the last step."""
+"""Number of the batch entry or None; the path from there; the last step."""
 
 _OF_THE_ACCOUNT: Final = frozenset({"CreateQueue", "ListQueues"})
-"""Actions that a queue's URL is no endpoint of."""
+"""Actions that are not sent to a queue's URL."""
 _XML: Final = b"text/xml"
 _JSON: Final = b"application/json"
 _ENCODE: Final = msgspec.json.Encoder().encode
@@ -63,7 +63,7 @@ _LISTS: Final = {
     "ActionName": "Actions",
     "AWSAccountId": "AWSAccountIds",
 }
-"""Flattened lists of texts, `<name>.<number>`: what the JSON form calls them."""
+"""Flattened lists of texts, `<name>.<number>` -> their names in the JSON form."""
 _MAPS: Final = {
     "Attribute": "Attributes",
     "MessageAttribute": "MessageAttributes",
@@ -79,7 +79,7 @@ _ENTRIES: Final = frozenset(
     }
 )
 """Flattened lists of structures, `<name>.<number>.<member>`."""
-# A name that a list has in the JSON form is taken here too (MessageSystemAttributeNames.1), as some clients send it.
+# A list's JSON name is accepted too (MessageSystemAttributeNames.1), because some clients send it.
 _MEMBER_OF_LIST: Final = _LISTS | {member: member for member in _LISTS.values()}
 _MEMBER_OF_MAP: Final = _MAPS | {"Tags": "tags"}
 _LIST_MEMBERS: Final = frozenset(_LISTS.values())
@@ -98,13 +98,13 @@ _INTEGERS: Final = frozenset(
         "WaitTimeSeconds",
     }
 )
-"""Members that are integers wherever they occur. All else is text, in the form and in the tree."""
+"""Members that are always integers. All others are text, in the form and in the tree."""
 _INTEGER: Final = re.compile(r"-?[0-9]{1,30}")
 
 _NAMES_MAX: Final = 4_096
 _NAME_BYTES_CACHED_MAX: Final = 128
 _NAME_CHARACTERS_MAX: Final = 256
-"""Twice the longest that means anything. Every dot of a name costs a step: a megabyte of them would stop the server."""
+"""Twice the longest valid name. Every dot of a name costs a step: a megabyte of them would stall the server."""
 _URLS_MAX: Final = 1_024
 _URL_BYTES_CACHED_MAX: Final = 512
 
@@ -141,7 +141,7 @@ def read(request: Request, endpoint: Endpoint) -> tuple[Operation, Any]:
 
 
 def _url_of(request: Request, row: Operation, endpoint: Endpoint) -> str:
-    """The queue URL that the request was sent to. Raises Refusal if the operation needs one and this is none."""
+    """The queue URL that the request was sent to. Raises Refusal if the operation needs one and this is not one."""
     if request.target == b"/" or request.path == b"/":
         if "QueueUrl" not in row.input_type.__struct_encode_fields__:
             return ""
@@ -150,13 +150,12 @@ def _url_of(request: Request, row: Operation, endpoint: Endpoint) -> str:
     if row.name in _OF_THE_ACCOUNT and limits.ACCOUNT_PATH.match(request.path):
         raise _invalid_action(row.name)
     path = request.path.decode("latin-1")
-    # The whole URL is longer to look up: only where the host can tell the region.
+    # Looking up the whole URL costs more: only where the host can name the region.
     return path if endpoint.base_domain is None else address(endpoint, request) + path
 
 
 def _check_integers(tree: Tree, row: Operation) -> None:
-    """Raises Refusal naming a parameter that should be an integer and is none. What the operation does not know may be
-    anything."""
+    """Raises Refusal naming a parameter that should be an integer. Unknown parameters may be anything."""
     known = {field.encode_name for field in msgspec.structs.fields(row.input_type)}
     nodes: list[tuple[str, Any]] = [("", {name: tree[name] for name in known & tree.keys()})]
     if "Entries" in known and isinstance(tree.get("Entries"), list):
@@ -177,7 +176,7 @@ def _invalid_action(action: str) -> Refusal:
 
 
 def _tree(form: bytes) -> Tree:
-    """The parameters of a form as the JSON form would have them."""
+    """The parameters as a tree like that of the JSON form."""
     if form.count(b"&") >= limits.FORM_PAIRS_MAX:
         text = f"A request can have at most {limits.FORM_PAIRS_MAX} parameters."
         raise Refusal(MALFORMED_QUERY_STRING, text)
@@ -194,7 +193,7 @@ def _tree(form: bytes) -> Tree:
         except UnicodeDecodeError:
             raise Refusal(INVALID_PARAMETER_VALUE, f"The parameter {_shown(name)} is not UTF-8.") from None
         node = tree
-        if not raw and (last in _COLLECTIONS or (way and b"." not in name)):  # how botocore writes an empty list
+        if not raw and (last in _COLLECTIONS or (way and b"." not in name)):  # botocore writes an empty list so
             member = way[-1] if way else last
             if member in _LIST_MEMBERS:
                 tree[member] = []
@@ -234,7 +233,7 @@ def _text(raw: bytes) -> str:
 
 
 def _learnt(raw: bytes) -> _Place:
-    """Where a parameter belongs, remembered: clients send the same few names."""
+    """The place of a parameter, cached: clients send the same few names."""
     name = _text(raw)
     steps = _steps(name) if len(name) <= _NAME_CHARACTERS_MAX else (name,)
     number = None
@@ -245,13 +244,13 @@ def _learnt(raw: bytes) -> _Place:
 
 
 def _steps(name: str) -> tuple[Any, ...]:
-    """The way from the root of the tree to what this name means; what SQS does not know stays a plain name."""
+    """The path of a parameter from the tree's root; an unknown name stays a plain name."""
     head, _, rest = name.partition(".")
     digits, _, further = rest.partition(".")
     number = 1
     if digits.isascii() and digits.isdigit() and len(digits) <= 9:
         number = int(digits)
-    else:  # an old form leaves the number out for the first: Attribute.Name, AttributeName
+    else:  # an old form omits the number of the first element: Attribute.Name, AttributeName
         further = rest
     if head in _ENTRIES and further:
         return ("Entries", number, *_steps(further))
@@ -272,7 +271,7 @@ def _descend(node: Tree, way: tuple[Any, ...], name: bytes) -> Tree:
 
 
 def _fold(node: Tree) -> None:
-    """Numbered elements become the lists and maps of the JSON form."""
+    """Convert numbered elements to the lists and maps of the JSON form."""
     for member, elements in node.items():
         if not isinstance(elements, dict):
             continue
@@ -302,7 +301,7 @@ def _map(member: str, elements: dict[int, Tree]) -> Tree:
 
 
 def write(operation: str, result: Result, form: Form, request_id: str, headers: Headers) -> Response:
-    """The answer of an operation that succeeded."""
+    """The response of a successful operation."""
     if form is Form.QUERY:
         return Response(200, _XML, xml.answer(operation, result, request_id), headers)
     named: Tree = {"ResponseMetadata": {"RequestId": request_id}}
@@ -312,7 +311,7 @@ def write(operation: str, result: Result, form: Form, request_id: str, headers: 
 
 
 def _json_result(result: Result) -> Any:
-    """AWS's names of two lists in this form begin in lower case."""
+    """The result with AWS's names: two lists in this form begin in lower case."""
     if isinstance(result, ReceiveMessageResult):
         return {"messages": _with_nulls(result.messages)}
     if isinstance(result, ListQueuesResult):
@@ -323,9 +322,9 @@ def _json_result(result: Result) -> Any:
 
 
 def _with_nulls(value: Any) -> Any:
-    """All members of a shape, a member without a value as null; and a map as a list of pairs, as it is in XML.
+    """All members of a shape, with null for missing values, and maps as lists of pairs, as in XML.
 
-    No document has this form, but everybody has who puts API Gateway before a queue: answers of AWS show it so.
+    The form is undocumented, but responses of AWS have it, and users of API Gateway in front of a queue depend on it.
     """
     if isinstance(value, msgspec.Struct):
         members = {

@@ -1,6 +1,6 @@
-"""What the operations answer: the service model's output shapes as typed structs.
+"""Results of the operations: the service model's output shapes as typed structs.
 
-Strategy: an operation makes one of these, and either wire form writes it. Members that are None are not written.
+Strategy: an operation returns one of these, and either wire form encodes it. Members that are None are not written.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ class _Result(msgspec.Struct, rename="pascal", omit_defaults=True, gc=False):
 
 
 class Empty(_Result):
-    """Of the operations that have no output shape."""
+    """For operations without an output shape."""
 
 
 class SendMessageResult(_Result):
@@ -55,8 +55,8 @@ class BatchResultErrorEntry(_Result):
 class BatchResult(_Result):
     """SendMessageBatchResult, DeleteMessageBatchResult, ChangeMessageVisibilityBatchResult.
 
-    An empty list is not written, though the service model requires both: AWS omits it, and `hasFailed()` of the SDK for
-    Java 2 is true of an empty one (aws/aws-sdk-java-v2 #4713).
+    An empty list is omitted, although the service model requires both: AWS omits it, and `hasFailed()` of the SDK for
+    Java 2 is true for an empty one (aws/aws-sdk-java-v2 #4713).
     """
 
     successful: list[SendMessageBatchResultEntry] | list[IdEntry] = msgspec.field(default_factory=list)
@@ -84,7 +84,7 @@ class Message(_Result):
 
 
 class ReceiveMessageResult(_Result):
-    """ReceiveMessageResult: no member at all if there was no message."""
+    """ReceiveMessageResult: without members if there was no message."""
 
     messages: list[Message] | None = None
 
@@ -115,7 +115,7 @@ class ListQueueTagsResult(_Result):
 
 
 class ListDeadLetterSourceQueuesResult(_Result, rename=None):
-    """ListDeadLetterSourceQueuesResult, whose list alone begins in lower case; it is there even if empty."""
+    """ListDeadLetterSourceQueuesResult, whose list is the only one in lower case; it is written even if empty."""
 
     queue_urls: list[str] = msgspec.field(name="queueUrls")
     next_token: str | None = msgspec.field(default=None, name="NextToken")

@@ -1,13 +1,14 @@
-"""Signature Version 4, checked: in the Authorization header or in the query string.
+"""Verifies Signature Version 4, in the Authorization header or in the query string.
 
-Strategy: what a client repeats all day (key, scope, names of signed headers) is parsed and its signing key derived
-once, and kept under the bytes of the Authorization header before the signature, but only once a signature was right:
-strangers fill no cache. A request then costs one SHA-256 of its payload, one of the canonical request and one HMAC,
-made of two prepared states (veilmq.protocols.keyed). Values are signed as they came; if that does not match, their
-blanks are normalised as the specification has it and checked again, and so is the path as clients of a proxy that
-strips a prefix know it. An unknown key goes the same way with a secret of our own, and is refused at the end. Source:
-AWS IAM User Guide, "Signature Version 4 for API requests"; the payload's hash is always ours, so UNSIGNED-PAYLOAD
-cannot match.
+Strategy: the parts that a client repeats (key, scope, names of signed headers) are parsed once, together with the
+derived signing key, and cached under the bytes of the Authorization header before the signature. They are cached only
+after a correct signature, so strangers fill no cache. A request then costs one SHA-256 of its payload, one of the
+canonical request and one HMAC from two prepared states (veilmq.protocols.keyed).
+
+Before changing it: header values are first checked as sent; if that fails, with blanks normalised as specified, and
+with the path as clients of a prefix-stripping proxy know it. An unknown key takes the same path with a stand-in secret
+and is refused at the end. The payload's hash is always computed here, so UNSIGNED-PAYLOAD
+cannot match. Source: AWS IAM User Guide, "Signature Version 4 for API requests".
 """
 
 import re
@@ -53,7 +54,7 @@ _SCHEME_BYTES_MAX: Final = 1_024
 _SIGNING_KEYS_MAX: Final = 1_024
 _CALLERS_MAX: Final = 256
 _VEIL_TARGET: Final = b"VeilMQ."
-"""What an X-Amz-Target of a VeilMQ operation begins with."""
+"""Prefix of X-Amz-Target for VeilMQ operations."""
 _SHAPES_MAX: Final = 64
 _SHAPE_BYTES_MAX: Final = 2_048
 _QUEUES_MAX: Final = 4_096
@@ -70,19 +71,19 @@ _BAD_TOKEN: Final = "The security token included in the request is invalid."
 
 
 class Caller(msgspec.Struct, gc=False):
-    """Who sent a request, once that is certain; one object for all requests of a key and client."""
+    """The verified sender of a request; one object for all requests of a key and client."""
 
     key: AccessKey
     region: str
     verified: bool
-    """The signature was checked: the key's account is the only one it may name."""
+    """The signature was checked, so the caller may name only the key's account."""
     origin: Origin
     queues: "Bounded[str, QueueKey]"
-    """Queue URLs that this key has named, resolved."""
+    """Resolved queue URLs of this key."""
 
 
 class _Scheme(msgspec.Struct, gc=False):
-    """All of an Authorization header but the signature, ready to check one."""
+    """An Authorization header without its signature, prepared for checking one."""
 
     key: AccessKey
     known: bool
@@ -92,24 +93,24 @@ class _Scheme(msgspec.Struct, gc=False):
     names: tuple[bytes, ...]
     values: "Callable[[dict[bytes, bytes]], tuple[bytes, ...]]"
     rest: bytes
-    """Canonical request from the headers on: `%b` for each value and for the payload's hash."""
+    """Template of the canonical request from the headers on: `%b` for each value and the payload's hash."""
     root: bytes
-    """The same from the start, for POST to `/`."""
+    """The template of the whole request, for POST to `/`."""
     mac: Keyed
     shapes: "Bounded[tuple[bytes, ...], bool]"
-    """Sequences of header names in which all that must be signed is."""
+    """Sequences of header names known to contain all headers that must be signed."""
     callers: "Bounded[bytes, Caller]"
     veil_callers: "Bounded[bytes, Caller]"
-    """Of VeilMQ operations, which the history tells from SQS's own."""
+    """Callers of VeilMQ operations, which the history records separately from SQS's."""
     queues: "Bounded[str, QueueKey]"
 
 
 class Verifier:
-    """Checks requests of one listener. Holds caches and no other state."""
+    """Verifies the requests of one listener. Its only state is caches."""
 
     def __init__(self, keyring: Keyring, base_domain: str | None, stand_in: str, external_path: bytes = b"") -> None:
-        """`stand_in`: a secret nobody knows, by which requests of unknown keys are checked in vain. `external_path`:
-        what a proxy strips from the path that clients sign."""
+        """`stand_in`: a random secret for requests with unknown keys, which never match. `external_path`: the prefix
+        that a proxy strips from the path that clients sign."""
         self._keyring = keyring
         self._base_domain = base_domain
         self._external_path = external_path
@@ -120,7 +121,7 @@ class Verifier:
         self._queues: dict[tuple[str, str], Bounded[str, QueueKey]] = {}
 
     def verify(self, request: Request, wall: Instant) -> Caller:
-        """Who sent the request. Raises Refusal with AWS's code if that is not certain."""
+        """The sender of the request. Raises Refusal with AWS's code if the signature is wrong."""
         authorization = request.headers.get(b"authorization")
         if not self._keyring.checks:
             return self._unchecked(request, authorization)
@@ -164,17 +165,17 @@ class Verifier:
         return _caller(scheme, headers)
 
     def _keep(self, authorization: bytes, scheme: _Scheme) -> None:
-        """Remember the scheme, if the header ends in the signature and nothing but the signature is cut off."""
+        """Cache the scheme if the signature is the last part of the header."""
         prefix = authorization[:-_SIGNATURE_HEX]
         if len(prefix) <= _SCHEME_BYTES_MAX and prefix.endswith(b"Signature="):
             self._schemes.keep(prefix, scheme)
-            # One for all schemes of an account and region: each with its own, they would be gigabytes.
+            # Shared by all schemes of an account and region: one each could need gigabytes.
             place = scheme.key.account, scheme.region
             if len(self._queues) < _PLACES_MAX or place in self._queues:
                 scheme.queues = self._queues.setdefault(place, Bounded(_QUEUES_MAX))
 
     def _verify_query(self, request: Request, wall: Instant) -> Caller:
-        """Query-string authentication: everything in parameters, valid for X-Amz-Expires seconds, or for 15 minutes."""
+        """Query-string authentication: all parts are parameters, valid for X-Amz-Expires seconds or 15 minutes."""
         pairs = query_pairs(request.query)
         named = parse_parameters(pairs)
         stamp = named[b"X-Amz-Date"]
@@ -229,7 +230,7 @@ class Verifier:
     def _check(
         self, request: Request, scheme: _Scheme, stamp: bytes, signature: bytes, query: bytes | None = None
     ) -> None:
-        """The signature over this request; `query` is canonical already, if given."""
+        """Check the signature of this request; `query` is canonical already, if given."""
         headers = request.headers
         payload = sha256(request.body).hexdigest().encode()
         try:
@@ -266,7 +267,7 @@ class Verifier:
                 raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH, text)
 
     def _starts(self, request: Request, start: bytes, query: bytes) -> "Iterator[bytes]":
-        """How the canonical request may begin: as the request came, and as a client outside of the proxy signs it."""
+        """Possible starts of the canonical request: as received, and as signed by a client outside the proxy."""
         yield start
         if self._external_path:
             yield _start(request.method, self._external_path + request.path, query)
@@ -274,7 +275,7 @@ class Verifier:
                 yield _start(request.method, self._external_path, query)
 
     def _unchecked(self, request: Request, authorization: bytes | None) -> Caller:
-        """Development mode: any credentials, or none. What can be read of them names the key and the region."""
+        """Development mode: accept any credentials, or none. Readable parts name the key and the region."""
         if authorization is not None:
             scheme = self._schemes.get(authorization[:-_SIGNATURE_HEX])
             if scheme is not None:
@@ -331,7 +332,7 @@ def _unsigned_scheme(key: AccessKey, region: str) -> _Scheme:
 
 
 def _check_token(key: AccessKey, token: bytes | None) -> None:
-    """The session token of temporary credentials; a long-lived key has none."""
+    """Check the session token of temporary credentials; a long-lived key has none."""
     if key.session_token is None and token is None:
         return
     wanted = (key.session_token or "").encode()

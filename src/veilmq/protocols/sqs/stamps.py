@@ -1,9 +1,9 @@
-"""When a request was signed, as its signature says, and whether that is still, or already, to be taken.
+"""Checks the time of a signature: not too old and not too early.
 
-Strategy: pure functions of the stamp's bytes and of the wall clock's reading. A header is taken for 15 minutes either
-way, a signed URL for as long as it says. Source: AWS IAM User Guide, "Elements of an AWS API request signature". A
-wrong clock is told as a wrong signature is (aws/aws-sdk-php #642); RequestExpired is for a URL past the term that it
-names ("Common Errors" in the SQS API Reference).
+Strategy: pure functions of the timestamp and the wall clock's reading. A header is valid for 15 minutes either way, a
+signed URL for as long as it says. Source: AWS IAM User Guide, "Elements of an AWS API request signature". A wrong clock
+is reported like a wrong signature (aws/aws-sdk-php #642); RequestExpired is for a URL past its own term ("Common
+Errors" in the SQS API Reference).
 """
 
 import calendar
@@ -80,9 +80,9 @@ def check_stamp(stamp: bytes, seconds: int, day: bytes, wall: Instant, term_s: i
 
 
 def term_of(value: bytes | None) -> int | None:
-    """Seconds that a signed URL is taken, from X-Amz-Expires.
+    """How many seconds a signed URL is valid, from X-Amz-Expires.
 
-    SQS does not ask for it: npm's aws4 and aws4fetch leave it out, and are taken for as long as a header is.
+    It is optional: npm's aws4 and aws4fetch omit it, and their URLs are valid as long as a header is.
     """
     if value is None:
         return None

@@ -1,7 +1,7 @@
-"""How many requests an account may make in a second, if its operator set a bound.
+"""Limits the requests per second of an account, if the operator set a bound.
 
-Strategy: a bucket for each account that fills at the rate and holds a second's worth; a request takes one, or is
-refused with RequestThrottled. Who sends nothing for a second costs nothing: its bucket is full again, and forgotten.
+Strategy: a token bucket per account, which fills at the rate and holds one second's worth. A request takes one token or
+is refused with RequestThrottled. An account without requests for a second has a full bucket, which is dropped.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ class Throttle:
 
     def takes(self, account: str, now: Instant) -> bool:
         """Whether the account may make one more request now."""
-        # In units of a second over the rate, so that all stays whole: what was used, and what there is by now.
+        # In units of one second divided by the rate, to stay in integers: tokens used, and tokens available now.
         there = now * self._rate
         used = max(self._used.get(account, 0), there - SECOND_US * self._rate) + SECOND_US
         if used > there:

@@ -1,9 +1,9 @@
-"""XML answers of the Query form, written by hand.
+"""Writes the XML responses of the Query form.
 
-Strategy: one function a result shape, each a joined string: no tree is built. Texts are escaped so that a client
-reads back exactly what was sent: a carriage return as a character reference, or a parser turns it into a line feed
-and the body's MD5 fails (XML 1.0, 2.11). Source: the service model of the Query form, with its flattened lists and
-maps.
+Strategy: one function per result shape, each a joined string without a tree. Texts are escaped so that a client reads
+back exactly what was sent: a carriage return is written as a character reference, because a parser turns a bare one
+into a line feed and the body's MD5 fails (XML 1.0, 2.11). Source: the service model of the Query form, with its
+flattened lists and maps.
 """
 
 import re
@@ -21,13 +21,13 @@ _NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U001
 
 
 def escape(text: str) -> str:
-    """The text as character data. `&#xD;` is how AWS writes it, and the one reference to it that the SDK for JavaScript
-    of before the JSON form (3.200 to 3.300) reads (aws/aws-sdk-js-v3 #2362)."""
+    """The text as character data. AWS writes a carriage return as `&#xD;`, the only reference that the older JavaScript
+    SDK (3.200 to 3.300, Query form) reads (aws/aws-sdk-js-v3 #2362)."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#xD;")
 
 
 def answer(operation: str, result: results.Result, request_id: str) -> bytes:
-    """A whole answer."""
+    """A complete response."""
     write = _WRITERS.get(type(result))
     inside = ""
     if write is not None:
@@ -40,7 +40,7 @@ def answer(operation: str, result: results.Result, request_id: str) -> bytes:
 
 
 def error(blame: str, code: str, message: str, request_id: str) -> bytes:
-    """A whole error answer; what XML cannot carry of the message is replaced."""
+    """A complete error response; characters of the message that XML cannot carry are replaced."""
     text = escape(_NOT_XML.sub("\ufffd", message))
     return (
         f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{blame}</Type><Code>{code}</Code>'
@@ -149,4 +149,4 @@ _WRITERS: Final[dict[type, Callable[[str, Any], str]]] = {
     results.ListMessageMoveTasksResult: _tasks,
     results.GetQueueAttributesResult: lambda operation, result: _pairs("Attribute", result.attributes),
 }
-"""Empty is not among them: its answer has metadata alone."""
+"""Empty is not included: its response contains only metadata."""

@@ -1,4 +1,4 @@
-"""The operations of Queue Storage: requests to commands, outcomes to answers, by noun.
+"""The operations of Queue Storage, by noun: turn requests into commands, and outcomes into responses.
 
 Strategy: `table.find` names them all; a new operation is a pair of functions and a row there.
 """

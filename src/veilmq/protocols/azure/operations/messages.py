@@ -1,9 +1,8 @@
 """Put, Get, Peek, Clear, Delete and Update Message.
 
-Strategy: a handle of the house is a pop receipt: Put asks for one of attempt 0, Update rotates it, and one whose lease
-has ended still counts as long as nobody else was granted the message. Where a client leaves a timeout or a time to live
-out, the queue's own settings decide, which are Azure's defaults unless its owner chose others. Source: the pages of
-these operations in the REST API.
+Strategy: our handle is the pop receipt. Put asks for one of attempt 0, Update rotates it, and after its lease it stays
+valid until the message is granted again. If a client omits a timeout or time to live, the queue's own settings apply,
+which are Azure's defaults unless its owner changed them. Source: the pages of these operations in the REST API.
 """
 
 import re
@@ -41,7 +40,7 @@ _PLAIN: Final = re.compile(
     rb"""(?:<\?xml version=["']1\.0["'](?: encoding=["'](?:utf|UTF)-8["'])?(?: standalone=["']yes["'])? ?\?>\n?)?"""
     rb"<QueueMessage>[ \t\r\n]*<MessageText>([ -%'-;=?-~]*)</MessageText>[ \t\r\n]*</QueueMessage>[ \t\r\n]*"
 )
-"""What SDKs send most: text of ASCII without markup, which means itself. All else is expat's to read."""
+"""The common case in SDKs: ASCII text without markup, used as it is. Expat parses everything else."""
 
 
 def _visibility_seconds(asked: Asked, minimum: int) -> int | None:
@@ -151,7 +150,7 @@ def plan_peek(asked: Asked) -> Plan:
 
 
 def answer_messages(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """200 with a list, which may be empty. What was peeked has no receipt and no lease."""
+    """200 with a list, which may be empty. Peeked messages have no receipt and no lease."""
     received: Received = sole(call, outcomes)
     encoded = received.xml_body is XmlBody.BASE64
     messages = "".join([_message(message, encoded) for message in received.messages])
@@ -180,7 +179,7 @@ def plan_clear(asked: Asked) -> Plan:
 
 
 def _message_id(asked: Asked) -> bytes:
-    """The id in the path. A text that is no id names no message; whether the queue is there is told first."""
+    """The id in the path. An invalid id names no message; a missing queue is reported first."""
     text = asked.place.message
     return bytes.fromhex(text.replace("-", "")) if _ID.match(text) else NO_ID
 
@@ -200,7 +199,7 @@ def plan_delete(asked: Asked) -> Plan:
 
 
 def plan_update(asked: Asked) -> Plan:
-    """Update Message: a new lease end, which may be beyond the message's expiry, and perhaps a new text."""
+    """Update Message: sets a new lease end, which may be after the message's expiry, and optionally a new text."""
     queue = asked.queue()
     handle = required(asked.parameters, "popreceipt")
     required(asked.parameters, "visibilitytimeout")

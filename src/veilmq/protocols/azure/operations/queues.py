@@ -1,9 +1,8 @@
 """Create and Delete Queue, its metadata, its access policies, and the list of queues.
 
-Strategy: a queue made here gets Azure's retention of 7 days, and is the same as one that exists if its metadata is.
-Queues whose names Azure does not allow are listed by their alias, or not at all; a marker names the last queue of its
-page. Source: the
-pages of these operations in the REST API.
+Strategy: a queue made here gets Azure's retention of 7 days, and equals an existing one if its metadata does. Queues
+whose names Azure does not allow are listed by their alias, or not at all; a marker names the last queue of its page.
+Source: the pages of these operations in the REST API.
 """
 
 from base64 import b64decode, urlsafe_b64encode
@@ -32,7 +31,7 @@ from veilmq.protocols.http import Response
 from veilmq.protocols.xml import escape
 
 _COOLDOWN_US: Final = 30 * SECOND_US
-"""How long Azure keeps the name of a deleted queue."""
+"""How long Azure reserves the name of a deleted queue."""
 _DEFAULTS: Final = {"retention_us": limits.TTL_SECONDS_DEFAULT * SECOND_US}
 _MARKER_START: Final = "1!"
 _COUNT: Final = b"x-ms-approximate-messages-count"
@@ -52,7 +51,7 @@ def plan_create(asked: Asked) -> Plan:
 
 
 def answer_create(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """201, or 204 if the queue was there with the same metadata."""
+    """201, or 204 if the queue existed with the same metadata."""
     created: QueueCreated = sole(call, outcomes)
     return Response(201 if created.created else 204, None, b"")
 
@@ -74,7 +73,7 @@ def plan_describe(asked: Asked) -> Plan:
 
 
 def answer_metadata(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """Metadata and the number of messages, in headers alone. In flight and delayed ones count too."""
+    """Metadata and the number of messages, in headers only. Messages in flight and delayed ones count, too."""
     described: QueueDescribed = sole(call, outcomes)
     info = described.info
     count = (_COUNT, str(info.counts.total).encode())
@@ -82,7 +81,7 @@ def answer_metadata(call: Call, outcomes: Sequence[Outcome]) -> Response:
 
 
 def plan_set_metadata(asked: Asked) -> Plan:
-    """Set Queue Metadata: what is not given is gone."""
+    """Set Queue Metadata: replaces all metadata."""
     change = {"labels": labels_of(read_metadata(asked.request))}
     return (ChangeQueue(queue=asked.queue(), origin=asked.sender.origin, change=change),), None
 
@@ -94,7 +93,7 @@ def answer_acl(call: Call, outcomes: Sequence[Outcome]) -> Response:
 
 
 def plan_set_acl(asked: Asked) -> Plan:
-    """Set Queue ACL: what is not given is gone. Takes effect at once."""
+    """Set Queue ACL: replaces all policies, and takes effect at once."""
     change = {"labels": policies_label(read_policies(asked.request.body))}
     return (ChangeQueue(queue=asked.queue(), origin=asked.sender.origin, change=change),), None
 
@@ -147,7 +146,7 @@ def answer_list(call: Call, outcomes: Sequence[Outcome]) -> Response:
 
 
 def _name(info: QueueInfo) -> str:
-    """The name by which it was found."""
+    """The queue's name or alias in Azure."""
     return shown_name(info, limits.QUEUE_NAME_WHOLE) or info.key.name
 
 
@@ -164,7 +163,7 @@ def _marker_after(info: QueueInfo) -> str:
 
 
 def _read_marker(marker: str) -> str:
-    """The name that a marker stands for. Raises Refusal: InvalidMarker."""
+    """The name in a marker. Raises Refusal: InvalidMarker."""
     if not marker:
         return ""
     try:

@@ -1,7 +1,7 @@
 """Service properties, statistics of the secondary, user delegation keys.
 
-Strategy: the properties are labels of a hidden queue, made with the first of them. A user delegation key is computed
-and kept nowhere (sas.py). Source: the pages of these operations in the REST API.
+Strategy: the properties are labels of a hidden queue, which is created with the first of them. A user delegation key is
+computed and not stored (sas.py). Source: the pages of these operations in the REST API.
 """
 
 from base64 import b64encode
@@ -29,7 +29,7 @@ _TENANT_UNKNOWN = "00000000-0000-0000-0000-000000000000"
 
 
 def properties_from(outcome: Outcome, command: Any) -> Properties:
-    """The properties that the description of the hidden queue shows. Raises Refusal."""
+    """The properties in the description of the hidden queue. Raises Refusal."""
     if isinstance(outcome, QueueMissing):
         return Properties()
     if isinstance(outcome, VeilError):
@@ -44,13 +44,13 @@ def plan_get_properties(asked: Asked) -> Plan:
 
 
 def answer_properties(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """200 with all of them that the version knows."""
+    """200 with all properties of the version."""
     properties = properties_from(outcomes[0], call.commands[0])
     return Response(200, CONTENT_TYPE, write_properties(properties, call.asked.version))
 
 
 def plan_set_properties(asked: Asked) -> Plan:
-    """Set Queue Service Properties: parts that are not given stay."""
+    """Set Queue Service Properties: missing parts stay unchanged."""
     change = read_change(asked.request.body, asked.version)
     queue, origin = service_queue(asked.sender.account.key), asked.sender.origin
     labels = {"labels": labels_of(change)}
@@ -66,7 +66,7 @@ def answer_accepted(call: Call, outcomes: Sequence[Outcome]) -> Response:
 
 
 def plan_stats(asked: Asked) -> Plan:
-    """Get Queue Service Stats: only the secondary endpoint has them."""
+    """Get Queue Service Stats: only on the secondary endpoint."""
     if not asked.place.secondary:
         raise bad_parameter("comp", "stats", "Statistics are served by the secondary endpoint alone.")
     return (), None
@@ -112,7 +112,7 @@ def plan_delegation_key(asked: Asked) -> Plan:
 
 
 def answer_delegation_key(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """200 with the key and all that must be said in a SAS that it signs."""
+    """200 with the key and all fields that its SAS must contain."""
     info: _KeyInfo = call.memo
     sender = call.asked.sender
     identity = sender.identity

@@ -1,8 +1,8 @@
-"""The operations of the REST API, a row each, and which of them a request names.
+"""The operations of the REST API, one row each, and the look-up of a request's operation.
 
-Strategy: what a path names, `restype` and `comp` choose a small table from method to row; a method that is not in it is
-refused as such, a `comp` that no table has as a value. The letters are those of "Create an account SAS" and "Create a
-service SAS": which resource type and permission suffice.
+Strategy: the kind of path, `restype` and `comp` select a small table from method to row. A method that is not in it is
+refused as a method, a `comp` without a table as a value. The letters are those of "Create an account SAS" and "Create a
+service SAS": sufficient resource types and permissions.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """Account attributes, the account's id, OpenService.
 
-Strategy: LoggingBucket is kept and shown, and does nothing. It is a label of a hidden queue: as durable as all else.
-Source: the Python and Java SDKs.
+Strategy: LoggingBucket is stored and shown but has no effect. It is a label of a hidden queue, and so as durable as any
+setting. Source: the Python and Java SDKs.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from veilmq.protocols.mns.errors import bad
 from veilmq.protocols.mns.writing import document, elements
 
 ACCOUNT_QUEUE = "mns/account"
-"""The hidden queue whose labels are the account's attributes: no protocol's names have a slash."""
+"""The hidden queue whose labels are the account's attributes; no protocol allows a slash in names."""
 _LABEL = "mns.account.logging_bucket"
 _ORDER = "0"
 
@@ -57,7 +57,7 @@ def plan_set(asked: Asked) -> Plan:
 
 
 def plan_none(asked: Asked) -> Plan:
-    """What is answered without the engine."""
+    """An operation that needs no engine."""
     return (), None
 
 
@@ -67,5 +67,5 @@ def answer_account(call: Call, outcomes: Sequence[Outcome]) -> Response:
 
 
 def answer_open(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """OpenService: there is nothing to order."""
+    """OpenService: always succeeds; there is nothing to order."""
     return document("OpenService", elements({"OrderId": _ORDER}))

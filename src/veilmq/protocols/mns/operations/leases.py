@@ -1,7 +1,7 @@
 """DeleteMessage, BatchDeleteMessage and ChangeMessageVisibility.
 
-Strategy: a handle is worth one state of its message: an extension gives a new one, and one whose lease has ended is
-refused. A batch deletes what it can and answers with the others. Source: the pages of these operations.
+Strategy: a handle is valid for one state of its message: an extension returns a new one, and a handle whose lease has
+ended is refused. A batch deletes what it can and returns the failures. Source: the pages of these operations.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from veilmq.protocols.mns.writing import document
 from veilmq.protocols.xml import clean, escape
 
 BATCH_FAILED_STATUS = 404
-"""Of a batch of which some were not deleted."""
+"""Status of a batch with failures."""
 
 
 def _handle(asked: Asked) -> str:
@@ -79,7 +79,7 @@ def plan_batch_delete(asked: Asked) -> Plan:
 
 
 def answer_batch_delete(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """204, or 404 with an entry for each that failed."""
+    """204, or 404 with an entry for each failure."""
     failed: list[str] = []
     for command, outcome in zip(call.commands, outcomes, strict=True):
         if not isinstance(outcome, VeilError):
@@ -117,7 +117,7 @@ def plan_change_visibility(asked: Asked) -> Plan:
 
 
 def answer_change_visibility(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """200 with the handle to use from now on."""
+    """200 with the new handle."""
     extended: Extended = sole(call, outcomes)
     return document(
         "ChangeVisibility",

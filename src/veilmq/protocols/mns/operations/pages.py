@@ -1,7 +1,7 @@
-"""What lists have in common: the headers that ask for a page, and the marker that leads to the next one.
+"""Paging of lists: the request headers, and the marker of the next page.
 
-Strategy: a marker is the last name of its page in base64, so that nothing is kept between pages. Names that MNS does
-not allow are left out: a page may be short, or empty, and lead on.
+Strategy: a marker is the last name of its page in base64, so that no state is kept between pages. Names that MNS does
+not allow are left out, so a page may be short or empty and still have a next page.
 """
 
 from base64 import b64decode, urlsafe_b64encode
@@ -14,7 +14,7 @@ from veilmq.protocols.mns.parameters import boolean, integer
 
 
 class Page(NamedTuple):
-    """Which part of a list is asked for."""
+    """The requested part of a list."""
 
     prefix: str
     after: str
@@ -50,7 +50,7 @@ def _read_marker(text: str) -> str:
 
 
 def marker_of(names: list[str], more: bool) -> str:
-    """The element that leads to the next page; nothing on the last one."""
+    """The element with the next page's marker; empty on the last page."""
     if not more:
         return ""
     return f"<NextMarker>{urlsafe_b64encode(names[-1].encode()).decode()}</NextMarker>"

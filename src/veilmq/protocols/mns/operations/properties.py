@@ -1,8 +1,8 @@
-"""User and system properties of a message, from XML to the house's attributes and back.
+"""Converts user and system properties of a message between XML and attributes.
 
 Strategy: a user property is an attribute that every SQS client can read: STRING and NUMBER under SQS's own types,
-BOOLEAN as `String.Boolean`, BINARY decoded. The system properties of tracing (traceparent ...) are attributes of their
-names, which is where SQS's tracing libraries look; what a dead letter has of its own comes from the store.
+BOOLEAN as `String.Boolean`, BINARY decoded. The system properties for tracing (traceparent ...) are attributes of the
+same names, where SQS's tracing libraries look; those of a dead letter come from the store.
 """
 
 import binascii
@@ -21,7 +21,7 @@ from veilmq.protocols.xml import Element, escape
 _TYPES: Final = {"STRING": "String", "NUMBER": "Number", "BOOLEAN": "String.Boolean", "BINARY": "Binary"}
 _BOOLEAN: Final = _TYPES["BOOLEAN"]
 _WIDE_NUMBER: Final = "String.Number"
-"""A NUMBER that SQS would refuse as one: inf, nan, more than 38 digits."""
+"""A NUMBER that SQS would refuse: inf, nan, more than 38 digits."""
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]{1,38}(?:\.[0-9]{0,38})?|\.[0-9]{1,38})(?:[eE][+-]?[0-9]{1,3})?\Z")
 _SOURCE: Final = "DLQSourceArn"
 _ORIGIN: Final = "DLQOriginMessageId"
@@ -29,7 +29,7 @@ SYSTEM_NAMES: Final = frozenset({"traceparent", "tracestate", "baggage", "DLQMes
 
 
 def read_properties(user: Element | None, system: Element | None) -> tuple[tuple[Attribute, ...], int]:
-    """The attributes of `UserProperties` and `SystemProperties`, and how many bytes they count for. Raises Refusal."""
+    """The attributes of `UserProperties` and `SystemProperties`, and their size in bytes. Raises Refusal."""
     attributes: list[Attribute] = []
     for group, name in ((user, "PropertyValue"), (system, "SystemPropertyValue")):
         for child in group.children if group is not None else ():
@@ -93,7 +93,7 @@ def _value(name: str, kind: str, value: str) -> Any:
 
 
 def _is_number(value: str) -> bool:
-    """The service checks nothing; but the Python SDK cannot read a message whose NUMBER is no `float`."""
+    """Check a NUMBER. The service does not, but the Python SDK cannot read a message whose NUMBER is not a `float`."""
     try:
         float(value)
     except ValueError:
@@ -102,7 +102,7 @@ def _is_number(value: str) -> bool:
 
 
 def write_properties(message: Delivery) -> str:
-    """The elements of a message's properties; nothing for a message without any."""
+    """The elements of a message's properties; empty if it has none."""
     user: list[str] = []
     system: dict[str, str] = {}
     for attribute in message.extras.attributes:
@@ -114,7 +114,7 @@ def write_properties(message: Delivery) -> str:
     if source is not None:
         origin = message.extras.published_id or message.id
         system |= {_SOURCE: arn(source), _ORIGIN: origin.hex().upper()}
-    # The PHP SDK reads user properties to the end of the document: whatever follows them is lost to it.
+    # The PHP SDK reads user properties to the end of the document and misses whatever follows them.
     text = ""
     if system:
         values = "".join(_system_property(name, value) for name, value in system.items())
@@ -134,7 +134,7 @@ def _typed(attribute: Attribute) -> tuple[str, str]:
 
 
 def _system_property(name: str, value: str) -> str:
-    """The PHP SDK passes over the node behind each of the three: white space, or it misses the next one."""
+    """A system property with white space after it: the PHP SDK skips the node after each of the three."""
     inside = f"<Name>{escape(name)}</Name>\n<Value>{escape(value)}</Value>\n<Type>STRING</Type>\n"
     return f"<SystemPropertyValue>{inside}</SystemPropertyValue>"
 

@@ -1,8 +1,8 @@
 """CreateQueue, SetQueueAttributes, GetQueueAttributes, DeleteQueue, ListQueue.
 
-Strategy: the settings that are numbers are rows of limits.py. A queue is met again if all that MNS can say of it is the
-same, after the defaults are filled in; what other protocols keep of it is not compared. Policies for dead letters and
-rates come as an extension of the document. Source: the pages of these operations; docs/mns.md.
+Strategy: the settings that are numbers are rows of limits.py. An existing queue is the same if all its MNS attributes
+are, after filling in defaults; other protocols' settings are not compared. Policies for dead letters and rates are an
+extension of the document. Source: the pages of these operations; docs/mns.md.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from veilmq.protocols.mns.writing import document, elements
 from veilmq.protocols.xml import Element
 
 LOGGING: Final = "mns.logging"
-"""The label that keeps LoggingEnabled, which changes nothing here."""
+"""The label that stores LoggingEnabled, which has no effect here."""
 RATE_POLICY: Final = "TenantRateLimitPolicy"
 
 
@@ -80,7 +80,7 @@ def _redrive(asked: Asked, policy: Element) -> RedrivePolicy | None:
     fields, target = dead_letter_queue(asked, policy)
     if target is None:
         return None
-    if target == asked.queue():  # SQS takes that; here it is more likely a slip
+    if target == asked.queue():  # SQS allows that; here it is more likely a mistake
         raise bad("DeadLetterTargetQueue", "it is another queue.")
     if "MaxReceiveCount" not in fields:
         raise bad("MaxReceiveCount", "it is required.")
@@ -99,19 +99,19 @@ def plan_create(asked: Asked) -> Plan:
 
 
 def answer_create(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """201, or 204 if the queue was there with the same attributes; the Location comes with both."""
+    """201, or 204 if the queue existed with the same attributes; both have a Location."""
     created: QueueCreated = sole(call, outcomes)
     return located(call, f"/queues/{_name(created.info)}", created.created)
 
 
 def located(call: Call, path: str, created: bool) -> Response:
-    """The answer to every creation. The Python SDK reads Location whatever the status."""
+    """The response to every creation. The Python SDK reads Location for every status."""
     location = call.asked.url(path).encode("latin-1")
     return Response(201 if created else 204, None, b"", ((b"Location", location),))
 
 
 def plan_change(asked: Asked) -> Plan:
-    """SetQueueAttributes: what is not named stays."""
+    """SetQueueAttributes: attributes that are not named stay."""
     return (ChangeQueue(queue=asked.queue(), origin=asked.caller.origin, change=_read_change(asked)),), None
 
 
@@ -151,12 +151,12 @@ def _policy(info: QueueInfo) -> str:
         "DeadLetterTargetQueue": arn(redrive.target),
         "MaxReceiveCount": str(redrive.receive_count_max),
     }
-    # The Python SDK takes the first child of every element for text: the line break is that child.
+    # The Python SDK expects text as the first child of every element: the line break is that text.
     return f"<DlqPolicy>\n{elements(fields)}</DlqPolicy>"
 
 
 def rate_policy(rate: int | None) -> str:
-    """The element that shows a TenantRateLimitPolicy; nothing without one."""
+    """The element of a TenantRateLimitPolicy; empty without one."""
     if rate is None:
         return ""
     fields = {"Enabled": "True", "MaxReceivesPerSecond": str(rate)}
@@ -164,7 +164,7 @@ def rate_policy(rate: int | None) -> str:
 
 
 def _name(info: QueueInfo) -> str:
-    """The name by which MNS knows the queue."""
+    """The queue's name or alias in MNS."""
     return shown_name(info, limits.NAME_WHOLE) or info.key.name
 
 
@@ -174,7 +174,7 @@ def plan_delete(asked: Asked) -> Plan:
 
 
 def answer_delete(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """204, also if there was none: no SDK knows an error here."""
+    """204, also if there was none: no SDK handles an error here."""
     if isinstance(outcomes[0], QueueMissing):
         return Response(204, None, b"")
     return answer_nothing(call, outcomes)

@@ -1,7 +1,8 @@
 """ReceiveMessage and PeekMessage, of one message or up to 16.
 
-Strategy: `numOfMessages` in the query makes the root Messages, even of one message. A wait that is left out is the
-queue's own; a wait of 0 is none. No message is an error, MessageNotExist, as is a receive that may not park.
+Strategy: `numOfMessages` in the query makes the root Messages, even for one message. Without a wait the queue's own
+applies; a wait of 0 means none. If there is no message, or the receive may not wait, the response is the error
+MessageNotExist.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ def plan_peek(asked: Asked) -> Plan:
 
 
 def answer_messages(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """200 with one or more messages; what was peeked has no handle and no next visible time."""
+    """200 with one or more messages; peeked messages have no handle and no next visible time."""
     received: Received = sole(call, outcomes)
     if not received.messages:
         raise Refusal(MESSAGE_NOT_EXIST)

@@ -1,8 +1,8 @@
-"""SendMessage and BatchSendMessage: one URL, told apart by the document's root.
+"""SendMessage and BatchSendMessage: one URL, distinguished by the document's root.
 
-Strategy: each message of a batch is checked by itself; what is refused is answered in its place and the others are
-sent. The handle of a delayed message comes with the answer, as long as the message is delayed. Source: the pages of
-SendMessage and BatchSendMessage; the shape of a partial answer is what the Python SDK takes.
+Strategy: each message of a batch is checked by itself; a refusal is returned in its place and the others are sent. The
+handle of a delayed message is returned and stays valid while the message is delayed. Source: the pages of SendMessage
+and BatchSendMessage; a partial response has the shape that the Python SDK reads.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from veilmq.protocols.mns.writing import document
 from veilmq.protocols.xml import Element, clean, escape
 
 PARTIAL_STATUS = 500
-"""Of a batch of which some were sent. The documents' number is lost; SDKs need 400 or more."""
+"""Status of a batch of which some were sent. The documents do not give it; SDKs need 400 or more."""
 
 
 def plan_send(asked: Asked) -> Plan:
-    """SendMessage, or BatchSendMessage. The memo of a batch: what was refused here, by place."""
+    """SendMessage, or BatchSendMessage. The memo of a batch: its refusals, by place."""
     queue = asked.queue()
     root = read_root(asked.request.body)
     if root.name == "Message":
@@ -53,7 +53,7 @@ def read_body(element: Element | None) -> tuple[str, bytes]:
 
 
 def read_extras(fields: dict[str, Element], tag: str | None = None) -> tuple[Extras, int]:
-    """Group and properties, and how many bytes they add. Raises Refusal."""
+    """Group and properties, and their size in bytes. Raises Refusal."""
     group = fields.get("MessageGroupId")
     user, system = fields.get("UserProperties"), fields.get("SystemProperties")
     if group is None and user is None and system is None and tag is None:
@@ -116,7 +116,7 @@ def answer_send(call: Call, outcomes: Sequence[Outcome]) -> Response:
 
 
 def _sent(command: Send, sent: Sent, *, bare: bool) -> str:
-    """bare: the two fields that the Python SDK takes beside a failure, and no other."""
+    """bare: only the two fields that the Python SDK reads next to a failure."""
     text = f"<MessageId>{sent.id.hex().upper()}</MessageId><MessageBodyMD5>{command.md5.hex().upper()}</MessageBodyMD5>"
     if bare:
         return text

@@ -1,6 +1,6 @@
 """Subscribe, SetSubscriptionAttributes, GetSubscriptionAttributes, Unsubscribe, ListSubscriptionByTopic.
 
-Strategy: an endpoint is read once, to a queue of the caller's or a URL; its text is kept as the owner wrote it.
+Strategy: an endpoint is parsed once, to a queue of the caller or a URL; its text is stored as the owner wrote it.
 Source: the pages of these operations, NotifyStrategy and NotifyContentFormat.
 """
 
@@ -43,7 +43,7 @@ def _one_of(element: Element, kind: type[Choice]) -> Choice:
 
 
 def _read_change(asked: Asked, fields: dict[str, Element]) -> dict[str, Any]:
-    """What the document says besides the endpoint. Raises Refusal."""
+    """The settings in the document besides the endpoint. Raises Refusal."""
     change: dict[str, Any] = {}
     if "NotifyStrategy" in fields:
         change["strategy"] = _one_of(fields["NotifyStrategy"], RetryStrategy)
@@ -71,14 +71,14 @@ def plan_subscribe(asked: Asked) -> Plan:
 
 
 def answer_subscribe(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """201, or 204 if the subscription was there with the same attributes; the Location comes with both."""
+    """201, or 204 if the subscription existed with the same attributes; both have a Location."""
     subscribed: Subscribed = sole(call, outcomes)
     info = subscribed.info
     return located(call, f"/topics/{info.topic.name}/subscriptions/{info.name}", subscribed.created)
 
 
 def plan_change(asked: Asked) -> Plan:
-    """SetSubscriptionAttributes: the endpoint and its content format stay. An empty FilterTag takes the filter away."""
+    """SetSubscriptionAttributes: the endpoint and its content format stay. An empty FilterTag removes the filter."""
     fields = members_of(asked.request.body, "Subscription")
     for name in ("Endpoint", "NotifyContentFormat"):
         if name in fields:
@@ -131,7 +131,7 @@ def _policies(settings: SubscriptionSettings) -> str:
     text = rate_policy(settings.pushes_per_second_max)
     if settings.dead_letter_queue is not None:
         policy = {"Enabled": "True", "DeadLetterTargetQueue": arn(settings.dead_letter_queue)}
-        # As of a queue's: the line break is for the Python SDK.
+        # As for a queue, the line break is for the Python SDK.
         text += f"<DlqPolicy>\n{elements(policy)}</DlqPolicy>"
     return text
 

@@ -1,6 +1,6 @@
-"""The operations of the API, a row each, and which of them a request names.
+"""The operations of the API, one row each, and the look-up of a request's operation.
 
-Strategy: what a path names and the method choose a row, or a small function that looks at the query.
+Strategy: the kind of path and the method select a row, or a small function that reads the query.
 """
 
 from collections.abc import Callable
@@ -91,7 +91,8 @@ TABLE: Final[dict[tuple[Kind, str], Operation | Callable[[Asked], Operation]]] =
 
 
 def find(asked: Asked) -> Operation:
-    """The row of the operation that a request names. Raises Refusal: InvalidRequestURL and what its query lacks."""
+    """The row of the operation that a request names. Raises Refusal: InvalidRequestURL, or for a missing query
+    parameter."""
     row = TABLE.get((asked.place.kind, asked.request.method))
     if row is None:
         raise Refusal(INVALID_REQUEST_URL)

@@ -1,7 +1,7 @@
 """CreateTopic, SetTopicAttributes, GetTopicAttributes, DeleteTopic, ListTopic, PublishMessage.
 
-Strategy: as of queues. A publish is one command: the store sends all copies with it. What goes to mail and short
-messages in a publish is taken and goes nowhere: no subscription can have such an endpoint here.
+Strategy: as for queues. A publish is one command, and the store sends all copies with it. Attributes for mail and short
+messages are accepted and ignored: no subscription can have such an endpoint here.
 """
 
 from collections.abc import Sequence
@@ -43,13 +43,13 @@ def plan_create(asked: Asked) -> Plan:
 
 
 def answer_create(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """201, or 204 if the topic was there with the same attributes; the Location comes with both."""
+    """201, or 204 if the topic existed with the same attributes; both have a Location."""
     created: TopicCreated = sole(call, outcomes)
     return located(call, f"/topics/{created.info.key.name}", created.created)
 
 
 def plan_change(asked: Asked) -> Plan:
-    """SetTopicAttributes: what is not named stays."""
+    """SetTopicAttributes: attributes that are not named stay."""
     return (ChangeTopic(topic=asked.topic(), origin=asked.caller.origin, change=_read_change(asked)),), None
 
 

@@ -1,10 +1,10 @@
-"""What a request is judged by before it goes to the engine: the queue's policy, and the state of its KMS key.
+"""Authorizes a request before it goes to the engine, by the queue's policy and the state of its KMS key.
 
-Strategy: only a request that needs it asks first (the queue is another account's, its policy may deny something, the
-operator named KMS keys that fail, or it is a batch of which no entry is left to ask for): the question is a
-DescribeQueue in the server's own right, and its answer is the call itself, or a refusal. Source: "Overview of managing
-access in Amazon SQS" (cross-account permissions) in the SQS Developer Guide; "Policy evaluation logic" in the IAM User
-Guide.
+Strategy: most requests need no check. One is needed if the queue belongs to another account, its policy may deny
+something, the operator named KMS keys that fail, or all entries of a batch were refused. Then a DescribeQueue, in the
+server's own right, comes first, and its outcome decides between the call itself and a refusal. Source: "Overview of
+managing access in Amazon SQS" (cross-account permissions) in the SQS Developer Guide; "Policy evaluation logic" in the
+IAM User Guide.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ _ACTIONS: Final = {
     "Delete": "DeleteMessage",
     "DescribeQueue": "GetQueueAttributes",
 }
-"""Operations of the house's own dialect -> the action that a policy knows them by."""
+"""VeilMQ operations -> the action that a policy checks."""
 _GRANTS: Final = {
     "SendMessage": Action.SEND,
     "DeleteMessage": Action.DELETE,
@@ -61,7 +61,7 @@ _ENCRYPTED: Final = frozenset({"SendMessage", "SendMessageBatch", "ReceiveMessag
 
 
 class _Question(NamedTuple):
-    """Whether an action may be done on a queue."""
+    """The question whether an action is allowed on a queue."""
 
     queue: QueueKey
     action: str
@@ -76,7 +76,7 @@ class _Held(NamedTuple):
 
 
 def authorized(asked: Asked, call: Call) -> Call:
-    """The call, or the question that must be answered before it. Raises Refusal: AccessDenied."""
+    """The call, or a call that reads what must be checked first. Raises Refusal: AccessDenied."""
     foreign = asked.foreign
     if foreign is not None:
         questions: tuple[_Question, ...] = (_Question(foreign, _action(call.operation)),)
@@ -96,8 +96,8 @@ def authorized(asked: Asked, call: Call) -> Call:
 
 
 def _questions(call: Call) -> Iterator[_Question]:
-    """What the call does to which queue. A move task receives, deletes and sends: "Configuring queue permissions for
-    dead-letter queue redrive" in the Developer Guide."""
+    """The actions of the call on each queue. A move task receives, deletes and sends: "Configuring queue permissions
+    for dead-letter queue redrive" in the Developer Guide."""
     command = call.commands[0] if call.commands else None
     queue = getattr(command, "queue", None)
     if queue is None:
@@ -111,7 +111,7 @@ def _questions(call: Call) -> Iterator[_Question]:
 
 
 def note(endpoint: Endpoint, info: QueueInfo) -> None:
-    """A queue's policy was set, or met at the start: remember whether it may deny something."""
+    """Note whether a queue's policy may deny something; called when it is set, and at the start."""
     policy = _policy(info)
     if policy is not None and may_deny(policy):
         endpoint.guarded.add(info.key)
@@ -120,7 +120,7 @@ def note(endpoint: Endpoint, info: QueueInfo) -> None:
 
 
 def _unlocks(call: Call) -> bool:
-    """Whether a key that may do everything takes the policy away: the way out of a policy that shuts out its owner."""
+    """Whether a key that may do everything removes the policy: the way out of a policy that locks out its owner."""
     (command, *more) = call.commands
     only = {"labels": {_POLICY: ""}}
     return call.key.grants is EVERYTHING and type(command) is ChangeQueue and not more and command.change == only
@@ -135,7 +135,7 @@ def _answer(call: Call, outcomes: Sequence[Outcome]) -> Call:
 
 
 def _check_questions(call: Call, held: _Held, outcomes: Sequence[Outcome]) -> None:
-    """Raises Refusal if an answer does not let the call be."""
+    """Raises Refusal if an outcome denies the call."""
     for question, outcome in zip(held.questions, outcomes, strict=True):
         if isinstance(outcome, QueueDescribed):
             _check(held, question, outcome.info)
@@ -143,13 +143,14 @@ def _check_questions(call: Call, held: _Held, outcomes: Sequence[Outcome]) -> No
             assert isinstance(outcome, VeilError)
             raise fault_of(outcome, call.commands[0])
         elif held.asked.foreign is not None:
-            # Whether a queue of somebody else exists is for its policy to tell. One's own was deleted: the call's own
-            # answer says so, or creates it.
+            # Do not reveal whether another account's queue exists. A missing queue of the caller's own: the call itself
+            # reports or creates it.
             raise _denied(held.call, question)
 
 
 def _check_refused_batch(held: _Held, outcome: Outcome) -> None:
-    """Raises Refusal if the key lacks the grant, or there is no such queue: no command of the call will be told so."""
+    """Raises Refusal if the key lacks the grant or the queue is missing; the call has no command that would report
+    it."""
     (question,) = held.questions
     grant = _GRANTS[question.action]
     if not held.call.key.allows(grant, question.queue.name):
@@ -159,7 +160,7 @@ def _check_refused_batch(held: _Held, outcome: Outcome) -> None:
 
 
 def _check(held: _Held, question: _Question, info: QueueInfo) -> None:
-    """Raises Refusal if the queue's policy does not let the call be, or its KMS key fails."""
+    """Raises Refusal if the queue's policy denies the call, or its KMS key fails."""
     decision = _decision(held, question, info)
     if decision is Decision.DENIED or (held.asked.foreign is not None and decision is Decision.SILENT):
         raise _denied(held.call, question, decision)
@@ -175,12 +176,12 @@ def _policy(info: QueueInfo) -> dict[str, Any] | None:
         return None
     try:
         return read_policy(text)
-    except PolicyInvalid:  # set before its form was checked: it opens and shuts nothing
+    except PolicyInvalid:  # stored before the form was checked: it has no effect
         return None
 
 
 def _decision(held: _Held, question: _Question, info: QueueInfo) -> Decision:
-    """What the queue's policy says of the action. Development mode knows nobody, and asks no policy."""
+    """Evaluate the queue's policy. Development mode has no identities and evaluates no policy."""
     policy = _policy(info)
     if policy is None or not held.asked.caller.verified:
         return Decision.SILENT
@@ -205,15 +206,15 @@ def _action(operation: str) -> str:
 
 
 def not_granted(call: Call, queue: QueueKey | None, grant: Action) -> Refusal:
-    """What a key is told that was not granted the action on the queue (None: on no queue in particular)."""
+    """The refusal if a key was not granted the action on the queue (None: on no particular queue)."""
     action = f"sqs:{_action(call.operation).lower()}"
     why = f"because no identity-based policy allows the {action} action (grant {grant.value})"
     return _not_authorized(call, queue, action, why)
 
 
 def _not_authorized(call: Call, queue: QueueKey | None, action: str, why: str) -> Refusal:
-    """AWS's words, the action of a batch that of its entries: microsoft/aspire #3333, aws/serverless-application-model
-    #3633."""
+    """AWS's text; the action of a batch is that of its entries: microsoft/aspire #3333,
+    aws/serverless-application-model #3633."""
     key, region, resource = call.key, "*", f"arn:aws:sqs:*:{call.key.account}:*"
     if queue is not None:
         region, resource = queue.region, arn(queue)
@@ -223,7 +224,7 @@ def _not_authorized(call: Call, queue: QueueKey | None, action: str, why: str) -
 
 
 def _denied(call: Call, question: _Question, decision: Decision = Decision.SILENT) -> Refusal:
-    """By the queue's policy: it does not allow another account the action, or it denies it to whom it may be."""
+    """Refusal by the queue's policy: it does not allow another account the action, or denies it explicitly."""
     if call.operation == "GetQueueUrl" and question.queue.account != call.key.account:
         return Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE_TO_SEE)
     action = f"sqs:{question.action.lower()}"
@@ -234,7 +235,7 @@ def _denied(call: Call, question: _Question, decision: Decision = Decision.SILEN
 
 
 def _check_key(held: _Held, info: QueueInfo) -> None:
-    """Raises Refusal if the queue's KMS key is one that the operator let fail."""
+    """Raises Refusal if the operator configured the queue's KMS key to fail."""
     kms_key = info.settings.labels.get(LABEL_PREFIX + "KmsMasterKeyId")
     if kms_key and held.call.operation in _ENCRYPTED:
         for named, state in held.call.endpoint.kms_faults:

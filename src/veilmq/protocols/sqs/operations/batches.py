@@ -1,7 +1,7 @@
-"""What all three batch operations share: entries that are judged one by one, and answered one by one.
+"""Shared by the three batch operations: entries are checked and answered one by one.
 
-Strategy: what is wrong with the batch refuses the request, what is wrong with an entry fails that entry. Source:
-"Error" sections of the batch operations in the SQS API Reference.
+Strategy: an error of the batch refuses the request, an error of an entry fails only that entry. Source: "Error"
+sections of the batch operations in the SQS API Reference.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ HasId = TypeVar("HasId", bound=_HasId)
 def plan_entries(
     asked: Asked, queue: QueueKey, given: list[HasId] | None, name: str, command_of: Callable[[HasId], AnyCommand]
 ) -> tuple[tuple[AnyCommand, ...], list[Entry]]:
-    """Commands of the entries that are right, and all entries. `name`: what the Query form calls one."""
+    """Commands of the valid entries, and all entries. `name`: an entry's name in the Query form."""
     if not given:
         raise Refusal(errors.EMPTY_BATCH_REQUEST, f"There should be at least one {name} in the request.")
     if len(given) > limits.ENTRIES_MAX:
@@ -60,7 +60,7 @@ def plan_entries(
 
 
 def check_whole(call: Call, outcomes: Sequence[Outcome]) -> None:
-    """Raises Refusal if the batch failed as one: its queue is missing, or the server could do nothing of it."""
+    """Raises Refusal if the whole batch failed: its queue is missing, or the server did none of it."""
     refusals = []
     for command, outcome in zip(call.commands, outcomes, strict=True):
         if not isinstance(outcome, VeilError):
@@ -74,5 +74,5 @@ def check_whole(call: Call, outcomes: Sequence[Outcome]) -> None:
 
 
 def failed(entry: Entry, refusal: Refusal) -> BatchResultErrorEntry:
-    """The entry's line under Failed."""
+    """The entry's result under Failed."""
     return BatchResultErrorEntry(entry.id, refusal.fault.sender, refusal.fault.code, refusal.message)

@@ -1,8 +1,8 @@
-"""Operations that change a part of a setting: they read it, change it, and write it if nobody else was faster.
+"""Operations that change part of a setting: read it, change it, and write it if it did not change meanwhile.
 
-Strategy: the first command only asks how the queue stands, but as a change, so that the caller needs the grant to
-change and no other; each further one is a compare-and-set. Whoever loses that race tries again with what the winner
-left, so that somebody always wins.
+Strategy: the first command only reads the queue, but as a change, so that the caller needs exactly the grant to change.
+Each further one is a compare-and-set. A caller that loses the race tries again with the winner's value, so one caller
+always makes progress.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
 from veilmq.protocols.sqs.operations.authorize import note
 
 Edit = Callable[[QueueInfo], SettingsChange]
-"""What to change of a queue that stands like that; nothing: empty. Raises Refusal."""
+"""The change for a queue in this state; empty: nothing. Raises Refusal."""
 _NEVER: Final[SettingsChange] = {"tags": None}
-"""No queue has it: nothing is changed, and the outcome tells how the queue stands."""
+"""An expectation that never holds: nothing is changed, and the outcome shows the queue."""
 
 
 def plan_edit(asked: Asked, queue_url: str | None, edit: Edit) -> Plan:
-    """Begin an edit of that queue."""
+    """Start an edit of the queue."""
     command = ChangeQueue(queue=asked.queue(queue_url), origin=asked.caller.origin, change={}, expected=_NEVER)
     return (command,), edit
 
 
 def answer_edit(call: Call, outcomes: Sequence[Outcome]) -> results.Empty | Call:
-    """Nothing but success; or the next try."""
+    """An empty result, or the next attempt."""
     outcome: QueueChanged = sole(call, outcomes)
     if outcome.changed:
         note(call.endpoint, outcome.info)

@@ -1,9 +1,9 @@
 """DeleteMessage, ChangeMessageVisibility, and their batches.
 
-Strategy: on a standard queue a handle is good after its lease too, as long as nobody else was granted the message: it
-deletes the message, or takes its lease up again. A stale one deletes nothing and answers success, and extends nothing
-and is refused. On a FIFO queue an expired or stale one is refused. Source: DeleteMessage and ChangeMessageVisibility in
-the SQS API Reference, and recorded replies of AWS for a late ChangeMessageVisibility.
+Strategy: on a standard queue a handle stays valid after its lease, until the message is granted to another receiver: it
+deletes the message, or resumes its lease. A stale handle deletes nothing and the delete reports success; an extend with
+it is refused. On a FIFO queue an expired or stale handle is refused. Source: DeleteMessage and ChangeMessageVisibility
+in the SQS API Reference, and recorded replies of AWS for a late ChangeMessageVisibility.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def plan_extend_batch(asked: Asked, given: ChangeMessageVisibilityBatchInput) ->
 
 def _delete(asked: Asked, queue: QueueKey, given: DeleteMessageInput | DeleteEntry) -> Delete:
     if not given.receipt_handle:
-        # Under this name AWS misses that of a single message (aws/aws-sdk-js-v3 #5478).
+        # AWS reports a missing parameter of a batch under this name (aws/aws-sdk-js-v3 #5478).
         raise missing("ReceiptHandle" if isinstance(given, DeleteEntry) else "MessageHandle")
     return Delete(
         queue=queue,
@@ -76,8 +76,8 @@ def _delete(asked: Asked, queue: QueueKey, given: DeleteMessageInput | DeleteEnt
 
 
 def _after_expiry(queue: QueueKey) -> AfterExpiry:
-    """AWS takes a handle whose lease has ended as long as nobody else was granted the message, also to extend it; not
-    on a FIFO queue."""
+    """AWS accepts a handle after its lease until the message is granted again, also to extend it; not on a FIFO
+    queue."""
     return AfterExpiry.REFUSE if is_fifo(queue.name) else AfterExpiry.ALLOW
 
 
@@ -92,7 +92,7 @@ def _extend(
     report: Report | None,
     number: int = 0,
 ) -> Extend:
-    """`number`: of an entry of a batch, from 1."""
+    """`number`: of a batch entry, from 1."""
     if not given.receipt_handle:
         raise missing("ReceiptHandle")
     lease_s = given.visibility_timeout
@@ -114,11 +114,11 @@ def _extend(
 
 
 def _refusal(command: AnyCommand, outcome: Outcome) -> Refusal | None:
-    """What is wrong with the outcome, for the client; None if nothing is."""
+    """The refusal for an outcome; None for a success."""
     if not isinstance(outcome, VeilError):
         return None
     if isinstance(command, Delete):
-        # On FIFO a delete that is repeated, because its answer was lost, succeeds too: the message is gone.
+        # On FIFO too, a delete that is repeated because its response was lost succeeds: the message is gone.
         harmless = MessageGone if is_fifo(command.queue.name) else LeaseError
         if isinstance(outcome, harmless):
             return None
@@ -126,7 +126,7 @@ def _refusal(command: AnyCommand, outcome: Outcome) -> Refusal | None:
 
 
 def _refusal_of_entry(command: AnyCommand, outcome: Outcome) -> Refusal | None:
-    """A batch has another word than a single delete for a lease that ended (FIFO; smaskalik/sqsmover #54)."""
+    """For an ended lease a batch has another text than a single delete (FIFO; smaskalik/sqsmover #54)."""
     refusal = _refusal(command, outcome)
     if refusal is not None and isinstance(command, Delete) and isinstance(outcome, LeaseExpired | LeaseTaken):
         return Refusal(RECEIPT_HANDLE_IS_INVALID, "The receipt handle has expired")
@@ -134,7 +134,7 @@ def _refusal_of_entry(command: AnyCommand, outcome: Outcome) -> Refusal | None:
 
 
 def answer_void(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:
-    """DeleteMessage and ChangeMessageVisibility answer nothing but success."""
+    """The empty result of DeleteMessage and ChangeMessageVisibility."""
     refusal = _refusal(call.commands[0], outcomes[0])
     if refusal is not None:
         raise refusal

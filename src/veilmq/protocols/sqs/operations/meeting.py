@@ -1,9 +1,8 @@
-"""CreateQueue of a queue that is there, and differs in a label: whether it differs in its words alone.
+"""CreateQueue of an existing queue with a different label: checks whether both labels mean the same.
 
-Strategy: the store compares labels as texts, because it understands none. If one differs, the queue is asked for its
-own, and those that mean the same are sent again in its words; a text that anybody ever stored is so met by any other of
-the same meaning. Source: CreateQueue in the SQS API Reference ("the exact names and values of all the queue's
-attributes").
+Strategy: the store compares labels as plain texts. If one differs, the queue's own labels are read, and the CreateQueue
+is sent again with the stored text of every label that means the same. So a stored text matches any other text with the
+same meaning. Source: CreateQueue in the SQS API Reference ("the exact names and values of all the queue's attributes").
 """
 
 from collections.abc import Sequence
@@ -22,14 +21,14 @@ from veilmq.protocols.sqs.inputs import AnyInput
 
 
 class _Held(NamedTuple):
-    """The call that met another queue, and what it is refused with unless the other is the same."""
+    """The refused call, and its refusal unless the queue proves to be the same."""
 
     call: Call
     refused: QueueExists
 
 
 def compared(call: Call, outcomes: Sequence[Outcome]) -> Call | None:
-    """The call that asks how the queue words its labels, if a CreateQueue was refused for one that it names."""
+    """A call that reads the queue's labels, if a CreateQueue was refused because of one."""
     (command,), (outcome,) = call.commands, outcomes
     assert isinstance(command, CreateQueue)
     if not isinstance(outcome, QueueExists) or outcome.setting not in command.change.get("labels", ()):

@@ -1,7 +1,7 @@
 """StartMessageMoveTask, CancelMessageMoveTask, ListMessageMoveTasks.
 
-Strategy: queues are named by ARN here, and a task by a handle that holds its id and its source's ARN: both are checked
-to be the caller's own before anything is asked of the engine. Source: the three operations in the SQS API Reference.
+Strategy: queues are named by ARN here, and a task by a handle that holds its id and its source's ARN: both must be the
+caller's own, which is checked before the engine is called. Source: the three operations in the SQS API Reference.
 """
 
 import re

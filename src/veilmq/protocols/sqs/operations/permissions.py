@@ -69,7 +69,7 @@ def plan_add(asked: Asked, given: AddPermissionInput) -> Plan:
 
 
 def plan_remove(asked: Asked, given: RemovePermissionInput) -> Plan:
-    """RemovePermission; with its last statement the policy goes."""
+    """RemovePermission; removing the last statement removes the policy."""
     label = _label(given.label)
 
     def edit(info: QueueInfo) -> SettingsChange:
@@ -93,12 +93,12 @@ def _label(label: str | None) -> str:
 
 
 def _policy(info: QueueInfo) -> dict[str, Any]:
-    """The queue's policy, or the beginning of one."""
+    """The queue's policy, or an empty one."""
     text = info.settings.labels.get(_LABEL)
     if text:
         try:
             return read_policy(text)
-        except PolicyInvalid as wrong:  # set before its form was checked
+        except PolicyInvalid as wrong:  # stored before the form was checked
             raise Refusal(errors.INVALID_ATTRIBUTE_VALUE, f"The queue's Policy is invalid: {wrong}.") from None
     return {"Version": VERSIONS[0], "Id": f"{arn(info.key)}/SQSDefaultPolicy", "Statement": []}
 

@@ -1,6 +1,6 @@
 """Operations on queues: create and delete, list and look up, attributes, purge.
 
-Strategy: names and attributes are checked here; whether a queue exists, and is the same, is the engine's to say.
+Strategy: names and attributes are checked here; the engine decides whether a queue exists and is the same.
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -43,13 +43,13 @@ def plan_create(asked: Asked, given: CreateQueueInput) -> Plan:
         raise missing("QueueName")
     attributes = given.attributes or {}
     queue = QueueKey(asked.caller.key.account, asked.caller.region, name)
-    # A FIFO queue needs both, the ending and the attribute; either alone is refused.
+    # A FIFO queue needs both the suffix and the attribute; either alone is refused.
     if not is_queue_name(name) or (
         name.endswith(limits.FIFO_SUFFIX) and attributes.get("FifoQueue", "").lower() != "true"
     ):
         raise Refusal(errors.INVALID_PARAMETER_VALUE, _NAME_RULE)
     change = settings_change(queue, attributes, creating=True)
-    # A queue that is met again must have these tags, if any are given (Bogdanp/dramatiq_sqs #13).
+    # An existing queue must have these tags, if any are given (Bogdanp/dramatiq_sqs #13).
     if given.tags:
         change["tags"] = check_tags(given.tags, name)
     command = CreateQueue(
@@ -62,13 +62,13 @@ def plan_create(asked: Asked, given: CreateQueueInput) -> Plan:
 
 
 def _check_redrive(call: Call, outcomes: Sequence[Outcome]) -> None:
-    """Raises Refusal if the dead-letter queue cannot be one; the memo is the policy as it was sent."""
+    """Raises Refusal if the dead-letter queue is not acceptable; the memo is the policy as sent."""
     if isinstance(outcomes[0], RedriveRefused) and call.memo:
         raise redrive_refused(outcomes[0], call.memo)
 
 
 def answer_create(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult | Call:
-    """CreateQueueResult; or the further call, if the queue that is there may differ in words alone."""
+    """CreateQueueResult; or a further call, if the existing queue may differ only in the text of a label."""
     further = compared(call, outcomes)
     if further is not None:
         return further
@@ -110,7 +110,7 @@ def plan_get_url(asked: Asked, given: GetQueueUrlInput) -> Plan:
 
 
 def answer_get_url(call: Call, outcomes: Sequence[Outcome]) -> results.QueueUrlResult:
-    """GetQueueUrlResult; the memo is what a queue that is not there is told with."""
+    """GetQueueUrlResult; the memo is the message for a missing queue."""
     if isinstance(outcomes[0], QueueMissing):
         raise Refusal(errors.QUEUE_DOES_NOT_EXIST, call.memo)
     described: QueueDescribed = sole(call, outcomes)
@@ -199,14 +199,14 @@ def plan_purge(asked: Asked, given: QueueInput) -> Plan:
 
 
 def plan_get_attributes(asked: Asked, given: GetQueueAttributesInput) -> Plan:
-    """GetQueueAttributes; without names it only says that the queue exists."""
+    """GetQueueAttributes; without names it only confirms that the queue exists."""
     queue = asked.queue(given.queue_url)
     names = checked_names(given.attribute_names or (), queue)
     return (DescribeQueue(queue=queue, origin=asked.caller.origin),), names
 
 
 def answer_get_attributes(call: Call, outcomes: Sequence[Outcome]) -> results.GetQueueAttributesResult:
-    """GetQueueAttributesResult; its policy is shown to the queue's owner alone."""
+    """GetQueueAttributesResult; only the queue's owner sees its policy."""
     described: QueueDescribed = sole(call, outcomes)
     found = attributes_of(described.info, call.memo)
     if described.info.key.account != call.key.account:
@@ -225,7 +225,7 @@ def plan_set_attributes(asked: Asked, given: SetQueueAttributesInput) -> Plan:
 
 
 def answer_set_attributes(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:
-    """Nothing but success."""
+    """The empty result."""
     _check_redrive(call, outcomes)
     changed: QueueChanged = sole(call, outcomes)
     note(call.endpoint, changed.info)
@@ -233,6 +233,6 @@ def answer_set_attributes(call: Call, outcomes: Sequence[Outcome]) -> results.Em
 
 
 def answer_void(call: Call, outcomes: Sequence[Outcome]) -> results.Empty:
-    """DeleteQueue, PurgeQueue and SetQueueAttributes answer nothing but success."""
+    """The empty result of DeleteQueue, PurgeQueue and SetQueueAttributes."""
     sole(call, outcomes)
     return results.EMPTY

@@ -1,7 +1,7 @@
 """ReceiveMessage.
 
-Strategy: what is asked for of each message (system attributes, message attributes) is decided once, from the request,
-and is nothing at all for most: then a message is five fields. Source: ReceiveMessage in the SQS API Reference.
+Strategy: which system and message attributes to return is decided once, from the request. Most requests want none, and
+then a message is five fields. Source: ReceiveMessage in the SQS API Reference.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from veilmq.protocols.sqs.message_attributes import TRACE_HEADER, Filter, attrib
 
 
 class _Wanted(NamedTuple):
-    """What each message is to show besides its body."""
+    """What to return of each message besides its body."""
 
     system: tuple[str, ...]
     attributes: Filter | None
@@ -59,7 +59,7 @@ def plan_receive(asked: Asked, given: ReceiveMessageInput) -> Plan:
 
 
 def _attempt_id(attempt_id: str | None, queue: QueueKey) -> str | None:
-    """The id to replay by. A standard queue has none: AWS ignores it there (awspring/spring-cloud-aws #529)."""
+    """The id for retries. AWS ignores it on a standard queue (awspring/spring-cloud-aws #529)."""
     if attempt_id is None or not is_fifo(queue.name):
         return None
     if not limits.TOKEN.match(attempt_id):
@@ -71,7 +71,7 @@ def _attempt_id(attempt_id: str | None, queue: QueueKey) -> str | None:
 def _wanted(given: ReceiveMessageInput, fifo: bool) -> _Wanted:
     named = [*(given.attribute_names or ()), *(given.message_system_attribute_names or ())]
     for name in named:
-        # The old AttributeNames takes names of queue attributes too, and shows nothing for them.
+        # The old AttributeNames also accepts names of queue attributes and returns nothing for them.
         if name not in _SYSTEM and name not in NAMES:
             raise unknown_name(name)
     system = tuple(name for name in _SYSTEM if ("All" in named or name in named) and (fifo or name != "SequenceNumber"))
@@ -106,7 +106,7 @@ def _show_more(message: results.Message, delivery: Delivery, wanted: _Wanted) ->
 
 
 def _first_received(delivery: Delivery) -> str | None:
-    # A dead letter keeps that of the queue it comes from, as on AWS (softwaremill/elasticmq #386).
+    # A dead letter keeps the value of its source queue, as on AWS (softwaremill/elasticmq #386).
     first = delivery.extras.dead_first_received or delivery.first_received
     return None if first is None else str(milliseconds(first))
 
@@ -119,7 +119,7 @@ def _source(delivery: Delivery) -> str | None:
 _SYSTEM: Final[dict[str, Callable[[Delivery], str | None]]] = {
     "SenderId": lambda delivery: delivery.sender,
     "SentTimestamp": lambda delivery: str(milliseconds(delivery.sent)),
-    # "The number of times a message has been received across all queues": a dead letter's goes on.
+    # "The number of times a message has been received across all queues": a dead letter's count continues.
     "ApproximateReceiveCount": lambda delivery: str(delivery.receive_count + delivery.extras.dead_receives),
     "ApproximateFirstReceiveTimestamp": _first_received,
     "SequenceNumber": lambda delivery: f"{delivery.sequence:020d}",

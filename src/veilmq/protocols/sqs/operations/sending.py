@@ -1,7 +1,7 @@
 """SendMessage and SendMessageBatch.
 
-Strategy: one function makes the `Send` of a message for both. A plain message takes the short way: no attributes, no
-group, no trace header, so no `Extras`.
+Strategy: one function makes the `Send` for both. A plain message (no attributes, group or trace header) takes a short
+path without `Extras`.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ _TOKEN = "can only include alphanumeric and punctuation characters. 1 to 128 in 
 
 
 class _Batch(NamedTuple):
-    """What the answer to a batch needs to know."""
+    """What the response to a batch needs."""
 
     entries: list[Entry]
     system_md5s: dict[str | None, str | None]
     mixed: bool
-    """Of a FIFO queue, and only some of its messages have a deduplication id."""
+    """The queue is FIFO and only some messages have a deduplication id."""
 
 
 def plan_send(asked: Asked, given: SendMessageInput) -> Plan:
@@ -62,7 +62,7 @@ def plan_send_batch(asked: Asked, given: SendMessageBatchInput) -> Plan:
             # AWS refuses such a batch as a whole, and with another code than a single message (aws/aws-sdk-java #1316,
             # ruby-shoryuken/shoryuken #470).
             raise Refusal(errors.INVALID_PARAMETER_VALUE, missing("MessageGroupId").message)
-        # What an entry is refused for does not make the batch shorter.
+        # Refused entries count towards the size of the batch.
         lengths = {entry.id: _length_bytes(entry) for entry in given.entries or ()}
         total_bytes += sum(lengths[entry.id] for entry in entries if entry.refusal is not None)
     if total_bytes > limits.MESSAGE_BYTES_MAX:
@@ -117,7 +117,7 @@ def answer_send_batch(call: Call, outcomes: Sequence[Outcome]) -> results.BatchR
 
 
 def _refusal_of_entry(error: VeilError, command: AnyCommand) -> Refusal:
-    """A batch has other words than a single message for one that is too long."""
+    """For a message that is too long a batch has another text than a single send."""
     if isinstance(error, MessageTooLarge):
         return errors.too_long(error.limit_bytes, of_batch=True)
     return fault_of(error, command)
@@ -125,14 +125,15 @@ def _refusal_of_entry(error: VeilError, command: AnyCommand) -> Refusal:
 
 def _check_identities(call: Call, outcomes: Sequence[Outcome]) -> None:
     """Raises Refusal if a message has no deduplication id and the queue makes none: AWS refuses such a batch as a whole
-    (localstack/localstack #8596). Of a batch in which only some messages have an id, `asked_first` sees to that."""
+    (localstack/localstack #8596). If only some messages of a batch have an id, `asked_first` handles that."""
     for command, outcome in zip(call.commands, outcomes, strict=True):
         if isinstance(outcome, ParameterInvalid) and outcome.parameter == "deduplication_id":
             raise fault_of(outcome, command)
 
 
 def asked_first(call: Call) -> Call:
-    """The call; or the question whether the queue makes deduplication ids, if only some messages of a batch have one.
+    """The call; or, if only some messages of a batch have a deduplication id, a call that reads whether the queue makes
+    them.
 
     The batch is refused as a whole if it makes none, so nothing may be sent before the answer is known.
     """
@@ -146,7 +147,7 @@ def asked_first(call: Call) -> Call:
 
 
 def _answer_identities(call: Call, outcomes: Sequence[Outcome]) -> Call:
-    """The batch itself. If there is no such queue, or the key may not send, its own answer says so."""
+    """The batch itself. If the queue is missing or the key may not send, the batch reports that."""
     (outcome,), batch = outcomes, call.memo
     assert isinstance(batch, Call)
     if (
@@ -197,7 +198,7 @@ def _send(given: MessageInput, queue: QueueKey, fifo: bool, origin: Origin, trac
 
 
 def _length_bytes(given: MessageInput) -> int:
-    """Of an entry that may be wrong in any way: body, and names, types and values of its attributes."""
+    """The size of an entry that may be invalid: body, and names, types and values of its attributes."""
     size_bytes = len((given.message_body or "").encode())
     for name, value in (given.message_attributes or {}).items():
         texts = (name, value.data_type or "", value.string_value or "")
@@ -217,7 +218,7 @@ def _delay_us(delay_s: int, fifo: bool) -> int | None:
 
 
 def _extras(given: MessageInput, header: bytes | None, fifo: bool) -> tuple[Extras, int]:
-    """What more than its body the message has, and how many bytes of it count."""
+    """The message's fields beyond its body, and their size in bytes."""
     group, deduplication_id = given.message_group_id, given.message_deduplication_id
     if fifo and not group:
         raise missing("MessageGroupId")
@@ -237,7 +238,7 @@ def _extras(given: MessageInput, header: bytes | None, fifo: bool) -> tuple[Extr
 
 
 def _system_md5(given: MessageInput) -> str | None:
-    """MD5OfMessageSystemAttributes: of what the sender gave as an attribute, not of the header."""
+    """MD5OfMessageSystemAttributes: of the sender's attribute, not of the HTTP header."""
     value = (given.message_system_attributes or {}).get(TRACE_HEADER)
     if value is None:
         return None

@@ -1,6 +1,6 @@
-"""The 23 operations of the service model, a row each.
+"""The 23 operations of the service model, one row each.
 
-Strategy: the only place that knows which operations there are.
+Strategy: this is the only list of the operations.
 """
 
 from typing import Final

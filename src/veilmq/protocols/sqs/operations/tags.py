@@ -1,4 +1,4 @@
-"""TagQueue, UntagQueue, ListQueueTags, and what tags may be.
+"""TagQueue, UntagQueue, ListQueueTags, and the rules for tags.
 
 Strategy: a queue's tags are one setting; adding and removing are edits of it. Source: "Amazon SQS cost allocation tags"
 in the SQS Developer Guide; TagQueue in the SQS API Reference.
@@ -23,7 +23,7 @@ _CHARACTERS: Final = "may only contain unicode letters, digits, white space, or 
 
 
 def check_tags(tags: dict[str, str], queue: str) -> dict[str, str]:
-    """The tags, if a queue of that name may have them. Raises Refusal."""
+    """Check the tags of a queue. Raises Refusal."""
     if len(tags) > limits.TAGS_MAX:
         raise _too_many(queue)
     for key, value in tags.items():
@@ -71,7 +71,7 @@ def plan_tag(asked: Asked, given: TagQueueInput) -> Plan:
 
 
 def plan_untag(asked: Asked, given: UntagQueueInput) -> Plan:
-    """UntagQueue; a key that the queue has not is no error."""
+    """UntagQueue; an unknown key is no error."""
     if given.tag_keys is None:
         raise missing("TagKeys")
     if not given.tag_keys or not all(given.tag_keys):  # AWS's answer to an empty list: getmoto/moto #1686

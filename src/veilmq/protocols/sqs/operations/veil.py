@@ -1,9 +1,9 @@
-"""The VeilMQ operations: what the house's own clients ask for and SQS has no words for.
+"""The VeilMQ operations: what our own clients need and SQS does not offer.
 
-Strategy: same door, signature and JSON form as SQS's, `X-Amz-Target: VeilMQ.<Operation>`; no Query form. Batches are
-the only form of Send, Extend and Delete; what is wrong with an entry fails that entry, with the house's own error and
-its data, what is wrong with the request refuses it in SQS's words. None of SQS's own limits count here (12 h in total,
-120,000 in flight). A handle that is not current is told so, on standard queues too. Source: docs/veil-protocol.md.
+Strategy: the same port, signature and JSON form as SQS, with `X-Amz-Target: VeilMQ.<Operation>`; no Query form. Send,
+Extend and Delete exist only as batches. An error of an entry fails that entry, with our own error and its data; an
+error of the request refuses it in SQS's form. None of SQS's own limits apply (12 h in total, 120,000 in flight). A
+stale handle gets an error, on standard queues too. Source: docs/veil-protocol.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ Input = TypeVar("Input")
 
 
 def _queue(asked: Asked, text: str | None) -> QueueKey:
-    """`name`, of the key's own account, or `account/name`. Raises Refusal."""
+    """The queue `name` of the key's own account, or `account/name`. Raises Refusal."""
     if not text:
         raise missing("Queue")
     if "/" in text:
@@ -69,7 +69,7 @@ def _after_expiry(queue: QueueKey) -> AfterExpiry:
 # Batches.
 
 Planned = list[int | VeilError]
-"""For each entry the number of its command, or what is wrong with it."""
+"""For each entry the number of its command, or its error."""
 
 
 def _entries(
@@ -94,7 +94,7 @@ def _entries(
 
 
 def _check_queue(call: Call, outcomes: Sequence[Outcome]) -> None:
-    """Raises Refusal if there is no such queue: then it is no matter of an entry."""
+    """Raises Refusal if the queue is missing: that is an error of the whole request."""
     if outcomes and isinstance(outcomes[0], QueueMissing):
         raise fault_of(outcomes[0], call.commands[0])
 
@@ -116,7 +116,7 @@ def plan_send(asked: Asked, given: shapes.SendInput) -> Plan:
 
 
 def answer_send(call: Call, outcomes: Sequence[Outcome]) -> shapes.SendResult:
-    """A line a message."""
+    """One result per message."""
     _check_queue(call, outcomes)
     lines = []
     for place in call.memo:
@@ -139,8 +139,8 @@ def answer_send(call: Call, outcomes: Sequence[Outcome]) -> shapes.SendResult:
 
 
 def plan_extend(asked: Asked, given: shapes.ExtendInput) -> Plan:
-    """VeilMQ.Extend. A late one takes the lease up again on a standard queue, as with VeilMQ.Delete. Who does not say
-    that the message is given back works on, also under a shorter lease."""
+    """VeilMQ.Extend. On a standard queue a late one resumes the lease, as VeilMQ.Delete accepts it. Unless it reports
+    that the message is given back, the worker continues, even with a shorter lease."""
     queue = _queue(asked, given.queue)
     after_expiry = _after_expiry(queue)
     report = read_header(asked.request.headers.get(REPORT_HEADER)) or WORKING
@@ -172,7 +172,7 @@ def plan_extend(asked: Asked, given: shapes.ExtendInput) -> Plan:
 
 
 def plan_delete(asked: Asked, given: shapes.DeleteInput) -> Plan:
-    """VeilMQ.Delete. An expired handle is good on a standard queue while nobody else was granted the message."""
+    """VeilMQ.Delete. On a standard queue an expired handle is valid until the message is granted again."""
     queue = _queue(asked, given.queue)
     after_expiry = _after_expiry(queue)
     origin, arrived = asked.caller.origin, asked.arrived
@@ -186,7 +186,7 @@ def plan_delete(asked: Asked, given: shapes.DeleteInput) -> Plan:
 
 
 def answer_failures(call: Call, outcomes: Sequence[Outcome]) -> shapes.FailuresResult:
-    """What of an Extend or Delete was not done."""
+    """The failed entries of an Extend or Delete."""
     _check_queue(call, outcomes)
     failures = []
     for index, place in enumerate(call.memo):
@@ -225,7 +225,7 @@ def _check_count(count: int) -> None:
 
 
 def answer_messages(call: Call, outcomes: Sequence[Outcome]) -> shapes.MessagesResult:
-    """All that is known of each message."""
+    """All fields of each message."""
     received: Received = sole(call, outcomes)
     if not received.messages:
         return shapes.MessagesResult()
@@ -326,7 +326,7 @@ def _plan_shown(plans: PlanState) -> shapes.PlanShown | None:
 
 
 def answer_create(call: Call, outcomes: Sequence[Outcome]) -> shapes.CreateQueueResult | Call:
-    """Whether the queue is new; or the further call of SQS's CreateQueue."""
+    """Whether the queue is new; or a further call, as in SQS's CreateQueue."""
     further = compared(call, outcomes)
     if further is not None:
         return further
@@ -351,7 +351,7 @@ def plan_purge(asked: Asked, given: shapes.QueueInput) -> Plan:
 
 
 def answer_count(call: Call, outcomes: Sequence[Outcome]) -> shapes.PurgeQueueResult:
-    """How many messages went."""
+    """How many messages were deleted."""
     gone: Purged | QueueDeleted = sole(call, outcomes)
     return shapes.PurgeQueueResult(count=gone.count)
 
@@ -374,4 +374,4 @@ def _rows() -> tuple[Operation, ...]:
 
 
 VEIL_OPERATIONS: Final = {row.name: row for row in _rows()}
-"""The rows of this page, by name; CreateQueue takes what SQS's takes."""
+"""The rows of this module, by name; CreateQueue has the input of SQS's."""

@@ -1,8 +1,8 @@
-"""A message of VeilMQ.Send: checked, and made a command; and what is wrong with an entry.
+"""Checks a message of VeilMQ.Send and makes its command; converts errors of an entry.
 
-Strategy: one function, which raises the house's errors, with the wire's name of the member that is wrong: they become
-that entry's failure. The store's errors name fields of its commands, which are told as members too. Rules that SQS has
-too (attributes, groups, deduplication ids) are SQS's own functions.
+Strategy: one function raises our errors with the wire name of the wrong member; they become that entry's failure. Field
+names in the store's errors are translated to members too. Rules that SQS shares (attributes, groups, deduplication ids)
+use SQS's own functions.
 """
 
 from typing import Final
@@ -27,7 +27,7 @@ _MEMBERS: Final = {
     "ttl_us": "TimeToLive",
     "lease_us": "Lease",
 }
-"""Field of a command that the store refuses -> the member that it came from."""
+"""Field of a command -> the member that it came from."""
 
 
 def message_of(given: shapes.MessageIn, queue: QueueKey, origin: Origin, wants_handle: bool) -> Send:
@@ -70,7 +70,7 @@ def message_of(given: shapes.MessageIn, queue: QueueKey, origin: Origin, wants_h
 
 
 def failure_of(error: VeilError) -> shapes.Failure:
-    """What is wrong with an entry, as it is told."""
+    """An entry's error on the wire."""
     if isinstance(error, ParameterInvalid):
         error = ParameterInvalid(parameter=_MEMBERS.get(error.parameter, error.parameter), reason=error.reason)
     return shapes.Failure(name=type(error).__name__, fields=as_fields(error), message=str(error))
@@ -110,7 +110,7 @@ def _check_fifo(given: shapes.MessageIn) -> None:
 
 
 def _extras(given: shapes.MessageIn, fifo: bool) -> tuple[Extras, int]:
-    """What more than its body the message has, and how many bytes of it count."""
+    """The message's fields beyond its body, and their size in bytes."""
     attributes: tuple[Attribute, ...] = ()
     size_bytes, lease_hint_us = 0, None
     if given.attributes:

@@ -1,9 +1,9 @@
-"""The shapes of the VeilMQ operations, on the wire in JSON: what they take and what they answer.
+"""The JSON shapes of the VeilMQ operations: inputs and results.
 
-Strategy: both sides use these structs, the codec and the client's adapter, so that they cannot differ. Members are in
-Pascal case as SQS's are; a member that has its default is not written; members that a reader does not know are ignored,
-so that later ones (plans, hints) break nobody. All durations are seconds and all instants Unix seconds by the server's
-clock, both as numbers with fractions. docs/veil-protocol.md is the page for people.
+Strategy: the codec and the client's adapter both use these structs, so that they cannot differ. Members are in Pascal
+case, like SQS's. A member with its default value is not written, and unknown members are ignored, so that later ones
+(plans, hints) break nobody. All durations are seconds and all instants Unix seconds by the server's clock, both as
+numbers with fractions. docs/veil-protocol.md documents them.
 """
 
 import msgspec
@@ -13,15 +13,15 @@ from veilmq.protocols.sqs.inputs import AttributeValue
 ENTRIES_MAX = 256
 """Messages of a Send, entries of an Extend, handles of a Delete."""
 REQUEST_BYTES_MAX = 1_048_576
-"""Of all messages of a Send together: bodies, attribute names, types and values; also of one message."""
+"""All messages of a Send together: bodies, attribute names, types and values; also a single message."""
 RECEIVE_COUNT_MAX = 64
-"""Messages of a Receive or Peek: at a mebibyte each, what a server and a client can hold."""
+"""Messages of a Receive or Peek; at 1 MiB each, this is what server and client can hold."""
 LEASE_SECONDS_MAX = 7 * 86_400
 DELAY_SECONDS_MAX = 7 * 86_400
 TIME_TO_LIVE_SECONDS_MAX = 14 * 86_400
 WAIT_SECONDS_MAX = 60
 LABEL_CHARACTERS_MAX = 256
-"""Of a message type and of a tag."""
+"""Length of a message type and of a tag."""
 
 
 class _Shape(msgspec.Struct, rename="pascal", omit_defaults=True, gc=False):
@@ -35,9 +35,9 @@ class MessageIn(_Shape):
     attributes: dict[str, AttributeValue] | None = None
     """As SQS's MessageAttributes."""
     delay: float | None = None
-    """Until it becomes visible; left out: the queue's own delay."""
+    """Until it becomes visible; default: the queue's delay."""
     time_to_live: float | None = None
-    """Until it expires; left out: the queue's retention."""
+    """Until it expires; default: the queue's retention."""
     priority: int | None = None
     group: str | None = None
     deduplication_id: str | None = None
@@ -52,7 +52,7 @@ class SendInput(_Shape):
     queue: str | None = None
     messages: list[MessageIn] | None = None
     want_handles: bool = False
-    """Answer a handle for each message: Extend reschedules it, Delete takes it back."""
+    """Return a handle for each message: Extend reschedules it, Delete takes it back."""
 
 
 class ReceiveInput(_Shape):
@@ -61,9 +61,9 @@ class ReceiveInput(_Shape):
     queue: str | None = None
     count_max: int = 1
     lease: float | None = None
-    """Left out: the message's lease hint, or the queue's visibility timeout."""
+    """Default: the message's lease hint, or the queue's visibility timeout."""
     wait: float | None = None
-    """For the first message; left out: the queue's own wait, 0: not at all."""
+    """Wait for the first message; default: the queue's own wait; 0: none."""
 
 
 class ExtendEntry(_Shape):
@@ -104,7 +104,7 @@ class QueueInput(_Shape):
 
 
 class Failure(_Shape):
-    """What is wrong with one entry: an error of the house, with its data."""
+    """The error of one entry, with its data."""
 
     name: str
     """LeaseTaken, MessageGone, ParameterInvalid ...: docs/veil-protocol.md lists them."""
@@ -126,7 +126,7 @@ class SentEntry(_Shape):
 
 
 class SendResult(_Shape):
-    """Answer of VeilMQ.Send: a line for each message, in order."""
+    """Result of VeilMQ.Send: one entry for each message, in order."""
 
     results: list[SentEntry]
 
