@@ -3,6 +3,10 @@
 Strategy: one way for every request. Who sent it (signature.py), how it is written (json_form.py, query_form.py), what
 it asks for (operations/): each step may refuse, and every refusal becomes an answer here, in the form of the request.
 No exception leaves `decode`.
+
+The bound on requests: a bucket for each account that fills at the rate and holds a second's worth; a request takes one,
+or is refused with RequestThrottled. Who sends nothing for a second costs nothing: its bucket is full again, and
+forgotten.
 """
 
 from collections.abc import Sequence
@@ -10,8 +14,9 @@ from secrets import token_urlsafe
 from typing import Final
 
 from veilmq.model.access import Action, Keyring
-from veilmq.model.instant import Instant
+from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome
+from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request, Response, external_path
 from veilmq.protocols.sqs import errors, json_form, query_form
 from veilmq.protocols.sqs.addresses import Endpoint
@@ -19,7 +24,30 @@ from veilmq.protocols.sqs.call import Asked, Call, Form
 from veilmq.protocols.sqs.errors import Fault, Refusal
 from veilmq.protocols.sqs.operations.judging import judged_first, not_granted
 from veilmq.protocols.sqs.signature import Verifier
-from veilmq.protocols.sqs.throttle import Throttle
+
+_ACCOUNTS_MAX: Final = 4_096
+
+
+class Throttle:
+    """Counts by the lease clock."""
+
+    def __init__(self, requests_per_second_max: int) -> None:
+        self._rate = requests_per_second_max
+        self._used: Bounded[str, int] = Bounded(_ACCOUNTS_MAX)
+
+    def takes(self, account: str, now: Instant) -> bool:
+        """Whether the account may make one more request now."""
+        # In units of a second over the rate, so that all stays whole: what was used, and what there is by now.
+        there = now * self._rate
+        used = max(self._used.get(account, 0), there - SECOND_US * self._rate) + SECOND_US
+        if used > there:
+            return False
+        if account in self._used:
+            self._used[account] = used
+        else:
+            self._used.keep(account, used)
+        return True
+
 
 __all__ = ["Call", "Codec", "Endpoint"]
 
