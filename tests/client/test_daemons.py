@@ -14,7 +14,7 @@ from tests.client.test_forked import code_of, in_child
 from veilmq.client import daemons
 from veilmq.client.cancellable_wait import CancellableWaits
 from veilmq.client.daemons import DaemonPool
-from veilmq.client.singly import Singly
+from veilmq.client.requests import Singly
 
 END_SECONDS = 30
 

@@ -14,7 +14,7 @@ from veilmq.client.messages import Template
 from veilmq.client.outbox import Outbox, Relay
 from veilmq.client.receiver import Receiver
 from veilmq.client.transaction import Times, TransactionQueue, Verdict
-from veilmq.client.worker.cancellation import Cancellation, Cause
+from veilmq.client.worker.job import Cancellation, Cause
 
 LONG = 1e12
 

@@ -15,7 +15,7 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import Lease, LeaseKeeper, Reason, State
 from veilmq.client.messages import Extension, Message, Received, Template
 from veilmq.client.queue import Queue
-from veilmq.client.worker.held import PlainLease
+from veilmq.client.worker.hand import PlainLease
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import (
     CapabilityMissing,

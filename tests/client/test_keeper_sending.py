@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from veilmq.client.keeper.sending import SenderPool
-from veilmq.client.keeper.telling import Teller
+from veilmq.client.keeper.sending import SenderPool, Teller
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 

@@ -14,11 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from veilmq.client.embedded import limits
 from veilmq.client.errors import ServiceError, TransportError
-from veilmq.client.keeper.decisions import LeaseDecisions
-from veilmq.client.keeper.hold import Hold
+from veilmq.client.keeper.decisions import LeaseDecisions, Schedule
 from veilmq.client.keeper.parameters import Parameters
-from veilmq.client.keeper.schedule import Schedule
-from veilmq.client.keeper.states import LOOKS, STEPS, Look, Reason, State
+from veilmq.client.keeper.states import LOOKS, STEPS, Hold, Look, Reason, State
 from veilmq.client.messages import Received
 from veilmq.model.errors import (
     LeaseExpired,

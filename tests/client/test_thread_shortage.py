@@ -10,7 +10,7 @@ from tests.client.worker_stage import WAIT_S, Stage
 
 from veilmq.client.clock import SYSTEM
 from veilmq.client.keeper import LeaseKeeper
-from veilmq.client.keeper.telling import Teller
+from veilmq.client.keeper.sending import Teller
 from veilmq.client.messages import Message
 from veilmq.client.receiver import Receiver
 from veilmq.client.routed import RoutedQueue

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from veilmq.client.worker import Cancelled, Cause
 from veilmq.client.worker.alarm import Alarm
-from veilmq.client.worker.cancellation import Cancellation
+from veilmq.client.worker.job import Cancellation
 from veilmq.client.worker.ready import Ready
 from veilmq.testing.client_contract.clock import MovableClock
 

@@ -33,8 +33,7 @@ from veilmq.client.worker import (
     TableGuard,
 )
 from veilmq.client.worker.checkpoints import unwrap, wrap
-from veilmq.client.worker.hand import Hand
-from veilmq.client.worker.held import PlainLease
+from veilmq.client.worker.hand import Hand, PlainLease
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, LeaseError, LeaseTaken, MessageTooLarge, ParameterInvalid
 

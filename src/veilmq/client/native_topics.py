@@ -4,8 +4,9 @@ Strategy: a handful of calls, each of which can be repeated: what is there and t
 the service's to carry out, to every subscription that wants it or to none. Source: the page of PublishMessage (MNS).
 """
 
+import re
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from veilmq.client.messages import Message
 from veilmq.model.errors import VeilError
@@ -61,3 +62,25 @@ class NativeTopics(Protocol):
     def publish(self, topic: str, messages: Sequence[Message]) -> list[NativePublished | VeilError]:
         """One result or error a message, in order."""
         ...
+
+
+TAG_CHARACTERS_MAX: Final = 16
+SUBSCRIPTIONS_MAX: Final = 100
+"""Of a topic."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
+_TOPIC_CHARACTERS_MAX: Final = 120
+_SUBSCRIPTION_CHARACTERS_MAX: Final = 255
+
+
+def are_names(topic: str, subscriptions: Collection[NativeSubscription]) -> bool:
+    """Whether they are allowed."""
+    return (
+        _is_name(topic, _TOPIC_CHARACTERS_MAX)
+        and len(subscriptions) <= SUBSCRIPTIONS_MAX
+        and all(_is_name(each.name, _SUBSCRIPTION_CHARACTERS_MAX) for each in subscriptions)
+        and all(each.tag is None or len(each.tag) <= TAG_CHARACTERS_MAX for each in subscriptions)
+    )
+
+
+def _is_name(name: str, characters_max: int) -> bool:
+    return len(name) <= characters_max and _NAME.match(name) is not None

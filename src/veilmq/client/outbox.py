@@ -23,8 +23,8 @@ from veilmq.client.dbapi import Connect, clock_of, end, paramstyle_of, run, tabl
 from veilmq.client.forked import KEPT, Anew
 from veilmq.client.message_text import from_text, to_text
 from veilmq.client.messages import Message, Sent
-from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.queue import Queue
+from veilmq.client.sendable import as_message, text_bytes
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 
 ATTRIBUTE: Final = "veilmq.outbox"

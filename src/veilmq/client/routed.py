@@ -21,8 +21,8 @@ from veilmq.client.closing import Closing
 from veilmq.client.identity import identity_of, is_closed
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.parked import Parked
-from veilmq.client.prepared import as_message, attempt
 from veilmq.client.queue import Account, Queue
+from veilmq.client.sendable import as_message, attempt
 from veilmq.client.unreadable import log
 from veilmq.model.errors import ParameterInvalid, QueueExists, ReceiptInvalid, VeilError
 from veilmq.model.reports import Failure

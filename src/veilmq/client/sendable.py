@@ -3,17 +3,68 @@
 Strategy: by the queue's capabilities alone, for patterns that do something first that no refusal undoes: a
 transaction's operation, the first copies of a publish. The adapters judge again as they send, by `check_abilities` and
 by what their protocols allow; what only the service knows (rights, a queue's own smaller limits) is left to it.
+
+Preparing: an entry that cannot be sent never leaves; its error takes its place in the answer, as the port promises.
 """
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
-from veilmq.client.messages import Message
-from veilmq.client.prepared import text_bytes
+from veilmq.client.messages import Message, Sent
+from veilmq.client.queue import Queue
 from veilmq.client.typed_attributes import ATTRIBUTES_MAX, named, size_bytes
-from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid
+from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
+from veilmq.model.message import first_forbidden_character
 from veilmq.model.queue import PRIORITY_MAX, PRIORITY_MIN
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def as_message(given: Any) -> Message:
+    """A str as the message with that body. Raises ParameterInvalid for anything else than the two, and for a message
+    whose fields are not of their types."""
+    if isinstance(given, Message):
+        return checked.fields(given)
+    if isinstance(given, str):
+        return Message(given)
+    raise ParameterInvalid(parameter="message", reason=f"must be a str or a Message, not {type(given).__name__}")
+
+
+def text_bytes(body: Any) -> bytes:
+    """The body in UTF-8. Raises ParameterInvalid if it is not text of XML 1.0 characters."""
+    text = checked.body(body)
+    at = first_forbidden_character(text)
+    if at is not None:
+        raise ParameterInvalid(parameter="body", reason=f"U+{ord(text[at]):04X} at index {at} is not allowed in XML")
+    return text.encode()
+
+
+def send_prepared(queue: Queue, prepared: Sequence[Message | VeilError]) -> list[Sent | VeilError]:
+    """Send the messages as one batch; the errors stay where they are."""
+
+    def send(messages: Sequence[Message]) -> list[Sent | VeilError]:
+        return queue.send_batch(messages)
+
+    return through(prepared, send)
+
+
+def through(entries: Sequence[T | VeilError], call: Callable[[Sequence[T]], Sequence[R]]) -> list[R | VeilError]:
+    """`call` with the entries that are no errors, and its results in their places."""
+    good = [entry for entry in entries if not isinstance(entry, VeilError)]
+    results = iter(call(good) if good else ())
+    return [entry if isinstance(entry, VeilError) else next(results) for entry in entries]
+
+
+def attempt(make: Callable[[T], R], given: T) -> R | VeilError:
+    """What `make` makes of it, or the typed error that it raises."""
+    try:
+        return make(given)
+    except VeilError as error:
+        return error
+
 
 _NEEDED_FOR: Final = (
     ("priorities", "priority"),

@@ -51,6 +51,17 @@ def is_secure(request: Request, trusted_proxy: bool) -> bool:
     return request.secure or (trusted_proxy and forwarded == b"https")
 
 
+def address_used(request: Request, trusted_proxy: bool) -> str:
+    """Scheme, host and port as the client addressed us, or the proxy before us; no slash at the end."""
+    headers = request.headers
+    scheme = b"https" if request.secure else b"http"
+    host = request.authority or headers.get(b"host") or b"localhost"
+    if trusted_proxy:
+        scheme = headers.get(b"x-forwarded-proto", scheme).partition(b",")[0].strip()
+        host = headers.get(b"x-forwarded-host", host).partition(b",")[0].strip()
+    return f"{scheme.decode('latin-1')}://{host.decode('latin-1')}"
+
+
 def external_path(external_url: str | None) -> bytes:
     """The path of the external URL without a final slash; empty if there is none.
 

@@ -10,9 +10,8 @@ import pytest
 from tests.each_case import each_case
 
 from veilmq.protocols.keyed import Keyed
-from veilmq.protocols.mns import addresses, canonical, dates
-from veilmq.protocols.mns.dates import compact, read_date
-from veilmq.protocols.mns.signature import signature_v4, signing_key_v4
+from veilmq.protocols.mns import addresses, canonical
+from veilmq.protocols.mns.signature import compact, read_date, signature_v4, signing_key_v4
 
 KEY_ID, SECRET = "AKIDTESTS", "a secret of the tests"
 QUEUE = "/queues/jobs"
@@ -322,7 +321,7 @@ def test_dates() -> None:
 def test_what_is_sent_at_length_is_not_remembered(wire: Any) -> None:
     """64 KiB in each of 4,096 places are 256 MiB."""
     wire.ask("GET", QUEUE)
-    known: Any = dates.read_date
+    known: Any = read_date
     before = (known.__wrapped__.cache_info().currsize, len(addresses._places))
     for number in range(3):
         long = f"{number}{'x' * 1_000}"

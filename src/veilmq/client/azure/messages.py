@@ -19,8 +19,7 @@ from veilmq.client.azure.calls import MESSAGE_BYTES_MAX
 from veilmq.client.azure.settings import DELAY_MAX, LEASE_MAX, NEVER, TTL_MAX, Settings
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.messages import Message, Peeked, Received
-from veilmq.client.prepared import as_message, text_bytes
-from veilmq.client.sendable import check_abilities
+from veilmq.client.sendable import as_message, check_abilities, text_bytes
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, ReceiptInvalid
 
 

@@ -46,7 +46,7 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.cloud_queue import Believed, CloudAccount, CloudQueue
 from veilmq.client.identity import ById, fingerprint, identity_of
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
-from veilmq.client.singly import Singly
+from veilmq.client.requests import Singly
 from veilmq.client.unreadable import Policy, keep
 from veilmq.model.errors import ParameterInvalid, QueueExists, VeilError
 from veilmq.model.reports import REPORT_HEADER, WORKING, Failure, Report, report_of, write_header

@@ -8,11 +8,16 @@ and Python's case, is the point. Source: documents 000, 001, 002; docs/from-the-
 from veilmq.client.documents.accounts import CloudAccount, CloudPullTopic, CloudQueue, MNSClient, ServiceSettings
 from veilmq.client.documents.exceptions import ClientException, ServiceException
 from veilmq.client.documents.keeping import ChangeVisibilityTask, Manager, MessageReceiver
-from veilmq.client.documents.large import BigMessageSizeQueue
 from veilmq.client.documents.messages import Message, QueueMeta, RawTopicMessage, TopicMessage, TopicMeta
 from veilmq.client.documents.ordered import LocalDiskStorage, OrderedQueueWrapper
-from veilmq.client.documents.security import SecurityKeyGenerator, SecurityQueue
-from veilmq.client.documents.transactions import TransactionChecker, TransactionOperations, TransactionQueue
+from veilmq.client.documents.queues import (
+    BigMessageSizeQueue,
+    SecurityKeyGenerator,
+    SecurityQueue,
+    TransactionChecker,
+    TransactionOperations,
+    TransactionQueue,
+)
 
 __all__ = [
     "BigMessageSizeQueue",

@@ -20,15 +20,22 @@ from veilmq.client.closing import Closing
 from veilmq.client.connect import connect_account
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import QueueMeta, TopicMessage, TopicMeta
-from veilmq.client.documents.queues import AnyQueue, MessageQueue, queue_of, with_wait_within
-from veilmq.client.documents.transactions import TransactionChecker, TransactionQueue, check_checker
+from veilmq.client.documents.queues import (
+    AnyQueue,
+    MessageQueue,
+    TransactionChecker,
+    TransactionQueue,
+    check_checker,
+    queue_of,
+    with_wait_within,
+)
 from veilmq.client.messages import Message as Outgoing
 from veilmq.client.messages import Template
 from veilmq.client.own_directory import make_own, own_path
 from veilmq.client.queue import Account
 from veilmq.client.topics import PullTopic, create_pull_topic
 from veilmq.client.transaction import Form, Times
-from veilmq.client.transaction.parameters import check_half, check_log, form_for, times_for
+from veilmq.client.transaction.entry import check_half, check_log, form_for, times_for
 from veilmq.client.urls import SCHEMES
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.queue import FIFO_SUFFIX

@@ -2,25 +2,44 @@
 
 Strategy: whatever takes a queue takes any: one of ours, a class of this room, or an SDK's own queue object. Each class
 here stands on one queue of ours, `queue`, so that they can be stacked.
+
+Encryption: ours is EncryptedQueue: a standard format (JWE), a queue's messages bound to its name, keys that can be
+changed. A plain-text message that somebody sent by mistake stops nothing.
+
+Large messages: ours is LargeMessageQueue. `ossClient` is a URL up to the bucket (`s3://`, `oss://`,
+`file:///directory`), since the object store comes through fsspec; `ossBucketName` is appended.
+
+Transactions: ours is the pattern of the same name. The samples' True and False are COMMIT and ROLLBACK; a checker may
+also answer `Verdict.UNKNOWN` to be asked again. The SDK's version, which its authors withdrew for losing messages,
+swallows a failed commit and deletes the log; ours keeps the log entry until the message is out.
 """
 
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.closing import Closing
 from veilmq.client.connect import connect
 from veilmq.client.documents.exceptions import documented
 from veilmq.client.documents.messages import Message, Sendable, outgoing
+from veilmq.client.encrypted.keys import ALGORITHMS, Key, KeyFile, Keys, add_key, new_key
+from veilmq.client.encrypted.queue import EncryptedQueue
+from veilmq.client.large.queue import LargeMessageQueue
 from veilmq.client.messages import Template
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Account, Queue
+from veilmq.client.transaction import Times
+from veilmq.client.transaction import queue as ours
+from veilmq.client.transaction.entry import Prepared, Verdict
 from veilmq.client.unreadable import DeadLetters, Policy, keep
 from veilmq.client.wrapping import Wrapping
-from veilmq.model.errors import ParameterInvalid
+from veilmq.model.errors import ParameterInvalid, QueueMissing
 
 SQS_WAIT_SECONDS_MAX: Final = 20
 """Longest wait that a queue of SQS, or of a server by its SQS port, can be created with."""
@@ -136,3 +155,173 @@ class MessageQueue(OverQueue):
     def _set_aside(self) -> Policy:
         """What becomes of a message that cannot be read."""
         return keep if self._dead_letters is None else DeadLetters(self._dead_letters)
+
+
+_DEFAULT: Final = "A256GCM"
+_JAVA: Final = {"AES": _DEFAULT, "AES/GCM/NOPADDING": _DEFAULT}
+"""Java's name, in upper case -> ours."""
+_WEAK: Final = frozenset({"DES", "DESEDE", "TRIPLEDES", "BLOWFISH", "RC2", "RC4", "ARCFOUR"})
+
+
+def _algorithm_of(name: Any) -> str:
+    """Our name of it; Java's names are taken, too. Raises ParameterInvalid."""
+    if not isinstance(name, str):
+        raise ParameterInvalid(parameter="algorithm", reason=f"must be text, not {type(name).__name__}")
+    ours = _JAVA.get(name.upper(), name)
+    if ours in ALGORITHMS:
+        return ours
+    why = "is too weak and not offered" if name.upper() in _WEAK else "is not offered"
+    reason = f"{name[:40]} {why}: take AES (which is {_DEFAULT}), or one of {', '.join(ALGORITHMS)}"
+    raise ParameterInvalid(parameter="algorithm", reason=reason)
+
+
+class SecurityKeyGenerator:
+    """Makes keys. algorithm: one of ours, or Java's AES, which is A256GCM."""
+
+    @staticmethod
+    def generate(algorithm: str = _DEFAULT) -> Key:
+        """A new key, in memory. Raises ParameterInvalid."""
+        return new_key(_algorithm_of(algorithm))
+
+    @staticmethod
+    def generateToFile(path: str | Path, algorithm: str = _DEFAULT) -> KeyFile:
+        """A new key in a file of mode 0600; the older ones in it go on decrypting. Raises ParameterInvalid."""
+        add_key(path, new_key(_algorithm_of(algorithm)))
+        return KeyFile(path)
+
+
+@documented
+class SecurityQueue(MessageQueue):
+    """putMessage encrypts, popMessage decrypts."""
+
+    def __init__(
+        self,
+        queue: AnyQueue,
+        key: Key | Keys | KeyFile,
+        algorithm: str | AnyQueue | None = None,
+        deadLetterQueue: AnyQueue | None = None,
+    ) -> None:
+        """algorithm: the only one that is allowed; None: each key's own, whichever the generator made it for.
+        deadLetterQueue: where a message goes that cannot be decrypted; without one it stays in the queue and comes
+        again. The third argument may also be the dead-letter queue.
+
+        Raises ParameterInvalid, also if the newest key is for another algorithm than that.
+        """
+        if algorithm is not None and not isinstance(algorithm, str):
+            if deadLetterQueue is not None:
+                raise ParameterInvalid(parameter="algorithm", reason=f"must be text, not {type(algorithm).__name__}")
+            algorithm, deadLetterQueue = None, algorithm
+        allowed = ALGORITHMS if algorithm is None else (_algorithm_of(algorithm),)
+        with ExitStack() as undo:
+            inner = undo.enter_context(queue_of(queue))
+            if deadLetterQueue is not None:
+                self._dead_letters = undo.enter_context(queue_of(deadLetterQueue))
+            keys = Keys(key) if isinstance(key, Key) else key
+            self.queue = EncryptedQueue(inner, keys, unreadable=self._set_aside(), algorithms=allowed)
+            undo.pop_all()
+
+
+@documented
+class BigMessageSizeQueue(MessageQueue):
+    """Large bodies go to the object store, small ones through the queue as they are."""
+
+    queue: LargeMessageQueue
+
+    def __init__(
+        self, cq: AnyQueue, ossClient: str, ossBucketName: str, deadLetterQueue: AnyQueue | None = None
+    ) -> None:
+        """deadLetterQueue: where a message goes whose object is missing or damaged; without one it stays in the queue
+        and comes again."""
+        with ExitStack() as undo:
+            inner = undo.enter_context(queue_of(cq))
+            if deadLetterQueue is not None:
+                self._dead_letters = undo.enter_context(queue_of(deadLetterQueue))
+            place = f"{ossClient.rstrip('/')}/{ossBucketName}"
+            self.queue = LargeMessageQueue(inner, place, unreadable=self._set_aside())
+            undo.pop_all()
+
+    def setBigMessageSize(self, bigMessageSize: int) -> None:
+        """Bytes above which a body goes to the object store; 64 KiB without this."""
+        self.queue.threshold_bytes = checked.at_least(bigMessageSize, "bigMessageSize", 0)
+
+    def setNeedDeleteMessageObjectOnOSSFlag(self, flag: bool) -> None:
+        """Whether a delete takes the object along; yes without this."""
+        self.queue.delete_object = flag
+
+
+class TransactionOperations(Protocol):
+    """The local transaction."""
+
+    def doTransaction(self, message: Message) -> bool | Verdict:
+        """Do it; whether it is done. message: with its body, and its transaction's id as receipt handle."""
+        ...
+
+
+class TransactionChecker(Protocol):
+    """Asked about a transaction that nobody finished."""
+
+    def checkTransactionStatus(self, message: Message) -> bool | Verdict:
+        """Whether it was done."""
+        ...
+
+
+@documented
+class TransactionQueue(MessageQueue):
+    """Local operation and message together, or neither. popMessage receives what was committed."""
+
+    queue: ours.TransactionQueue
+
+    def __init__(
+        self,
+        account: Account,
+        queue: AnyQueue,
+        log: AnyQueue,
+        checker: TransactionChecker,
+        times: Times | None = None,
+        *,
+        owned: bool = False,
+    ) -> None:
+        """owned: both queues are ours, and are closed with this one. Raises ParameterInvalid for times or queues that
+        would lose a message."""
+        check_checker(checker)
+        self._account = account
+        with ExitStack() as undo:
+            self.queue = ours.TransactionQueue(
+                undo.enter_context(queue_of(queue, owned=owned)),
+                undo.enter_context(queue_of(log, owned=owned)),
+                lambda prepared: checker.checkTransactionStatus(_message(prepared)),
+                times=times,
+            )
+            undo.pop_all()
+        self.queue.checker.start()
+
+    def sendTransMessage(self, message: Sendable, operations: TransactionOperations) -> bool:
+        """Do the operation and send the message; whether both are done."""
+        checked.function(getattr(operations, "doTransaction", None), "operations")
+        transaction = self.queue.send_transaction(
+            outgoing(message), lambda prepared: operations.doTransaction(_message(prepared))
+        )
+        if isinstance(message, Message):
+            message.message_id = transaction.id
+        return transaction.outcome is ours.Outcome.COMMITTED
+
+    def delete(self) -> None:
+        """End the checker and delete both queues. Raises QueueMissing.
+
+        The log goes first: its name is free again before the queue's, so that one that can be created has its log.
+        """
+        self.queue.checker.close()
+        with suppress(QueueMissing):  # an earlier call got no further
+            self._account.delete(self.queue.log.name)
+        self._account.delete(self.queue.inner.name)
+
+
+def check_checker(checker: Any) -> None:
+    """Raises ParameterInvalid."""
+    checked.function(getattr(checker, "checkTransactionStatus", None), "checker")
+
+
+def _message(prepared: Prepared) -> Message:
+    message = Message(prepared.message.body)
+    message.receipt_handle = prepared.id
+    return message

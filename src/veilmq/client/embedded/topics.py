@@ -10,9 +10,8 @@ from typing import Any, Final
 from veilmq.client.embedded import translation
 from veilmq.client.embedded.limits import MESSAGES_MAX
 from veilmq.client.messages import Message
-from veilmq.client.native_topics import NativePublished, NativeSubscription
-from veilmq.client.prepared import attempt, through
-from veilmq.client.topic_names import TAG_CHARACTERS_MAX, are_names
+from veilmq.client.native_topics import TAG_CHARACTERS_MAX, NativePublished, NativeSubscription, are_names
+from veilmq.client.sendable import attempt, through
 from veilmq.model import outcomes
 from veilmq.model.commands import (
     AnyCommand,

@@ -11,8 +11,8 @@ from typing import Any, Final
 from veilmq.client import checked
 from veilmq.client.embedded import limits
 from veilmq.client.messages import Message, Peeked, Received, Recommended, Sent, Template
-from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.queue_attributes import FIFO_SUFFIX
+from veilmq.client.sendable import as_message, text_bytes
 from veilmq.client.typed_attributes import ATTRIBUTES_MAX, LEASE_HINT_ATTRIBUTE, named, untyped
 from veilmq.model import outcomes
 from veilmq.model.commands import Origin, Send

@@ -19,8 +19,8 @@ from veilmq.client.encrypted.keys import Keyring
 from veilmq.client.errors import Undecryptable
 from veilmq.client.identity import ById, identity_of
 from veilmq.client.messages import Message, Peeked, Received, Sent
-from veilmq.client.prepared import as_message, attempt, send_prepared, text_bytes
 from veilmq.client.queue import Queue
+from veilmq.client.sendable import as_message, attempt, send_prepared, text_bytes
 from veilmq.client.unreadable import Policy, checked_policy, log, read_each, receive_readable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError

@@ -6,8 +6,6 @@ sending.py, telling.py). docs/patterns/lease-keeper.md shows a lease's life.
 
 from veilmq.client.keeper.keeper import LeaseKeeper
 from veilmq.client.keeper.lease import Lease, Loss
-from veilmq.client.keeper.plan import Plan
-from veilmq.client.keeper.states import Reason, State
-from veilmq.client.keeper.stats import KeeperStats
+from veilmq.client.keeper.states import KeeperStats, Plan, Reason, State
 
 __all__ = ["KeeperStats", "Lease", "LeaseKeeper", "Loss", "Plan", "Reason", "State"]

@@ -5,32 +5,100 @@ names those to extend; the senders report back through `begin` and `settle`, the
 `ended` and `settle`. Whoever was lost on the way is in `losses`, for the shell to tell. All instants are seconds on the
 client's monotonic clock.
 
-A lease is looked at again at its extension's time, at its retry's time, and at its end, whichever the state asks for:
-a call that never returns does not keep a handler from being told. An extension that the queue grants after the end of
-the lease (`Capabilities.extends_late`) holds it again.
+A lease is looked at again at its extension's time, at its retry's time, and at its end, whichever the state asks for: a
+call that never returns does not keep a handler from being told. An extension that the queue grants after the end of the
+lease (`Capabilities.extends_late`) holds it again.
+
+The schedule: instants are rounded down to slots, so that neighbours are looked at, and extended, together, and the heap
+holds a few hundred keys for any number of leases. A slot is as wide as `width`, or as a sixteenth of the time that is
+left where that is more: a look that comes too early for its lease only puts it into a finer slot. A lease leaves its
+slot at once when it is done, so that nothing here keeps a body alive.
 """
 
 import bisect
+import heapq
 import math
 from collections import Counter
 from typing import Final, Generic, TypeVar
 
 from veilmq.client.capabilities import Capabilities
-from veilmq.client.keeper.hold import Hold
 from veilmq.client.keeper.parameters import Parameters
-from veilmq.client.keeper.plan import Plan
-from veilmq.client.keeper.schedule import Schedule
-from veilmq.client.keeper.states import REFUSALS, STEPS, Look, Reason, State, may_have_happened, reason_of
-from veilmq.client.keeper.stats import LATENESS_BOUNDS
+from veilmq.client.keeper.states import (
+    LATENESS_BOUNDS,
+    REFUSALS,
+    STEPS,
+    Hold,
+    Look,
+    Plan,
+    Reason,
+    State,
+    may_have_happened,
+    reason_of,
+)
 from veilmq.client.messages import Received
 from veilmq.model.errors import ParameterInvalid, VeilError
+
+_FINENESS: Final = 16
+H = TypeVar("H", bound=Hold)
+
+
+class Schedule(Generic[H]):
+    """Each lease is in at most one slot: `hold.slot`, None if in none."""
+
+    def __init__(self, width: float) -> None:
+        self.width = width
+        """Seconds: a look comes at most this much early."""
+        self._slots: dict[float, set[H]] = {}
+        self._heap: list[float] = []
+
+    def put(self, hold: H, at: float, now: float) -> None:
+        """Look at `hold` at `at`, or less than a slot before; replaces what was planned."""
+        width = self.width
+        if at - now > width * _FINENESS:
+            width = math.ldexp(width, math.frexp((at - now) / (width * _FINENESS))[1] - 1)
+        slot = max(at // width * width, 0.0)
+        if slot == hold.slot:
+            return
+        if hold.slot is not None:
+            self._slots[hold.slot].discard(hold)
+        hold.slot = slot
+        holds = self._slots.get(slot)
+        if holds is None:
+            holds = self._slots[slot] = set()
+            heapq.heappush(self._heap, slot)
+        holds.add(hold)
+
+    def drop(self, hold: H) -> None:
+        """Never look at `hold`."""
+        if hold.slot is not None:
+            self._slots[hold.slot].discard(hold)
+            hold.slot = None
+
+    def take(self, now: float, count_max: int) -> list[H]:
+        """Up to `count_max` leases whose instant has come, earliest slots first; they are in no slot then."""
+        taken: list[H] = []
+        while self._heap and self._heap[0] <= now and len(taken) < count_max:
+            holds = self._slots[self._heap[0]]
+            while holds and len(taken) < count_max:
+                hold = holds.pop()
+                hold.slot = None
+                taken.append(hold)
+            if not holds:
+                del self._slots[heapq.heappop(self._heap)]
+        return taken
+
+    def next(self) -> float:
+        """The instant of the next look; infinite if there is none."""
+        while self._heap and not self._slots[self._heap[0]]:
+            del self._slots[heapq.heappop(self._heap)]
+        return self._heap[0] if self._heap else math.inf
+
 
 SLOT_SECONDS_MAX: Final = 0.25
 _SLOTS_PER_INTERVAL: Final = 16
 RETRY_SECONDS: Final = 0.25
 """First pause after a failed extension; doubles, but three tries always fit into what is left."""
 _GOLDEN: Final = 0.6180339887498949
-H = TypeVar("H", bound=Hold)
 
 
 class LeaseDecisions(Generic[H]):

@@ -31,11 +31,8 @@ from veilmq.client.keeper.parameters import (
     batch_size,
     check_lease,
 )
-from veilmq.client.keeper.plan import CrashLearner, Learner, Plan
-from veilmq.client.keeper.sending import SenderPool
-from veilmq.client.keeper.states import Reason, State, may_have_happened
-from veilmq.client.keeper.stats import KeeperStats
-from veilmq.client.keeper.telling import Teller
+from veilmq.client.keeper.sending import SenderPool, Teller
+from veilmq.client.keeper.states import CrashLearner, KeeperStats, Learner, Plan, Reason, State, may_have_happened
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from veilmq.client.clock import Clock
-from veilmq.client.keeper.hold import Hold
-from veilmq.client.keeper.states import Reason, State
+from veilmq.client.keeper.states import Hold, Reason, State
 from veilmq.client.messages import Received
 from veilmq.model.errors import VeilError
 from veilmq.model.reports import Failure

@@ -10,7 +10,7 @@ import msgspec
 
 from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
-from veilmq.client.keeper.plan import Plan
+from veilmq.client.keeper.states import Plan
 from veilmq.model.errors import ParameterInvalid
 
 VISIBILITY_TIMEOUT: Final = 30.0

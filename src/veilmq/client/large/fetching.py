@@ -13,7 +13,7 @@ import msgspec
 
 from veilmq.client.clock import Clock
 from veilmq.client.errors import ObjectDamaged, ObjectMissing, ObjectStoreFailed, PointerRefused, Unreadable
-from veilmq.client.large import handles, pointer
+from veilmq.client.large import pointer
 from veilmq.client.large.pointer import Pointer, PointerFormat
 from veilmq.client.messages import Extension, Peeked, Received
 from veilmq.client.objects import ObjectStore
@@ -97,7 +97,7 @@ class Fetcher:
     def _given(self, each: _Waiting, done: Received) -> Received:
         """The message with its newest handle, joined with its object."""
         found = pointer.read(each.message, self._store, self._form)
-        handle = handles.join(each.message.handle, found, self._store, self._form)
+        handle = pointer.join(each.message.handle, found, self._store, self._form)
         return msgspec.structs.replace(done, handle=handle, lease_end=each.message.lease_end)
 
     def _whole(self, message: Any, waiting: list[_Waiting]) -> Any:

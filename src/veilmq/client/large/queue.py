@@ -17,17 +17,15 @@ from veilmq.client.capabilities import Capabilities
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import ObjectStoreFailed, ServiceError, TransportError, Unreadable
 from veilmq.client.identity import ById, identity_of
-from veilmq.client.large import handles, pointer, sweeping
+from veilmq.client.large import pointer, sweeping
 from veilmq.client.large.fetching import Fetcher
-from veilmq.client.large.handles import Held
-from veilmq.client.large.naming import new_stamp
-from veilmq.client.large.pointer import Pointer, PointerFormat
+from veilmq.client.large.pointer import Held, Pointer, PointerFormat
 from veilmq.client.large.shared import drop
-from veilmq.client.large.sweeping import Swept
+from veilmq.client.large.sweeping import Swept, new_stamp
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent
 from veilmq.client.objects import ObjectStore
-from veilmq.client.prepared import as_message, attempt, send_prepared, text_bytes, through
 from veilmq.client.queue import Queue
+from veilmq.client.sendable import as_message, attempt, send_prepared, text_bytes, through
 from veilmq.client.unreadable import Policy, checked_policy, log, receive_readable
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, StoreUnknown, VeilError
@@ -159,7 +157,7 @@ class LargeMessageQueue(Wrapping):
             self._forget_unless_sent(found, error)
             raise
         self._remove(held)
-        return handles.join(extended, found, self.store, self._form)
+        return pointer.join(extended, found, self.store, self._form)
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """See `Queue.extend_batch`."""
@@ -247,7 +245,7 @@ class LargeMessageQueue(Wrapping):
             return sent
         if sent.handle is None:
             return sent
-        return msgspec.structs.replace(sent, handle=handles.join(sent.handle, found, self.store, self._form))
+        return msgspec.structs.replace(sent, handle=pointer.join(sent.handle, found, self.store, self._form))
 
     def _forget_unless_sent(self, found: Pointer | None, error: VeilError) -> None:
         """Remove the object of a message that was certainly not sent; of one that may have been, a sweep will."""
@@ -272,7 +270,7 @@ class LargeMessageQueue(Wrapping):
             log.warning("queue %s: object %s is left to a sweep: %s", self.name, held.key, error)
 
     def _split(self, handle: str) -> Held:
-        return handles.split(handle, self.store, self._form)
+        return pointer.split(handle, self.store, self._form)
 
     def _joined(self, held: Held) -> str:
-        return handles.joined(held, self.store, self._form)
+        return pointer.joined(held, self.store, self._form)

@@ -16,13 +16,12 @@ from typing import Final
 from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.large import pointer, sweeping
-from veilmq.client.large.naming import new_stamp
 from veilmq.client.large.pointer import SHARED_BODY, Pointer, PointerFormat
-from veilmq.client.large.sweeping import Swept
+from veilmq.client.large.sweeping import Swept, new_stamp
 from veilmq.client.messages import Message
 from veilmq.client.objects import ObjectStore, is_key
-from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.queue import Queue
+from veilmq.client.sendable import as_message, text_bytes
 from veilmq.model.errors import ParameterInvalid
 
 _MARKER: Final = "for-"

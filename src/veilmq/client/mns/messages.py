@@ -21,8 +21,7 @@ from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type:
 from veilmq.client import base64_bodies, checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.messages import AttributeValue, Message, Peeked, Received
-from veilmq.client.prepared import as_message, text_bytes
-from veilmq.client.sendable import check_abilities
+from veilmq.client.sendable import as_message, check_abilities, text_bytes
 from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, hint_of, named, size_bytes, untyped, with_fields
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid
 from veilmq.model.message_type import TYPE_ATTRIBUTE

@@ -50,9 +50,8 @@ from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, S
 from veilmq.client.mns.messages import DELAY_MAX, LEASE_MAX, MESSAGE_BYTES_MAX, Entry, entry_of, peeked_of, received_of
 from veilmq.client.mns.thread_clients import BatchRefused, ThreadClients, error_of
 from veilmq.client.mns.topics import MnsTopics
-from veilmq.client.requests import batched
+from veilmq.client.requests import OF_ALL, Singly, batched
 from veilmq.client.service_errors import Said
-from veilmq.client.singly import OF_ALL, Singly
 from veilmq.client.unreadable import Policy, keep, log
 from veilmq.model.errors import (
     CapabilityMissing,

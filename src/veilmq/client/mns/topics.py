@@ -29,9 +29,8 @@ from veilmq.client.errors import ServiceError, SubscriptionExists, TopicMissing
 from veilmq.client.messages import Message
 from veilmq.client.mns.messages import Entry, entry_of
 from veilmq.client.mns.thread_clients import ThreadClients
-from veilmq.client.native_topics import NativePublished, NativeSubscription
-from veilmq.client.singly import Singly
-from veilmq.client.topic_names import TAG_CHARACTERS_MAX, are_names
+from veilmq.client.native_topics import TAG_CHARACTERS_MAX, NativePublished, NativeSubscription, are_names
+from veilmq.client.requests import Singly
 from veilmq.model.errors import VeilError
 
 _QUEUES: Final = ":queues/"

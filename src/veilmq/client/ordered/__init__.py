@@ -5,12 +5,11 @@ Strategy: the sender numbers, durably before it sends (sender.py); the receiver 
 tables.py, objects.py, locks.py). docs/patterns/ordered-queue.md.
 """
 
-from veilmq.client.ordered.entries import Ordered
-from veilmq.client.ordered.gaps import GapPolicy
 from veilmq.client.ordered.locks import StateLock
 from veilmq.client.ordered.objects import ObjectStorage
 from veilmq.client.ordered.queue import OrderedQueue
 from veilmq.client.ordered.receiver import OrderedReceiver
+from veilmq.client.ordered.reorder import GapPolicy, Ordered
 from veilmq.client.ordered.running import OnFailure, run
 from veilmq.client.ordered.sender import OrderedSender
 from veilmq.client.ordered.storage import LocalFile, Storage

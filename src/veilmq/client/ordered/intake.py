@@ -1,27 +1,68 @@
 """Fetches from the queue, and puts what comes where it belongs.
 
-Strategy: one thread at a time pulls, without the receiver's lock; that guards the buffer (reorder.py). A message is
-the buffer's with a lease of the keeper, or dealt with here: set aside, deleted, or released. When it is closed the pull
+Strategy: one thread at a time pulls, without the receiver's lock; that guards the buffer (reorder.py). A message is the
+buffer's with a lease of the keeper, or dealt with here: set aside, deleted, or released. When it is closed the pull
 under way is interrupted, and what that brings all the same is released at once.
+
+Deletes: the acknowledgement is durable already, so nothing depends on the delete: what the queue does not take now is
+tried again with the next ones, and in the end given back. It comes again, and is dropped by its number.
 """
 
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from veilmq.client.clock import Clock
 from veilmq.client.errors import Unordered
-from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.keeper import Lease, LeaseKeeper
 from veilmq.client.messages import Extension, Received
-from veilmq.client.ordered.deleting import Deletions
-from veilmq.client.ordered.entries import Entry, give_back
 from veilmq.client.ordered.marking import Mark, Marking
-from veilmq.client.ordered.reorder import Fate, Place, Reorder
+from veilmq.client.ordered.reorder import Entry, Fate, Place, Reorder, give_back
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import Policy, set_aside
 from veilmq.client.unreadable import give_back as release_all
-from veilmq.model.errors import VeilError
+from veilmq.model.errors import LeaseError, ReceiptInvalid, VeilError
+
+
+class Deletions:
+    """Of one receiver. Any thread."""
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._waiting: list[Lease] = []
+        self._closed = False
+
+    def delete(self, leases: Iterable[Lease] = ()) -> None:
+        """Delete these, and what waits."""
+        with self._lock:
+            due, self._waiting = [*self._waiting, *leases], []
+        for lease in due:
+            try:
+                lease.delete()
+            except (LeaseError, ReceiptInvalid):
+                continue
+            except VeilError as error:
+                log.info("queue %s: an acknowledged message is not deleted yet: %s", self._queue, error)
+                self._wait(lease)
+
+    def close(self) -> None:
+        """Nothing waits here any more."""
+        with self._lock:
+            self._closed = True
+            waiting, self._waiting = self._waiting, []
+        for lease in waiting:
+            give_back(lease)
+
+    def _wait(self, lease: Lease) -> None:
+        with self._lock:
+            if not self._closed:
+                self._waiting.append(lease)
+                return
+        give_back(lease)
+
 
 PULL_MAX: Final = 100
 ASIDE_SECONDS: Final = 1.0

@@ -20,15 +20,23 @@ from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.errors import GapFound
 from veilmq.client.keeper import LeaseKeeper
-from veilmq.client.ordered.entries import FOREVER, Entry, Ordered, give_back, place_of, shown
-from veilmq.client.ordered.gaps import GapPolicy, GapWatch
 from veilmq.client.ordered.intake import Intake
 from veilmq.client.ordered.locks import locked
 from veilmq.client.ordered.marking import marking_of
-from veilmq.client.ordered.reorder import Place, Reorder
-from veilmq.client.ordered.side import Side
+from veilmq.client.ordered.reorder import (
+    FOREVER,
+    Entry,
+    GapPolicy,
+    GapWatch,
+    Ordered,
+    Place,
+    Reorder,
+    give_back,
+    place_of,
+    shown,
+)
 from veilmq.client.ordered.state import ReceiverState, check_queue, decode
-from veilmq.client.ordered.storage import Storage
+from veilmq.client.ordered.storage import Side, Storage
 from veilmq.client.queue import Queue
 from veilmq.client.unreadable import Policy, checked_policy, keep
 from veilmq.model.errors import (

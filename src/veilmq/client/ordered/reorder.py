@@ -4,13 +4,27 @@ Strategy: places are (epoch, number) pairs and compare as such. `next` is the fi
 `done` holds acknowledged numbers beyond it; `held` what came and was not handed out; `out` what was handed out and is
 neither acknowledged nor back. The place that must go out next is the first that is in none of them: without it nobody
 gets anything, which is the whole point. Receivers own the clock and the queue.
+
+Entries: a handle is its place and the hand-out (`EPOCH.NUMBER.ATTEMPT`), so that a stale one is known. The queue's own
+handle stays with the keeper's lease.
+
+Gaps: a gap is known by its first number, and its time counts from when it was first seen here; a restart counts anew,
+because the missing message may only have been in the hands of the process before. Pure: the receiver brings the clock
+and carries out what is decided.
 """
 
-from collections.abc import Set
-from enum import Enum
+import logging
+from collections.abc import Callable, Set
+from contextlib import suppress
+from enum import Enum, StrEnum
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from veilmq.client import checked
+from veilmq.client.errors import GapFound
+from veilmq.client.keeper import Lease
+from veilmq.client.messages import Received
 from veilmq.client.ordered.state import ReceiverState
+from veilmq.model.errors import ParameterInvalid, ReceiptInvalid, VeilError
 
 Item = TypeVar("Item")
 
@@ -200,3 +214,138 @@ class Reorder(Generic[Item]):
     def _adopt(self, state: ReceiverState) -> None:
         self.state = state
         self._done = set(state.done)
+
+
+FOREVER: Final = float("inf")
+
+log = logging.getLogger("veilmq.ordered")
+
+
+class Ordered(Received, frozen=True, kw_only=True):
+    """A message in its turn. `receive_count` counts this receiver's hand-outs too."""
+
+    epoch: int
+    number: int
+
+
+class Entry:
+    """A message in the buffer."""
+
+    __slots__ = ("attempt", "hands", "lease", "message", "not_before", "until", "void")
+
+    def __init__(self, message: Received, lease: Lease, void: bool) -> None:
+        self.message = message
+        self.lease = lease
+        self.void = void
+        self.hands = 0
+        self.attempt = 0
+        """Of the current hand-out, counted over all."""
+        self.until = FOREVER
+        """End of the current hand-out, on the monotonic clock."""
+        self.not_before = -FOREVER
+
+
+def shown(place: Place, entry: Entry, hold_end: float) -> Ordered:
+    """What the application gets. hold_end: the lease's end if the hand-out has none of its own."""
+    values = {name: getattr(entry.message, name) for name in Received.__struct_fields__}
+    values |= {
+        "handle": f"{place.epoch}.{place.number}.{entry.attempt}",
+        "lease_end": hold_end if entry.until == FOREVER else entry.until,
+        "receive_count": entry.message.receive_count + entry.hands - 1,
+    }
+    return Ordered(**values, epoch=place.epoch, number=place.number)
+
+
+def place_of(handle: str) -> tuple[Place, int]:
+    """What a handle names, and which hand-out. Raises ReceiptInvalid."""
+    parts = handle.split(".")
+    if len(parts) != 3 or not all(part.isascii() and part.isdecimal() for part in parts):
+        raise ReceiptInvalid(reason="not a handle of an ordered receiver")
+    epoch, number, attempt = map(int, parts)
+    return Place(epoch, number), attempt
+
+
+def give_back(lease: Lease, delay: float = 0) -> None:
+    """Release it; what the queue does not take is extended no more, and comes back when its lease ends."""
+    try:
+        lease.release(delay)
+    except VeilError as error:
+        log.info("message %s is not released: %s", lease.message.id, error)
+        with suppress(VeilError):
+            lease.forget()
+
+
+class GapPolicy(StrEnum):
+    """After the gap timeout."""
+
+    WAIT = "wait"
+    """Tell once, and wait on."""
+    SKIP = "skip"
+    """Tell, and go on behind the gap; what still comes of it is a stray."""
+    RAISE = "raise"
+    """`receive` raises GapFound, and again after each further timeout."""
+
+    @classmethod
+    def of(cls, given: "GapPolicy | str") -> "GapPolicy":
+        """Raises ParameterInvalid."""
+        try:
+            return cls(given)
+        except ValueError:
+            reason = f"must be one of {', '.join(cls)}, not {given!r}"
+            raise ParameterInvalid(parameter="on_gap", reason=reason) from None
+
+
+class GapWatch:
+    """The time of one receiver's gap."""
+
+    def __init__(self, policy: GapPolicy, timeout: float | None, tell: Callable[[GapFound], object] | None) -> None:
+        if timeout is None and policy is not GapPolicy.WAIT:
+            raise ParameterInvalid(parameter="gap_timeout", reason=f"is needed to {policy}")
+        if timeout is not None:
+            checked.not_negative(timeout, "gap_timeout")
+        self.policy = policy
+        self.timeout = timeout
+        self._tell = tell
+        self._first: tuple[int, int] | None = None
+        self._since = 0.0
+        self._told = False
+
+    def check(self, lease: float, retention: float | None) -> None:
+        """Raises ParameterInvalid for a timeout that would take what is merely leased, or already expired, for lost."""
+        checked.positive(lease, "lease")
+        if self.timeout is None:
+            return
+        if self.policy is not GapPolicy.WAIT and self.timeout <= lease:
+            reason = f"{self.timeout:g} s must exceed the lease of {lease:g} s: a missing message may only be leased"
+            raise ParameterInvalid(parameter="gap_timeout", reason=reason)
+        if retention is not None and retention < self.timeout:
+            reason = f"{self.timeout:g} s exceeds the queue's retention of {retention:g} s: what is waited for expires"
+            raise ParameterInvalid(parameter="gap_timeout", reason=reason)
+
+    def over(self, gap: Gap | None, now: float) -> float | None:
+        """How long the gap has lasted, once that is the timeout and there is something to do about it."""
+        first = None if gap is None else (gap.epoch, gap.first)
+        if first != self._first:
+            self._first, self._since, self._told = first, now, False
+        if gap is None or self.timeout is None or self._told:
+            return None
+        waited = now - self._since
+        return waited if waited >= self.timeout else None
+
+    def wait_max(self, now: float) -> float:
+        """Longest wait after which the gap must be looked at again."""
+        if self._first is None or self.timeout is None or self._told:
+            return float("inf")
+        return max(0.0, self._since + self.timeout - now)
+
+    def tell(self, queue: str, gap: Gap, waited: float, now: float) -> bool:
+        """Tell of it; True: skip it. Raises GapFound."""
+        found = GapFound(queue=queue, epoch=gap.epoch, first=gap.first, last=gap.last, waited=waited)
+        log.warning("%s: %s", found, self.policy)
+        if self._tell is not None:
+            self._tell(found)
+        if self.policy is GapPolicy.RAISE:
+            self._since = now
+            raise found
+        self._told = self.policy is GapPolicy.WAIT
+        return self.policy is GapPolicy.SKIP

@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Final
 
 from veilmq.client.messages import Message
-from veilmq.client.ordered.entries import Ordered
 from veilmq.client.ordered.receiver import OrderedReceiver
+from veilmq.client.ordered.reorder import Ordered
 from veilmq.client.queue import Queue
 from veilmq.model.errors import ParameterInvalid, VeilError
 

@@ -24,11 +24,10 @@ from veilmq.client.message_text import plain
 from veilmq.client.messages import Message, Sent
 from veilmq.client.ordered.locks import locked
 from veilmq.client.ordered.marking import Mark, marking_of
-from veilmq.client.ordered.side import Side
 from veilmq.client.ordered.state import Pending, SenderState, check_queue, decode, packed, unpacked
-from veilmq.client.ordered.storage import Storage
-from veilmq.client.prepared import as_message, attempt, text_bytes, through
+from veilmq.client.ordered.storage import Side, Storage
 from veilmq.client.queue import Queue
+from veilmq.client.sendable import as_message, attempt, text_bytes, through
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 
 CHECK_SECONDS: Final = 60.0

@@ -11,8 +11,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from veilmq.client.errors import StorageHeld, StorageLost
+from veilmq.client.closing import Closing
+from veilmq.client.errors import StorageHeld, StorageLost, TransportError
 from veilmq.client.forked import OfProcess, forget_in_child
+from veilmq.client.queue import Queue
 from veilmq.store.files import durable_write
 
 
@@ -102,3 +104,30 @@ class LocalFile(OfProcess):
         if self._lock is None:
             raise StorageLost(storage=str(self), holder="nobody")
         durable_write(self.path, state, alone=True)
+
+
+class Side(Closing, OfProcess):
+    """One end of an ordered queue."""
+
+    queue: Queue
+    _storage: LockedStorage
+    _role: str
+    _closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def _enter(self) -> None:
+        """Before anything else, locks included. Raises StorageHeld in a forked child: the storage is its parent's."""
+        if self.inherited:
+            raise StorageHeld(storage=str(self._storage), holder=f"pid {self._pid}")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._is_closed()
+
+    def _is_closed(self) -> TransportError:
+        reason = f"the ordered {self._role} of queue {self.queue.name} is closed"
+        return TransportError(reason=reason, may_have_happened=False)

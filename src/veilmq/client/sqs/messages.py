@@ -16,8 +16,7 @@ import msgspec
 from veilmq.client import checked
 from veilmq.client.capabilities import Capabilities
 from veilmq.client.messages import Message, Received
-from veilmq.client.prepared import as_message, text_bytes
-from veilmq.client.sendable import check_abilities
+from veilmq.client.sendable import as_message, check_abilities, text_bytes
 from veilmq.client.sqs.calls import member
 from veilmq.client.typed_attributes import LEASE_HINT_ATTRIBUTE, hint_of, size_bytes, typed, untyped, with_fields
 from veilmq.model.errors import MessageTooLarge, ParameterInvalid

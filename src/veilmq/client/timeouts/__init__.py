@@ -5,10 +5,8 @@ Strategy: `Survival` is what is known of processing times, `plan_of` the cheapes
 document's own counter rule (document 003). Source: documents 003 and 004; docs/patterns/adaptive-timeout.md.
 """
 
-from veilmq.client.timeouts.adaptive import AdaptiveTimeout
-from veilmq.client.timeouts.published import PublishedPlan
-from veilmq.client.timeouts.schedule import Costs, Schedule, plan_of
-from veilmq.client.timeouts.survival import Survival
+from veilmq.client.timeouts.adaptive import AdaptiveTimeout, PublishedPlan
+from veilmq.client.timeouts.schedule import Costs, Schedule, Survival, plan_of
 from veilmq.client.timeouts.threshold import ThresholdTimeout
 
 __all__ = [

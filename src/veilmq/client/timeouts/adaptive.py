@@ -3,6 +3,10 @@
 Strategy: what happens to attempts goes into a survival curve a type; every so often the cheapest schedule for it is
 planned, and swapped in whole, so that readers need no lock. Too many duplicates shut the guard: margins grow until they
 cease. A type of which little is known yet plays by what all types together show. See docs/patterns/adaptive-timeout.md.
+
+Published: asked for now and then through `Queue.recommended`, which both our adapters answer; between two questions the
+last answer holds, and where nobody published anything a steady heartbeat does. A type's first lease is also the length
+of each extension: the pipeline chose it with renewals in mind.
 """
 
 import threading
@@ -11,10 +15,11 @@ from typing import Final
 import msgspec
 
 from veilmq.client import checked
-from veilmq.client.messages import Received
-from veilmq.client.timeouts.schedule import MARGINS, Costs, Schedule, plan_of
-from veilmq.client.timeouts.survival import Survival
-from veilmq.model.errors import ParameterInvalid
+from veilmq.client.clock import SYSTEM, Clock
+from veilmq.client.messages import Received, Recommended
+from veilmq.client.queue import Queue
+from veilmq.client.timeouts.schedule import MARGINS, Costs, Schedule, Survival, plan_of
+from veilmq.model.errors import ParameterInvalid, VeilError
 
 TYPES_MAX: Final = 256
 """Types that are told apart; what comes after them is learnt together."""
@@ -44,7 +49,7 @@ class _Kind:
 
 
 class AdaptiveTimeout:
-    """A plan (`veilmq.client.keeper.plan.Plan`) that learns. Thread-safe.
+    """A plan (`veilmq.client.keeper.states.Plan`) that learns. Thread-safe.
 
     It names a lease for every message, so that no queue's own timeout counts. LeaseKeeper feeds it. Crashes are learnt
     from what they leave: in a fleet of like workers each receives as many messages again, on the average, as it
@@ -189,3 +194,55 @@ class AdaptiveTimeout:
             late_share=self._late / self._extensions,
             late_mean=self._late_s / self._late if self._late else self._costs.late_mean,
         )
+
+
+class PublishedPlan:
+    """A plan (`veilmq.client.keeper.states.Plan`) from the server. Any thread."""
+
+    def __init__(
+        self, queue: Queue, *, default: float = 30.0, margin: float = 15.0, every: float = 300.0, clock: Clock = SYSTEM
+    ) -> None:
+        """default: seconds of a lease where nothing is published. margin: seconds before its end at which a lease is
+        extended. every: seconds between two questions. Raises ParameterInvalid; what that raises is raised by the
+        first question, here, and passed over later.
+        """
+        if not checked.positive(margin, "margin") < checked.positive(default, "default"):
+            raise ParameterInvalid(parameter="margin", reason=f"must be above 0 and below default = {default:g} s")
+        checked.positive(every, "every", may_be_endless=True)
+        self._queue = queue
+        self._default = default
+        self._margin = margin
+        self._every = every
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found = queue.recommended()
+        self._asked = clock.monotonic()
+
+    @property
+    def margin(self) -> float:
+        """Seconds before a lease's end at which it is extended."""
+        return self._margin
+
+    def first_lease(self, message: Received) -> float:
+        """Seconds."""
+        found = self._current()
+        lease = None
+        if found is not None:
+            lease = found.by_type.get(message.type, found.lease) if message.type is not None else found.lease
+        return max(self._default if lease is None else lease, self._margin * 2)
+
+    def next_lease(self, message: Received, held: float) -> float:
+        """Seconds; the first lease again."""
+        return self.first_lease(message)
+
+    def _current(self) -> Recommended | None:
+        now = self._clock.monotonic()
+        with self._lock:
+            if now - self._asked < self._every:
+                return self._found
+            self._asked = now
+        try:
+            self._found = self._queue.recommended()
+        except VeilError:
+            return self._found  # the plan of before is better than none
+        return self._found

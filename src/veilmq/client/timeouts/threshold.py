@@ -17,7 +17,7 @@ from veilmq.model.errors import ParameterInvalid
 
 
 class ThresholdTimeout:
-    """A plan (`veilmq.client.keeper.plan.Plan`) of one timeout that grows. Thread-safe."""
+    """A plan (`veilmq.client.keeper.states.Plan`) of one timeout that grows. Thread-safe."""
 
     def __init__(
         self,

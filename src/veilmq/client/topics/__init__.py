@@ -5,8 +5,7 @@ and deletes them; `topic` publishes; `encoding` is raw or base64 bodies; `native
 serves (`Capabilities.native_topics`). Source: the documents' CloudPullTopic.
 """
 
-from veilmq.client.topics.definitions import Definition, Definitions, Form, Subscription
-from veilmq.client.topics.encoding import Encoding, decoded
+from veilmq.client.topics.definitions import Definition, Definitions, Encoding, Form, Subscription, decoded
 from veilmq.client.topics.making import create_pull_topic, delete_pull_topic, open_pull_topic
 from veilmq.client.topics.topic import ID_ATTRIBUTE, Published, PullTopic
 

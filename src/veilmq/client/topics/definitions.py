@@ -6,8 +6,14 @@
 Strategy: a queue has no place to keep such a list that every protocol lets us read, so it is kept beside the queues.
 The object exists before the first queue is made and after the last one is deleted, and lists the queues that were made
 for the topic as they are made: whatever a crash leaves can be deleted, and nothing else is.
+
+Encodings: what a subscription gets is settled when it is made, and a base64 body says so in an attribute where there
+are any. A reader says which it wants; what is not that is a typed error, never a guess. Source: the documents'
+RawTopicMessage and getMessageBodyAsRawString; RFC 4648, section 4.
 """
 
+import base64
+import binascii
 import secrets
 from enum import StrEnum
 from typing import Any, Final
@@ -15,10 +21,43 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
-from veilmq.client.errors import TopicExists, TopicMissing
+from veilmq.client.errors import EncodingMismatch, TopicExists, TopicMissing
+from veilmq.client.messages import Peeked
 from veilmq.client.objects import ObjectStore, is_key
-from veilmq.client.topics.encoding import Encoding
+from veilmq.client.sendable import text_bytes
 from veilmq.model.errors import ParameterInvalid
+
+ENCODING_ATTRIBUTE: Final = "veilmq.encoding"
+
+
+class Encoding(StrEnum):
+    """How a subscription gets bodies."""
+
+    RAW = "raw"
+    """As they were published."""
+    BASE64 = "base64"
+    """In base64 of their UTF-8, as MNS's own topics and older SDKs have them."""
+
+
+def encoded(body: str, encoding: Encoding) -> str:
+    """The body as a subscription gets it. Raises ParameterInvalid if it is not text."""
+    raw = text_bytes(body)
+    return body if encoding is Encoding.RAW else base64.b64encode(raw).decode()
+
+
+def decoded(message: Peeked, encoding: Encoding | str) -> str:
+    """The body as it was published, from a subscription of that encoding. Raises EncodingMismatch."""
+    wanted = Encoding(encoding)
+    marked = message.attributes.get(ENCODING_ATTRIBUTE, wanted)
+    if marked != wanted:
+        raise EncodingMismatch(wanted=wanted, reason=f"it is marked as {marked!r}")
+    if wanted is Encoding.RAW:
+        return message.body
+    try:
+        return base64.b64decode(message.body.encode("ascii"), validate=True).decode()
+    except (UnicodeError, binascii.Error):
+        raise EncodingMismatch(wanted=wanted, reason="it is not base64 of text") from None
+
 
 NAME_CHARACTERS_MAX: Final = 120
 _DIRECTORY: Final = "topics"

@@ -17,10 +17,16 @@ from veilmq.client.errors import SubscriptionExists, TopicExists, TopicMissing
 from veilmq.client.messages import Template
 from veilmq.client.native_topics import NativeTopics
 from veilmq.client.queue import Account
-from veilmq.client.topics.definitions import Definition, Definitions, Form, State, Subscription
-from veilmq.client.topics.encoding import Encoding
-from veilmq.client.topics.native import check_fits, delete_native, native_topics_of, natively
-from veilmq.client.topics.topic import Bodies, PullTopic, delete_topic
+from veilmq.client.topics.definitions import Definition, Definitions, Encoding, Form, State, Subscription
+from veilmq.client.topics.topic import (
+    Bodies,
+    PullTopic,
+    check_fits,
+    delete_native,
+    delete_topic,
+    native_topics_of,
+    natively,
+)
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, VeilError
 
 log = logging.getLogger("veilmq.client")

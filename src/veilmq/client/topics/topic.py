@@ -5,10 +5,14 @@ that cannot carry, and everywhere else, one batch a queue, the queues side by si
 as deduplication id where the queue is FIFO, so that publishing again with that id adds no second copy there; as an
 attribute elsewhere, by which a consumer can drop one. What failed is named by subscription, and only that need be
 published again. Source: the documents' CloudPullTopic.publishMessage.
+
+Native topics: only if all that the pull topic says can be said there: one tag a subscription, bodies as they are
+published and alike for all, and queues that nothing wraps: what is published past a wrapper would miss what the wrapper
+does.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,14 +21,72 @@ from veilmq.client.closing import Closing
 from veilmq.client.daemons import DaemonPool
 from veilmq.client.errors import EncodingMismatch, PublishIncomplete
 from veilmq.client.messages import Message, Sent
-from veilmq.client.native_topics import NativePublished
-from veilmq.client.prepared import as_message, attempt, send_prepared, text_bytes
+from veilmq.client.native_topics import NativePublished, NativeSubscription, NativeTopics
 from veilmq.client.queue import Account, Queue
-from veilmq.client.sendable import check_sendable
-from veilmq.client.topics.definitions import Definition, Definitions, Form, State, Subscription
-from veilmq.client.topics.encoding import ENCODING_ATTRIBUTE, Encoding, encoded
-from veilmq.client.topics.native import delete_native, native_topics_of, natively
-from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
+from veilmq.client.sendable import as_message, attempt, check_sendable, send_prepared, text_bytes
+from veilmq.client.topics.definitions import (
+    ENCODING_ATTRIBUTE,
+    Definition,
+    Definitions,
+    Encoding,
+    Form,
+    State,
+    Subscription,
+    encoded,
+)
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, VeilError
+
+
+def natively(subscriptions: Iterable[Subscription]) -> list[NativeSubscription]:
+    """The same in the service's words."""
+    return [NativeSubscription(each.name, each.queue, each.tags[0] if each.tags else None) for each in subscriptions]
+
+
+def native_topics_of(
+    account: Account, definition: Definition, bodies: Any, queues: Collection[Queue] | None = None
+) -> NativeTopics | None:
+    """The service's topics if they serve this one. Raises QueueMissing, if the queues are not given."""
+    topics = _topics_of(account)
+    if topics is None or _unfit(topics, definition, bodies) is not None:
+        return None
+    found: Sequence[Queue] = (
+        [account.queue(each.queue) for each in definition.subscriptions] if queues is None else list(queues)
+    )
+    serves = all(each.capabilities.native_topics and each.account is account for each in found)
+    return topics if serves else None
+
+
+def check_fits(account: Account, definition: Definition, bodies: Any) -> None:
+    """Raises CapabilityMissing if the service's own topics cannot serve this one."""
+    topics = _topics_of(account)
+    reason = "native_topics" if topics is None else _unfit(topics, definition, bodies)
+    if reason is not None:
+        raise CapabilityMissing(capability=reason)
+
+
+def delete_native(account: Account, definition: Definition) -> None:
+    """Delete the service's topic, if there is one of this definition. Raises what the service does."""
+    topics = _topics_of(account)
+    if definition.form is Form.NATIVE and topics is not None:
+        topics.delete(definition.topic)
+
+
+def _topics_of(account: Account) -> NativeTopics | None:
+    offered = getattr(account, "topics", None)
+    return None if offered is None else offered()
+
+
+def _unfit(topics: NativeTopics, definition: Definition, bodies: Any) -> str | None:
+    """What it asks that the service's topics cannot do."""
+    if bodies is not None:
+        return "native topics with bodies that differ"
+    if any(each.encoding is not Encoding.RAW for each in definition.subscriptions):
+        return "native topics with an encoding of a subscription's own"
+    if any(len(each.tags) > 1 for each in definition.subscriptions):
+        return "native topics with several tags of a subscription"
+    fits = topics.fits(definition.topic, natively(definition.subscriptions))
+    return None if fits else "native topics with such names, tags or queues"
+
 
 ID_ATTRIBUTE: Final = "veilmq.id"
 """Carries the publish's id."""

@@ -5,8 +5,7 @@ checker.py who finishes what a producer left, parameters.py the times. docs/patt
 """
 
 from veilmq.client.transaction.checker import Checker
-from veilmq.client.transaction.entry import ATTRIBUTE, Form, Prepared, Verdict
-from veilmq.client.transaction.parameters import Times
+from veilmq.client.transaction.entry import ATTRIBUTE, Form, Prepared, Times, Verdict
 from veilmq.client.transaction.queue import Outcome, Transaction, TransactionQueue
 
 __all__ = [

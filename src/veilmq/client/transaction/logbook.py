@@ -14,8 +14,7 @@ from veilmq.client.clock import Clock
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
-from veilmq.client.transaction.entry import Entry, decode, encode
-from veilmq.client.transaction.parameters import Times, claims
+from veilmq.client.transaction.entry import Entry, Times, claims, decode, encode
 from veilmq.model.errors import MessageTooLarge, VeilError
 
 CLAIM_MAX = 10

@@ -21,14 +21,25 @@ from veilmq.client import checked
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import may_have_happened
 from veilmq.client.messages import Message, Received
-from veilmq.client.prepared import as_message, text_bytes
 from veilmq.client.queue import Queue
-from veilmq.client.sendable import check_sendable
-from veilmq.client.transaction.checker import Check, Checker, Compensate, send_to
-from veilmq.client.transaction.entry import Entry, Form, Prepared, Verdict, decode, made, marked, verdict_of
+from veilmq.client.sendable import as_message, check_sendable, text_bytes
+from veilmq.client.transaction.checker import Check, Checker, Compensate, Settler, hopeless, send_to
+from veilmq.client.transaction.entry import (
+    Entry,
+    Form,
+    Prepared,
+    Times,
+    Verdict,
+    check_half,
+    check_log,
+    decode,
+    form_for,
+    made,
+    marked,
+    times_for,
+    verdict_of,
+)
 from veilmq.client.transaction.logbook import Logbook
-from veilmq.client.transaction.parameters import Times, check_half, check_log, form_for, times_for
-from veilmq.client.transaction.settling import Settler, hopeless
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import LeaseError, ParameterInvalid, VeilError
 

@@ -19,9 +19,9 @@ from veilmq.client.cloud_queue import CloudAccount, CloudQueue
 from veilmq.client.errors import TransportError
 from veilmq.client.identity import ById, fingerprint
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
-from veilmq.client.prepared import as_message
 from veilmq.client.queue_attributes import FIFO_SUFFIX, creation_attributes
 from veilmq.client.requests import batched
+from veilmq.client.sendable import as_message
 from veilmq.client.unreadable import log
 from veilmq.client.veil.calls import Calls, Operation, Signer, operation
 from veilmq.client.veil.connections import Pool

@@ -5,15 +5,21 @@ there through a flow (flow.py) that settles them (settling.py). Source: docs/pat
 docs/patterns/checkpoint.md.
 """
 
-from veilmq.client.worker.backoff import Backoff
-from veilmq.client.worker.cancellation import Cancellation, Cancelled, Cause
 from veilmq.client.worker.checkpoints import Checkpoints, FileCheckpoints, ObjectCheckpoints, Saved
-from veilmq.client.worker.guard import Begun, Busy, Claim, Done, Guard, Prolonging, Superseded
-from veilmq.client.worker.guard_directory import DirectoryGuard
-from veilmq.client.worker.guard_table import TableGuard
-from veilmq.client.worker.job import AsyncJob, Job, Reject, Retry
+from veilmq.client.worker.guard import (
+    Begun,
+    Busy,
+    Claim,
+    DirectoryGuard,
+    Done,
+    Guard,
+    Prolonging,
+    Superseded,
+    TableGuard,
+)
+from veilmq.client.worker.job import AsyncJob, Cancellation, Cancelled, Cause, Job, Reject, Retry
 from veilmq.client.worker.metrics import Counts, Meter, PrometheusMeter
-from veilmq.client.worker.parameters import Kind
+from veilmq.client.worker.parameters import Backoff, Kind
 from veilmq.client.worker.worker import Options, Worker, worker
 
 __all__ = [

@@ -24,10 +24,8 @@ import msgspec
 
 from veilmq.client.clock import SYSTEM
 from veilmq.client.messages import Received
-from veilmq.client.worker.cancellation import Cancellation, Cause
 from veilmq.client.worker.checkpoints import encode_state
-from veilmq.client.worker.job import Job
-from veilmq.client.worker.results import Result, Verdict, call
+from veilmq.client.worker.job import Cancellation, Cause, Job, Result, Verdict, call
 from veilmq.model.errors import LeaseExpired, ParameterInvalid, VeilError, as_fields
 
 GONE = 70

@@ -15,16 +15,13 @@ from typing import Final
 from veilmq.client.clock import Clock
 from veilmq.client.daemons import DaemonPool
 from veilmq.client.worker.alarm import Alarm
-from veilmq.client.worker.backoff import chance
-from veilmq.client.worker.cancellation import Cause
 from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Superseded
 from veilmq.client.worker.hand import Hand, HeldClaim
-from veilmq.client.worker.metrics import Counts
-from veilmq.client.worker.parameters import Parameters
+from veilmq.client.worker.job import STOPPED, Cause, Result, Verdict, of_error
+from veilmq.client.worker.metrics import Counts, Spans
+from veilmq.client.worker.parameters import Parameters, chance
 from veilmq.client.worker.ready import Ready
-from veilmq.client.worker.results import STOPPED, Result, Verdict, of_error
 from veilmq.client.worker.settling import Settling
-from veilmq.client.worker.spans import Spans
 from veilmq.model.errors import LeaseTaken
 
 _SETTLERS: Final = 16

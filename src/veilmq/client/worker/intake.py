@@ -14,16 +14,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from veilmq.client.clock import Clock
+from veilmq.client.clock import Clock, Stop
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
-from veilmq.client.pausing import Stop
 from veilmq.client.queue import Queue
-from veilmq.client.worker.backoff import Backoff, chance
-from veilmq.client.worker.hand import Hand
-from veilmq.client.worker.held import Held, PlainLease
+from veilmq.client.worker.hand import Hand, Held, PlainLease
 from veilmq.client.worker.metrics import Counts
-from veilmq.client.worker.parameters import WAIT, Parameters
+from veilmq.client.worker.parameters import WAIT, Backoff, Parameters, chance
 from veilmq.client.worker.ready import Ready
 from veilmq.client.worker.settling import Settling
 from veilmq.client.wrapping import Wrapping

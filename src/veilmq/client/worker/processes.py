@@ -23,11 +23,11 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.client.daemons import DaemonPool
-from veilmq.client.worker.backoff import Backoff, chance
 from veilmq.client.worker.child import PARENTS_SIGNALS, Item, carried, packed, reference, run
 from veilmq.client.worker.flow import Flow, failed
 from veilmq.client.worker.hand import Hand
-from veilmq.client.worker.results import STOPPED, Result
+from veilmq.client.worker.job import STOPPED, Result
+from veilmq.client.worker.parameters import Backoff, chance
 from veilmq.model.errors import ParameterInvalid
 
 _START_SECONDS: Final = 60.0

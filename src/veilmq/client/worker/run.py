@@ -18,19 +18,16 @@ from veilmq.client.clock import Clock
 from veilmq.client.gathering import GatheredDeletes, can_gather
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.queue import Queue
-from veilmq.client.worker.asynchronous import AsyncRunners
-from veilmq.client.worker.cancellation import Cause
-from veilmq.client.worker.dead_letters import DeadLetters
 from veilmq.client.worker.flow import Flow
 from veilmq.client.worker.hand import Hand
 from veilmq.client.worker.intake import Intake, poll_of
-from veilmq.client.worker.metrics import Counts
+from veilmq.client.worker.job import Cause
+from veilmq.client.worker.metrics import Counts, Spans
 from veilmq.client.worker.parameters import Kind, Parameters
 from veilmq.client.worker.processes import ProcessRunners
 from veilmq.client.worker.ready import Ready
-from veilmq.client.worker.settling import Settling
-from veilmq.client.worker.spans import Spans
-from veilmq.client.worker.threads import ThreadRunners
+from veilmq.client.worker.runners import AsyncRunners, ThreadRunners
+from veilmq.client.worker.settling import DeadLetters, Settling
 from veilmq.model.errors import ParameterInvalid
 
 GRACE: Final = 1.0

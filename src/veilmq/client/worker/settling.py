@@ -1,27 +1,84 @@
 """What follows a handler: delete, release with backoff, dead letter; and that nothing of it is lost on a bad line.
 
-Strategy: one table from verdict to deed. A deed that meets an unreachable queue is tried again until the lease is
-over. What is given up is taken from whoever keeps its lease, so that the message comes back by itself when that ends.
-Every message ends in exactly one of Counts' outcomes, whatever breaks on the way.
+Strategy: one table from verdict to deed. A deed that meets an unreachable queue is tried again until the lease is over.
+What is given up is taken from whoever keeps its lease, so that the message comes back by itself when that ends. Every
+message ends in exactly one of Counts' outcomes, whatever breaks on the way.
+
+Dead letters: send to the dead-letter queue, then delete; never the other way round. A crash in between leaves the
+message in both: on a FIFO target its id absorbs the second send, elsewhere whoever looks at dead letters sees its id in
+`veilmq.dead_letter.id`. A queue with a dead-letter rule of its own needs none of this: leave `poison_after` away.
 """
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from veilmq.client.clock import Clock
-from veilmq.client.pausing import Stop
+from veilmq.client.clock import Clock, Stop
+from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
-from veilmq.client.worker.backoff import Backoff, chance
-from veilmq.client.worker.cancellation import Cause
-from veilmq.client.worker.dead_letters import DeadLetters
 from veilmq.client.worker.guard import Superseded
 from veilmq.client.worker.hand import Hand
+from veilmq.client.worker.job import Cause, HandlerFailed, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts
-from veilmq.client.worker.parameters import ErrorReport, Parameters
-from veilmq.client.worker.results import HandlerFailed, Result, Verdict, of_error
-from veilmq.model.errors import CapabilityMissing, LeaseError, QueueMissing, ReceiptInvalid, UsageError, VeilError
+from veilmq.client.worker.parameters import Backoff, ErrorReport, Parameters, chance
+from veilmq.model.errors import (
+    CapabilityMissing,
+    LeaseError,
+    MessageTooLarge,
+    ParameterInvalid,
+    QueueMissing,
+    ReceiptInvalid,
+    UsageError,
+    VeilError,
+)
 from veilmq.model.reports import Failure, failure_of
+
+PREFIX: Final = "veilmq.dead_letter."
+ATTRIBUTES_MAX: Final = 10
+_REASON_CHARACTERS: Final = 300
+
+
+class DeadLetters:
+    """Sends to `target` what failed in the queue named `source`."""
+
+    def __init__(self, source: str, target: Queue) -> None:
+        self.source = source
+        self.target = target
+
+    def send(self, received: Received, reason: str) -> None:
+        """Durable when this returns. Raises as `Queue.send`."""
+        attributes = dict(received.attributes)
+        told: dict[str, Any] = {
+            "reason": "".join(each if each.isprintable() else " " for each in reason)[:_REASON_CHARACTERS] or "failed",
+            "id": received.id,
+            "queue": self.source,
+            "receive_count": received.receive_count,
+        }
+        marks = {PREFIX + name: value for name, value in told.items()}
+        # A message that was dead-lettered before keeps only what is told now.
+        attributes = {name: value for name, value in attributes.items() if not name.startswith(PREFIX)}
+        # The type travels as an attribute too.
+        room = ATTRIBUTES_MAX - len(attributes) - (received.type is not None)
+        marks = dict(list(marks.items())[: max(0, room)])
+        try:
+            self.target.send(self._message(received, attributes | marks))
+        except (MessageTooLarge, ParameterInvalid, CapabilityMissing):
+            # The message matters, not our notes on it.
+            if not marks:
+                raise
+            self.target.send(self._message(received, attributes))
+
+    def _message(self, received: Received, attributes: dict[str, Any]) -> Message:
+        able = self.target.capabilities
+        return Message(
+            body=received.body,
+            attributes=attributes if able.attributes else {},
+            type=received.type if able.attributes else None,
+            priority=received.priority if able.priorities else None,
+            group=(received.group or received.id) if able.native_fifo else (received.group if able.groups else None),
+            deduplication_id=received.id if able.native_fifo else None,
+        )
+
 
 log = logging.getLogger("veilmq.worker")
 

@@ -21,12 +21,11 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
-from veilmq.client.worker.backoff import Backoff
 from veilmq.client.worker.checkpoints import Checkpoints
 from veilmq.client.worker.child import reference
 from veilmq.client.worker.guard import Guard
 from veilmq.client.worker.metrics import Counts, Meter
-from veilmq.client.worker.parameters import ErrorReport, Kind, Parameters
+from veilmq.client.worker.parameters import Backoff, ErrorReport, Kind, Parameters
 from veilmq.client.worker.run import Run, Said
 from veilmq.model.errors import ParameterInvalid, VeilError
 

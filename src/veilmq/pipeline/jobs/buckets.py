@@ -1,6 +1,6 @@
 """Durations on a logarithmic scale, and what leases add up to on it: the one shape that all estimates start from.
 
-Strategy: a quarter of the planner's bucket (veilmq.client.timeouts.survival) each, so that quantiles are fine and every
+Strategy: a quarter of the planner's bucket (veilmq.client.timeouts.schedule) each, so that quantiles are fine and every
 fourth bound is one of the planner's. A histogram row counts leases of one queue and type that ended alike; histograms
 of two stretches of history add up by their sums.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from veilmq.client.timeouts.survival import BUCKETS, GROWTH, SHORTEST
+from veilmq.client.timeouts.schedule import BUCKETS, GROWTH, SHORTEST
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

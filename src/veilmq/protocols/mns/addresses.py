@@ -17,7 +17,7 @@ from veilmq.model.access import AccessKey
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import SubscriptionSettings, TopicKey, is_hidden
 from veilmq.protocols.bounded import Bounded
-from veilmq.protocols.http import Request
+from veilmq.protocols.http import Request, address_used
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.errors import (
     ENDPOINT_INVALID,
@@ -192,10 +192,4 @@ def url_start(endpoint: Endpoint, request: Request) -> str:
     """The start of URLs for this client: the scheme, host and port that it used, without a final slash."""
     if endpoint.external_url is not None:
         return endpoint.external_url.rstrip("/")
-    headers = request.headers
-    scheme = b"https" if request.secure else b"http"
-    host = request.authority or headers.get(b"host") or b"localhost"
-    if endpoint.trusted_proxy:
-        scheme = headers.get(b"x-forwarded-proto", scheme).partition(b",")[0].strip()
-        host = headers.get(b"x-forwarded-host", host).partition(b",")[0].strip()
-    return f"{scheme.decode('latin-1')}://{host.decode('latin-1')}"
+    return address_used(request, endpoint.trusted_proxy)

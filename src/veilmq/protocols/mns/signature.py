@@ -8,6 +8,8 @@ refused before any computation. In development mode no signature is checked, and
 import hmac
 import re
 from base64 import b64encode
+from calendar import timegm
+from functools import lru_cache
 from hashlib import sha1
 from itertools import product
 from typing import Final
@@ -17,11 +19,10 @@ import msgspec
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, EVERYTHING, HOME_REGION_DEFAULT, AccessKey, Keyring
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.protocols.bounded import Bounded
+from veilmq.protocols.bounded import Bounded, remembered
 from veilmq.protocols.http import Request
 from veilmq.protocols.keyed import Keyed
 from veilmq.protocols.mns import canonical, limits
-from veilmq.protocols.mns.dates import compact, read_date
 from veilmq.protocols.mns.errors import (
     ACCESS_DENIED,
     INVALID_ACCESS_KEY_ID,
@@ -35,6 +36,37 @@ from veilmq.protocols.mns.errors import (
     TIME_EXPIRED,
     Refusal,
 )
+
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_RFC1123: Final = re.compile(
+    rb"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), ([0-3]?[0-9]) ([A-Z][a-z]{2}) ([12][0-9]{3}) "
+    rb"([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9]|60) (?:GMT|UTC|\+0000)\Z"
+)
+_DATE_BYTES_MAX: Final = 31
+_MONTH_DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+
+@remembered(_DATE_BYTES_MAX)
+def read_date(text: bytes) -> Instant | None:
+    """The instant of a date; None if it is no date. All requests of a second have the same text."""
+    found = _RFC1123.match(text)
+    if found is None or found[2].decode() not in _MONTHS:
+        return None
+    month = _MONTHS.index(found[2].decode()) + 1
+    day, year, hour, minute, second = (int(found[place]) for place in (1, 3, 4, 5, 6))
+    if not 1 <= day <= _MONTH_DAYS[month - 1]:
+        return None
+    return Instant(timegm((year, month, day, hour, minute, second)) * SECOND_US)
+
+
+@lru_cache(1_024)
+def compact(text: bytes) -> bytes:
+    """A date that `read_date` takes, as `yyyyMMddTHHmmssZ`."""
+    found = _RFC1123.match(text)
+    assert found is not None
+    month = _MONTHS.index(found[2].decode()) + 1
+    return b"%b%02d%02dT%b%b%bZ" % (found[3], month, int(found[1]), found[4], found[5], found[6])
+
 
 _SKEW_US: Final = limits.SKEW_SECONDS_MAX * SECOND_US
 _SCHEMES_MAX: Final = 1_024

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from veilmq.model.queue import QueueKey
-from veilmq.protocols.http import Request
+from veilmq.protocols.http import Request, address_used
 from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.authorization import region_of_host
 from veilmq.protocols.sqs.errors import Refusal
@@ -105,7 +105,7 @@ def queue_of_arn(text: str) -> QueueKey | None:
 def url_start(endpoint: Endpoint, request: Request, region: str) -> str:
     """The start of queue URLs in that region for this client, without a final slash."""
     external, strategy, domain = endpoint.external_url, endpoint.strategy, endpoint.base_domain
-    start = address(endpoint, request) if external is None else external.rstrip("/")
+    start = address_used(request, endpoint.trusted_proxy) if external is None else external.rstrip("/")
     if strategy == PATH:
         return f"{start}/{_OWN}/{region}"
     if domain is None or (external is not None and strategy is None):
@@ -118,17 +118,6 @@ def url_start(endpoint: Endpoint, request: Request, region: str) -> str:
     if strategy == STANDARD or host.lower() in ours or region_of_host(domain, host) is not None:
         return f"{url.scheme}://sqs.{region}.{domain}{colon}{port}{url.path}"
     return start
-
-
-def address(endpoint: Endpoint, request: Request) -> str:
-    """Scheme, host and port that the client used, without a final slash."""
-    headers = request.headers
-    scheme = b"https" if request.secure else b"http"
-    host = request.authority or headers.get(b"host") or b"localhost"
-    if endpoint.trusted_proxy:
-        scheme = headers.get(b"x-forwarded-proto", scheme).partition(b",")[0].strip()
-        host = headers.get(b"x-forwarded-host", host).partition(b",")[0].strip()
-    return f"{scheme.decode('latin-1')}://{host.decode('latin-1')}"
 
 
 def queue_url(start: str, queue: QueueKey) -> str:

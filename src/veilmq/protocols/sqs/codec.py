@@ -3,6 +3,10 @@
 Strategy: every request takes the same path: verify the sender (signature.py), parse the form (json_form.py,
 query_form.py), run the operation (operations/). Each step may refuse, and every refusal becomes a response here, in the
 form of the request. No exception leaves `decode`.
+
+The bound on requests is a token bucket per account, which fills at the rate and holds one second's worth. A request
+takes one token or is refused with RequestThrottled. An account without requests for a second has a full bucket, which
+is dropped.
 """
 
 from collections.abc import Sequence
@@ -10,8 +14,9 @@ from secrets import token_urlsafe
 from typing import Final
 
 from veilmq.model.access import Action, Keyring
-from veilmq.model.instant import Instant
+from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome
+from veilmq.protocols.bounded import Bounded
 from veilmq.protocols.http import Request, Response, external_path
 from veilmq.protocols.sqs import errors, json_form, query_form
 from veilmq.protocols.sqs.addresses import Endpoint
@@ -19,7 +24,30 @@ from veilmq.protocols.sqs.call import Asked, Call, Form
 from veilmq.protocols.sqs.errors import Fault, Refusal
 from veilmq.protocols.sqs.operations.authorize import authorized, not_granted
 from veilmq.protocols.sqs.signature import Verifier
-from veilmq.protocols.sqs.throttle import Throttle
+
+_ACCOUNTS_MAX: Final = 4_096
+
+
+class Throttle:
+    """Counts by the lease clock."""
+
+    def __init__(self, requests_per_second_max: int) -> None:
+        self._rate = requests_per_second_max
+        self._used: Bounded[str, int] = Bounded(_ACCOUNTS_MAX)
+
+    def takes(self, account: str, now: Instant) -> bool:
+        """Whether the account may make one more request now."""
+        # In units of one second divided by the rate, to stay in integers: tokens used, and tokens available now.
+        there = now * self._rate
+        used = max(self._used.get(account, 0), there - SECOND_US * self._rate) + SECOND_US
+        if used > there:
+            return False
+        if account in self._used:
+            self._used[account] = used
+        else:
+            self._used.keep(account, used)
+        return True
+
 
 __all__ = ["Call", "Codec", "Endpoint"]
 

@@ -12,9 +12,9 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from veilmq.protocols.bounded import Bounded
-from veilmq.protocols.http import Request, Response
+from veilmq.protocols.http import Request, Response, address_used
 from veilmq.protocols.sqs import limits, xml
-from veilmq.protocols.sqs.addresses import Endpoint, address
+from veilmq.protocols.sqs.addresses import Endpoint
 from veilmq.protocols.sqs.call import Form, Operation
 from veilmq.protocols.sqs.errors import (
     INVALID_ACTION,
@@ -145,13 +145,13 @@ def _url_of(request: Request, row: Operation, endpoint: Endpoint) -> str:
     if request.target == b"/" or request.path == b"/":
         if "QueueUrl" not in row.input_type.__struct_encode_fields__:
             return ""
-        shown = address(endpoint, request)[:256]
+        shown = address_used(request, endpoint.trusted_proxy)[:256]
         raise Refusal(INVALID_ADDRESS, f"The address {shown}/ is not valid for this endpoint.")
     if row.name in _OF_THE_ACCOUNT and limits.ACCOUNT_PATH.match(request.path):
         raise _invalid_action(row.name)
     path = request.path.decode("latin-1")
-    # Looking up the whole URL costs more: only where the host can name the region.
-    return path if endpoint.base_domain is None else address(endpoint, request) + path
+    # The whole URL is longer to look up: only where the host can tell the region.
+    return path if endpoint.base_domain is None else address_used(request, endpoint.trusted_proxy) + path
 
 
 def _check_integers(tree: Tree, row: Operation) -> None:

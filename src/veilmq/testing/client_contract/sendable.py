@@ -3,8 +3,7 @@
 from typing import Any, Final
 
 from veilmq.client.messages import Message, Sent
-from veilmq.client.prepared import attempt
-from veilmq.client.sendable import check_sendable
+from veilmq.client.sendable import attempt, check_sendable
 from veilmq.testing.client_contract.stage import Stage
 
 CASES: Final[list[dict[str, Any]]] = [

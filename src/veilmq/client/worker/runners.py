@@ -1,8 +1,10 @@
-"""Handlers as coroutines.
+"""Handlers as coroutines, or in threads.
 
-Strategy: one event loop in a thread of its own, with a task for each call of the handler; a feeder thread takes
+Coroutines: one event loop in a thread of its own, with a task for each call of the handler; a feeder thread takes
 messages when a task is free, and a small pool does what blocks (guard, delete, release). A handler whose messages are
 all cancelled has its task cancelled: that is how coroutines are told to stop.
+
+Threads: each of N threads takes messages, calls the handler, settles, and takes the next.
 """
 
 import asyncio
@@ -14,8 +16,7 @@ from typing import Any, Final
 from veilmq.client.daemons import DaemonPool
 from veilmq.client.worker.flow import Flow
 from veilmq.client.worker.hand import Hand
-from veilmq.client.worker.job import AsyncJob
-from veilmq.client.worker.results import STOPPED, Result, of_error, of_return
+from veilmq.client.worker.job import STOPPED, AsyncJob, Job, Result, call, of_error, of_return
 
 _BLOCKING_MAX: Final = 32
 
@@ -135,3 +136,31 @@ def _runs() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+class ThreadRunners:
+    """Run `handler` on messages of `flow` until its line is closed."""
+
+    def __init__(self, flow: Flow, handler: Callable[[Any], Any]) -> None:
+        self._flow = flow
+        self._handler = handler
+
+    def start(self) -> None:
+        """Returns once the handlers can run."""
+        for number in range(1, self._flow.parameters.concurrency + 1):
+            threading.Thread(target=self._run, name=f"veilmq worker {number}", daemon=True).start()
+
+    def kill(self) -> None:
+        """Shutdown, and handlers still run: threads cannot be ended, they end with the process."""
+
+    def close(self) -> None:
+        """Nothing is left to run."""
+
+    def _run(self) -> None:
+        while hands := self._flow.take():
+            self._flow.work(hands, self._call)
+
+    def _call(self, hands: Sequence[Hand]) -> list[Result]:
+        clock = self._flow.clock
+        jobs = [Job(hand.message, hand, hand.cancelled, hand.state, hand.deadline, clock) for hand in hands]
+        return call(self._handler, jobs, self._flow.parameters.batch is not None)
