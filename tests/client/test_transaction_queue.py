@@ -441,6 +441,14 @@ def test_service_that_cannot_be_reached_at_first_starts_no_operation(place: Plac
     assert place.ledger.done == []
 
 
+def test_a_log_that_cannot_be_written_takes_the_half_message_back(hidden: Place) -> None:
+    log = Network(1, "cut from here").over(hidden.log)
+    with pytest.raises(TransportError):
+        hidden.opened(log=log).send_transaction("7", hidden.ledger.do)
+    stats = hidden.queue.stats()
+    assert (stats.visible, stats.delayed, hidden.ledger.done) == (0, 0, [])
+
+
 # Producer, checker and network, killed and cut at every step.
 
 
