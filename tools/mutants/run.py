@@ -46,7 +46,7 @@ _WORKERS = ("--dist", "loadgroup", "--max-worker-restart", "0", "-n")
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
 _CLASS_OR_TEST = re.compile(r"^(?:class (\w+)|( {4})?(?:async )?def (test_\w+))", re.MULTILINE)
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?::.+?)(?: - .*)?$", re.MULTILINE)
 _LAST = re.compile(r"^(tests/\S+::\S+)", re.MULTILINE)
 
 
@@ -208,7 +208,8 @@ class Tree:
                 )
         finally:
             self._write(mutant, (ROOT / mutant.path).read_text())
-        if done.returncode > 1:
+        # Workers that stop at the first failure end with 2, as a run does whose tests cannot be imported.
+        if done.returncode > 1 and not _FAILED.search(done.stdout):
             raise Broken(f"{mutant.name}: the tests cannot run with it:\n{done.stdout[-2_000:]}{done.stderr[-2_000:]}")
         return Verdict(mutant, _killer(done) if done.returncode else None, time.perf_counter() - began)
 
