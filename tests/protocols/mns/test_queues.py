@@ -88,6 +88,7 @@ def test_counts(wire: Any) -> None:
         ("VisibilityTimeout", 43_201), ("PollingWaitSeconds", 31), ("PollingWaitSeconds", "long"),
         ("DelaySeconds", ""), ("LoggingEnabled", "yes"), ("LoggingEnabled", ""),
     ],
+    fresh="wire",
 )  # fmt: skip
 def test_values_out_of_their_limits(wire: Any, name: str, value: object) -> None:
     answer = wire.ask("PUT", "/queues/new", queue(**{name: value}))
