@@ -178,7 +178,7 @@ def export(
                     progress=lambda done, total: advance("exporting", done, total),
                 )
         except OSError as error:
-            mend = "What is there is whole: the next export goes on behind it."
+            mend = "The existing files are complete: the next export continues after them."
             raise Failure(Exit.WRONG, f"{directory}: {error.strerror or error}", mend) from None
     if as_json:
         print_json({"from": first, "until": stop, "events": stop - first})

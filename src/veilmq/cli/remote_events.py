@@ -200,7 +200,7 @@ class _Follower:
                 time.sleep(_PAUSE_S)
                 continue
             if told:
-                _tell(f"the server is there again: going on from offset {self._offset}")
+                _tell(f"the server is back: continuing from offset {self._offset}")
             return piece
 
     def close(self) -> None:

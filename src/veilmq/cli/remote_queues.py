@@ -99,7 +99,7 @@ def create(
     tags: Tags = None,
     fifo: Annotated[bool, typer.Option("--fifo", help="First in, first out; the name ends in .fifo.")] = False,
 ) -> None:
-    """Create a queue, or find that it is there with these settings."""
+    """Create a queue, or find that it exists with these settings."""
     change = _plain(visibility_timeout, delay, retention, wait, message_bytes_max)
     redrive = _Redrive(dead_letters, max_receives)
     if redrive != (None, None):
@@ -107,7 +107,7 @@ def create(
     if tags:
         change["tags"] = dict(pairs("--tag", tags))
     shown = asked.run("create", queue, **change, fifo=True if fifo else None)
-    _show(asked, shown, f"created {queue}" if shown["new"] else f"{queue} is there with these settings")
+    _show(asked, shown, f"created {queue}" if shown["new"] else f"{queue} exists with these settings")
 
 
 def change_queue(
