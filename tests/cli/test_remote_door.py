@@ -10,7 +10,7 @@ from tests.users import other_user
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.remote_door import Target, holder_door, http_door
 from veilmq.cli.remote_http import HttpDoor
-from veilmq.store.sqlite.disk.directory import DATABASE
+from veilmq.store.directory import DATABASE
 
 
 @pytest.fixture

@@ -25,8 +25,6 @@ STALL_S: Final = 60.0
 REST_S: Final = 5.0
 """The longest pause before a reading if the WAL is long."""
 PIECE_BYTES: Final = 256 * 1024
-_LONG: Final = 2
-"""A WAL so many times longer than where its checkpoint begins has grown behind a reading."""
 
 logger = logging.getLogger("veilmq.admin")
 
@@ -49,13 +47,13 @@ class Copies:
 
     async def _rest(self) -> None:
         """Wait until the WAL has begun anew, if it is long; each commit may be the one."""
-        store, followers = self._service.store, self._service.shell.stats.followers
+        reader, followers = self._service.reader, self._service.shell.stats.followers
         committed = asyncio.Event()
         followers.add(committed)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(REST_S):
-                    while store.checkpointer.wal_bytes > _LONG * store.options.checkpoint_bytes:
+                    while reader.log_is_long:
                         await committed.wait()
                         committed.clear()
         finally:

@@ -31,7 +31,7 @@ from veilmq.server.shell import Shell
 from veilmq.server.spelling import SpellingIntake
 from veilmq.server.tls import Certificate
 from veilmq.server.tokens import IssuerTokens, tokens_of
-from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store import Reader, Store
 
 _SQS_DOMAINS: Final = ("amazonaws.com", "amazonaws.com.cn")
 """The names by which SDKs address SQS itself, say through a proxy."""
@@ -67,7 +67,7 @@ class Service:
     """Serves from `start` to `stop`."""
 
     shell: Shell
-    store: SqliteStore
+    store: Store
     parking: ParkingWatch
 
     def __init__(
@@ -109,6 +109,11 @@ class Service:
         return self.shell.failed
 
     @property
+    def reader(self) -> Reader:
+        """Reads the store."""
+        return self.store.reader
+
+    @property
     def certificate_ends(self) -> Instant | None:
         """Until when the certificate is valid that new connections get; None without TLS."""
         return None if self.certificate is None else self.certificate.ends
@@ -116,7 +121,7 @@ class Service:
     async def start(self, before_ports: Callable[[], None] = lambda: None) -> None:
         """Open everything and serve. before_ports: called when all stands but the ports, which open only if it returns.
 
-        Raises what `SqliteStore` does, FileInvalid (queues), OSError (a port, a file), and what `before_ports` does;
+        Raises what `open_directory` does, FileInvalid (queues), OSError (a port, a file), and what `before_ports` does;
         nothing stays open then.
         """
         async with AsyncExitStack() as undo:
@@ -163,7 +168,7 @@ class Service:
             requests_per_second_max=settings.requests_per_second_max,
             kms_faults=tuple((key, fault) for key, _, fault in (each.rpartition("=") for each in settings.kms_faults)),
         )
-        for queue in self.store.queues.by_key.values():
+        for queue in self.reader.queues.values():
             if queue.settings.labels:
                 note(endpoint, queue.info())
         return sqs_codec.Codec(self.keyring, endpoint), Hosts(self._domains(_SQS_DOMAINS), settings.cors_origins)
@@ -201,7 +206,7 @@ class Service:
         settings = self.settings
         codec, hosts = served
         # SQS allows every queue's own name.
-        aliases = NO_ALIASES if name == "sqs" else self.store.queues.aliases
+        aliases = NO_ALIASES if name == "sqs" else self.reader.aliases
         port = Port(name, codec, self.shell, self.keyring, hosts, aliases)
         listener = await listen(
             address.host,

@@ -9,6 +9,8 @@ from typing import Final
 
 import apsw
 
+from veilmq.store.errors import NotOurs, SchemaNewer
+
 APPLICATION_ID: Final = 0x5645494C  # "VEIL"
 
 _BIRTH: Final = """
@@ -285,29 +287,6 @@ VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 
 
-class SchemaNewer(Exception):
-    """The file was written by a later release."""
-
-    def __init__(self, found: int) -> None:
-        super().__init__(f"the data was written by a newer VeilMQ (schema {found}; this one knows {VERSION}): upgrade")
-        self.found = found
-
-
-class SchemaOlder(Exception):
-    """The file was written by an earlier release, and no server of this one has opened it yet."""
-
-    def __init__(self, found: int) -> None:
-        super().__init__(
-            f"the data was written by an older VeilMQ (schema {found}; this one looks at {VERSION}): "
-            "start the server on it once, or use the release that wrote it"
-        )
-        self.found = found
-
-
-class NotOurs(Exception):
-    """The file is a database of some other program, or none where ours should be."""
-
-
 def check(connection: apsw.Connection) -> int:
     """The version of the file, changing nothing. Raises SchemaNewer or NotOurs."""
     found = int(connection.pragma("user_version"))
@@ -315,7 +294,7 @@ def check(connection: apsw.Connection) -> int:
     if owner != APPLICATION_ID and (found or owner or connection.execute("SELECT count(*) FROM sqlite_schema").get):
         raise NotOurs(_FOREIGN)
     if found > VERSION:
-        raise SchemaNewer(found)
+        raise SchemaNewer(found, VERSION)
     return found
 
 
