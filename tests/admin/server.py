@@ -70,6 +70,7 @@ class Running:
         self.certificate_ends: Any = None
         self.clock = LeaseClock()
         engine, self.store = open_directory(directory, None, options)
+        self.reader = self.store.reader
         self.clock.start(self.store.mark)
         self._engine = engine
         self.refused_waits = RefusedWaits(engine.waiting, engine.limits)

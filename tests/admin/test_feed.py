@@ -16,14 +16,13 @@ from admin_under_test import OPTIONS, TOKEN
 from starlette.requests import Request
 from starlette.responses import Response
 from tests.each_case import each_case
+from tests.support.sqlite import read_events
 
 from veilmq.admin import columns, feed
 from veilmq.admin.access import Caller
 from veilmq.admin.copies import Copies
 from veilmq.admin.reading import Scope
-from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.upkeep.holds import Holds
 
 QUEUES = "/api/v1/queues/000000000000/us-east-1"
 ORDERS = f"{QUEUES}/orders"
@@ -54,8 +53,8 @@ def lines(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def stored(server: Any, start: int = 0, count_max: int = 10_000) -> list[dict[str, Any]]:
-    with server.store.readers.lend() as connection:
-        found = history.read(connection, start, count_max)
+    with server.store.reader.look() as view:
+        found = read_events(view, start, count_max)
     return [msgspec.to_builtins(record) for record in found]
 
 
@@ -257,7 +256,7 @@ def test_what_an_answer_still_has_to_tell_is_not_trimmed(
         for _ in range(2):  # before the first piece, and between two
             for _ in range(3):
                 _send_and_sweep(http, server)
-            server.store.holds = Holds()  # as if the time of those before were over
+            server.store.holds.__init__()  # as if the time of those before were over
             parts.append(server.on_loop(_next(told.body_iterator)))
         for _ in range(3):
             _send_and_sweep(http, server)
@@ -415,11 +414,11 @@ def test_a_backup_can_be_served_and_honours_no_old_handle(
 def test_pages_of_arrow_pass_over_the_bounds_of_commits(lively: httpx.Client, server: Any) -> None:
     store: SqliteStore = server.store
     total = len(stored(server))
-    with store.readers.lend() as connection:
+    with store.reader.look() as view:
         for start in range(total):
             for stop in range(start + 1, min(start + 9, total + 1)):
                 written = columns.ArrowStream()
-                data = written.batch(connection, start, stop, Scope()) + written.end()
+                data = written.batch(view, start, stop, Scope()) + written.end()
                 table = pa.ipc.open_stream(data).read_all()
                 assert table["offset"].to_pylist() == list(range(start, stop))
 

@@ -105,10 +105,10 @@ def test_they_come_in_pieces_that_are_not_too_large(told: Any, monkeypatch: pyte
         at_once = events(http, "first")
         monkeypatch.setattr(reading, "_PIECE_BYTES_MAX", 300)
         assert events(http, "first") == at_once
-    with told.store.readers.lend() as connection:
+    with told.store.reader.look() as view:
         start, end = at_once[0]["offset"], at_once[-1]["offset"] + 1
-        assert start < reading.piece_end(connection, start, end) < end
-        assert reading.piece_end(connection, end - 1, end) == end
+        assert start < reading.piece_end(view, start, end) < end
+        assert reading.piece_end(view, end - 1, end) == end
 
 
 def test_a_key_sees_that_it_happened_and_its_own_queues(told: Any) -> None:

@@ -26,11 +26,12 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.store.directory import DATABASE
+from veilmq.store.errors import DestinationTaken
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk.directory import DATABASE
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.tools.backup import DestinationTaken, backup_directory
 from veilmq.store.sqlite.tools.backup import backup as backup_file
+from veilmq.store.sqlite.tools.backup import backup_directory
 from veilmq.store.sqlite.tools.integrity import check as check_database
 
 OPTIONS = Options(reserve_bytes=0, floor_bytes=0)

@@ -15,7 +15,7 @@ from tests.each_case import each_case
 from veilmq.cli import main
 from veilmq.cli.remote_options import duration_us as read_duration
 from veilmq.cli.remote_tables import duration, instant, printable
-from veilmq.store.sqlite.disk.directory import DATABASE
+from veilmq.store.directory import DATABASE
 from veilmq.testing.server import ServerProcess
 
 _spec = importlib.util.spec_from_file_location(

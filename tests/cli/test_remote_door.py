@@ -10,7 +10,7 @@ from tests.users import other_user
 from veilmq.cli.admin_access import Target, holder_access, http_access
 from veilmq.cli.exits import Exit, Failure
 from veilmq.cli.remote_http import HttpAccess
-from veilmq.store.sqlite.disk.directory import DATABASE
+from veilmq.store.directory import DATABASE
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from veilmq.cli import remote_events, remote_http
 from veilmq.cli.exits import Exit, Failure, Unreachable
 from veilmq.cli.remote_http import HttpAccess
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite.disk.directory import read_holder
+from veilmq.store.directory import read_holder
 
 QUEUE = QueueKey("000000000000", "us-east-1", "orders")
 

@@ -23,13 +23,14 @@ from botocore.exceptions import ClientError, HTTPClientError
 from joserfc.jwk import ECKey
 from tests.cli.conftest import WAIT_S, Serve
 from tests.server.test_listener_tls import CERTIFICATE, KEY
+from tests.support.sqlite import read_events
 
 from veilmq.admin.connection import HEAD_S
 from veilmq.model.events import EventRecord
+from veilmq.store.directory import DATABASE, read_holder
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.connections import open_reader
-from veilmq.store.sqlite.disk.directory import DATABASE, read_holder
-from veilmq.store.sqlite.reading import history
+from veilmq.store.sqlite.reading.view import SqliteView
 
 KEYS = '[[account]]\nid = "111111111111"\n[[account.key]]\nid = "AK1"\nsecret = "hush-one"\n'
 
@@ -60,7 +61,7 @@ def status_of(url: str) -> int:
 def events(data: Path) -> list[EventRecord]:
     connection = open_reader(data / DATABASE, Options())
     try:
-        return history.read(connection, 0, 10_000)
+        return read_events(SqliteView(connection), 0, 10_000)
     finally:
         connection.close()
 

@@ -25,7 +25,7 @@ from veilmq.cli.remote import _send as send
 from veilmq.cli.remote_direct import open_direct
 from veilmq.cli.remote_http import HttpAccess, failure_of
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite.disk.directory import DATABASE
+from veilmq.store.directory import DATABASE
 from veilmq.testing.server import VEILMQ
 
 PORTS = [f"--{each}=127.0.0.1:0" for each in ("sqs", "azure", "mns", "admin")]

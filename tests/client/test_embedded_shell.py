@@ -15,7 +15,7 @@ from types import FrameType
 import msgspec
 import pytest
 from tests.support.faults import FaultDisk, full, io_error
-from tests.support.sqlite import SMALL
+from tests.support.sqlite import SMALL, read_events
 
 from veilmq.client.embedded import EmbeddedAccount, EmbeddedQueue, shell
 from veilmq.client.embedded.shell import Call
@@ -26,7 +26,6 @@ from veilmq.model.commands import Receive, Send
 from veilmq.model.errors import CapacityError, LeaseTaken, QueueMissing, StoreUnknown
 from veilmq.model.events import EventRecord
 from veilmq.model.outcomes import Received
-from veilmq.store.sqlite.reading import history
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
 PATIENCE_SECONDS = 20
@@ -47,8 +46,8 @@ def made(client: EmbeddedClient) -> EmbeddedQueue:
 
 
 def events(client: EmbeddedClient, start: int = 0) -> list[EventRecord]:
-    with client.account._shell._store.readers.lend() as connection:
-        return history.read(connection, start, 1_000_000)
+    with client.account._shell._store.reader.look() as view:
+        return read_events(view, start, 1_000_000)
 
 
 def commits(client: EmbeddedClient) -> int:

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from azure.storage.queue import QueueServiceClient
 from mns.account import Account as MnsSdkAccount
+from tests.support.sqlite import read_events
 
 from veilmq.client.azure import AzureAccount
 from veilmq.client.connect import connect_account
@@ -25,7 +26,6 @@ from veilmq.client.sqs import SqsAccount
 from veilmq.client.worker import Backoff, Retry, Worker
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.reports import Failure
-from veilmq.store.sqlite.reading import history
 from veilmq.testing.server import ServerProcess
 
 pytestmark = pytest.mark.slow
@@ -107,8 +107,8 @@ def _account(protocol: str, server: ServerProcess) -> Account:
 def _events_of_directory(account: EmbeddedAccount) -> Callable[[], list[dict[str, Any]]]:
     def events() -> list[dict[str, Any]]:
         account.settle()
-        with account._shell._store.readers.lend() as connection:
-            return [msgspec.to_builtins(event) for event in history.read(connection, 0, 10_000)]
+        with account._shell._store.reader.look() as view:
+            return [msgspec.to_builtins(event) for event in read_events(view, 0, 10_000)]
 
     return events
 

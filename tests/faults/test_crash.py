@@ -20,7 +20,7 @@ from tests.support.acknowledged import Log
 from tests.support.sqlite import SMALL
 
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite.disk.directory import read_holder
+from veilmq.store.directory import read_holder
 from veilmq.store.sqlite.store import CRASH_POINTS, SqliteStore
 from veilmq.testing.seeded import chance
 from veilmq.testing.server import VEILMQ

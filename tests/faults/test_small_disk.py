@@ -15,10 +15,10 @@ from veilmq.model.commands import AnyCommand, Delete, Receive
 from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
+from veilmq.store.errors import DatabaseFailed, DatabaseUnusable
 from veilmq.store.options import MIB
-from veilmq.store.sqlite.disk.connections import DatabaseUnusable
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.tools.backup import SqliteFailed, backup_directory
+from veilmq.store.sqlite.tools.backup import backup_directory
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ if os.geteuid() == 0:
             try:
                 backup_directory(used.store.directory.database, small / "copy")  # type: ignore[attr-defined]
                 copied += 1
-            except (SqliteFailed, OSError) as error:
+            except (DatabaseFailed, OSError) as error:
                 failed += 1
                 said.add(str(error))
             left.append((small / "copy").exists())

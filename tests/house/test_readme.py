@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import pytest
 from markdown_it import MarkdownIt
 
-from veilmq.store.sqlite.disk.directory import read_holder
+from veilmq.store.directory import read_holder
 from veilmq.testing.server import PORTS
 
 ROOT = Path(__file__).parents[2]

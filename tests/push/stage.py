@@ -28,7 +28,6 @@ from veilmq.push.signing import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_si
 from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.shell import Shell
 from veilmq.store.options import Options
-from veilmq.store.sqlite.reading import history
 
 TESTER = Origin("mns", "tester")
 NEWS = TopicKey("000000000000", "us-east-1", "news")
@@ -213,8 +212,10 @@ class Stage:
         return [each for each in self.events() if each.kind == "pushed"]
 
     def events(self) -> list[Any]:
-        with self.store.readers.lend() as connection:
-            return list(history.read(connection, 0, 100_000))
+        with self.store.reader.look() as view:
+            assert view.bounds()[0] == 0
+            names = view.names()
+            return [names.record(offset, event) for offset, event in view.events_from(0)]
 
     @staticmethod
     def self_signed(directory: Path) -> tuple[Path, Path]:

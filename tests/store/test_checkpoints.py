@@ -11,10 +11,10 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import PurgeQueue, Sweep
 from veilmq.model.instant import SECOND_US
+from veilmq.store.directory import DATABASE
 from veilmq.store.options import MIB
 from veilmq.store.sqlite.disk import connections
 from veilmq.store.sqlite.disk.connections import Checkpointer
-from veilmq.store.sqlite.disk.directory import DATABASE
 
 TEXT = "x" * 4_000
 

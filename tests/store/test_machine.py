@@ -47,7 +47,6 @@ from veilmq.model.plan import Adaptive, LeasePlan
 from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePolicy
 from veilmq.model.reports import Failure, Report, Reported
 from veilmq.model.states import State
-from veilmq.store.sqlite.reading import rows
 from veilmq.store.sqlite.tools.integrity import check
 from veilmq.testing.replaying import NotReplayable, Replaying, replay
 
@@ -362,14 +361,14 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def listed(self) -> None:
         store = self.stage.store
-        with store.readers.lend() as connection:  # type: ignore[attr-defined]
+        with store.reader.look() as view:
             for key, queue in self.reference.queues.items():
                 live = store.queues.by_key[key]  # type: ignore[attr-defined]
-                found = rows.visible(connection, live, 0, 10_000)
+                found = view.visible(live, 0, 10_000)
                 assert len(found) == live.visible
                 assert {row.sequence for row in found} <= {message.sequence for message in queue.messages}
                 first = found[len(found) // 2].sequence if found else 0
-                assert [row.sequence for row in rows.visible(connection, live, first, 3)] == [
+                assert [row.sequence for row in view.visible(live, first, 3)] == [
                     row.sequence for row in found if row.sequence > first
                 ][:3]
 

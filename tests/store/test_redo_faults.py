@@ -18,10 +18,10 @@ from veilmq.model.commands import Peek
 from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted
+from veilmq.store.directory import DataDirectory
+from veilmq.store.errors import DatabaseUnusable
 from veilmq.store.options import MIB
 from veilmq.store.sqlite.disk import redo, redo_file
-from veilmq.store.sqlite.disk.connections import DatabaseUnusable
-from veilmq.store.sqlite.disk.directory import DataDirectory
 from veilmq.store.sqlite.tools.integrity import check
 
 

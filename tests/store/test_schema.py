@@ -27,16 +27,9 @@ from veilmq.model.instant import HOUR_US
 from veilmq.model.message import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.queue import QueueKey
+from veilmq.store.errors import NotOurs, SchemaNewer, SchemaUnreleased
 from veilmq.store.sqlite.disk import schema
-from veilmq.store.sqlite.disk.schema import (
-    APPLICATION_ID,
-    MIGRATIONS,
-    VERSION,
-    NotOurs,
-    SchemaNewer,
-    SchemaUnreleased,
-    migrate,
-)
+from veilmq.store.sqlite.disk.schema import APPLICATION_ID, MIGRATIONS, VERSION, migrate
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.integrity import check
 from veilmq.testing.replaying import replay, state_of
@@ -154,8 +147,8 @@ class TestReleasedFile:
         stage.sweep_snapshot()
         assert "snapshot" in {event.kind for event in stage.events()[before:]}
         assert isinstance(stage.store, SqliteStore)
-        with stage.store.readers.lend() as connection:
-            shown = state_of([json.loads(line) for line in snapshot_lines(connection, Scope())])
+        with stage.store.reader.look() as view:
+            shown = state_of([json.loads(line) for line in snapshot_lines(view, Scope())])
         state = replay(stage.events()).at(stage.now)
         stage.store.close()
         assert state.queues == shown.at(stage.now).queues

@@ -17,11 +17,11 @@ from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.message import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
+from veilmq.store.errors import DatabaseUnusable
 from veilmq.store.sqlite.batch import nursery, young
 from veilmq.store.sqlite.batch.writer import INSERT_MESSAGE
-from veilmq.store.sqlite.disk.connections import DatabaseUnusable
 from veilmq.store.sqlite.reading import peeks
-from veilmq.store.sqlite.reading.rows import oldest_sent, oldest_young
+from veilmq.store.sqlite.reading.view import oldest_sent, oldest_young
 from veilmq.store.sqlite.tools.integrity import check
 
 
@@ -212,9 +212,9 @@ def test_readers_see_it(stage: Stage) -> None:
     store = store_of(stage)
 
     def pages() -> Any:
-        shown = [message_page(store, queue, state, "", 10) for state in ("visible", "hidden")]
-        first = message_page(store, queue, "visible", "", 1)
-        return shown, first, message_page(store, queue, "visible", first["after"], 1)
+        shown = [message_page(store.reader, queue, state, "", 10) for state in ("visible", "hidden")]
+        first = message_page(store.reader, queue, "visible", "", 1)
+        return shown, first, message_page(store.reader, queue, "visible", first["after"], 1)
 
     young, report = pages(), check(store.directory.database)
     assert [each["sequence"] for each in young[0][0]["messages"]] == [waits.sequence, waits.sequence + 1]

@@ -1,6 +1,7 @@
 """The SQLite store as the contract and the fault tests open it: small, and with hands inside it."""
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,11 @@ from tests.support.contract.stage import Stage
 
 from veilmq.admin.reading import Scope, snapshot_lines
 from veilmq.model.commands import AnyCommand, Send
-from veilmq.model.events import EventRecord
+from veilmq.model.events import EventRecord, HistoryTrimmed
 from veilmq.model.queue import FIFO_SUFFIX
-from veilmq.store import Store
+from veilmq.store import Store, View
 from veilmq.store.options import MIB, Options
 from veilmq.store.sqlite.batch.young import replay
-from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.store import SqliteStore
 
 SMALL = Options(reserve_bytes=0, floor_bytes=0, cache_bytes=4 * MIB, redo_bytes=32 * 1024)
@@ -26,6 +26,17 @@ def store_of(stage: Stage) -> SqliteStore:
     """The stage's store, to look inside."""
     assert isinstance(stage.store, SqliteStore)
     return stage.store
+
+
+def read_events(view: View, start: int, count_max: int) -> list[EventRecord]:
+    """Up to `count_max` events from offset `start` on. Raises HistoryTrimmed if `start` is below the first offset."""
+    first, following = view.bounds()
+    if start < first:
+        raise HistoryTrimmed(first)
+    if start >= following:
+        return []
+    names = view.names()
+    return [names.record(offset, event) for offset, event in islice(view.events_from(start), count_max)]
 
 
 class SqliteFactory:
@@ -60,14 +71,14 @@ class SqliteFactory:
     def history(self, store: Store, start: int, count_max: int) -> list[EventRecord]:
         """See `StoreFactory.history`."""
         assert isinstance(store, SqliteStore)
-        with store.readers.lend() as connection:
-            return history.read(connection, start, count_max)
+        with store.reader.look() as view:
+            return read_events(view, start, count_max)
 
     def state(self, store: Store) -> list[dict[str, Any]]:
         """See `StoreFactory.state`."""
         assert isinstance(store, SqliteStore)
-        with store.readers.lend() as connection:
-            return [msgspec.json.decode(line) for line in snapshot_lines(connection, Scope())]
+        with store.reader.look() as view:
+            return [msgspec.json.decode(line) for line in snapshot_lines(view, Scope())]
 
     def damage(self, sequence: int) -> None:
         """See `StoreFactory.damage`. The first byte stays valid UTF-8 or not, as the bit falls."""

@@ -130,8 +130,8 @@ def _reasons(service: Service) -> dict[str, str]:
     broken = service.shell.broken
     if broken is not None:
         return {"store": str(broken)}
-    if service.store.disk_low:
-        free_bytes, needed_bytes = service.store.directory.free_bytes(), service.store.directory.needed_bytes()
+    if service.reader.disk_low:
+        free_bytes, needed_bytes = service.reader.directory.free_bytes(), service.reader.directory.needed_bytes()
         return {"disk": f"{free_bytes} bytes are free: sends and creates are refused until {needed_bytes} are"}
     return {}
 

@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import Kind
-from veilmq.store.sqlite.reading import rows
-from veilmq.store.sqlite.reading.rows import Connection
+from veilmq.store import View
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in Kind}
 
@@ -31,13 +30,13 @@ class Wanted(NamedTuple):
     """A name in any account and region, or account/region/name; includes deleted queues."""
     message: bytes | None = None
 
-    def chosen(self, connection: Connection) -> "Chosen | None":
-        """The filter of stored events; None if all are wanted."""
+    def chosen(self, view: View) -> "Chosen | None":
+        """What decides about stored events; None if all are wanted."""
         if self == (None, None, None):
             return None
         queues = None
         if self.queue is not None:
-            queues = frozenset(rows.incarnations_named(connection, *self.queue.split("/")))
+            queues = frozenset(view.incarnations_named(*self.queue.split("/")))
         return Chosen(self.kinds, queues, self.message)
 
 

@@ -17,7 +17,7 @@ from veilmq.admin.reading import Errors, Scope, check_offset, visible
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, Kind, shown_detail
 from veilmq.model.message import id_text
-from veilmq.store.sqlite.reading.rows import Connection, oldest_first, origin_names, queue_names
+from veilmq.store import View
 
 MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 _LINES: Final = "application/x-ndjson"
@@ -29,7 +29,7 @@ _KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
 _SOURCES: Final = {int(source): source.name.lower() for source in LeaseSource}
 _JSON: Final = msgspec.json.Encoder()
 
-_LookUp = Callable[[Connection, int], tuple[Any, ...] | None]
+_LookUp = Callable[[int], tuple[Any, ...] | None]
 
 
 def available() -> bool:
@@ -81,11 +81,11 @@ class ArrowStream:
         self._sink = _Sink()
         self._writer = pa.ipc.new_stream(self._sink, self.schema)
 
-    def batch(self, connection: Connection, start: int, stop: int, scope: Scope) -> bytes:
+    def batch(self, view: View, start: int, stop: int, scope: Scope) -> bytes:
         """The events of these offsets. Raises HistoryTrimmed."""
-        check_offset(connection, start)
-        offsets, rows = _rows(connection, start, stop)
-        permitted, chosen = scope.incarnations(connection), scope.wanted.chosen(connection)
+        check_offset(view, start)
+        offsets, rows = _rows(view, start, stop)
+        permitted, chosen = scope.incarnations(view), scope.wanted.chosen(view)
         if permitted is not None or chosen is not None:
             kind, queue, message, detail = (_PLACE[name] for name in ("kind", "queue", "message", "detail"))
             kept = [
@@ -96,7 +96,7 @@ class ArrowStream:
             ]
             offsets, rows = [offsets[place] for place in kept], [rows[place] for place in kept]
         if rows:
-            self._writer.write_batch(self._columns(connection, offsets, rows, scope.errors(connection)))
+            self._writer.write_batch(self._columns(view, offsets, rows, scope.errors(view)))
         return self._sink.take()
 
     def end(self) -> bytes:
@@ -104,12 +104,12 @@ class ArrowStream:
         self._writer.close()
         return self._sink.take()
 
-    def _columns(self, connection: Connection, offsets: list[int], rows: list[tuple[Any, ...]], errors: Errors) -> Any:
+    def _columns(self, view: View, offsets: list[int], rows: list[tuple[Any, ...]], errors: Errors) -> Any:
         pa = self._pa
         column = dict(zip(Event.__struct_fields__, zip(*rows, strict=True), strict=True))
         queues = pa.array(column["queue"], pa.int64())
-        names = _names_of(connection, queue_names)
-        origins = _names_of(connection, origin_names)
+        names = _names_of(view.queue_names)
+        origins = _names_of(view.origin_names)
         of_detail = column["kind"], column["queue"], column["detail"]
         arrays = {
             "offset": pa.array(offsets, pa.int64()),
@@ -147,11 +147,11 @@ class ArrowStream:
         return columns
 
 
-def _rows(connection: Connection, start: int, stop: int) -> tuple[list[int], list[tuple[Any, ...]]]:
+def _rows(view: View, start: int, stop: int) -> tuple[list[int], list[tuple[Any, ...]]]:
     """Offsets and fields of the events in [start, stop)."""
     offsets: list[range] = []
     parts: list[list[tuple[Any, ...]]] = []
-    for first, packed in oldest_first(connection, start, stop):
+    for first, packed in view.oldest_first(start, stop):
         events = _TUPLES.decode(packed)
         if events and len(events[0]) < _FIELDS:  # of an earlier schema
             events = [event + (None,) * (_FIELDS - len(event)) for event in events]
@@ -164,14 +164,14 @@ def _rows(connection: Connection, start: int, stop: int) -> tuple[list[int], lis
     return list(chain.from_iterable(offsets)), list(chain.from_iterable(parts))
 
 
-def _names_of(connection: Connection, look_up: _LookUp) -> list[Callable[[int], str | None]]:
-    """Three functions from a number to the names in its row; None for an unknown number."""
+def _names_of(look_up: _LookUp) -> list[Callable[[int], str | None]]:
+    """Three functions from a number to the three names in its row; None for a number that is not there."""
     known: dict[int, tuple[Any, ...]] = {}
 
     def row(number: int) -> tuple[Any, ...]:
         found = known.get(number)
         if found is None:
-            found = known[number] = look_up(connection, number) or (None, None, None)
+            found = known[number] = look_up(number) or (None, None, None)
         return found
 
     def place(number: int) -> Callable[[int], str | None]:

@@ -25,8 +25,6 @@ STALL_S: Final = 60.0
 REST_S: Final = 5.0
 """The longest pause before a read if the WAL is long."""
 PIECE_BYTES: Final = 256 * 1024
-_LONG: Final = 2
-"""A WAL that exceeds its checkpoint threshold by this factor has grown during a read."""
 
 logger = logging.getLogger("veilmq.admin")
 
@@ -48,14 +46,14 @@ class Copies:
             yield
 
     async def _rest(self) -> None:
-        """If the WAL is long, wait until it was reset; each commit may do that."""
-        store, followers = self._service.store, self._service.shell.stats.followers
+        """Wait until the WAL has begun anew, if it is long; each commit may be the one."""
+        reader, followers = self._service.reader, self._service.shell.stats.followers
         committed = asyncio.Event()
         followers.add(committed)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(REST_S):
-                    while store.checkpointer.wal_bytes > _LONG * store.options.checkpoint_bytes:
+                    while reader.log_is_long:
                         await committed.wait()
                         committed.clear()
         finally:

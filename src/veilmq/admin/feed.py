@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import IO, Final
 
 from starlette.concurrency import run_in_threadpool
@@ -30,9 +29,8 @@ from veilmq.model.access import Action
 from veilmq.model.errors import DiskLow
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.message import id_text
+from veilmq.store import View
 from veilmq.store.large_files import SyncedInPieces
-from veilmq.store.sqlite.reading.rows import Connection, head
-from veilmq.store.sqlite.tools.backup import backup
 
 ROWS_A_PIECE: Final = 8_192
 _LINES_A_LOOK: Final = 10_000
@@ -49,8 +47,8 @@ START_HEADER: Final = "veilmq-start-offset"
 NEXT_HEADER: Final = "veilmq-next-offset"
 EPOCH_HEADER: Final = "veilmq-epoch"
 
-_Written = Callable[[Connection, int, int, Scope], bytes]
-"""Writes the events of [start, stop) that a caller may see, in the response's form."""
+_Written = Callable[[View, int, int, Scope], bytes]
+"""The events of [start, stop) that a caller may see, in the answer's form."""
 
 
 class Feed:
@@ -110,8 +108,8 @@ class Feed:
         `find_start`."""
         if wanted == "next":
             return self._find(wanted)
-        # Protect it before the look-up; events that an uncommitted batch trims are still visible.
-        left = self._service.store.holds.keep(int(wanted) if wanted.isdecimal() else 0, seconds)
+        # Held before it is looked for; and what a batch trims that is not committed yet is still seen.
+        left = self._service.reader.hold(int(wanted) if wanted.isdecimal() else 0, seconds)
         found = self._find(wanted)
         if found.start >= left:
             return found
@@ -120,10 +118,10 @@ class Feed:
         raise HistoryTrimmed(left)
 
     def _find(self, wanted: str) -> Range:
-        with self._service.store.readers.lend() as connection:
-            if not self._epoch:  # constant while the file is open
-                _, _, self._epoch = head(connection)
-            return find_start(connection, wanted)
+        with self._service.reader.look() as view:
+            if not self._epoch:  # it stays while the file is open
+                _, _, self._epoch = view.head()
+            return find_start(view, wanted)
 
     async def _wait(self, start: int, follow_s: float) -> tuple[int, int]:
         """Wait for an event at `start` or the timeout: (first offset, next offset)."""
@@ -159,14 +157,14 @@ class Feed:
         yield written.end()
 
     def _pieces(self, written: _Written, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
-        """The events of [start, stop) in pieces. Between two pieces no connection is held, and trimming spares the next
-        one. Raises HistoryTrimmed if it could not, as on a low disk."""
+        """[start, stop) a piece at a time; between two of them no view is held, and trimming spares the next.
+        Raises HistoryTrimmed if it did not, as on a low disk."""
         while start < stop:
-            with self._service.store.readers.lend() as connection:
-                end = piece_end(connection, start, min(stop, start + ROWS_A_PIECE))
-                piece = written(connection, start, end, scope)
+            with self._service.reader.look() as view:
+                end = piece_end(view, start, min(stop, start + ROWS_A_PIECE))
+                piece = written(view, start, end, scope)
             start = end
-            self._service.store.holds.keep(start, _READ_S)
+            self._service.reader.hold(start, _READ_S)
             yield piece
 
     async def trace(self, request: Request) -> Response:
@@ -178,50 +176,41 @@ class Feed:
         return answer(found)
 
     def _trace(self, message: bytes, scan_max: int, scope: Scope) -> dict[str, object]:
-        with self._service.store.readers.lend() as connection:
-            found = trace(connection, message, scan_max, scope)
+        with self._service.reader.look() as view:
+            found = trace(view, message, scan_max, scope)
         shown = {"complete": found.complete, "scanned": found.scanned, "events": found.events}
         return {"message": id_text(message)} | shown
 
     async def snapshot(self, request: Request) -> Response:
         """Queues and messages as they are at one offset, as JSON lines."""
         scope = self._scope(request)
-        store = self._service.store
-        if store.disk_low:
-            raise DiskLow(free_bytes=store.directory.free_bytes())
+        reader = self._service.reader
+        if reader.disk_low:
+            raise DiskLow(free_bytes=reader.directory.free_bytes())
         copy = await self._copies.make(partial(self._snapshot_file, scope))
         return stream(copy.parts(), JSON_LINES)
 
     def _snapshot_file(self, scope: Scope) -> IO[bytes]:
-        store = self._service.store
+        reader = self._service.reader
         with ExitStack() as opened:
-            file = opened.enter_context(tempfile.TemporaryFile(dir=store.directory.path, buffering=PIECE_BYTES))
-            with store.readers.lend() as connection:
-                lines, synced = snapshot_lines(connection, scope), SyncedInPieces(file)
+            file = opened.enter_context(tempfile.TemporaryFile(dir=reader.directory.path, buffering=PIECE_BYTES))
+            with reader.look() as view:
+                lines, synced = snapshot_lines(view, scope), SyncedInPieces(file)
                 while some := list(islice(lines, _LINES_A_LOOK)):
-                    if store.disk_low:
-                        raise DiskLow(free_bytes=store.directory.free_bytes())
+                    if reader.disk_low:
+                        raise DiskLow(free_bytes=reader.directory.free_bytes())
                     synced.write(b"".join(some))
             file.seek(0)
             opened.pop_all()
         return file
 
     async def backup(self, request: Request) -> Response:
-        """The whole database as a file, with a fresh receipt key and epoch (veilmq.store.sqlite.tools.backup)."""
+        """The whole database as a file, with a fresh receipt key and epoch (`Reader.backup`)."""
         caller_of(request).check(Action.BACKUP)
-        store = self._service.store
-        size_bytes = store.directory.database.stat().st_size + store.checkpointer.wal_bytes
-        if store.directory.free_bytes() < size_bytes + store.directory.floor_bytes():
-            raise DiskLow(free_bytes=store.directory.free_bytes())
-        copy = await self._copies.make(self._backup_file)
+        reader = self._service.reader
+        size_bytes = reader.database_bytes()
+        if reader.directory.free_bytes() < size_bytes + reader.directory.floor_bytes():
+            raise DiskLow(free_bytes=reader.directory.free_bytes())
+        copy = await self._copies.make(reader.backup)
         headers = {"content-length": str(os.fstat(copy.file.fileno()).st_size)}
         return stream(copy.parts(), "application/vnd.sqlite3", headers)
-
-    def _backup_file(self) -> IO[bytes]:
-        """The copy as an open, unnamed file."""
-        store = self._service.store
-        with tempfile.TemporaryDirectory(prefix="backup-", dir=store.directory.path) as directory:
-            copy = Path(directory, "veilmq.db")
-            store.settle()
-            backup(store.directory.database, copy, is_owner=True)
-            return copy.open("r+b")

@@ -18,7 +18,7 @@ from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.moves import MOVES_PER_SECOND_MAX
 from veilmq.model.plan import Adaptive
 from veilmq.model.queue import DeduplicationScope, QueueKey, RedrivePermission, XmlBody
-from veilmq.store.sqlite.upkeep.holds import HOLD_S_MAX
+from veilmq.store.reader import HOLD_S_MAX
 
 ENTRIES_MAX: Final = 100
 WAIT_US_MAX: Final = 30 * SECOND_US

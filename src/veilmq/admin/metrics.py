@@ -31,11 +31,8 @@ from veilmq.model.moves import MoveStatus
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import SETTINGS_QUEUES, PushResult, is_hidden
 from veilmq.server.shell import COMMIT_BUCKETS_US
-from veilmq.store.sqlite.batch.queues import LiveQueue
-from veilmq.store.sqlite.reading.history import bounds
-from veilmq.store.sqlite.reading.rows import oldest_first
-from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.upkeep.moves import every
+from veilmq.store import Reader
+from veilmq.store.reader import QueueState
 
 LABELLED_QUEUES_MAX: Final = 200
 EVENTS_A_SCRAPE_MAX: Final = 1_000_000
@@ -76,7 +73,7 @@ class Rest(NamedTuple):
 class Gathered(NamedTuple):
     """The data of one scrape."""
 
-    labelled: list[LiveQueue]
+    labelled: list[QueueState]
     rest: Rest
     oldest_us: dict[int, int]
     """Age of the oldest message, by incarnation."""
@@ -105,18 +102,18 @@ class Outcomes:
     It reads on threads, `EVENTS_A_SCRAPE_MAX` events at a time; the next scrape reads the rest.
     """
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, reader: Reader) -> None:
         self.counts: dict[str, int] = dict.fromkeys(_COUNTED.values(), 0)
         self._by_queue = QueueEvents(tuple(_OF_QUEUE.values()))
-        self._store = store
+        self._reader = reader
         self._lock = threading.Lock()
-        self._at = store.first_event
+        self._at = reader.first_event
 
     def catch_up(self) -> None:
-        """Count new events. Blocks."""
-        with self._lock, self._store.readers.lend() as connection:
-            stop = min(bounds(connection)[1], self._at + EVENTS_A_SCRAPE_MAX)
-            for first, packed in oldest_first(connection, self._at, stop):
+        """Count what is new. Blocks."""
+        with self._lock, self._reader.look() as view:
+            stop = min(view.bounds()[1], self._at + EVENTS_A_SCRAPE_MAX)
+            for first, packed in view.oldest_first(self._at, stop):
                 events = _KINDS.decode(packed)
                 for event in events[max(0, self._at - first) :]:
                     name = _COUNTED.get(event.kind)
@@ -153,17 +150,17 @@ class Metrics:
     def __init__(self, service: Service, admin_commands: Counter[type]) -> None:
         self._service = service
         self._admin_commands = admin_commands
-        self._outcomes = Outcomes(service.store)
+        self._outcomes = Outcomes(service.reader)
         self.admin_failures = 0
 
     async def endpoint(self, request: Request) -> Response:
         """All metrics in Prometheus' text format. They name the queues of every account."""
         caller_of(request).check(Action.SETTINGS)
-        every = self._service.store.queues.by_key.values()
+        every = self._service.reader.queues.values()
         queues = [queue for queue in every if queue.key.name not in SETTINGS_QUEUES]
         labelled, rest = await run_in_threadpool(_sorted_out, queues)
         lines = [(queue, list(queue.ready)) for queue in labelled]
-        oldest_us = await run_in_threadpool(oldest_ages_us, self._service.store, lines, self._service.shell.now())
+        oldest_us = await run_in_threadpool(oldest_ages_us, self._service.reader, lines, self._service.shell.now())
         await run_in_threadpool(self._outcomes.catch_up)
         registry = CollectorRegistry(auto_describe=False)
         count = sum(not is_hidden(queue.key.name) for queue in queues)
@@ -174,8 +171,8 @@ class Metrics:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     def _tasks(self) -> Counter[MoveStatus]:
-        with self._service.store.readers.lend() as connection:
-            return Counter(task.status for task in every(connection, _TASKS_MAX))
+        with self._service.reader.look() as view:
+            return Counter(task.status for task in view.moves(_TASKS_MAX))
 
     def _families(self, gathered: Gathered) -> Iterator[Metric]:
         yield from _queue_families(gathered)
@@ -211,11 +208,11 @@ class Metrics:
         yield _counters("veilmq_lease_outcomes", "How leases began, went on and ended.", ("outcome",), outcomes.items())
 
     def _store_families(self) -> Iterator[Metric]:
-        store = self._service.store
-        yield GaugeMetricFamily("veilmq_wal_bytes", "Size of the write-ahead log.", store.checkpointer.wal_bytes)
-        yield GaugeMetricFamily("veilmq_disk_free_bytes", "Free space for the data.", store.directory.free_bytes())
+        reader = self._service.reader
+        yield GaugeMetricFamily("veilmq_wal_bytes", "Size of the write-ahead log.", reader.log_bytes)
+        yield GaugeMetricFamily("veilmq_disk_free_bytes", "Free space for the data.", reader.directory.free_bytes())
         yield GaugeMetricFamily(
-            "veilmq_disk_low", "1 while sends and creates are refused for lack of space.", float(store.disk_low)
+            "veilmq_disk_low", "1 while sends and creates are refused for want of space.", float(reader.disk_low)
         )
         yield GaugeMetricFamily(
             "veilmq_clock_ahead_seconds", "Lease clock ahead of wall time.", self._service.clock.ahead_us / SECOND_US
@@ -265,8 +262,8 @@ _LISTENER_COUNTERS: Final = {
 }
 
 
-def _sorted_out(queues: list[LiveQueue]) -> tuple[list[LiveQueue], Rest]:
-    """The queues with the most messages, and the sums of all others. Blocks: there may be many queues."""
+def _sorted_out(queues: list[QueueState]) -> tuple[list[QueueState], Rest]:
+    """The queues with the most messages, and the sums of all others. Blocks: there may be very many."""
     labelled = nsmallest(LABELLED_QUEUES_MAX, queues, key=_by_depth)
     chosen = {queue.incarnation for queue in labelled}
     rest = [queue for queue in queues if queue.incarnation not in chosen]
@@ -276,7 +273,7 @@ def _sorted_out(queues: list[LiveQueue]) -> tuple[list[LiveQueue], Rest]:
     return labelled, Rest(len(rest), visible, in_flight, delayed)
 
 
-def _by_depth(queue: LiveQueue) -> tuple[int, QueueKey]:
+def _by_depth(queue: QueueState) -> tuple[int, QueueKey]:
     return -(queue.visible + queue.delayed + queue.in_flight), queue.key
 
 

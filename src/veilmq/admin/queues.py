@@ -68,9 +68,9 @@ class Queues:
             raise outcome
         assert isinstance(outcome, QueuesListed)
         may = [info for info in outcome.queues if caller.may(Action.LIST_QUEUES, info.key.account, info.key.name)]
-        by_key = self._service.store.queues.by_key
+        by_key = self._service.reader.queues
         lines = [(queue, list(queue.ready)) for info in may if (queue := by_key.get(info.key)) is not None]
-        ages = await run_in_threadpool(oldest_ages_us, self._service.store, lines, self._service.shell.now())
+        ages = await run_in_threadpool(oldest_ages_us, self._service.reader, lines, self._service.shell.now())
         shown = [views.shown_listed(info, ages.get(info.incarnation)) for info in may]
         last = outcome.queues[-1].key if outcome.more else None
         after = None if last is None else str(last) if everything else last.name
@@ -81,7 +81,7 @@ class Queues:
         key = self._key(request, Action.PEEK)
         wanted = inputs.convert(members_of(request), inputs.PageInput)
         return answer(
-            await run_in_threadpool(message_page, self._service.store, key, wanted.state, wanted.after, wanted.limit)
+            await run_in_threadpool(message_page, self._service.reader, key, wanted.state, wanted.after, wanted.limit)
         )
 
     def _endpoint(self, operation: Operation) -> Any:

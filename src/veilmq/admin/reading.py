@@ -1,8 +1,8 @@
 """Bulk reads: pages of a queue's messages, the trace of one message, a snapshot, the packed history.
 
-Strategy: functions of a reading connection (`Readers.lend`); each sees one committed state, blocks, and belongs on a
-thread. Pages seek by index and never count. A scan of the history searches the packed rows for the packed id before it
-decodes any, and stops at a bound. `Scope` limits every result to what a key may see.
+Strategy: functions of a `View`, one committed state of the store; they block and belong in a thread. Pages seek by
+index and never count. What scans the history looks for the packed id in the packed rows before it decodes any, and
+stops at a bound. `Scope` cuts every one of them down to what a key may see.
 """
 
 import re
@@ -17,15 +17,10 @@ from veilmq.admin.views import shown_extras, shown_instant, shown_key, shown_set
 from veilmq.model.access import AccessKey, Action
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind
-from veilmq.model.message import NO_EXTRAS, id_text
+from veilmq.model.message import id_text
 from veilmq.model.queue import QueueKey
-from veilmq.store.sqlite.batch.extras import read_extras
-from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.reading import rows
-from veilmq.store.sqlite.reading.history import Names, bounds, events_from
-from veilmq.store.sqlite.reading.rows import Connection, Held
-from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.upkeep import snapshots
+from veilmq.store import Reader, View
+from veilmq.store.reader import Held
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _PACKED: Final = msgspec.msgpack.Encoder()
@@ -68,19 +63,19 @@ class Scope(NamedTuple):
         """Whether that account's queue is in the scope."""
         return self.key is None or (account == self.key.account and self.key.allows(self.action, name))
 
-    def incarnations(self, connection: Connection) -> frozenset[int] | None:
-        """All queues of the scope in the history, including deleted ones; None: all queues."""
+    def incarnations(self, view: View) -> frozenset[int] | None:
+        """All queues in it that the history can name, deleted ones too; None: whatever there is."""
         if self.key is None:
             return None
         account = self.key.account
-        named = rows.incarnations(connection, account)
+        named = view.incarnations(account)
         return frozenset(incarnation for incarnation, name in named if self.covers(account, name))
 
-    def errors(self, connection: Connection) -> "Errors":
-        """Which texts of workers' errors the key may see: those of queues whose bodies it may read."""
+    def errors(self, view: View) -> "Errors":
+        """What may be told of workers' errors: where the key may read bodies, everything."""
         if self.key is None:
             return Errors(None)
-        return Errors(self._replace(action=Action.PEEK).incarnations(connection))
+        return Errors(self._replace(action=Action.PEEK).incarnations(view))
 
 
 class Errors(NamedTuple):
@@ -96,18 +91,18 @@ class Errors(NamedTuple):
         return {name: value for name, value in detail.items() if name != "error"} or None
 
 
-def message_page(store: SqliteStore, key: QueueKey, state: str, after: str, limit: int) -> dict[str, Any]:
-    """Up to `limit` messages after the page that ended at `after`: visible ones by sequence, hidden ones by due
-    instant. {messages, after}: `after` names the next page and is null at the end. Raises QueueMissing."""
-    queue = store.queues.by_key.get(key)
+def message_page(reader: Reader, key: QueueKey, state: str, after: str, limit: int) -> dict[str, Any]:
+    """Up to `limit` messages, visible ones by sequence, hidden ones by due instant, behind the page that ended at
+    `after`. {messages, after}: `after` names the next page and is null at the end. Raises QueueMissing."""
+    queue = reader.queues.get(key)
     if queue is None:
         raise QueueMissing(queue=str(key))
     leading, _, trailing = after.partition("-")
-    with store.readers.lend() as connection:
+    with reader.look() as view:
         if state == "visible":
-            found = rows.visible(connection, queue, int(leading or 0), limit)
+            found = view.visible(queue, int(leading or 0), limit)
         else:
-            found = rows.hidden(connection, queue, int(leading or -1), int(trailing or 0), limit)
+            found = view.hidden(queue, int(leading or -1), int(trailing or 0), limit)
     following = None
     if len(found) >= limit:
         last = found[-1]
@@ -128,7 +123,7 @@ def _message(held: Held, retention_us: int) -> dict[str, Any]:
             "body_bytes": held.body_bytes,
         }
         | _lease(held.attempt, held.rotation, held.hidden, held.due, held.granted, held.first)
-        | shown_extras(read_extras(held.extras) or NO_EXTRAS)
+        | shown_extras(held.extras)
     )
 
 
@@ -156,19 +151,19 @@ class Trace(NamedTuple):
     scanned: int
 
 
-def trace(connection: Connection, message: bytes, scan_max: int, scope: Scope) -> Trace:
-    """Search up to `scan_max` events, newest first, for the message, including ids that it had before a move task gave
-    it a new one. Then search forward for what happened to it: its moves, the purge or deletion of its queue, and
-    refusals after it was gone, which name only its sequence."""
-    permitted = scope.incarnations(connection)
+def trace(view: View, message: bytes, scan_max: int, scope: Scope) -> Trace:
+    """Look through up to `scan_max` events, newest first, for the message, also by the ids that it had before a move
+    task gave it a new one; then forward for what it became, for the purge or the deletion of its queue that took it
+    away with all others, and for refusals that came after it was gone, which name its sequence alone."""
+    permitted = scope.incarnations(view)
     sought = _Sought(message)
-    start, complete, scanned = _find_first(connection, sought, scan_max)
+    start, complete, scanned = _find_first(view, sought, scan_max)
     if start is None:
         return Trace([], complete, scanned)
-    names, errors = Names(connection), scope.errors(connection)
+    names, errors = view.names(), scope.errors(view)
     whereabouts = _Whereabouts()
     found: list[EventRecord] = []
-    for first, packed in rows.oldest_first(connection, start, _EVER):
+    for first, packed in view.oldest_first(start, _EVER):
         if not (sought.may_be_in(packed) or whereabouts.may_end_in(packed)):
             continue
         for place, event in enumerate(_EVENTS.decode(packed)):
@@ -247,11 +242,11 @@ class _Whereabouts:
         self._emptied = re.compile(b"[%b]%b(?:%b)" % (kinds, _PACKED_NUMBER, queues), re.DOTALL) if queues else None
 
 
-def _find_first(connection: Connection, sought: _Sought, scan_max: int) -> tuple[int | None, bool, int]:
-    """The earliest row with the message, whether it contains the send, and the number of events searched."""
+def _find_first(view: View, sought: _Sought, scan_max: int) -> tuple[int | None, bool, int]:
+    """The earliest row that has the message, whether its send is there, and events looked at."""
     start: int | None = None
     scanned = 0
-    for offset, count, packed in rows.newest_first(connection):
+    for offset, count, packed in view.newest_first():
         scanned += count
         if sought.may_be_in(packed):
             for event in reversed(_EVENTS.decode(packed)):
@@ -264,12 +259,12 @@ def _find_first(connection: Connection, sought: _Sought, scan_max: int) -> tuple
     return start, False, scanned
 
 
-def event_lines(connection: Connection, start: int, stop: int, scope: Scope) -> bytes:
+def event_lines(view: View, start: int, stop: int, scope: Scope) -> bytes:
     """The events of these offsets as JSON lines. Raises HistoryTrimmed."""
-    check_offset(connection, start)
-    permitted = scope.incarnations(connection)
-    names, chosen, errors = Names(connection), scope.wanted.chosen(connection), scope.errors(connection)
-    stored = takewhile(lambda pair: pair[0] < stop, events_from(connection, start))
+    check_offset(view, start)
+    permitted = scope.incarnations(view)
+    names, chosen, errors = view.names(), scope.wanted.chosen(view), scope.errors(view)
+    stored = takewhile(lambda pair: pair[0] < stop, view.events_from(start))
     records = []
     for offset, event in stored:
         if not visible(permitted, event.kind, event.queue):
@@ -285,9 +280,9 @@ def visible(permitted: frozenset[int] | None, kind: int, queue: int | None) -> b
     return permitted is None or queue in permitted or (queue is None and kind == Kind.SNAPSHOT)
 
 
-def piece_end(connection: Connection, start: int, stop: int) -> int:
-    """Where a piece from `start` ends, at most at `stop`: events of a snapshot are large, most others small."""
-    while stop - start > 1 and rows.packed_bytes(connection, start, stop) > _PIECE_BYTES_MAX:
+def piece_end(view: View, start: int, stop: int) -> int:
+    """Where a piece that begins at `start` may end, up to `stop`: events of a snapshot are large, most others small."""
+    while stop - start > 1 and view.packed_bytes(start, stop) > _PIECE_BYTES_MAX:
         stop = (start + stop) // 2
     return stop
 
@@ -300,31 +295,31 @@ class Range(NamedTuple):
     following: int
 
 
-def find_start(connection: Connection, wanted: str) -> Range:
-    """The range from an offset, `first`, `snapshot` or `next` on.
+def find_start(view: View, wanted: str) -> Range:
+    """The range behind an offset, `first`, `snapshot` or `next`.
 
     `snapshot` is the newest offset from which the events give the state: where a complete snapshot begins, or 0. Raises
     HistoryTrimmed; ParameterInvalid beyond the end: such an offset is from another history, and waiting for it could
     last for ever.
     """
-    first, following = bounds(connection)
+    first, following = view.bounds()
     if wanted in {"first", "next"}:
         return Range(first if wanted == "first" else following, first, following)
     if wanted == "snapshot":
-        newest = snapshots.newest(connection)
+        newest = view.newest_snapshot()
         if newest is None:
             raise HistoryTrimmed(first)
         return Range(newest, first, following)
     start = int(wanted)
-    check_offset(connection, start)
+    check_offset(view, start)
     if start > following:
         raise ParameterInvalid(parameter="from", reason=f"the history ends at offset {following}")
     return Range(start, first, following)
 
 
-def check_offset(connection: Connection, start: int) -> tuple[int, int]:
+def check_offset(view: View, start: int) -> tuple[int, int]:
     """First and next offset. Raises HistoryTrimmed if `start` is before the first."""
-    first, following = bounds(connection)
+    first, following = view.bounds()
     if start < first:
         raise HistoryTrimmed(first)
     return first, following
@@ -333,22 +328,21 @@ def check_offset(connection: Connection, start: int) -> tuple[int, int]:
 _JSON: Final = msgspec.json.Encoder()
 
 
-def snapshot_lines(connection: Connection, scope: Scope) -> Iterator[bytes]:
-    """A line with the next offset and the clock's mark, one per queue, and one per message.
+def snapshot_lines(view: View, scope: Scope) -> Iterator[bytes]:
+    """A line with the next offset and the clock's mark, one for each queue, one for each message that a queue holds.
 
     All come from one read transaction: applying the events from that offset on gives every later state.
     """
-    clock, offset, epoch = rows.head(connection)
+    clock, offset, epoch = view.head()
     yield _line({"snapshot": {"offset": offset, "at": clock, "epoch": epoch}})
     retention: dict[int, int] = {}
-    for incarnation, account, region, name, created, modified, settings in rows.live_queues(connection):
-        if not scope.covers(account, name):
+    for found in view.live_queues():
+        if not scope.covers(found.key.account, found.key.name):
             continue
-        decoded = SETTINGS_DECODER.decode(settings)
-        retention[incarnation] = decoded.retention_us
-        queue = shown_key(QueueKey(account, region, name)) | {"incarnation": incarnation, "created": created}
-        yield _line({"queue": queue | {"modified": modified, "settings": shown_settings(decoded)}})
-    for row in rows.live_messages(connection):
+        retention[found.incarnation] = found.settings.retention_us
+        queue = shown_key(found.key) | {"incarnation": found.incarnation, "created": found.created}
+        yield _line({"queue": queue | {"modified": found.modified, "settings": shown_settings(found.settings)}})
+    for row in view.live_messages():
         if row[0] in retention:
             yield _line({"message": _live(row, retention[row[0]])})
 

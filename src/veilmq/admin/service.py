@@ -15,7 +15,7 @@ from veilmq.server.port import Port
 from veilmq.server.refused_waits import RefusedWaits
 from veilmq.server.service import PushRoom
 from veilmq.server.shell import Shell
-from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store import Reader
 
 
 class Account(Protocol):
@@ -70,8 +70,8 @@ class Service(Protocol):
         ...
 
     @property
-    def store(self) -> SqliteStore:
-        """The shell's store."""
+    def reader(self) -> Reader:
+        """Reads the shell's store."""
         ...
 
     @property

@@ -25,9 +25,8 @@ from veilmq.model.moves import MoveInfo
 from veilmq.model.queue import QueueKey
 from veilmq.model.topic import TopicKey, hidden_queue
 from veilmq.server.service import PushRoom
-from veilmq.store.sqlite.batch.topics import LiveSubscription, LiveTopic
-from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.upkeep import moves
+from veilmq.store import Reader
+from veilmq.store.topics import LiveSubscription, LiveTopic
 
 MOVES_MAX: Final = 10_000
 _TOPIC: Final = "/api/v1/topics/{account}/{region}/{name}"
@@ -52,26 +51,26 @@ class Topics:
     async def listed(self, request: Request) -> Response:
         """A page of topics by name, each with its subscriptions; account `*` means all."""
         wanted, account, region = self._wanted(request, Action.DESCRIBE_TOPICS, inputs.ListInput)
-        store = self._service.store
+        reader = self._service.reader
         after = _after(wanted.after, account, region)
         caller = caller_of(request)
         found = [
             key
-            for key in topics_of(store, account, region, wanted.prefix)
+            for key in topics_of(reader, account, region, wanted.prefix)
             if str(key) > after and caller.may(Action.DESCRIBE_TOPICS, key.account, key.name)
         ]
         page, more = found[: wanted.limit], len(found) > wanted.limit
-        shown = [shown_topic(store, store.topics[key], self._service.push_room) for key in page]
+        shown = [shown_topic(reader, reader.topics[key], self._service.push_room) for key in page]
         last = None if not more else str(page[-1]) if account == "*" else page[-1].name
         return answer({"topics": shown, "more": more, "after": last})
 
     async def described(self, request: Request) -> Response:
         """One topic."""
         key = self._key(request, Action.DESCRIBE_TOPICS)
-        topic = self._service.store.topics.get(key)
+        topic = self._service.reader.topics.get(key)
         if topic is None:
             raise TopicMissing(topic=str(key))
-        return answer(shown_topic(self._service.store, topic, self._service.push_room))
+        return answer(shown_topic(self._service.reader, topic, self._service.push_room))
 
     async def delete(self, request: Request) -> Response:
         """Delete one topic, its subscriptions and its waiting pushes."""
@@ -87,7 +86,7 @@ class Topics:
         caller = caller_of(request)
         found = [
             task
-            for task in await run_in_threadpool(all_moves, self._service.store)
+            for task in await run_in_threadpool(all_moves, self._service.reader)
             if covers(task.source, account, region, wanted.prefix)
             and _is_behind(task, wanted.after)
             and caller.may(Action.DESCRIBE_QUEUE, task.source.account, task.source.name)
@@ -129,12 +128,12 @@ def covers(key: TopicKey | QueueKey, account: str, region: str | None, prefix: s
     return account in ("*", key.account) and region in (None, key.region) and key.name.startswith(prefix)
 
 
-def topics_of(store: SqliteStore, account: str, region: str | None, prefix: str) -> list[TopicKey]:
+def topics_of(reader: Reader, account: str, region: str | None, prefix: str) -> list[TopicKey]:
     """Topics by their keys; account `*` and region None mean all."""
-    return sorted((key for key in store.topics if covers(key, account, region, prefix)), key=str)
+    return sorted((key for key in reader.topics if covers(key, account, region, prefix)), key=str)
 
 
-def shown_topic(store: SqliteStore, topic: LiveTopic, pushes: PushRoom | None) -> dict[str, Any]:
+def shown_topic(reader: Reader, topic: LiveTopic, pushes: PushRoom | None) -> dict[str, Any]:
     """A topic with all its subscriptions."""
     return {
         "account": topic.key.account,
@@ -145,13 +144,13 @@ def shown_topic(store: SqliteStore, topic: LiveTopic, pushes: PushRoom | None) -
         "modified": topic.modified,
         "settings": msgspec.to_builtins(topic.settings),
         "subscriptions": [
-            _shown_subscription(store, topic, each, pushes) for _, each in sorted(topic.subscriptions.items())
+            _shown_subscription(reader, topic, each, pushes) for _, each in sorted(topic.subscriptions.items())
         ],
     }
 
 
 def _shown_subscription(
-    store: SqliteStore, topic: LiveTopic, subscription: LiveSubscription, pushes: PushRoom | None
+    reader: Reader, topic: LiveTopic, subscription: LiveSubscription, pushes: PushRoom | None
 ) -> dict[str, Any]:
     settings = subscription.settings
     shown: dict[str, Any] = {
@@ -162,14 +161,14 @@ def _shown_subscription(
         "push": None,
     }
     if settings.url is not None:
-        hidden = store.queues.by_key.get(hidden_queue(topic.key, subscription.name))
+        hidden = reader.queues.get(hidden_queue(topic.key, subscription.name))
         state: Mapping[str, object] = {} if pushes is None else pushes.state(settings.url)
         shown["push"] = {**state, "waiting": None if hidden is None else shown_counts(hidden.info().counts)}
     return shown
 
 
-def all_moves(store: SqliteStore) -> list[MoveInfo]:
-    """The latest tasks of all queues, newest first, then by id. Blocks."""
-    with store.readers.lend() as connection:
-        found = moves.every(connection, MOVES_MAX)
+def all_moves(reader: Reader) -> list[MoveInfo]:
+    """The latest tasks of all queues, newest first, those of one instant by id. Blocks."""
+    with reader.look() as view:
+        found = view.moves(MOVES_MAX)
     return sorted(found, key=lambda task: (task.started, task.id), reverse=True)

@@ -21,8 +21,8 @@ from veilmq.admin.copies import Copies
 from veilmq.admin.errors import Refused
 from veilmq.admin.service import Service
 from veilmq.model.access import Action
-from veilmq.store.sqlite.tools.backup import SqliteFailed
-from veilmq.store.sqlite.tools.integrity import Progress, check
+from veilmq.store.errors import DatabaseFailed
+from veilmq.store.report import Progress
 
 _STEPS_KEPT_MAX: Final = 64
 """Steps kept for a slow reader; further ones are left out."""
@@ -51,11 +51,10 @@ class Upkeep:
         """Check everything, as `veilmq check` does."""
         answers.caller_of(request).check(Action.BACKUP)
         inputs.decode(await answers.body_of(request) or b"{}", inputs.Nothing)
-        store = self._service.store
+        reader = self._service.reader
 
         def look(step: Progress) -> dict[str, Any]:
-            store.settle()
-            report: dict[str, Any] = msgspec.to_builtins(check(store.directory.database, step, is_owner=True))
+            report: dict[str, Any] = msgspec.to_builtins(reader.check(step))
             return report
 
         return answers.stream(_steps(look, self._copies), answers.JSON_LINES)
@@ -89,7 +88,7 @@ async def _steps(work: Callable[[Step], dict[str, Any]], copies: Copies) -> Asyn
     def run() -> dict[str, Any]:
         try:
             return {"result": work(step)}
-        except (OSError, SqliteFailed) as error:
+        except (OSError, DatabaseFailed) as error:
             return {"error": "failed", "message": str(error)}
 
     async def in_turn() -> dict[str, Any]:

@@ -163,7 +163,7 @@ def _path(text: str | None) -> Path | None:
 
 def _admin_of_holder(directory: Path) -> str | None:
     """The admin URL that the directory's owner announced, if it has one. Raises Failure if it is no data directory."""
-    from veilmq.store.sqlite.disk.directory import DATABASE, REDO, holds_database, is_held, read_holder
+    from veilmq.store.directory import DATABASE, REDO, holds_database, is_held, read_holder
 
     try:
         found = holds_database(directory)

@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from veilmq.cli.admin_access import TOKEN_FILE
 from veilmq.server.settings import Address
-from veilmq.store.sqlite.disk.directory import DirectoryUnsafe
+from veilmq.store.directory import DirectoryUnsafe
 
 BACKLOG: Final = 128
 _TOKEN_BYTES: Final = 32

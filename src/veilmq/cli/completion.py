@@ -56,17 +56,18 @@ def _names(target: "Target", account: str | None, region: str | None, prefix: st
 
 
 def _names_there(directory: Path, account: str | None, region: str | None, prefix: str) -> Iterator[str]:
+    from veilmq.store.directory import DATABASE
     from veilmq.store.options import Options
     from veilmq.store.sqlite.disk.connections import SqliteError, open_reader
-    from veilmq.store.sqlite.disk.directory import DATABASE
-    from veilmq.store.sqlite.reading import rows
+    from veilmq.store.sqlite.reading.view import SqliteView
 
     with suppress(SqliteError):
         connection = open_reader(directory / DATABASE, Options())
         try:
-            for _, its_account, its_region, name, *_ in rows.live_queues(connection):
-                if account in (None, its_account) and region in (None, its_region) and name.startswith(prefix):
-                    yield name
+            for queue in SqliteView(connection).live_queues():
+                key = queue.key
+                if account in (None, key.account) and region in (None, key.region) and key.name.startswith(prefix):
+                    yield key.name
         finally:
             connection.close()
 

@@ -17,11 +17,10 @@ from veilmq.cli.exits import Exit, Failure, foreign
 from veilmq.cli.obstacles import advice_on, check_directory
 from veilmq.cli.progress import bar
 from veilmq.cli.remote_http import HttpAccess
-from veilmq.store.sqlite.disk.connections import SqliteTooOld
-from veilmq.store.sqlite.disk.directory import DATABASE, REDO
-from veilmq.store.sqlite.disk.schema import NotOurs, SchemaRefused
-from veilmq.store.sqlite.tools.backup import DestinationTaken, SqliteFailed, backup_directory, receive_directory
-from veilmq.store.sqlite.tools.integrity import Report
+from veilmq.store.directory import DATABASE, REDO
+from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs, SchemaRefused, SqliteTooOld
+from veilmq.store.report import Report
+from veilmq.store.sqlite.tools.backup import backup_directory, receive_directory
 from veilmq.store.sqlite.tools.integrity import check as check_database
 
 _HEAD: Final = b"SQLite format 3\0"
@@ -49,7 +48,7 @@ def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess |
         raise foreign(data, error) from None
     except (SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
-    except (OSError, SqliteFailed) as error:
+    except (OSError, DatabaseFailed) as error:
         advice = _closed(data) if access is None else ""
         if isinstance(error, PermissionError):
             asked = "Name a directory that belongs to this user, or one that is not there yet."
@@ -96,7 +95,7 @@ def check(data: Path, *, as_json: bool, access: HttpAccess | None = None) -> Exi
         raise foreign(data, error) from None
     except (SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
-    except (OSError, SqliteFailed) as error:
+    except (OSError, DatabaseFailed) as error:
         raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", _closed(data) or _FREE) from None
     return _say_checked(report, as_json=as_json)
 

@@ -10,6 +10,7 @@ import asyncio
 import datetime
 import importlib
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from veilmq.model.topic import SubscriptionSettings, TopicKey
@@ -17,7 +18,7 @@ from veilmq.push.local_exhaustion import local_exhaustion_of
 from veilmq.server.clock import wall
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
-from veilmq.store.sqlite.batch.topics import LiveSubscription, Topics
+from veilmq.store.topics import LiveSubscription, LiveTopic
 
 if TYPE_CHECKING:
     from veilmq.push.room import PushRoom
@@ -31,7 +32,7 @@ log = logging.getLogger("veilmq.push")
 
 async def serve_pushes(service: Service, settings: Settings) -> None:
     """Push until cancelled."""
-    subscriptions = _Subscriptions(service.store.topics)
+    subscriptions = _Subscriptions(service.reader.topics)
     while not subscriptions():  # noqa: ASYNC110 the store sets no event
         await asyncio.sleep(_LOOK_S)
     try:
@@ -92,9 +93,9 @@ async def _open(service: Service, settings: Settings, subscriptions: "_Subscript
 
 class _Subscriptions:
     """The push subscriptions of all topics: the same object while none has changed, because there may be many and they
-    are polled. A change gives its topic another dictionary (store.sqlite.topics)."""
+    are polled. A change gives its topic another dictionary (veilmq.store.topics)."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: Mapping[TopicKey, LiveTopic]) -> None:
         self._topics = topics
         self._seen: dict[TopicKey, dict[str, LiveSubscription]] = {}
         self._found: dict[tuple[TopicKey, str], SubscriptionSettings] = {}

@@ -22,7 +22,7 @@ from veilmq.cli.exits import Exit, Failure, foreign
 from veilmq.cli.obstacles import advice_on
 from veilmq.cli.remote_http import failure_of
 from veilmq.cli.words import refused_value
-from veilmq.engine import Engine, open_directory
+from veilmq.engine import DatabaseError, Engine, open_directory
 from veilmq.model.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.commands import AnyCommand, ListQueues, Origin, Peek
 from veilmq.model.errors import StoreError, VeilError
@@ -31,11 +31,10 @@ from veilmq.model.message import id_text
 from veilmq.model.outcomes import Outcome, QueuesListed
 from veilmq.model.queue import QueueKey
 from veilmq.server.clock import LeaseClock
+from veilmq.store import Store
+from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
+from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SchemaRefused, SqliteTooOld
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk.connections import DatabaseUnusable, SqliteError, SqliteTooOld
-from veilmq.store.sqlite.disk.directory import DirectoryHeld, DirectoryUnsafe
-from veilmq.store.sqlite.disk.schema import NotOurs, SchemaOlder, SchemaRefused
-from veilmq.store.sqlite.store import SqliteStore
 
 _SLEEP_S_MAX: Final = 1.0
 _SCAN_MAX: Final = 20_000_000
@@ -62,25 +61,25 @@ def open_direct(directory: Path) -> Iterator["DirectAccess"]:
     except OSError as error:
         advice = advice_on(directory, "Run the command as the server's user; it must be able to write there.")
         raise Failure(Exit.DIRECTORY, f"{error.filename or directory}: {error.strerror}", advice) from None
-    except SqliteError as error:
+    except DatabaseError as error:
         raise _unreadable(directory, error) from None
     try:
         try:
             yield DirectAccess(engine, store)
         finally:
             store.close()
-    except SqliteError as error:
+    except DatabaseError as error:
         raise _unreadable(directory, error) from None
 
 
-def _unreadable(directory: Path, error: SqliteError) -> Failure:
+def _unreadable(directory: Path, error: DatabaseError) -> Failure:
     return Failure(Exit.STORE, f"{directory}: {type(error).__name__}: {error}", _ADVICE_CHECK)
 
 
 class DirectAccess:
     """See `AdminAccess`."""
 
-    def __init__(self, engine: Engine, store: SqliteStore) -> None:
+    def __init__(self, engine: Engine, store: Store) -> None:
         self._engine = engine
         self._store = store
         self._clock = LeaseClock()
@@ -100,7 +99,7 @@ class DirectAccess:
         return Home(account or self._sole_account(), HOME_REGION_DEFAULT)
 
     def _sole_account(self) -> str:
-        found = {key.account for key in self._store.queues.by_key}
+        found = {key.account for key in self._store.reader.queues}
         if not found or DEVELOPMENT_ACCOUNT in found:
             return DEVELOPMENT_ACCOUNT
         if len(found) > 1:
@@ -115,28 +114,28 @@ class DirectAccess:
             account=None if account == "*" else account,
             region=region,
             prefix=wanted.prefix,
-            count_max=len(self._store.queues.by_key) + 1,
+            count_max=len(self._store.reader.queues) + 1,
         )
         with _failures():
             (outcome,) = self._call([command])
         assert isinstance(outcome, QueuesListed)
-        by_key = self._store.queues.by_key
+        by_key = self._store.reader.queues
         lines = [(by_key[info.key], list(by_key[info.key].ready)) for info in outcome.queues]
         with _failures():
-            ages = oldest_ages_us(self._store, lines, self._clock.now())
+            ages = oldest_ages_us(self._store.reader, lines, self._clock.now())
         for info in outcome.queues:
             yield views.shown_listed(info, ages.get(info.incarnation))
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.topics`. Without a server nothing is pushed."""
         _checked(account, region, prefix)
-        for key in topics_of(self._store, account, region, prefix):
-            yield shown_topic(self._store, self._store.topics[key], None)
+        for key in topics_of(self._store.reader, account, region, prefix):
+            yield shown_topic(self._store.reader, self._store.reader.topics[key], None)
 
     def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """See `AdminAccess.moves`."""
         _checked(account, region, prefix)
-        for task in all_moves(self._store):
+        for task in all_moves(self._store.reader):
             if covers(task.source, account, region, prefix):
                 yield views.shown_move(task)
 
@@ -144,19 +143,19 @@ class DirectAccess:
         """See `AdminAccess.trace`."""
         from msgspec import to_builtins
 
-        with _failures(), self._store.readers.lend() as connection:
+        with _failures(), self._store.reader.look() as view:
             sought = inputs.message_id(message)
-            found = trace(connection, sought, _SCAN_MAX, Scope())
+            found = trace(view, sought, _SCAN_MAX, Scope())
         shown = {"complete": found.complete, "scanned": found.scanned, "events": to_builtins(found.events)}
         return {"message": id_text(sought)} | shown
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
         """See `AdminAccess.events`; without a server nothing new can come, so it does not wait."""
-        with _failures(), self._store.readers.lend() as connection:
+        with _failures(), self._store.reader.look() as view:
             scope = Scope(wanted=inputs.convert(dict(wanted), inputs.EventsInput).chosen())
-            found = find_start(connection, start)
+            found = find_start(view, start)
             stop = min(found.start + limit, found.following)
-            return Piece(event_lines(connection, found.start, stop, scope), found.start, stop)
+            return Piece(event_lines(view, found.start, stop, scope), found.start, stop)
 
     def _call(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
         """Run one call to its end. Raises Failure if the store fails."""

@@ -39,9 +39,8 @@ from veilmq.server.logs import set_up
 from veilmq.server.service import Service
 from veilmq.server.settings import Settings
 from veilmq.server.toml_file import FileInvalid
-from veilmq.store.sqlite.disk.connections import DatabaseUnusable, SqliteTooOld
-from veilmq.store.sqlite.disk.directory import DirectoryHeld, DirectoryUnsafe
-from veilmq.store.sqlite.disk.schema import NotOurs, SchemaRefused
+from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe
+from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaRefused, SqliteTooOld
 
 log = logging.getLogger("veilmq.serve")
 
@@ -235,7 +234,7 @@ def _tell_unowned(service: Service) -> None:
     if not service.keyring.checks:
         return
     known = {account.id for account in service.keyring.accounts}
-    unowned = Counter(key.account for key in service.store.queues.by_key if key.account not in known)
+    unowned = Counter(key.account for key in service.reader.queues if key.account not in known)
     for account, count in sorted(unowned.items())[:_UNOWNED_SHOWN]:
         mode = ", that of development mode" if account == DEVELOPMENT_ACCOUNT else ""
         log.warning(

@@ -7,13 +7,19 @@ store and never reads a clock. `open_directory` is the one place here that knows
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from veilmq.engine.engine import Answer, Batch, Engine
 from veilmq.engine.limits import Limits
+from veilmq.store import Store
 from veilmq.store.options import Options
+from veilmq.store.sqlite.disk.connections import SqliteError
 from veilmq.store.sqlite.store import SqliteStore
 
-__all__ = ["Answer", "Batch", "Engine", "Limits", "open_directory"]
+__all__ = ["Answer", "Batch", "DatabaseError", "Engine", "Limits", "open_directory"]
+
+DatabaseError: TypeAlias = SqliteError
+"""What reading or closing a damaged database may raise."""
 
 
 def open_directory(
@@ -21,10 +27,11 @@ def open_directory(
     limits: Limits | None = None,
     options: Options | None = None,
     at_point: Callable[[str], None] = lambda point: None,
-) -> tuple[Engine, SqliteStore]:
+) -> tuple[Engine, Store]:
     """Open an engine and its store on a data directory; `at_point` is called at each of the store's `CRASH_POINTS`.
 
-    Raises what `SqliteStore` does.
+    Raises DirectoryHeld, DirectoryUnsafe, DatabaseUnusable, SchemaNewer, SchemaOlder (`Options.migrates`), NotOurs,
+    SqliteTooOld, OSError, DatabaseError.
     """
     store = SqliteStore(directory, options, at_point)
     return Engine(limits or Limits()), store

@@ -31,7 +31,7 @@ from veilmq.server.settings import Address, Settings
 from veilmq.server.shell import Shell
 from veilmq.server.tls import Certificate
 from veilmq.server.tokens import IssuerTokens, tokens_of
-from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store import Reader, Store
 
 _SQS_DOMAINS: Final = ("amazonaws.com", "amazonaws.com.cn")
 """The names that SDKs use for SQS itself, for example through a proxy."""
@@ -67,7 +67,7 @@ class Service:
     """Serves from `start` to `stop`."""
 
     shell: Shell
-    store: SqliteStore
+    store: Store
     refused_waits: RefusedWaits
 
     def __init__(
@@ -109,6 +109,11 @@ class Service:
         return self.shell.failed
 
     @property
+    def reader(self) -> Reader:
+        """Reads the store."""
+        return self.store.reader
+
+    @property
     def certificate_ends(self) -> Instant | None:
         """Until when the current certificate is valid; None without TLS."""
         return None if self.certificate is None else self.certificate.ends
@@ -116,8 +121,8 @@ class Service:
     async def start(self, before_ports: Callable[[], None] = lambda: None) -> None:
         """Open everything and serve. before_ports: called before the ports open; if it raises, they do not.
 
-        Raises what `SqliteStore` does, FileInvalid (queues), OSError (a port, a file), and what `before_ports` does;
-        then nothing stays open.
+        Raises what `open_directory` does, FileInvalid (queues), OSError (a port, a file), and what `before_ports` does;
+        nothing stays open then.
         """
         async with AsyncExitStack() as undo:
             await self._start(undo, before_ports)
@@ -163,7 +168,7 @@ class Service:
             requests_per_second_max=settings.requests_per_second_max,
             kms_faults=settings.simulated.kms_faults,
         )
-        for queue in self.store.queues.by_key.values():
+        for queue in self.reader.queues.values():
             if queue.settings.labels:
                 note(endpoint, queue.info())
         return sqs_codec.Codec(self.keyring, endpoint), Hosts(self._domains(_SQS_DOMAINS), settings.cors_origins)
@@ -201,7 +206,7 @@ class Service:
         settings = self.settings
         codec, hosts = served
         # SQS allows every queue's own name.
-        aliases = NO_ALIASES if name == "sqs" else self.store.queues.aliases
+        aliases = NO_ALIASES if name == "sqs" else self.reader.aliases
         port = Port(name, codec, self.shell, self.keyring, hosts, aliases)
         listener = await listen(
             address.host,

@@ -2,7 +2,9 @@
 
 Strategy: a store takes a batch of concurrent commands with the instant to judge them by, picks a serial order, writes,
 and reports an outcome for each; `commit` makes them durable and blocks meanwhile, in whatever thread the shell chose. A
-store is what passes the contract suite (tests/support/contract). Nothing above this room knows which one it has.
+store is what passes the contract suite (tests/support/contract). Nothing above this room knows which one it has,
+but for `engine.open_directory` and what the command line does to a directory that nobody serves. What is read beside
+the batches goes through its `Reader` (reader.py).
 """
 
 from collections.abc import Sequence
@@ -11,10 +13,24 @@ from typing import Protocol
 from veilmq.model.commands import AnyCommand, Peek
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied, Outcome
+from veilmq.store.directory import DataDirectory
+from veilmq.store.reader import Reader, View
+
+__all__ = ["Reader", "Store", "View"]
 
 
 class Store(Protocol):
     """One batch at a time: apply, commit, apply, commit ... `query` may run beside it, in any thread."""
+
+    @property
+    def directory(self) -> DataDirectory:
+        """Where the data is."""
+        ...
+
+    @property
+    def reader(self) -> Reader:
+        """Reads what was applied and committed."""
+        ...
 
     @property
     def mark(self) -> Instant:

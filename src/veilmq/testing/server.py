@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from veilmq.store.sqlite.disk.directory import read_holder
+from veilmq.store.directory import read_holder
 
 START_SECONDS: Final = 60
 STOP_SECONDS: Final = 60

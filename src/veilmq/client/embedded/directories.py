@@ -15,10 +15,9 @@ from veilmq.client.errors import TransportError
 from veilmq.client.forked import KEPT, forget_in_child
 from veilmq.engine import open_directory
 from veilmq.model.errors import ParameterInvalid
+from veilmq.store.directory import DirectoryHeld, DirectoryUnsafe, holds_database
+from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaRefused, SqliteTooOld
 from veilmq.store.options import Options
-from veilmq.store.sqlite.disk.connections import DatabaseUnusable, SqliteTooOld
-from veilmq.store.sqlite.disk.directory import DirectoryHeld, DirectoryUnsafe, holds_database
-from veilmq.store.sqlite.disk.schema import NotOurs, SchemaRefused
 
 
 class _Entry:

@@ -21,7 +21,7 @@ from veilmq.model.commands import AnyCommand, Peek, Receive, Sweep
 from veilmq.model.errors import StoreFailed, StoreUnknown, VeilError, as_fields
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Applied, Outcome, Received, Swept
-from veilmq.store.sqlite.store import SqliteStore
+from veilmq.store import Store
 
 CLOSE_SECONDS: Final = 10.0
 """How long `close` waits for a commit under way."""
@@ -69,7 +69,7 @@ class _Cancel:
 class Shell(OfProcess):
     """Runs one engine on a thread of its own, from construction to `close`."""
 
-    def __init__(self, engine: Engine, store: SqliteStore, clock: Clock) -> None:
+    def __init__(self, engine: Engine, store: Store, clock: Clock) -> None:
         self.clock = clock
         self._pid = self._this()
         self._engine = engine

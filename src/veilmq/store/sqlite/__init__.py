@@ -9,6 +9,7 @@ memory, change and roll back with the batch, and are rebuilt at start from the n
 The rooms, each of which imports from those below it alone:
 
     store, loading   the store, and how it is opened
+    reader           what may be read of it (veilmq.store.reader)
     tools            backup, check
     reading          peeks, rows, history
     upkeep           sweeps, move tasks, snapshots, trimming
@@ -16,5 +17,5 @@ The rooms, each of which imports from those below it alone:
     leases           receives; extend, release, delete
     messages         sends, places, groups, expiry, dead letters
     batch            the writer, and the state in memory
-    disk             directory, connections, redo log, schema
+    disk             connections, redo log, schema
 """

@@ -54,12 +54,13 @@ from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.message_type import MessageTypes
 from veilmq.model.outcomes import Applied, Outcome
+from veilmq.store.directory import DataDirectory, holds_database
+from veilmq.store.errors import DatabaseUnusable, NotOurs
 from veilmq.store.options import Options
-from veilmq.store.sqlite.batch import queues, topics
+from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.connections import (
     Checkpointer,
-    DatabaseUnusable,
     Readers,
     check_version,
     close_unchecked,
@@ -67,16 +68,16 @@ from veilmq.store.sqlite.disk.connections import (
     unusable,
     verdict,
 )
-from veilmq.store.sqlite.disk.directory import DataDirectory, holds_database
-from veilmq.store.sqlite.disk.schema import NotOurs
 from veilmq.store.sqlite.leases import handles, receives
 from veilmq.store.sqlite.loading import load
 from veilmq.store.sqlite.messages import groups, sends
 from veilmq.store.sqlite.messages.promotion import promote
+from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
 from veilmq.store.sqlite.settings import listing, plans, queue_commands, topic_commands
 from veilmq.store.sqlite.upkeep import moves, sweeps
 from veilmq.store.sqlite.upkeep.holds import Holds
+from veilmq.store.topics import Topics
 
 CRASH_POINTS: Final = (
     "batch opened",
@@ -159,10 +160,11 @@ class SqliteStore:
         self._writer.disorder = self.options.disorder
         self._writer.error_lines = self.options.error_lines
         self._writer.types = MessageTypes(self.options.type_attribute, self.options.type_pointer)
-        self.first_event = self._writer.mark.offset
-        """Offset of the first event since the opening."""
         self.readers = Readers(database, self.options, self.settle)
         self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
+        self.reader = SqliteReader(
+            self.directory, self.options, self._writer, self.readers, self.checkpointer, self.holds, self.settle
+        )
         self._disk_looked = Instant(-_DISK_LOOK_US)
         self._broken: str | None = None
         self._reads_old = False
@@ -229,7 +231,7 @@ class SqliteStore:
         return self._writer.queues
 
     @property
-    def topics(self) -> topics.Topics:
+    def topics(self) -> Topics:
         """The topics in memory, read only."""
         return self._writer.topics
 

@@ -9,39 +9,12 @@ from typing import Final
 import apsw
 import msgspec
 
-from veilmq.model.instant import Instant
-from veilmq.model.topic import SubscriptionInfo, SubscriptionSettings, TopicKey, TopicSettings
+from veilmq.model.topic import SubscriptionSettings, TopicKey, TopicSettings
+from veilmq.store.topics import LiveSubscription, LiveTopic, Topics
 
 TOPIC_DECODER: Final = msgspec.msgpack.Decoder(TopicSettings)
 SUBSCRIPTION_DECODER: Final = msgspec.msgpack.Decoder(SubscriptionSettings)
 TOPICS_ENCODER: Final = msgspec.msgpack.Encoder()
-
-Topics = dict[TopicKey, "LiveTopic"]
-
-
-class LiveSubscription(msgspec.Struct, frozen=True):
-    """One subscription that exists."""
-
-    id: int
-    name: str
-    created: Instant
-    modified: Instant
-    settings: SubscriptionSettings
-
-    def info(self, topic: TopicKey) -> SubscriptionInfo:
-        """As a protocol sees it."""
-        return SubscriptionInfo(topic, self.name, self.created, self.modified, self.settings)
-
-
-class LiveTopic(msgspec.Struct):
-    """One topic that exists."""
-
-    key: TopicKey
-    incarnation: int
-    created: Instant
-    modified: Instant
-    settings: TopicSettings
-    subscriptions: dict[str, LiveSubscription] = {}
 
 
 def load(connection: apsw.Connection) -> Topics:

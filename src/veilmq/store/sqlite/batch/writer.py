@@ -28,11 +28,11 @@ from veilmq.model.queue import QueueKey
 from veilmq.model.receipt import ReceiptKey
 from veilmq.store.sqlite.batch.nursery import Nursery
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
-from veilmq.store.sqlite.batch.topics import Topics
 from veilmq.store.sqlite.disk.connections import verdict
 from veilmq.store.sqlite.disk.inserts import Row, insert_rows
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_NURSERY, UPDATE_MARK, Contents, Entry, Redo, settle
 from veilmq.store.sqlite.disk.redo_presence import note_size
+from veilmq.store.topics import Topics
 
 ORIGINS_MAX: Final = 100_000
 """Beyond this many distinct clients, new ones are recorded without their user agent."""

@@ -1,1 +1,1 @@
-"""Files and connections: the data directory, the redo log, the schema. Knows no queue."""
+"""Files and connections: the redo log, the schema. Knows no queue."""

@@ -16,9 +16,10 @@ from typing import Final, TypeAlias
 import apsw
 
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
+from veilmq.store.directory import REDO
+from veilmq.store.errors import DatabaseUnusable, NotOurs, SchemaOlder, SqliteTooOld
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk import redo, redo_presence, schema
-from veilmq.store.sqlite.disk.directory import REDO
 
 SQLITE_OLDEST: Final = 3_051_003
 """3.51.3 mends the corruption after a WAL reset."""
@@ -36,10 +37,6 @@ _STATEMENTS: Final = 512
 _KNOWN: Final = (apsw.FullError, apsw.BusyError, apsw.LockedError, apsw.TooBigError, apsw.ConstraintError)
 
 logger = logging.getLogger("veilmq.store")
-
-
-class SqliteTooOld(Exception):
-    """The SQLite inside apsw can corrupt a WAL database."""
 
 
 def check_version() -> None:
@@ -60,10 +57,6 @@ SqliteError: TypeAlias = apsw.Error
 """What any statement may raise, by a name for the rooms that do not know SQLite."""
 
 
-class DatabaseUnusable(Exception):
-    """The database cannot be opened: another user's files, a full disk, an I/O error, damage in what a start reads."""
-
-
 def open_writer(path: Path, options: Options) -> apsw.Connection:
     """The connection that writes: WAL, every commit synced, checkpoints by hand; its tables up to date.
 
@@ -77,18 +70,18 @@ def open_writer(path: Path, options: Options) -> apsw.Connection:
         connection.set_busy_timeout(5_000)
         found = schema.check(connection)
         if 0 < found < schema.VERSION and not options.migrates:
-            raise schema.SchemaOlder(found)
+            raise SchemaOlder(found, schema.VERSION)
         if not found and not redo.is_blank(path.with_name(REDO)):
             connection.close()
             raise _orphaned(path, path.with_name(REDO))
         if reason := redo_presence.loss(path.with_name(REDO), connection):
             close_unchecked(connection)
-            raise schema.NotOurs(reason)
+            raise NotOurs(reason)
         _configure(connection, options)
         os.chmod(path, 0o600)
         schema.migrate(connection)
     except apsw.NotADBError:
-        raise schema.NotOurs(f"{path} is not a database, or its first page is damaged: restore a backup") from None
+        raise NotOurs(f"{path} is not a database, or its first page is damaged: restore a backup") from None
     except apsw.Error as error:
         raise unusable(path, error) from error
     if 0 < found < schema.VERSION:
@@ -100,8 +93,8 @@ def _is_empty(path: Path) -> bool:
     return not path.exists() or not path.stat().st_size
 
 
-def _orphaned(path: Path, left: Path) -> schema.NotOurs:
-    return schema.NotOurs(
+def _orphaned(path: Path, left: Path) -> NotOurs:
+    return NotOurs(
         f"{path} is empty or missing, but {left} holds what was acknowledged: bring back all files of one moment, or a"
         " backup; to begin anew, move that file away"
     )

@@ -27,11 +27,11 @@ import msgspec
 
 from veilmq.model.events import Event
 from veilmq.model.instant import Instant
+from veilmq.store.errors import NotOurs
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk.inserts import Execute, Row, insert_rows
 from veilmq.store.sqlite.disk.redo_file import RedoFile, open_file
 from veilmq.store.sqlite.disk.redo_presence import ahead, is_given_up, note_size
-from veilmq.store.sqlite.disk.schema import NotOurs
 
 INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_NURSERY: Final = "INSERT INTO nursery VALUES (?, ?)"

@@ -10,10 +10,10 @@ from typing import Final
 
 import apsw
 
+from veilmq.store.errors import NotOurs, SchemaNewer, SchemaUnreleased
+
 APPLICATION_ID: Final = 0x564D5131  # "VMQ1"
 _UNRELEASED_ID: Final = 0x5645494C  # "VEIL": of files that no release ever wrote
-_UNRELEASED_READER: Final = "73ed122d7"
-"""The last revision that reads such a file."""
 
 _FIRST: Final = """
 CREATE TABLE mark (
@@ -228,44 +228,6 @@ VERSION: Final = len(MIGRATIONS)
 _FOREIGN: Final = "veilmq.db is not a VeilMQ database"
 
 
-class SchemaRefused(Exception):
-    """The file is of a schema that this release does not read."""
-
-
-class SchemaUnreleased(SchemaRefused):
-    """The file was written before the first release."""
-
-    def __init__(self, found: int) -> None:
-        super().__init__(
-            f"the data was written by a VeilMQ before the first release (its schema {found}), which this one does not "
-            f"read: revision {_UNRELEASED_READER} can still export it (docs/operations.md, Upgrade)"
-        )
-        self.found = found
-
-
-class SchemaNewer(SchemaRefused):
-    """The file was written by a later release."""
-
-    def __init__(self, found: int) -> None:
-        super().__init__(f"the data was written by a newer VeilMQ (schema {found}; this one knows {VERSION}): upgrade")
-        self.found = found
-
-
-class SchemaOlder(SchemaRefused):
-    """The file was written by an earlier release, and no server of this one has opened it yet."""
-
-    def __init__(self, found: int) -> None:
-        super().__init__(
-            f"the data was written by an older VeilMQ (schema {found}; this one looks at {VERSION}): "
-            "start the server on it once, or use the release that wrote it"
-        )
-        self.found = found
-
-
-class NotOurs(Exception):
-    """The file is a database of some other program, or none where ours should be."""
-
-
 def check(connection: apsw.Connection) -> int:
     """The version of the file, changing nothing. Raises SchemaNewer, SchemaUnreleased or NotOurs."""
     found = int(connection.pragma("user_version"))
@@ -275,7 +237,7 @@ def check(connection: apsw.Connection) -> int:
     if owner != APPLICATION_ID and (found or owner or connection.execute("SELECT count(*) FROM sqlite_schema").get):
         raise NotOurs(_FOREIGN)
     if found > VERSION:
-        raise SchemaNewer(found)
+        raise SchemaNewer(found, VERSION)
     return found
 
 

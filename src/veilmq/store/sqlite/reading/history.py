@@ -5,17 +5,16 @@ Strategy: the writer appends one row a commit (batch/writer.py), the sweeper dro
 """
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any, Final
 
 import apsw
 import msgspec
 
 from veilmq.model.commands import LeaseSource
-from veilmq.model.events import Event, EventRecord, HistoryTrimmed, Kind, shown_detail
+from veilmq.model.events import Event, EventRecord, Kind, shown_detail
 from veilmq.model.instant import Instant
 from veilmq.model.message import id_text
-from veilmq.store.sqlite.reading.rows import origin_names, queue_names
+from veilmq.store.reader import View
 
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}
@@ -28,20 +27,6 @@ def bounds(connection: apsw.Connection) -> tuple[int, int]:
         "SELECT (SELECT min(offset) FROM history), (SELECT offset FROM mark)"
     ).fetchone() or (None, 0)
     return (following if first is None else first), following
-
-
-def read(connection: apsw.Connection, start: int, count_max: int) -> list[EventRecord]:
-    """Up to `count_max` events from offset `start` on, in the connection's read transaction.
-
-    Raises HistoryTrimmed if `start` is below the first offset.
-    """
-    first, following = bounds(connection)
-    if start < first:
-        raise HistoryTrimmed(first)
-    if start >= following:
-        return []
-    names = Names(connection)
-    return [names.record(offset, event) for offset, event in islice(events_from(connection, start), count_max)]
 
 
 def events_from(connection: apsw.Connection, start: int) -> Iterator[tuple[int, Event]]:
@@ -60,8 +45,8 @@ def events_from(connection: apsw.Connection, start: int) -> Iterator[tuple[int, 
 class Names:
     """Joins the numbers of stored events with their names; reads each name once."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
+    def __init__(self, view: View) -> None:
+        self._view = view
         self._queues: dict[int, tuple[Any, ...]] = {}
         self._origins: dict[int, tuple[Any, ...]] = {}
 
@@ -70,7 +55,7 @@ class Names:
             return None, None, None
         found = self._queues.get(incarnation)
         if found is None:
-            row = queue_names(self._connection, incarnation)
+            row = self._view.queue_names(incarnation)
             if row is None:
                 return None, None, None
             found = self._queues[incarnation] = row
@@ -81,7 +66,7 @@ class Names:
             return None, None, None
         found = self._origins.get(number)
         if found is None:
-            found = self._origins[number] = origin_names(self._connection, number) or ("", "", "")
+            found = self._origins[number] = self._view.origin_names(number) or ("", "", "")
         return found
 
     def record(self, offset: int, event: Event) -> EventRecord:

@@ -70,12 +70,13 @@ from veilmq.model.topic import (
     hidden_queue,
 )
 from veilmq.store.sqlite.batch.queues import LiveQueue
-from veilmq.store.sqlite.batch.topics import TOPICS_ENCODER, LiveSubscription, LiveTopic
+from veilmq.store.sqlite.batch.topics import TOPICS_ENCODER
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.messages import sends
 from veilmq.store.sqlite.messages.endings import dead_letter
 from veilmq.store.sqlite.messages.places import find_place
 from veilmq.store.sqlite.settings import queue_commands
+from veilmq.store.topics import LiveSubscription, LiveTopic
 
 SUBSCRIPTIONS_MAX: Final = 100
 """Of one topic (MNS)."""

@@ -16,26 +16,19 @@ from typing import Final
 import apsw
 
 from veilmq.model.receipt import KEY_BYTES
+from veilmq.store.directory import DATABASE, REDO
+from veilmq.store.errors import DatabaseFailed, DestinationTaken, NotOurs
 from veilmq.store.files import sync_directory
 from veilmq.store.large_files import SyncedInPieces, Writing
 from veilmq.store.options import Options
 from veilmq.store.sqlite.disk import redo, redo_presence
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
-from veilmq.store.sqlite.disk.directory import DATABASE, REDO
-from veilmq.store.sqlite.disk.schema import NotOurs, check_ours
+from veilmq.store.sqlite.disk.schema import check_ours
 
 _PAGES_STEP: Final = 1_024
 
 Progress = Callable[[int, int], None]
 """Called with what is done and what there is in all."""
-
-
-class DestinationTaken(Exception):
-    """There is something at the destination."""
-
-
-class SqliteFailed(Exception):
-    """SQLite could not read the database or write the copy."""
 
 
 def _unseen(_done: int, _total: int) -> None:
@@ -47,7 +40,7 @@ def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner
 
     is_owner: for the owner, who has settled: the redo log may have been deleted, and nothing is lost by that.
 
-    Raises DestinationTaken (it exists), NotOurs, SchemaRefused, SqliteFailed, OSError; then there is no `copy`.
+    Raises DestinationTaken (it exists), NotOurs, SchemaRefused, DatabaseFailed, OSError; then there is no `copy`.
     """
     check_version()
     part = copy.with_name(copy.name + ".part")
@@ -64,7 +57,7 @@ def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner
             left.unlink()
         if isinstance(error, apsw.Error):
             # SQLite's words for it are those of the other database, where nothing is wrong.
-            raise SqliteFailed("no space is left" if isinstance(error, apsw.FullError) else str(error)) from error
+            raise DatabaseFailed("no space is left" if isinstance(error, apsw.FullError) else str(error)) from error
         raise
     sync_directory(copy.parent)
 

@@ -7,7 +7,7 @@ snapshot in the history.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import md5
 from itertools import chain
 from pathlib import Path
@@ -17,54 +17,21 @@ import apsw
 import msgspec
 
 from veilmq.model.events import Event, HeldMessage, Kind, Part
+from veilmq.store.directory import REDO
+from veilmq.store.errors import DatabaseFailed, SchemaOlder
 from veilmq.store.options import Options
+from veilmq.store.report import Progress, Report
 from veilmq.store.sqlite.batch.extras import read_extras
 from veilmq.store.sqlite.batch.queues import LINES_MAX
 from veilmq.store.sqlite.batch.young import Young, replay
 from veilmq.store.sqlite.disk import redo, redo_presence, schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
-from veilmq.store.sqlite.disk.directory import REDO
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.reading.history import bounds, events_from
-from veilmq.store.sqlite.tools.backup import SqliteFailed
 from veilmq.store.sqlite.upkeep.snapshots import newest
 
-PROBLEMS_MAX: Final = 1_000
-"""Problems listed; more are only counted."""
 _ROWS_STEP: Final = 500
-
-Progress = Callable[[str, int, int], None]
-"""Called with the stage, what is done of it, and what there is in all."""
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """One thing that is not in order."""
-
-    kind: str
-    """`file`, `body`, `quarantine`, `lease`, `message`, `group`, `queue`, `history` or `books`."""
-    text: str
-
-
-class Report(msgspec.Struct):
-    """What was looked at, and what was found."""
-
-    queues: int = 0
-    messages: int = 0
-    leases: int = 0
-    body_bytes: int = 0
-    events: int = 0
-    history_first_offset: int = 0
-    books: str = ""
-    """`balanced`, `not balanced`, or why they could not be checked."""
-    problems: list[Problem] = []
-    problems_count: int = 0
-
-    def add(self, kind: str, text: str) -> None:
-        """Note a problem."""
-        self.problems_count += 1
-        if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(Problem(kind, text))
 
 
 def _unseen(_stage: str, _done: int, _total: int) -> None:
@@ -74,7 +41,7 @@ def _unseen(_stage: str, _done: int, _total: int) -> None:
 def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = False) -> Report:
     """Look at everything. Blocks; any process; is_owner as in `backup`.
 
-    Raises NotOurs, SchemaRefused, SqliteFailed (cannot open)."""
+    Raises NotOurs, SchemaRefused, DatabaseFailed (cannot open)."""
     check_version()
     report = Report(problems=[])
     connection, missing, is_damaged = _open(database)
@@ -103,13 +70,13 @@ def _open(database: Path) -> tuple[apsw.Connection, list[Entry], bool]:
         try:
             found = schema.check_ours(connection)
             if found < schema.VERSION:
-                raise schema.SchemaOlder(found)
+                raise SchemaOlder(found, schema.VERSION)
             missing, is_damaged = redo.lacking(database.with_name(REDO), connection)
         except BaseException:
             connection.close()
             raise
     except (apsw.Error, msgspec.MsgspecError) as error:
-        raise SqliteFailed(str(error)) from error
+        raise DatabaseFailed(str(error)) from error
     return connection, missing, is_damaged
 
 

@@ -15,8 +15,8 @@ from math import ceil
 from typing import Final
 
 from veilmq.model.instant import SECOND_US
+from veilmq.store.reader import HOLD_S_MAX
 
-HOLD_S_MAX: Final = 600
 _TICK_S: Final = 10
 
 

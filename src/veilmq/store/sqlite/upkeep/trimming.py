@@ -8,8 +8,9 @@ from typing import Final
 
 from veilmq.model.instant import SECOND_US
 from veilmq.store.options import Options
+from veilmq.store.reader import HOLD_S_MAX
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.upkeep.holds import HOLD_S_MAX, Holds
+from veilmq.store.sqlite.upkeep.holds import Holds
 
 FORGOTTEN_MAX: Final = 256
 """Deleted queues that one step forgets: all of them may have waited for it, as after a long stop."""

@@ -1,0 +1,103 @@
+"""What may be read of the store beside its batches (`veilmq.store.reader`)."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from veilmq.model.queue import QueueKey
+from veilmq.store.directory import DataDirectory
+from veilmq.store.options import Options
+from veilmq.store.report import Progress, Report
+from veilmq.store.sqlite.batch.queues import LiveQueue
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.disk.connections import Checkpointer, Readers
+from veilmq.store.sqlite.reading.view import SqliteView
+from veilmq.store.sqlite.tools import backup, integrity
+from veilmq.store.sqlite.upkeep.holds import Holds
+from veilmq.store.topics import Topics
+
+_LONG: Final = 2
+"""A WAL so many times longer than where its checkpoint begins has grown behind a look."""
+
+
+class SqliteReader:
+    """See `Reader`. It is the store's, and ends with it."""
+
+    def __init__(
+        self,
+        directory: DataDirectory,
+        options: Options,
+        writer: Writer,
+        readers: Readers,
+        checkpointer: Checkpointer,
+        holds: Holds,
+        settle: Callable[[], None],
+    ) -> None:
+        """settle: brings into the database what only the redo log has."""
+        self.directory = directory
+        self.first_event = writer.mark.offset
+        self._writer = writer
+        self._readers = readers
+        self._checkpointer = checkpointer
+        self._holds = holds
+        self._settle = settle
+        self._log_bytes_long = _LONG * options.checkpoint_bytes
+
+    @property
+    def queues(self) -> dict[QueueKey, LiveQueue]:
+        """See `Reader.queues`."""
+        return self._writer.queues.by_key
+
+    @property
+    def aliases(self) -> dict[QueueKey, QueueKey]:
+        """See `Reader.aliases`."""
+        return self._writer.queues.aliases
+
+    @property
+    def topics(self) -> Topics:
+        """See `Reader.topics`."""
+        return self._writer.topics
+
+    @property
+    def disk_low(self) -> bool:
+        """See `Reader.disk_low`."""
+        return self._writer.disk_low is not None
+
+    @property
+    def log_bytes(self) -> int:
+        """See `Reader.log_bytes`."""
+        return self._checkpointer.wal_bytes
+
+    @property
+    def log_is_long(self) -> bool:
+        """See `Reader.log_is_long`."""
+        return self.log_bytes > self._log_bytes_long
+
+    @contextmanager
+    def look(self) -> Iterator[SqliteView]:
+        """See `Reader.look`."""
+        with self._readers.lend() as connection:
+            yield SqliteView(connection)
+
+    def hold(self, offset: int, seconds: float) -> int:
+        """See `Reader.hold`."""
+        return self._holds.keep(offset, seconds)
+
+    def database_bytes(self) -> int:
+        """See `Reader.database_bytes`."""
+        return self.directory.database.stat().st_size + self._checkpointer.wal_bytes
+
+    def backup(self) -> IO[bytes]:
+        """See `Reader.backup`."""
+        with tempfile.TemporaryDirectory(prefix="backup-", dir=self.directory.path) as directory:
+            copy = Path(directory, "veilmq.db")
+            self._settle()
+            backup.backup(self.directory.database, copy, is_owner=True)
+            return copy.open("r+b")
+
+    def check(self, progress: Progress) -> Report:
+        """See `Reader.check`."""
+        self._settle()
+        return integrity.check(self.directory.database, progress, is_owner=True)

@@ -1,0 +1,251 @@
+"""What the rooms above read: the rows of one read transaction (`Readers.lend`).
+
+Strategy: pages seek by index and never count; what goes through the history does so row by row, newest or oldest
+first, and leaves the unpacking to its caller.
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from operator import itemgetter
+from typing import Any, Final
+
+import apsw
+
+from veilmq.model.events import Event
+from veilmq.model.message import NO_EXTRAS
+from veilmq.model.moves import MoveInfo
+from veilmq.model.queue import QueueKey
+from veilmq.store.reader import Held, QueueState, StoredQueue
+from veilmq.store.sqlite.batch.extras import read_extras
+from veilmq.store.sqlite.batch.queues import LINES_MAX, SETTINGS_DECODER, LiveQueue
+from veilmq.store.sqlite.batch.young import Young, replay
+from veilmq.store.sqlite.reading import history
+from veilmq.store.sqlite.upkeep import moves, snapshots
+
+PRIORITIES: Final = range(1, LINES_MAX + 1)
+
+_COLUMNS: Final = (
+    "m.sequence, m.id, m.priority, m.sent, m.expires, m.sender, m.extras, length(m.body),"
+    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first"
+)
+_EXTRAS: Final = 6
+_DUE: Final = 11
+"""Places in these columns."""
+_READY: Final = (
+    f"SELECT {_COLUMNS} FROM message m LEFT JOIN lease l ON l.sequence = m.sequence"
+    " WHERE m.generation = ? AND m.line = ? AND m.sequence > ? AND l.sequence IS NULL ORDER BY m.sequence LIMIT ?"
+)
+_RETURNED: Final = (
+    f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 AND l.priority = ? AND l.sequence > ? ORDER BY l.sequence LIMIT ?"
+)
+_HIDDEN: Final = (
+    f"SELECT {_COLUMNS} FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
+)
+_LIVE: Final = (
+    "SELECT q.incarnation, m.sequence, m.id, m.priority, m.sent, m.expires, m.group_id, m.type, length(m.body),"
+    " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first, d.at"
+    " FROM message m JOIN queue q ON q.generation = m.generation AND q.deleted IS NULL"
+    " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
+    " ORDER BY m.sequence"
+)
+_OLDEST_IN_LINE: Final = (
+    "SELECT sent FROM message INDEXED BY message_line WHERE generation = ? AND line = ? ORDER BY sequence LIMIT 1"
+)
+_OF_GROUPS: Final = (
+    f"SELECT {_COLUMNS} FROM ("
+    " SELECT sequence FROM message r INDEXED BY message_line WHERE generation = ?1 AND line > ?2 AND sequence > ?3"
+    " AND NOT EXISTS (SELECT 1 FROM lease WHERE sequence = r.sequence)"
+    " UNION ALL SELECT sequence FROM lease INDEXED BY lease_returned"
+    " WHERE generation = ?1 AND hidden = 0 AND priority > ?2 AND sequence > ?3 ORDER BY sequence LIMIT ?4) s"
+    " CROSS JOIN message m ON m.sequence = s.sequence LEFT JOIN lease l ON l.sequence = s.sequence"
+)
+_ANY_GROUP: Final = "SELECT 1 FROM message_group INDEXED BY message_group_name WHERE generation = ? LIMIT 1"
+_OLDEST_OF_GROUPS: Final = (
+    "SELECT sent FROM message WHERE sequence = (SELECT min(s) FROM ("
+    " SELECT min(free) s FROM message_group INDEXED BY message_group_oldest WHERE generation = ?1 AND free IS NOT NULL"
+    " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_returned"
+    " WHERE generation = ?1 AND hidden = 0 AND priority > ?2"
+    " UNION ALL SELECT min(sequence) FROM lease INDEXED BY lease_hidden"
+    " WHERE generation = ?1 AND hidden = 1 AND attempt > 0 AND priority > ?2))"
+)
+_OLDEST_RETURNED: Final = (
+    "SELECT m.sent FROM lease l INDEXED BY lease_returned JOIN message m ON m.sequence = l.sequence"
+    " WHERE l.generation = ? AND l.hidden = 0 AND l.priority = ? ORDER BY l.sequence LIMIT 1"
+)
+
+
+class SqliteView:
+    """See `View`."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def visible(self, queue: QueueState, behind: int, limit: int) -> list[Held]:
+        """See `View.visible`."""
+        assert isinstance(queue, LiveQueue)
+        young = replay(self._connection, queue.generation).values()
+        rows = [_held(each) for each in young if not each.leased and each.contents.sequence > behind]
+        for line in list(queue.ready):
+            start = max(behind, queue.cursors.get(line, 0))
+            rows += self._connection.execute(_READY, (queue.generation, line, start, limit)).fetchall()
+        for priority in PRIORITIES:
+            rows += self._connection.execute(_RETURNED, (queue.generation, priority, behind, limit)).fetchall()
+        if queue.groups is not None:
+            rows += self._connection.execute(_OF_GROUPS, (queue.generation, LINES_MAX, behind, limit)).fetchall()
+        rows.sort()
+        return [_shown(row) for row in rows[:limit]]
+
+    def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[Held]:
+        """See `View.hidden`."""
+        assert isinstance(queue, LiveQueue)
+        rows: list[tuple[Any, ...]] = self._connection.execute(
+            _HIDDEN, (queue.generation, due, sequence, limit)
+        ).fetchall()
+        young = replay(self._connection, queue.generation).values()
+        rows += [_held(each) for each in young if each.leased and (each.due, each.contents.sequence) > (due, sequence)]
+        return [_shown(row) for row in sorted(rows, key=itemgetter(_DUE, 0))[:limit]]
+
+    def oldest_sent(self, queues: Iterable[tuple[QueueState, list[int]]]) -> dict[int, int]:
+        """See `View.oldest_sent`: a few index seeks a queue."""
+        found = {}
+        young = oldest_young(self._connection)
+        for queue, lines in queues:
+            assert isinstance(queue, LiveQueue)
+            if queue.visible or queue.in_flight:
+                each = (oldest_sent(self._connection, queue.generation, lines), young.get(queue.generation))
+                sent = min((instant for instant in each if instant is not None), default=None)
+                if sent is not None:
+                    found[queue.incarnation] = sent
+        return found
+
+    def moves(self, count_max: int) -> list[MoveInfo]:
+        """See `View.moves`."""
+        return moves.every(self._connection, count_max)
+
+    def head(self) -> tuple[int, int, str]:
+        """See `View.head`."""
+        rows: Any = self._connection.execute("SELECT clock, offset, lower(hex(epoch)) FROM mark, secret")
+        ((clock, offset, epoch),) = rows
+        return clock, offset, epoch
+
+    def live_queues(self) -> Iterator[StoredQueue]:
+        """See `View.live_queues`."""
+        rows: list[tuple[Any, ...]] = self._connection.execute(
+            "SELECT incarnation, account, region, name, created, modified, settings FROM queue WHERE deleted IS NULL"
+            " ORDER BY incarnation"
+        ).fetchall()
+        for incarnation, account, region, name, created, modified, settings in rows:
+            key = QueueKey(account, region, name)
+            yield StoredQueue(incarnation, key, created, modified, SETTINGS_DECODER.decode(settings))
+
+    def live_messages(self) -> Iterator[tuple[Any, ...]]:
+        """See `View.live_messages`."""
+        held: Iterator[tuple[Any, ...]] = self._connection.cursor().execute(_LIVE)
+        return merge(held, _live_young(self._connection), key=itemgetter(1))
+
+    def incarnations(self, account: str) -> list[tuple[int, str]]:
+        """See `View.incarnations`."""
+        rows = self._connection.execute("SELECT incarnation, name FROM queue WHERE account = ?", (account,))
+        return [(incarnation, name) for incarnation, name in rows]
+
+    def incarnations_named(self, *key: str) -> list[int]:
+        """See `View.incarnations_named`."""
+        where = "name = ?" if len(key) == 1 else "account = ? AND region = ? AND name = ?"
+        return [found for (found,) in self._connection.execute(f"SELECT incarnation FROM queue WHERE {where}", key)]
+
+    def bounds(self) -> tuple[int, int]:
+        """See `View.bounds`."""
+        return history.bounds(self._connection)
+
+    def newest_snapshot(self) -> int | None:
+        """See `View.newest_snapshot`."""
+        return snapshots.newest(self._connection)
+
+    def events_from(self, start: int) -> Iterator[tuple[int, Event]]:
+        """See `View.events_from`."""
+        return history.events_from(self._connection, start)
+
+    def names(self) -> history.Names:
+        """See `View.names`."""
+        return history.Names(self)
+
+    def newest_first(self) -> Iterator[tuple[int, int, bytes]]:
+        """See `View.newest_first`."""
+        rows: Iterator[Any] = self._connection.cursor().execute(
+            "SELECT offset, count, events FROM history ORDER BY offset DESC"
+        )
+        return rows
+
+    def oldest_first(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """See `View.oldest_first`."""
+        rows: Iterator[Any] = self._connection.cursor().execute(
+            "SELECT offset, events FROM history WHERE offset >="
+            " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) AND offset < ? ORDER BY offset",
+            (start, stop),
+        )
+        return rows
+
+    def packed_bytes(self, start: int, stop: int) -> int:
+        """See `View.packed_bytes`."""
+        found: Any = self._connection.execute(
+            "SELECT (SELECT bytes_before FROM history WHERE offset < ?2 ORDER BY offset DESC LIMIT 1)"
+            " - (SELECT bytes_before FROM history WHERE offset <= ?1 ORDER BY offset DESC LIMIT 1)", (start, stop)
+        ).fetchone()  # fmt: skip
+        return found[0] or 0
+
+    def queue_names(self, incarnation: int) -> tuple[Any, ...] | None:
+        """See `View.queue_names`."""
+        return self._connection.execute(
+            "SELECT account, region, name FROM queue WHERE incarnation = ?", (incarnation,)
+        ).fetchone()
+
+    def origin_names(self, number: int) -> tuple[Any, ...] | None:
+        """See `View.origin_names`."""
+        return self._connection.execute(
+            "SELECT protocol, principal, client FROM origin WHERE id = ?", (number,)
+        ).fetchone()
+
+
+def _shown(row: tuple[Any, ...]) -> Held:
+    cells = list(row)
+    cells[_EXTRAS] = read_extras(row[_EXTRAS]) or NO_EXTRAS
+    return Held(*cells)
+
+
+def _held(young: Young) -> tuple[Any, ...]:
+    """A young message as the selects give others."""
+    found = young.contents
+    lease = (1, 0, 1, young.due, young.granted, young.granted) if young.leased else (None,) * 6
+    message = (found.sequence, found.id, found.priority, found.sent, found.own_expiry, found.sender, found.packed)
+    return (*message, len(found.body), *lease)
+
+
+def oldest_young(connection: apsw.Connection) -> dict[int, int]:
+    """When the oldest young message of each queue was sent, by generation: `oldest_sent` does not see them."""
+    return {young.contents.generation: young.contents.sent for young in reversed(replay(connection).values())}
+
+
+def oldest_sent(connection: apsw.Connection, generation: int, lines: list[int]) -> int | None:
+    """When the oldest message of a queue was sent that is visible or in flight; None without one.
+
+    A few index seeks; where there are groups, a look at each group and each message in flight.
+    """
+    found = [row for line in lines for row in connection.execute(_OLDEST_IN_LINE, (generation, line))]
+    found += [row for each in PRIORITIES for row in connection.execute(_OLDEST_RETURNED, (generation, each))]
+    if connection.execute(_ANY_GROUP, (generation,)).fetchone():
+        found += connection.execute(_OLDEST_OF_GROUPS, (generation, LINES_MAX)).fetchall()
+    return min((sent for (sent,) in found), default=None)
+
+
+def _live_young(connection: apsw.Connection) -> Iterator[tuple[Any, ...]]:
+    incarnations = dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
+    for young in replay(connection).values():
+        found = young.contents
+        incarnation = incarnations.get(found.generation)
+        if incarnation is None:
+            continue
+        lease = (1, 0, 1, young.due, young.granted, young.granted) if young.leased else (None,) * 6
+        message = (found.sequence, found.id, found.priority, found.sent, found.own_expiry, found.group, found.type)
+        yield (incarnation, *message, len(found.body), *lease, None)
