@@ -105,7 +105,7 @@ def test_settings_are_set_and_listed(veilmq: Run) -> None:
     veilmq("queues", "create", "failed")
     arguments = ("--delay", "1m", "--dead-letters", "failed", "--max-receives", "3", "--tag", "team=billing")
     assert veilmq("queues", "create", "orders", *arguments).code == 0
-    assert "is there" in veilmq("queues", "create", "orders", *arguments).out
+    assert "exists with these settings" in veilmq("queues", "create", "orders", *arguments).out
     other = veilmq("queues", "create", "orders", "--delay", "2m")
     assert other.code == 1
     assert "queues set" in other.err
