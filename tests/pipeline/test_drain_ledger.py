@@ -7,7 +7,7 @@ import pytest
 
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
-from veilmq.pipeline.drain.holding import Holding
+from veilmq.pipeline.drain.batch_leases import BatchLeases
 from veilmq.pipeline.drain.ledger import Batch
 from veilmq.testing.client_contract.embedded import EmbeddedClient
 
@@ -28,7 +28,7 @@ def queue(embedded: EmbeddedClient) -> Queue:
 
 
 def batch_of(embedded: EmbeddedClient, queue: Queue, message: Received) -> Batch:
-    return Batch(1, Path("1.arrow"), [message], Holding(queue, [message], LEASE_S, embedded.clock))
+    return Batch(1, Path("1.arrow"), [message], BatchLeases(queue, [message], LEASE_S, embedded.clock))
 
 
 def test_a_delete_under_an_unbroken_lease_is_certain(embedded: EmbeddedClient, queue: Queue) -> None:

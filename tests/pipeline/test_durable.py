@@ -180,6 +180,22 @@ def test_a_commit_to_a_delta_table_outlives_it(
     assert DeltaTable(left).to_pyarrow_table()["n"].to_pylist() == [1, 2, 1, 2]
 
 
+def test_a_table_that_is_made_anew_outlives_it_too(disk: Disk, tmp_path: Path) -> None:
+    """Its log has the names of the one before, and the directory may be the same."""
+    table, rows = tmp_path / "deep" / "table", pa.table({"n": [1, 2]})
+    for app in ("one", "two", "three"):
+        for each in table.glob("**/*.*"):
+            each.unlink()
+        table.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows, table / "0.parquet")
+        with (table / "0.parquet").open("rb") as file:
+            os.fsync(file.fileno())
+        assert add_files(str(table), rows.schema, [Written("0.parquet", 2, 2, "q")], app, 0)
+        sync_directory(tmp_path)
+        left = disk.after_cut(tmp_path / "deep", tmp_path / app, removals_last=False) / "table"
+        assert DeltaTable(left).version() == 1
+
+
 def test_a_loop_whose_pending_leases_are_gone_says_so(events: pa.Table, tmp_path: Path) -> None:
     """To go on without them would be to forget leases."""
     export(MadeUp(events), tmp_path / "events")

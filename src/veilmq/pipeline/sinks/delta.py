@@ -37,7 +37,6 @@ from veilmq.store.files import sync_directory, sync_file
 _ROWS_FLUSHED: Final = 65_536
 _ELSEWHERE: Final = ("s3://", "gs://", "gcs://", "abfs://", "abfss://", "hdfs://", "viewfs://")
 _LOG: Final = "_delta_log"
-_LAST_CHECKPOINT: Final = "_last_checkpoint"
 """Of the files in the log, the one that is replaced."""
 
 log = logging.getLogger("veilmq.pipeline")
@@ -112,8 +111,9 @@ def _commit(
     table.create_write_transaction(actions, "append", schema, [], commit_properties=properties)
 
 
-_synced: dict[int, set[str]] = {}
-"""Files of the logs of local tables that this process has synced, by the log's inode. They never change."""
+_synced: dict[Path, set[tuple[int, int, int, int]]] = {}
+"""Files of the logs of local tables that this process has synced: inode, size and last change. By the table, and not by
+names alone: a table that is removed and made anew begins with the same names, often on the same inodes."""
 
 
 def _sync_log(path: str) -> None:
@@ -125,14 +125,16 @@ def _sync_log(path: str) -> None:
     table = _local(path)
     if table is None:
         return
-    synced = _synced.setdefault((table / _LOG).stat().st_ino, set())
+    before, synced = _synced.get(table, set()), set()
     for entry in sorted((table / _LOG).iterdir()):
-        if entry.name in synced or not entry.is_file():
-            continue
         with suppress(FileNotFoundError):  # a clean-up of the log took it
-            sync_file(entry)
-        if entry.name != _LAST_CHECKPOINT:
-            synced.add(entry.name)
+            if entry.is_file():
+                found = entry.stat()
+                identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+                if identity not in before:
+                    sync_file(entry)
+                synced.add(identity)
+    _synced[table] = synced
     for directory in (table / _LOG, table, table.parent):
         sync_directory(directory)
 
