@@ -123,7 +123,7 @@ def test_what_was_settled_before_a_kill_is_kept_over_a_power_cut(
 ) -> None:
     stage = Stage(SqliteFactory(tmp_path / "data", options))
     queue = stage.create()
-    stage.send(queue, "dies young")
+    stage.send(queue, "dies unflushed")
     expect(stage.delete(queue, stage.take(queue).handle), Deleted)
     store_of(stage).settle()
     store_of(stage)._broken = "killed"
@@ -144,7 +144,7 @@ def test_what_was_settled_before_a_kill_is_synced_before_the_log_begins_anew(
     """The cut comes amid the start, when there is a new file; and nothing else in that start was to be synced."""
     stage = Stage(SqliteFactory(tmp_path / "data", options))
     queue = stage.create()
-    stage.send(queue, "dies young")
+    stage.send(queue, "dies unflushed")
     expect(stage.delete(queue, stage.take(queue).handle), Deleted)
     store_of(stage).settle()
     store_of(stage)._broken = "killed"

@@ -113,7 +113,7 @@ def test_a_commit_does_not_wait_for_a_checkpoint_that_has_not_let_the_wal_grow(
     monkeypatch.setattr(Checkpointer, "_run", held)
     monkeypatch.setattr(connections, "_WAIT_S", 0.001)
     checkpointer = store_of(stage).checkpointer
-    queue = stage.create()  # delayed messages: what is young comes into the tables many pages at once
+    queue = stage.create()  # delayed messages: what is unflushed comes into the tables many pages at once
     while checkpointer._bulk is None:
         assert not store_of(stage).commit_takes_long
         stage.send(queue, TEXT, delay_us=SECOND_US)

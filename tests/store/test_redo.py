@@ -1,4 +1,4 @@
-"""The redo log: a batch of young messages is one record and no transaction, and nobody sees the difference."""
+"""The redo log: a batch of unflushed messages is one record and no transaction, and nobody sees the difference."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ from veilmq.store.sqlite.tools.backup import backup
 from veilmq.store.sqlite.tools.integrity import check
 
 
-def test_a_life_of_a_young_message_is_no_transaction(stage: Stage) -> None:
+def test_a_life_of_a_unflushed_message_is_no_transaction(stage: Stage) -> None:
     queue = started(stage)
     before = wal_pages(stage)
     stage.send(queue, "short")

@@ -188,15 +188,15 @@ class TestReleasedFile:
         assert bodies(stage.receive(line, 10)) == ["b: second", "a: in flight", "a: waits"]
         assert "x: delayed" in bodies(stage.receive(tenants, 10))
 
-    def test_young_messages_are_where_they_were(self, stage: Stage, recorded: Any) -> None:
-        young = MAKE["YOUNG"]
-        assert stage.counts(young) == (1, 0, 1)
-        (plain,) = stage.receive(young, 10)
+    def test_unflushed_messages_are_where_they_were(self, stage: Stage, recorded: Any) -> None:
+        unflushed = MAKE["UNFLUSHED"]
+        assert stage.counts(unflushed) == (1, 0, 1)
+        (plain,) = stage.receive(unflushed, 10)
         assert (plain.body, plain.extras.type, plain.receive_count) == ("plain", "plain", 1)
-        expect(stage.delete(young, recorded.handles["young"]), Deleted)
-        expect(stage.delete(young, plain.handle), Deleted)
+        expect(stage.delete(unflushed, recorded.handles["unflushed"]), Deleted)
+        expect(stage.delete(unflushed, plain.handle), Deleted)
         stage.reopen()
-        assert stage.counts(young) == (0, 0, 0)
+        assert stage.counts(unflushed) == (0, 0, 0)
 
     def test_what_is_new_goes_on_from_where_it_was(self, stage: Stage, recorded: Any) -> None:
         last = recorded.events[-1]["offset"]

@@ -58,11 +58,11 @@ def dead(stage: Stage, queue: QueueKey) -> None:
     stage.sweep_once()
 
 
-def young(stage: Stage, queue: QueueKey) -> None:
+def unflushed(stage: Stage, queue: QueueKey) -> None:
     stage.receive(queue, MANY // 2, lease_us=HOUR_US)
 
 
-@pytest.mark.parametrize("before", [returned, dropped, dead, young])
+@pytest.mark.parametrize("before", [returned, dropped, dead, unflushed])
 def test_a_step_of_a_sweep_takes_few_turns(tmp_path: Path, before: Callable[[Stage, QueueKey], None]) -> None:
     stage = Stage(SqliteFactory(tmp_path / "data"))
     queue = stage.create(retention_us=DAY_US)
@@ -78,6 +78,6 @@ def test_a_step_of_a_sweep_takes_few_turns(tmp_path: Path, before: Callable[[Sta
     connection.trace_v2(SQLITE_TRACE_STMT | SQLITE_TRACE_ROW, turn)
     steps = stage.sweep_once().steps
     connection.trace_v2(0, None)
-    assert before is young or steps >= 100
+    assert before is unflushed or steps >= 100
     assert turns <= 60
     stage.store.close()

@@ -34,7 +34,7 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
     plans.load(connection, loaded)
     log = redo.Redo(directory.redo, options, key)
     writer = Writer(connection, loaded, topics.load(connection), mark, ReceiptKey(key), log)
-    writer.nursery.count(loaded)
+    writer.memtable.count(loaded)
     return writer, snapshots.load(connection)
 
 

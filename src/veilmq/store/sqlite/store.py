@@ -71,7 +71,7 @@ from veilmq.store.sqlite.disk.connections import (
 from veilmq.store.sqlite.leases import handles, receives
 from veilmq.store.sqlite.loading import load
 from veilmq.store.sqlite.messages import groups, sends
-from veilmq.store.sqlite.messages.promotion import promote
+from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
 from veilmq.store.sqlite.settings import listing, plans, queue_commands, topic_commands
@@ -103,11 +103,11 @@ def _each(handler: Handler) -> GroupHandler:
     return lambda writer, commands: [handler(writer, command) for command in commands]
 
 
-def _promoted(handler: Handler) -> GroupHandler:
+def _flushed(handler: Handler) -> GroupHandler:
     """The same, of commands that need every message in the tables."""
 
     def handle(writer: Writer, commands: list[Any]) -> list[Outcome]:
-        promote(writer)
+        flush(writer)
         return [handler(writer, command) for command in commands]
 
     return handle
@@ -189,11 +189,11 @@ class SqliteStore:
         """
         return {
             CreateQueue: _each(queue_commands.create),
-            ChangeQueue: _promoted(queue_commands.change),
-            SuggestPlan: _promoted(plans.suggest),
-            RevertPlan: _promoted(plans.revert),
-            StartMove: _promoted(moves.start),
-            CancelMove: _promoted(moves.cancel),
+            ChangeQueue: _flushed(queue_commands.change),
+            SuggestPlan: _flushed(plans.suggest),
+            RevertPlan: _flushed(plans.revert),
+            StartMove: _flushed(moves.start),
+            CancelMove: _flushed(moves.cancel),
             CreateTopic: _each(topic_commands.create),
             ChangeTopic: _each(topic_commands.change),
             Subscribe: _each(topic_commands.subscribe),
@@ -203,17 +203,17 @@ class SqliteStore:
             Delete: handles.delete_all,
             Extend: handles.extend_all,
             Undeliver: _each(handles.undeliver),
-            Sweep: _promoted(self._sweep),
+            Sweep: _flushed(self._sweep),
             Receive: _each(receives.receive),
-            PurgeQueue: _promoted(queue_commands.purge),
-            DeleteQueue: _promoted(queue_commands.delete),
+            PurgeQueue: _flushed(queue_commands.purge),
+            DeleteQueue: _flushed(queue_commands.delete),
             DescribeQueue: _each(queue_commands.describe),
             ListQueues: _each(listing.list_queues),
             ListMoves: _each(moves.list_moves),
             RecordPolls: _each(sweeps.record_polls),
             RecordPush: _each(topic_commands.record_push),
-            Unsubscribe: _promoted(topic_commands.unsubscribe),
-            DeleteTopic: _promoted(topic_commands.delete),
+            Unsubscribe: _flushed(topic_commands.unsubscribe),
+            DeleteTopic: _flushed(topic_commands.delete),
             DescribeTopic: _each(topic_commands.describe),
             ListTopics: _each(topic_commands.list_topics),
             DescribeSubscription: _each(topic_commands.describe_subscription),
@@ -258,8 +258,8 @@ class SqliteStore:
 
     def _finish(self) -> None:
         """End the batch's statements; what it changed of message groups comes last."""
-        if self._writer.nursery.is_full:
-            promote(self._writer)
+        if self._writer.memtable.is_full:
+            flush(self._writer)
         if self._writer.queues.unsettled:
             groups.settle_all(self._writer)
         self._writer.finish()
@@ -401,21 +401,21 @@ class SqliteStore:
             self.directory.close()
 
     def _settle(self) -> None:
-        """Promote all, at the start, because what was read from disk is judged in the tables, and at the end.
+        """Flush all, at the start, because what was read from disk is judged in the tables, and at the end.
 
         On a full disk they stay in their journal. Raises what any other error is, and nothing is known then.
         """
         writer = self._writer
         try:
             writer.settle()
-            if not writer.nursery.batches:
+            if not writer.memtable.batches:
                 return
             writer.begin(Instant(0))
-            promote(writer)
+            flush(writer)
             writer.finish()
             writer.commit()
         except apsw.FullError as error:
-            logger.warning("young messages stay in their journal: %s", error)
+            logger.warning("unflushed messages stay in their journal: %s", error)
             writer.rollback()
             self._relieve()
 

@@ -1,1 +1,1 @@
-"""The open batch, and the state in memory that rolls back with it: queues, topics, young messages."""
+"""The open batch, and the state in memory that rolls back with it: queues, topics, unflushed messages."""

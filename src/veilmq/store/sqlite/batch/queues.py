@@ -17,7 +17,7 @@ from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.plan import NO_PLAN
 from veilmq.model.queue import PRIORITY_MAX, QueueCounts, QueueInfo, QueueKey, QueueSettings, RedrivePolicy
 from veilmq.store.sqlite.batch.names import OrderedNames
-from veilmq.store.sqlite.batch.young import Young
+from veilmq.store.sqlite.batch.unflushed import Unflushed
 
 SETTINGS_DECODER: Final = msgspec.msgpack.Decoder(QueueSettings)
 SETTINGS_ENCODER: Final = msgspec.msgpack.Encoder()
@@ -55,9 +55,9 @@ class LiveQueue:
         "ready",
         "returned",
         "settings",
+        "unflushed",
         "visible",
         "woken",
-        "young",
     )
 
     def __init__(
@@ -75,10 +75,11 @@ class LiveQueue:
         """By priority: the last sequence that was claimed from that line."""
         self.ready: dict[int, int] = {}
         """By priority: messages in that line beyond its cursor."""
-        self.young: dict[int, deque[Young]] = {}
-        """By priority: what waits in memory beside the line that the tables hold, in one order with it (young.py)."""
+        self.unflushed: dict[int, deque[Unflushed]] = {}
+        """By priority: what waits in memory beside the line that the tables hold, in one order with it
+        (unflushed.py)."""
         self.visible = 0
-        """All that a claim could take: in the lines, young, and returned."""
+        """All that a claim could take: in the lines, unflushed, and returned."""
         self.returned = 0
         self.delayed = 0
         self.in_flight = 0

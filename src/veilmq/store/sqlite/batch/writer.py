@@ -26,11 +26,11 @@ from veilmq.model.instant import Instant
 from veilmq.model.message_type import MessageTypes
 from veilmq.model.queue import QueueKey
 from veilmq.model.receipt import ReceiptKey
-from veilmq.store.sqlite.batch.nursery import Nursery
+from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.disk.connections import verdict
 from veilmq.store.sqlite.disk.inserts import Row, insert_rows
-from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_NURSERY, UPDATE_MARK, Contents, Entry, Redo, settle
+from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Contents, Entry, Redo, settle
 from veilmq.store.sqlite.disk.redo_presence import note_size
 from veilmq.store.topics import Topics
 
@@ -94,8 +94,8 @@ class Writer:
         self.topics = topics
         self.mark = mark
         self.receipts = receipts
-        self.nursery = Nursery()
-        self.nursery.restore(connection, queues)
+        self.memtable = Memtable()
+        self.memtable.restore(connection, queues)
         self.now = Instant(mark.clock)
         self.disorder = 0
         """How many places a message may be out of its order, on purpose."""
@@ -153,7 +153,7 @@ class Writer:
         self.wrote = False
         self.returned = self.detours = 0
         self.events = []
-        self.nursery.begin_batch()
+        self.memtable.begin_batch()
         self._touched = {}
         self._undo = []
         self._last_key = self._last_origin = None
@@ -167,14 +167,14 @@ class Writer:
             packed = self._encoder.encode(self.events)
             count = len(self.events)
             row = (self.mark.offset, count, self.now, self.history_bytes, SCHEMA_VERSION, packed)
-            born = self.nursery.end_batch(count)
+            born = self.memtable.end_batch(count)
             self.mark.offset += count
             self.history_bytes += len(packed)
             if not self.wrote and self._goes_into_redo(row, born):
                 return
             self.write(INSERT_HISTORY, row)
             if born:
-                self.write(INSERT_NURSERY, (row[0], self._encoder.encode(born)))
+                self.write(INSERT_MEMTABLE, (row[0], self._encoder.encode(born)))
         if not self.wrote:
             self._end_transaction("ROLLBACK")
             self.open = False
@@ -205,7 +205,7 @@ class Writer:
             self.redo.append(entry, record)
             with self._gate:
                 self.redo.unsettled.append(entry)
-                self.redo.dead.update(self.nursery.died)
+                self.redo.dead.update(self.memtable.died)
         self.open = False
 
     def _transact(self) -> None:
@@ -321,9 +321,9 @@ class Writer:
         self._touched = {}
         self.mark, self.history_bytes = self._saved
         self.events = []
-        if self.nursery.changed:
+        if self.memtable.changed:
             with self._gate:
-                self.nursery.restore(self.connection, self.queues, self.redo.unsettled)
+                self.memtable.restore(self.connection, self.queues, self.redo.unsettled)
 
     def touch(self, queue: LiveQueue) -> None:
         """Call before changing anything of the queue in memory."""

@@ -1,7 +1,7 @@
 """The redo log: committed batches that the database does not have yet.
 
-Strategy: a batch that changed no table, because all its messages are young, is one record of this file: its events, the
-messages that it sent, and the mark. One synced write makes it durable, at half the price of a transaction. The
+Strategy: a batch that changed no table, because all its messages are unflushed, is one record of this file: its events,
+the messages that it sent, and the mark. One synced write makes it durable, at half the price of a transaction. The
 database gets it soon, in a transaction of its own: before the next batch that needs a table, before anybody reads, at
 each sweep, at the end, and after a kill at the next start (`settle`, `Writer.settle`). Until then records follow one
 another; once a synced transaction has them all they begin anew at the start of the file, which never grows: a batch
@@ -34,7 +34,7 @@ from veilmq.store.sqlite.disk.redo_file import RedoFile, open_file
 from veilmq.store.sqlite.disk.redo_presence import ahead, is_given_up, note_size
 
 INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
-INSERT_NURSERY: Final = "INSERT INTO nursery VALUES (?, ?)"
+INSERT_MEMTABLE: Final = "INSERT INTO memtable VALUES (?, ?)"
 UPDATE_MARK: Final = "UPDATE mark SET clock = ?, sequence = ?, generation = ?, offset = ?"
 _HEAD: Final = struct.Struct("<II")
 _END: Final = bytes(_HEAD.size)
@@ -84,7 +84,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     events: bytes
     """As the history has them."""
     born: list[Contents]
-    """The young messages that the batch sent."""
+    """The unflushed messages that the batch sent."""
 
     @property
     def following(self) -> int:
@@ -132,7 +132,7 @@ class Redo:
         self.unsettled: list[Entry] = []
         """Those that the database does not have, oldest first."""
         self.dead: set[int] = set()
-        """Sequences of young messages whose deletion is in an entry or before."""
+        """Sequences of unflushed messages whose deletion is in an entry or before."""
         self._seed = crc32(key)
         self._path, self._options = path, options
         self._size = options.redo_bytes
@@ -213,7 +213,7 @@ def settle(execute: Execute, entries: Sequence[Entry], dead: Container[int] = ()
     for each in entries:
         alive = [contents for contents in each.born if contents.sequence not in dead]
         if alive:
-            execute(INSERT_NURSERY, (each.offset, _ENCODE(alive)))
+            execute(INSERT_MEMTABLE, (each.offset, _ENCODE(alive)))
     last = entries[-1]
     execute(UPDATE_MARK, (last.at, last.sequence, last.generation, last.following))
 

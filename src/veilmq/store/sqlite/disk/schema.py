@@ -212,7 +212,7 @@ CREATE TABLE retiming (
     sequence    INTEGER NOT NULL     -- and its sequence
 ) STRICT;
 
-CREATE TABLE nursery (
+CREATE TABLE memtable (
     offset   INTEGER PRIMARY KEY,    -- of the first event of the batch that sent them
     messages BLOB NOT NULL           -- msgpack of a list of rows of `message`, as they were then
 ) STRICT;

@@ -1,10 +1,10 @@
 """Receives: lease the first visible messages.
 
-Strategy: the candidates are the head of each line beyond its cursor, the young ones, and the returned ones. Of those
-with the lowest priority the one goes first that has been visible longest (`Candidate.turn`): what was given back waits
-behind what waited already, so that no message keeps others waiting for ever. A candidate that turns out dead, damaged
-or due for the dead-letter queue is dealt with on the way and the next one takes its place, within a bound; what the
-bound leaves is met by the next claim.
+Strategy: the candidates are the head of each line beyond its cursor, the unflushed ones, and the returned ones. Of
+those with the lowest priority the one goes first that has been visible longest (`Candidate.turn`): what was given back
+waits behind what waited already, so that no message keeps others waiting for ever. A candidate that turns out dead,
+damaged or due for the dead-letter queue is dealt with on the way and the next one takes its place, within a bound; what
+the bound leaves is met by the next claim.
 """
 
 from collections import deque
@@ -25,15 +25,15 @@ from veilmq.model.queue import RedrivePolicy
 from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.batch.extras import intact, with_failure
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.unflushed import Unflushed
 from veilmq.store.sqlite.batch.writer import INSERT_LEASE, LEASE_COLUMNS, Writer
-from veilmq.store.sqlite.batch.young import Young
 from veilmq.store.sqlite.disk.inserts import Row
 from veilmq.store.sqlite.leases.disorder import disordered
 from veilmq.store.sqlite.leases.terms import Terms
-from veilmq.store.sqlite.leases.young_leases import lease_young
+from veilmq.store.sqlite.leases.unflushed_leases import lease_unflushed
 from veilmq.store.sqlite.messages.endings import dead_letter, expire, look_for_due, quarantine
+from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.messages.places import MANY, Place, numbers
-from veilmq.store.sqlite.messages.promotion import promote
 
 DETOURS_MAX: Final = 64
 """Candidates that one receive may drop, quarantine or dead-letter on its way."""
@@ -137,21 +137,21 @@ def receive(writer: Writer, command: Receive) -> Outcome:
         return capped(queue, wait_us)
     if not queue.visible:
         return Received([], wait_us)
-    if queue.young and (writer.now >= queue.next_expiry or writer.disorder or writer.nursery.unjudged):
-        promote(writer)
+    if queue.unflushed and (writer.now >= queue.next_expiry or writer.disorder or writer.memtable.unjudged):
+        flush(writer)
     line = _sole_line(queue)
     if line is not None:
-        young = lease_young(writer, queue, command, line, wanted)
+        unflushed = lease_unflushed(writer, queue, command, line, wanted)
         if queue.next_due <= writer.now:  # what is leased for no time comes back as any other message
-            promote(writer, writer.next_offset - 1)
-        return Received(young, wait_us, queue.settings.xml_body, wanted < command.count_max)
+            flush(writer, writer.next_offset - 1)
+        return Received(unflushed, wait_us, queue.settings.xml_body, wanted < command.count_max)
     granting = Granting(writer, queue, command)
     granted = granting.granted
     while len(granted) < wanted and queue.visible and granting.detours_left > 0:
         if not _take(granting, writer, queue, command, wanted - len(granted)):
             break
     if queue.next_due <= writer.now:
-        promote(writer, granting.given_back)
+        flush(writer, granting.given_back)
     if granting.detours_left <= 0 and queue.visible:
         queue.woken += 1
     return Received(granted, wait_us, queue.settings.xml_body, wanted < command.count_max)
@@ -175,52 +175,52 @@ def capped(queue: LiveQueue, wait_us: int) -> Received | InFlightFull:
     return Received([], wait_us, capped=True) if wait_us else InFlightFull(queue=str(queue.key), limit=queue.cap)
 
 
-def _sole_line(queue: LiveQueue) -> "deque[Young] | None":
-    """The line of young messages that holds all that is visible, if one does."""
-    if queue.returned or len(queue.young) != 1 or any(queue.ready.values()):
+def _sole_line(queue: LiveQueue) -> "deque[Unflushed] | None":
+    """The line of unflushed messages that holds all that is visible, if one does."""
+    if queue.returned or len(queue.unflushed) != 1 or any(queue.ready.values()):
         return None
-    (line,) = queue.young.values()
+    (line,) = queue.unflushed.values()
     return line
 
 
 def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Receive, count: int) -> bool:
     """Lease the first `count` messages, wherever they are; False if there was none."""
-    found: Sequence[Candidate | Young]
+    found: Sequence[Candidate | Unflushed]
     if writer.disorder:
         held = list(_by_turns(_lined(writer, queue, count + writer.disorder), writer, queue, count + writer.disorder))
         found = disordered(writer, queue, held, count, writer.disorder)
     else:
-        lined: list[Candidate | Young] = [*_lined(writer, queue, count)]
-        if queue.young:
-            lined += [each for line in queue.young.values() for each in islice(line, count)]
+        lined: list[Candidate | Unflushed] = [*_lined(writer, queue, count)]
+        if queue.unflushed:
+            lined += [each for line in queue.unflushed.values() for each in islice(line, count)]
             lined.sort(key=_order)
         found = _by_turns(lined, writer, queue, count) if queue.returned else lined[:count]
     for candidate in found:
-        if isinstance(candidate, Young):
-            waiting = queue.young.get(candidate.contents.priority)
-            if not waiting or waiting[0] is not candidate:  # one on the way had all promoted
+        if isinstance(candidate, Unflushed):
+            waiting = queue.unflushed.get(candidate.contents.priority)
+            if not waiting or waiting[0] is not candidate:  # one on the way had all flushed
                 break
-            granting.granted += lease_young(writer, queue, command, waiting, 1)
+            granting.granted += lease_unflushed(writer, queue, command, waiting, 1)
         elif not granting.take(candidate) and granting.detours_left <= 0:
             break
     granting.write()
     return bool(found)
 
 
-def _order(candidate: Candidate | Young) -> tuple[int, int]:
+def _order(candidate: Candidate | Unflushed) -> tuple[int, int]:
     """Of what stands in lines."""
-    found = candidate.contents if isinstance(candidate, Young) else candidate
+    found = candidate.contents if isinstance(candidate, Unflushed) else candidate
     return found.priority, found.sequence
 
 
-def _turn(candidate: Candidate | Young) -> Turn:
-    if isinstance(candidate, Young):
+def _turn(candidate: Candidate | Unflushed) -> Turn:
+    if isinstance(candidate, Unflushed):
         contents = candidate.contents
         return contents.priority, contents.sent, 0, contents.sequence
     return candidate.turn()
 
 
-Waiting = TypeVar("Waiting", Candidate, Candidate | Young)
+Waiting = TypeVar("Waiting", Candidate, Candidate | Unflushed)
 
 
 def _by_turns(lined: Iterable[Waiting], writer: Writer, queue: LiveQueue, count: int) -> list[Waiting]:

@@ -28,7 +28,7 @@ from veilmq.store.sqlite.batch.extras import pack_failure
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import INSERT_LEASE, Writer
 from veilmq.store.sqlite.leases.group_leases import line_aside, may_extend
-from veilmq.store.sqlite.leases.young_leases import delete_young
+from veilmq.store.sqlite.leases.unflushed_leases import delete_unflushed
 from veilmq.store.sqlite.messages.endings import end_lease, error_detail, expire, remove_rows
 from veilmq.store.sqlite.messages.places import (
     MANY,
@@ -100,11 +100,11 @@ class Places:
 def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
     """Delete the messages whose handles are current."""
     start = len(writer.events)
-    others = delete_young(writer, commands)
+    others = delete_unflushed(writer, commands)
     outcomes: list[Outcome] = [_DONE] * len(commands)
     if not others:
         return outcomes
-    died_young = {event.sequence: event for event in writer.events[start:]}
+    died_unflushed = {event.sequence: event for event in writer.events[start:]}
     leaving: list[int] = []
     places = Places(writer, [receipt for _, receipt in others])
     find, events, now = places.find, writer.events, writer.now
@@ -112,7 +112,7 @@ def delete_all(writer: Writer, commands: Sequence[Delete]) -> list[Outcome]:
         command = commands[number]
         found = find(command, receipt)
         if isinstance(found, VeilError):
-            died = None if receipt is None else died_young.get(receipt.sequence)
+            died = None if receipt is None else died_unflushed.get(receipt.sequence)
             outcomes[number] = _refused(writer, Kind.DELETE_REFUSED, command, receipt, found, died)
             continue
         queue, place = found
@@ -252,7 +252,7 @@ def _refused(
 ) -> VeilError:
     """Record a refusal that tells of a race; a handle that is not genuine tells nothing.
 
-    died: the message's deletion, if it has just died young: no table held it.
+    died: the message's deletion, if it has just died unflushed: no table held it.
     """
     reason = _REASONS.get(type(error))
     if reason is not None and receipt is not None:

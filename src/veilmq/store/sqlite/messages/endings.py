@@ -17,9 +17,9 @@ from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.batch.extras import pack_extras, read_extras, with_failure
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import INSERT_LEASE, INSERT_MESSAGE, Writer
+from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.messages.groups import is_grouped, join
 from veilmq.store.sqlite.messages.places import MANY, Place, event_of, numbers, uncount
-from veilmq.store.sqlite.messages.promotion import promote
 from veilmq.store.sqlite.messages.sends import detail_of
 
 RETURNS_OF_BATCH: Final = 1_024
@@ -58,7 +58,7 @@ _DUE_DECODER: Final = msgspec.json.Decoder(list[_Due])
 def look_for_due(writer: Writer, queue: LiveQueue, count_max: int) -> None:
     """`return_due` for one of many commands that look at the same time: of a batch, the first find most of what there
     is, and the others no more than they need."""
-    promote(writer)
+    flush(writer)
     room = max(RETURNS_OF_BATCH - writer.returned, RETURNS_MIN)
     writer.returned += return_due(writer, queue, min(count_max, room))
 

@@ -26,7 +26,7 @@ from veilmq.model.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch.queues import LINES_MAX, Groups, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.inserts import Row
-from veilmq.store.sqlite.messages.promotion import promote
+from veilmq.store.sqlite.messages.flush import flush
 
 _FIND: Final = (
     "SELECT g.name, g.number, g.free IS NULL OR g.since >= ? FROM carray(?) c CROSS JOIN message_group g"
@@ -143,7 +143,7 @@ def join(writer: Writer, queue: LiveQueue, name: str, sequence: int, *, aside: b
 def groups_of(writer: Writer, queue: LiveQueue) -> Groups:
     """The queue's groups; a standard queue gets them with its first message of a group."""
     if queue.groups is None:
-        promote(writer)
+        flush(writer)
         queue.groups = Groups(queue, writer.queues.unsettled)
         writer.undo(lambda: _forget(writer, queue))
     return queue.groups

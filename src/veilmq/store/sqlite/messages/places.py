@@ -15,7 +15,7 @@ from veilmq.model.events import Event, LeaseEnding
 from veilmq.model.instant import Instant
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.messages.promotion import promote_named
+from veilmq.store.sqlite.messages.flush import flush_named
 
 
 class Place(msgspec.Struct, array_like=True, gc=False):
@@ -71,9 +71,9 @@ that one's turn is over (`sys.setswitchinterval`).
 def find_places(writer: Writer, sequences: Sequence[int]) -> dict[int, Place]:
     """Where the messages are, by sequence; those that are gone are missing, those of dead generations are not.
 
-    If one of them is young, it is promoted, and so are all.
+    If one of them is unflushed, it is flushed, and so are all.
     """
-    promote_named(writer, sequences)
+    flush_named(writer, sequences)
     if len(sequences) < MANY:
         rows = writer.read(_PLACES, (numbers(sequences),))
         return {row[1]: Place(*row) for row in rows}

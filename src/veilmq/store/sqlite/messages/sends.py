@@ -1,8 +1,8 @@
 """Sends: append to the line, or hide until the delay ends.
 
-Strategy: a message like most begins young (young.py); any other costs one row, of `message`, or two if it is delayed.
-Each costs one event. Rows are gathered and written at the end, and what the messages of a wire batch have in common is
-asked once.
+Strategy: a message like most begins unflushed (unflushed.py); any other costs one row, of `message`, or two if it is
+delayed. Each costs one event. Rows are gathered and written at the end, and what the messages of a wire batch have in
+common is asked once.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from veilmq.model.outcomes import Outcome, Sent
 from veilmq.model.queue import PRIORITY_DEFAULT, QueueSettings, XmlBody
 from veilmq.model.xml_bodies import decode_xml_body
 from veilmq.store.sqlite.batch.extras import pack_extras
-from veilmq.store.sqlite.batch.nursery import DEPTH_MAX, MESSAGE_BYTES_MAX
+from veilmq.store.sqlite.batch.memtable import DEPTH_MAX, MESSAGE_BYTES_MAX
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.unflushed import Unflushed
 from veilmq.store.sqlite.batch.writer import INSERT_LEASE, INSERT_MESSAGE, Writer
-from veilmq.store.sqlite.batch.young import Young
 from veilmq.store.sqlite.disk.inserts import Row
 from veilmq.store.sqlite.disk.redo import Contents
 from veilmq.store.sqlite.messages.fifo_sends import send_fifo
@@ -98,7 +98,7 @@ class _Appending:
         self._messages: list[Contents] = []
         self._hidden: list[Row] = []
         self._depth = 0 if writer.disorder else DEPTH_MAX
-        """In a queue that is no deeper, a message like most begins young."""
+        """In a queue that is no deeper, a message like most begins unflushed."""
         self._queue: LiveQueue | None = None
         self._sender: Origin | None = None
 
@@ -145,7 +145,7 @@ class _Appending:
             and queue.visible < self._depth
             and (size_bytes := contents.size_bytes) <= MESSAGE_BYTES_MAX
         ):
-            writer.nursery.add(queue, Young(contents, extras), size_bytes)
+            writer.memtable.add(queue, Unflushed(contents, extras), size_bytes)
             queue.visible += 1
             queue.woken += 1
         else:

@@ -15,7 +15,7 @@ from veilmq.model.message import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.store.sqlite.batch.extras import intact, with_failure
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
-from veilmq.store.sqlite.batch.young import Young, replay
+from veilmq.store.sqlite.batch.unflushed import Unflushed, replay
 from veilmq.store.sqlite.leases.claims import RETURNS_MAX
 from veilmq.store.sqlite.messages.places import numbers
 from veilmq.store.sqlite.reading.group_peeks import next_in_groups
@@ -52,9 +52,9 @@ def peek(connection: apsw.Connection, queues: Queues, command: Peek, now: Instan
     if queue is None:
         return QueueMissing(queue=str(command.queue))
     generation, retention_us, count = queue.generation, queue.settings.retention_us, command.count_max
-    young = replay(connection, generation).values()
-    rows = [_row(each) for each in young if _is_shown(each, retention_us, now)]
-    if queue.groups is not None and not rows:  # with young messages, it had no groups yet
+    unflushed = replay(connection, generation).values()
+    rows = [_row(each) for each in unflushed if _is_shown(each, retention_us, now)]
+    if queue.groups is not None and not rows:  # with unflushed messages, it had no groups yet
         return _peek_groups(connection, queue, command, now)
     for priority in sorted(queue.ready):
         cursor = queue.cursors.get(priority, 0)
@@ -71,16 +71,16 @@ def _turn(row: tuple[Any, ...]) -> tuple[int, int, int, int]:
     return row[4], row[11], row[12], row[0]
 
 
-def _is_shown(young: Young, retention_us: int, now: Instant) -> bool:
-    return young.expires(retention_us) > now and (not young.leased or young.due <= now)
+def _is_shown(unflushed: Unflushed, retention_us: int, now: Instant) -> bool:
+    return unflushed.expires(retention_us) > now and (not unflushed.leased or unflushed.due <= now)
 
 
-def _row(young: Young) -> tuple[Any, ...]:
+def _row(unflushed: Unflushed) -> tuple[Any, ...]:
     """As the selects give it."""
-    found, first = young.contents, young.granted if young.leased else None
+    found, first = unflushed.contents, unflushed.granted if unflushed.leased else None
     return (
         found.sequence, found.id, found.sent, found.own_expiry, found.priority, found.sender, found.packed, found.md5,
-        found.body, int(young.leased), first, young.due if young.leased else found.sent, 0, None,
+        found.body, int(unflushed.leased), first, unflushed.due if unflushed.leased else found.sent, 0, None,
     )  # fmt: skip
 
 

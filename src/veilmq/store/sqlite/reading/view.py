@@ -18,7 +18,7 @@ from veilmq.model.queue import QueueKey
 from veilmq.store.reader import Held, QueueState, StoredQueue
 from veilmq.store.sqlite.batch.extras import read_extras
 from veilmq.store.sqlite.batch.queues import LINES_MAX, SETTINGS_DECODER, LiveQueue
-from veilmq.store.sqlite.batch.young import Young, replay
+from veilmq.store.sqlite.batch.unflushed import Unflushed, replay
 from veilmq.store.sqlite.reading import history
 from veilmq.store.sqlite.upkeep import moves, snapshots
 
@@ -85,8 +85,8 @@ class SqliteView:
     def visible(self, queue: QueueState, behind: int, limit: int) -> list[Held]:
         """See `View.visible`."""
         assert isinstance(queue, LiveQueue)
-        young = replay(self._connection, queue.generation).values()
-        rows = [_held(each) for each in young if not each.leased and each.contents.sequence > behind]
+        unflushed = replay(self._connection, queue.generation).values()
+        rows = [_held(each) for each in unflushed if not each.leased and each.contents.sequence > behind]
         for line in list(queue.ready):
             start = max(behind, queue.cursors.get(line, 0))
             rows += self._connection.execute(_READY, (queue.generation, line, start, limit)).fetchall()
@@ -103,18 +103,20 @@ class SqliteView:
         rows: list[tuple[Any, ...]] = self._connection.execute(
             _HIDDEN, (queue.generation, due, sequence, limit)
         ).fetchall()
-        young = replay(self._connection, queue.generation).values()
-        rows += [_held(each) for each in young if each.leased and (each.due, each.contents.sequence) > (due, sequence)]
+        unflushed = replay(self._connection, queue.generation).values()
+        rows += [
+            _held(each) for each in unflushed if each.leased and (each.due, each.contents.sequence) > (due, sequence)
+        ]
         return [_shown(row) for row in sorted(rows, key=itemgetter(_DUE, 0))[:limit]]
 
     def oldest_sent(self, queues: Iterable[tuple[QueueState, list[int]]]) -> dict[int, int]:
         """See `View.oldest_sent`: a few index seeks a queue."""
         found = {}
-        young = oldest_young(self._connection)
+        unflushed = oldest_unflushed(self._connection)
         for queue, lines in queues:
             assert isinstance(queue, LiveQueue)
             if queue.visible or queue.in_flight:
-                each = (oldest_sent(self._connection, queue.generation, lines), young.get(queue.generation))
+                each = (oldest_sent(self._connection, queue.generation, lines), unflushed.get(queue.generation))
                 sent = min((instant for instant in each if instant is not None), default=None)
                 if sent is not None:
                     found[queue.incarnation] = sent
@@ -143,7 +145,7 @@ class SqliteView:
     def live_messages(self) -> Iterator[tuple[Any, ...]]:
         """See `View.live_messages`."""
         held: Iterator[tuple[Any, ...]] = self._connection.cursor().execute(_LIVE)
-        return merge(held, _live_young(self._connection), key=itemgetter(1))
+        return merge(held, _live_unflushed(self._connection), key=itemgetter(1))
 
     def incarnations(self, account: str) -> list[tuple[int, str]]:
         """See `View.incarnations`."""
@@ -214,17 +216,19 @@ def _shown(row: tuple[Any, ...]) -> Held:
     return Held(*cells)
 
 
-def _held(young: Young) -> tuple[Any, ...]:
-    """A young message as the selects give others."""
-    found = young.contents
-    lease = (1, 0, 1, young.due, young.granted, young.granted) if young.leased else (None,) * 6
+def _held(unflushed: Unflushed) -> tuple[Any, ...]:
+    """An unflushed message as the selects give others."""
+    found = unflushed.contents
+    lease = (1, 0, 1, unflushed.due, unflushed.granted, unflushed.granted) if unflushed.leased else (None,) * 6
     message = (found.sequence, found.id, found.priority, found.sent, found.own_expiry, found.sender, found.packed)
     return (*message, len(found.body), *lease)
 
 
-def oldest_young(connection: apsw.Connection) -> dict[int, int]:
-    """When the oldest young message of each queue was sent, by generation: `oldest_sent` does not see them."""
-    return {young.contents.generation: young.contents.sent for young in reversed(replay(connection).values())}
+def oldest_unflushed(connection: apsw.Connection) -> dict[int, int]:
+    """When the oldest unflushed message of each queue was sent, by generation: `oldest_sent` does not see them."""
+    return {
+        unflushed.contents.generation: unflushed.contents.sent for unflushed in reversed(replay(connection).values())
+    }
 
 
 def oldest_sent(connection: apsw.Connection, generation: int, lines: list[int]) -> int | None:
@@ -239,13 +243,13 @@ def oldest_sent(connection: apsw.Connection, generation: int, lines: list[int]) 
     return min((sent for (sent,) in found), default=None)
 
 
-def _live_young(connection: apsw.Connection) -> Iterator[tuple[Any, ...]]:
+def _live_unflushed(connection: apsw.Connection) -> Iterator[tuple[Any, ...]]:
     incarnations = dict(connection.execute("SELECT generation, incarnation FROM queue WHERE deleted IS NULL"))
-    for young in replay(connection).values():
-        found = young.contents
+    for unflushed in replay(connection).values():
+        found = unflushed.contents
         incarnation = incarnations.get(found.generation)
         if incarnation is None:
             continue
-        lease = (1, 0, 1, young.due, young.granted, young.granted) if young.leased else (None,) * 6
+        lease = (1, 0, 1, unflushed.due, unflushed.granted, unflushed.granted) if unflushed.leased else (None,) * 6
         message = (found.sequence, found.id, found.priority, found.sent, found.own_expiry, found.group, found.type)
         yield (incarnation, *message, len(found.body), *lease, None)

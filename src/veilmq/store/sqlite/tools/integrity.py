@@ -23,7 +23,7 @@ from veilmq.store.options import Options
 from veilmq.store.report import Progress, Report
 from veilmq.store.sqlite.batch.extras import read_extras
 from veilmq.store.sqlite.batch.queues import LINES_MAX
-from veilmq.store.sqlite.batch.young import Young, replay
+from veilmq.store.sqlite.batch.unflushed import Unflushed, replay
 from veilmq.store.sqlite.disk import redo, redo_presence, schema
 from veilmq.store.sqlite.disk.connections import check_version, open_reader
 from veilmq.store.sqlite.disk.redo import Entry
@@ -47,10 +47,10 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
     connection, missing, is_damaged = _open(database)
     try:
         if _check_file(connection, report, progress):
-            young = _young(connection, missing, report)
-            _check_bodies(connection, young, report, progress)
-            _check_rows(connection, young, report, progress)
-            _check_history(connection, missing, young, report, progress)
+            unflushed = _unflushed(connection, missing, report)
+            _check_bodies(connection, unflushed, report, progress)
+            _check_rows(connection, unflushed, report, progress)
+            _check_history(connection, missing, unflushed, report, progress)
         if not is_owner and (reason := redo_presence.loss(database.with_name(REDO), connection)):
             report.add("file", reason)
         if is_damaged:
@@ -91,39 +91,43 @@ def _check_file(connection: apsw.Connection, report: Report, progress: Progress)
     return not report.problems
 
 
-_JOURNAL_ASTRAY: Final = "SELECT offset FROM nursery WHERE offset NOT IN (SELECT offset FROM history)"
+_JOURNAL_ASTRAY: Final = "SELECT offset FROM memtable WHERE offset NOT IN (SELECT offset FROM history)"
 
 
-def _young(connection: apsw.Connection, missing: Sequence[Entry], report: Report) -> list[Young]:
+def _unflushed(connection: apsw.Connection, missing: Sequence[Entry], report: Report) -> list[Unflushed]:
     """The messages that have no rows yet."""
     try:
-        young = replay(connection, unsettled=missing)
+        unflushed = replay(connection, unsettled=missing)
     except (ValueError, RecursionError) as error:
-        report.add("message", f"the journal of young messages cannot be read: {error}")
+        report.add("message", f"the journal of unflushed messages cannot be read: {error}")
         return []
     for (offset,) in connection.execute(_JOURNAL_ASTRAY):
-        report.add("history", f"the journal of young messages has a batch at offset {offset}, and the history has none")
+        report.add(
+            "history", f"the journal of unflushed messages has a batch at offset {offset}, and the history has none"
+        )
     incarnations = _incarnations(connection)
     last = missing[-1].sequence if missing else _count(connection, "SELECT sequence FROM mark")
-    for sequence, each in young.items():
+    for sequence, each in unflushed.items():
         found = each.contents
         if found.generation not in incarnations:
-            report.add("message", f"message {sequence}: in the journal of young messages, but of no queue")
+            report.add("message", f"message {sequence}: in the journal of unflushed messages, but of no queue")
         if connection.execute("SELECT 1 FROM message WHERE sequence = ?", (sequence,)).fetchone():
-            report.add("message", f"message {sequence}: in the journal of young messages and in the tables")
+            report.add("message", f"message {sequence}: in the journal of unflushed messages and in the tables")
         line_is_right = found.line == found.priority and 1 <= found.priority <= LINES_MAX and found.group is None
         if not line_is_right or len(found.md5) != 16 or len(found.id) != 16 or sequence > last:
             report.add("message", f"message {sequence}: impossible values")
-    return list(young.values())
+    return list(unflushed.values())
 
 
-def _check_bodies(connection: apsw.Connection, young: Sequence[Young], report: Report, progress: Progress) -> None:
-    total = _count(connection, "SELECT count(*) FROM message") + len(young)
+def _check_bodies(
+    connection: apsw.Connection, unflushed: Sequence[Unflushed], report: Report, progress: Progress
+) -> None:
+    total = _count(connection, "SELECT count(*) FROM message") + len(unflushed)
     apart = {row[0] for row in connection.execute("SELECT sequence FROM quarantine")}
     for sequence in sorted(apart):
         report.add("quarantine", f"message {sequence} is set apart: its body did not match its MD5 when it was read")
     rows = connection.cursor().execute("SELECT sequence, md5, body, extras FROM message ORDER BY sequence")
-    journal = [(each.sequence, each.md5, each.body, each.packed) for each in (each.contents for each in young)]
+    journal = [(each.sequence, each.md5, each.body, each.packed) for each in (each.contents for each in unflushed)]
     for sequence, expected, body, extras in chain(rows, journal):
         report.messages += 1
         report.body_bytes += len(body)
@@ -243,8 +247,10 @@ _ROWS: Final = (
 )
 
 
-def _check_rows(connection: apsw.Connection, young: Sequence[Young], report: Report, progress: Progress) -> None:
-    report.leases = _count(connection, "SELECT count(*) FROM lease") + sum(each.leased for each in young)
+def _check_rows(
+    connection: apsw.Connection, unflushed: Sequence[Unflushed], report: Report, progress: Progress
+) -> None:
+    report.leases = _count(connection, "SELECT count(*) FROM lease") + sum(each.leased for each in unflushed)
     report.queues = _count(connection, "SELECT count(*) FROM queue WHERE deleted IS NULL")
     for place, (kind, text, query) in enumerate(_ROWS):
         progress("leases", place, len(_ROWS))
@@ -256,7 +262,7 @@ def _check_rows(connection: apsw.Connection, young: Sequence[Young], report: Rep
 def _check_history(
     connection: apsw.Connection,
     missing: Sequence[Entry],
-    young: Sequence[Young],
+    unflushed: Sequence[Unflushed],
     report: Report,
     progress: Progress,
 ) -> None:
@@ -283,7 +289,7 @@ def _check_history(
     if begin is None:
         report.books = f"not checked: the history begins at offset {first}, and holds no snapshot yet"
         return
-    problems = list(books.differences(connection, young))
+    problems = list(books.differences(connection, unflushed))
     for text in problems:
         report.add("books", text)
     report.books = "not balanced" if problems else "balanced"
@@ -337,7 +343,7 @@ class _Books:
             self._balance[queue] += sum(message.quarantined is None for message in held)
             self._met = max(self._met, held[-1].sequence)
 
-    def differences(self, connection: apsw.Connection, young: Sequence[Young]) -> Iterator[str]:
+    def differences(self, connection: apsw.Connection, unflushed: Sequence[Unflushed]) -> Iterator[str]:
         """One text for each queue that holds more or less than it must."""
         rows: list[tuple[Any, ...]] = connection.execute(
             "SELECT q.incarnation, count(*) FROM queue q JOIN message m ON m.generation = q.generation"
@@ -346,7 +352,7 @@ class _Books:
         live: Counter[int] = Counter(dict(rows))
         incarnations = _incarnations(connection)
         live.update(
-            incarnations[each.contents.generation] for each in young if each.contents.generation in incarnations
+            incarnations[each.contents.generation] for each in unflushed if each.contents.generation in incarnations
         )
         names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
         for queue in sorted(self._balance.keys() | live.keys()):

@@ -1,6 +1,6 @@
-"""What young messages live through: a lease, and the deletion by its handle while it lasts.
+"""What unflushed messages live through: a lease, and the deletion by its handle while it lasts.
 
-For anything else they are promoted first.
+For anything else they are flushed first.
 """
 
 from collections import deque
@@ -13,34 +13,36 @@ from veilmq.model.instant import Instant
 from veilmq.model.message import Delivery
 from veilmq.model.receipt import Receipt
 from veilmq.store.sqlite.batch.queues import LiveQueue
+from veilmq.store.sqlite.batch.unflushed import Unflushed
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.batch.young import Young
 from veilmq.store.sqlite.leases.terms import Terms
 
 _DELETED: Final = int(Kind.DELETED)
 _RECEIVED: Final = int(Kind.RECEIVED)
 
 
-def lease_young(writer: Writer, queue: LiveQueue, command: Receive, line: deque[Young], count: int) -> list[Delivery]:
+def lease_unflushed(
+    writer: Writer, queue: LiveQueue, command: Receive, line: deque[Unflushed], count: int
+) -> list[Delivery]:
     """Lease up to `count` messages from the head of a line of the queue. None of them has expired."""
     writer.touch(queue)
-    nursery, seal, events = writer.nursery, writer.receipts.seal, writer.events
-    nursery.changed = True
+    memtable, seal, events = writer.memtable, writer.receipts.seal, writer.events
+    memtable.changed = True
     now, incarnation, origin = writer.now, queue.incarnation, writer.origin(command.origin)
     retention_us = queue.settings.retention_us
     terms = Terms(now, queue, command)
     lease_us, source, due = terms.usual
-    held = nursery.held
+    held = memtable.held
     granted: list[Delivery] = []
     for _ in range(min(count, len(line))):
-        young = line.popleft()
-        contents, extras = young.contents, young.extras
+        unflushed = line.popleft()
+        contents, extras = unflushed.contents, unflushed.extras
         sequence, sent, body = contents.sequence, contents.sent, contents.body
         if not terms.named:
             lease_us, source, due = terms.of(contents.type, extras)
-        young.leased, young.due, young.granted, young.origin = True, due, now, origin
+        unflushed.leased, unflushed.due, unflushed.granted, unflushed.origin = True, due, now, origin
         handle = seal(incarnation, sequence, 1, 0)
-        held[handle] = young
+        held[handle] = unflushed
         if due < queue.next_due:
             writer.queues.lower_due(queue, due)
         events.append(Event(
@@ -57,14 +59,14 @@ def lease_young(writer: Writer, queue: LiveQueue, command: Receive, line: deque[
     return granted
 
 
-def delete_young(writer: Writer, commands: Sequence[Delete]) -> list[tuple[int, Receipt | None]]:
+def delete_unflushed(writer: Writer, commands: Sequence[Delete]) -> list[tuple[int, Receipt | None]]:
     """Delete those whose handles are such; returns the places of the other commands, each with its handle's receipt.
 
-    From the first on that names a young message but cannot delete it here, all are left to who judges them by the
+    From the first on that names an unflushed message but cannot delete it here, all are left to who judges them by the
     tables: they keep their order.
     """
-    nursery = writer.nursery
-    held, messages, died = nursery.held, nursery.messages, nursery.died
+    memtable = writer.memtable
+    held, messages, died = memtable.held, memtable.messages, memtable.died
     events, now = writer.events, writer.now
     others: list[tuple[int, Receipt | None]] = []
     queue: LiveQueue | None = None
@@ -72,17 +74,17 @@ def delete_young(writer: Writer, commands: Sequence[Delete]) -> list[tuple[int, 
     origin = 0
     for place, command in enumerate(commands):
         handle = command.handle
-        young = held.get(handle)
+        unflushed = held.get(handle)
         if command.queue is not key:
             key, sender = command.queue, None
             queue = writer.queue(key)
         if (
-            young is None
+            unflushed is None
             or queue is None
-            or young.contents.generation != queue.generation
-            or now >= young.due
+            or unflushed.contents.generation != queue.generation
+            or now >= unflushed.due
             or now >= queue.next_expiry
-            or (command.message_id is not None and command.message_id != young.contents.id)
+            or (command.message_id is not None and command.message_id != unflushed.contents.id)
         ):
             receipt = writer.receipts.unseal(handle)
             others.append((place, receipt))
@@ -93,14 +95,14 @@ def delete_young(writer: Writer, commands: Sequence[Delete]) -> list[tuple[int, 
             sender = command.origin
             origin = writer.origin(sender)
             writer.touch(queue)
-            nursery.changed = True
-        contents = young.contents
+            memtable.changed = True
+        contents = unflushed.contents
         del held[handle], messages[contents.sequence]
         died.append(contents.sequence)
         queue.woken += queue.in_flight >= queue.cap
         queue.in_flight -= 1
         events.append(Event(
             _DELETED, now, queue.incarnation, origin, contents.id, contents.sequence, 1, 0, None, None, contents.sent,
-            None, now - young.granted, len(contents.body), None, contents.type,
+            None, now - unflushed.granted, len(contents.body), None, contents.type,
         ))  # fmt: skip
     return others

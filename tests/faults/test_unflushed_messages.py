@@ -1,4 +1,4 @@
-"""Young messages on a disk that fails: memory says of them what the journal says, and nothing is lost."""
+"""Unflushed messages on a disk that fails: memory says of them what the journal says, and nothing is lost."""
 
 import shutil
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_disk_that_is_full_amid_a_delete(disk: FaultDisk, stage: Stage, skip: 
 
 
 @pytest.mark.parametrize("call", ["xSync", "xWrite"])
-def test_an_io_error_of_the_last_promotion_is_the_last_word(disk: FaultDisk, stage: Stage, call: str) -> None:
+def test_an_io_error_of_the_last_flush_is_the_last_word(disk: FaultDisk, stage: Stage, call: str) -> None:
     queue = stage.create()
     stage.send(queue, "kept")
     disk.fail(call, io_error)
@@ -66,7 +66,7 @@ def test_an_io_error_of_the_last_promotion_is_the_last_word(disk: FaultDisk, sta
 @pytest.mark.parametrize("skip", range(4))
 @pytest.mark.parametrize("call", ["xSync", "xWrite"])
 def test_a_start_with_an_io_error_fails(disk: FaultDisk, stage: Stage, call: str, skip: int) -> None:
-    """Not even a promotion that a start could do without: what the disk has is not known any more."""
+    """Not even a flush that a start could do without: what the disk has is not known any more."""
     queue = stage.create()
     stage.send(queue, "kept")
     stage.factory.kill(stage.store)

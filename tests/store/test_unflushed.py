@@ -1,4 +1,4 @@
-"""Young messages: in memory and in the journal, and nowhere else until they must be; nobody sees the difference."""
+"""Unflushed messages: in memory and in the journal, and nowhere else until they must be; nobody sees the difference."""
 
 import os
 from collections.abc import Callable
@@ -18,28 +18,28 @@ from veilmq.model.message import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.queue import QueueKey, RedrivePolicy
 from veilmq.store.errors import DatabaseUnusable
-from veilmq.store.sqlite.batch import nursery, young
+from veilmq.store.sqlite.batch import memtable, unflushed
 from veilmq.store.sqlite.batch.writer import INSERT_MESSAGE
 from veilmq.store.sqlite.reading import peeks
-from veilmq.store.sqlite.reading.view import oldest_sent, oldest_young
+from veilmq.store.sqlite.reading.view import oldest_sent, oldest_unflushed
 from veilmq.store.sqlite.tools.integrity import check
 
 
 def rows_of(stage: Stage) -> tuple[int, int, int]:
     """Rows as committed: messages, leases, batches in the journal."""
     with store_of(stage).readers.lend() as connection:
-        counts = [connection.execute(f"SELECT count(*) FROM {table}").get for table in ("message", "lease", "nursery")]
+        counts = [connection.execute(f"SELECT count(*) FROM {table}").get for table in ("message", "lease", "memtable")]
     return counts[0], counts[1], counts[2]
 
 
 def open_without_journal(stage: Stage) -> None:
     connection = apsw.Connection(str(store_of(stage).directory.database))
-    connection.execute("DELETE FROM nursery")
+    connection.execute("DELETE FROM memtable")
     connection.close()
     stage.store = stage.factory.open()
 
 
-def test_a_message_that_dies_young_never_has_a_row(stage: Stage) -> None:
+def test_a_message_that_dies_unflushed_never_has_a_row(stage: Stage) -> None:
     queue = stage.create()
     stage.send(queue, "short")
     handle = stage.take(queue).handle
@@ -62,27 +62,27 @@ def test_a_sweep_gives_each_its_rows(stage: Stage) -> None:
     assert bodies(stage.receive(queue, 10)) == ["waits"]
 
 
-@pytest.mark.parametrize("deep", [0, nursery.DEPTH_MAX + 1])
+@pytest.mark.parametrize("deep", [0, memtable.DEPTH_MAX + 1])
 @pytest.mark.parametrize(
     "fields",
     [
         {},
         {"ttl_us": HOUR_US},
         {"priority": 1},
-        {"body": "x" * (nursery.MESSAGE_BYTES_MAX + 1)},
+        {"body": "x" * (memtable.MESSAGE_BYTES_MAX + 1)},
         {"delay_us": HOUR_US},
         {"extras": Extras(group="g")},
-        {"extras": Extras((Attribute("a", "Binary", bytes(nursery.MESSAGE_BYTES_MAX)),), type="large")},
+        {"extras": Extras((Attribute("a", "Binary", bytes(memtable.MESSAGE_BYTES_MAX)),), type="large")},
     ],
     ids=lambda fields: str(fields)[:40],
 )
-def test_who_begins_young(stage: Stage, deep: int, fields: dict[str, Any]) -> None:
+def test_who_begins_unflushed(stage: Stage, deep: int, fields: dict[str, Any]) -> None:
     queue = stage.create(message_bytes_max=1 << 20)
     stage.batch([sending(queue, "before") for _ in range(deep)])
     stage.sweep()
     stage.send(queue, **{"body": "hello"} | fields)
-    young = not deep and not fields.keys() & {"body", "delay_us", "extras"}
-    assert rows_of(stage)[2] == young
+    unflushed = not deep and not fields.keys() & {"body", "delay_us", "extras"}
+    assert rows_of(stage)[2] == unflushed
 
 
 ENDS: dict[str, Callable[[Stage, QueueKey, str], object]] = {
@@ -100,7 +100,7 @@ ENDS: dict[str, Callable[[Stage, QueueKey, str], object]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_promoted_message_is_what_it_was(stage: Stage, end: str) -> None:
+def test_a_flushed_message_is_what_it_was(stage: Stage, end: str) -> None:
     queue = stage.create()
     for body in ("gone", "first", "second", "third"):
         stage.send(queue, body, extras=Extras(type=body))
@@ -176,8 +176,8 @@ def test_priorities_and_rows_stand_in_one_order(stage: Stage) -> None:
     stage.send(queue, "8 of the tables")
     stage.sweep()
     for priority in (8, 2, 1):
-        stage.send(queue, f"{priority} young", priority=priority)
-    expected = ["1 young", "2 of the tables", "2 young", "8 of the tables", "8 young"]
+        stage.send(queue, f"{priority} unflushed", priority=priority)
+    expected = ["1 unflushed", "2 of the tables", "2 unflushed", "8 of the tables", "8 unflushed"]
     assert bodies(stage.peek(queue)) == expected
     assert [body for _ in range(3) for body in bodies(stage.receive(queue, 2))] == expected
 
@@ -194,12 +194,12 @@ def test_one_that_expires_is_expired(stage: Stage) -> None:
 
 def test_there_are_never_many(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = stage.create()
-    for _ in range(nursery.BATCHES_MAX + 5):
+    for _ in range(memtable.BATCHES_MAX + 5):
         stage.send(queue)
-    assert rows_of(stage) == (nursery.BATCHES_MAX + 1, 0, 4)
-    monkeypatch.setattr(nursery, "MESSAGES_MAX", 10)
+    assert rows_of(stage) == (memtable.BATCHES_MAX + 1, 0, 4)
+    monkeypatch.setattr(memtable, "MESSAGES_MAX", 10)
     stage.batch([sending(queue) for _ in range(11)])
-    assert rows_of(stage) == (nursery.BATCHES_MAX + 16, 0, 0)
+    assert rows_of(stage) == (memtable.BATCHES_MAX + 16, 0, 0)
 
 
 def test_readers_see_it(stage: Stage) -> None:
@@ -216,16 +216,16 @@ def test_readers_see_it(stage: Stage) -> None:
         first = message_page(store.reader, queue, "visible", "", 1)
         return shown, first, message_page(store.reader, queue, "visible", first["after"], 1)
 
-    young, report = pages(), check(store.directory.database)
-    assert [each["sequence"] for each in young[0][0]["messages"]] == [waits.sequence, waits.sequence + 1]
-    assert [each["sequence"] for each in young[0][1]["messages"]] == [held.sequence]
+    unflushed, report = pages(), check(store.directory.database)
+    assert [each["sequence"] for each in unflushed[0][0]["messages"]] == [waits.sequence, waits.sequence + 1]
+    assert [each["sequence"] for each in unflushed[0][1]["messages"]] == [held.sequence]
     with store.readers.lend() as connection:
         live = store.queues.by_key[queue]
-        assert oldest_young(connection) == {live.generation: waits.sent}
+        assert oldest_unflushed(connection) == {live.generation: waits.sent}
         assert oldest_sent(connection, live.generation, []) is None
     assert (report.messages, report.leases, report.problems, report.books) == (3, 1, [], "balanced")
     stage.sweep()
-    assert pages() == young
+    assert pages() == unflushed
 
 
 def test_the_oldest_message_is_seen_in_flight_too(stage: Stage) -> None:
@@ -270,7 +270,7 @@ def test_a_reader_goes_through_so_many_events_and_bytes(
             stage.factory.abandon(stage.store)
 
     queue = stage.create()
-    monkeypatch.setattr(nursery, "EVENTS_MAX", 20)
+    monkeypatch.setattr(memtable, "EVENTS_MAX", 20)
     stage.send(queue, "waits")
     grow()
     for _ in range(10):
@@ -278,7 +278,7 @@ def test_a_reader_goes_through_so_many_events_and_bytes(
         expect(stage.delete(queue, stage.take(queue).handle), Deleted)
     assert rows_of(stage)[2] < 8
     stage.sweep()
-    monkeypatch.setattr(nursery, "BYTES_MAX", 1_000)
+    monkeypatch.setattr(memtable, "BYTES_MAX", 1_000)
     stage.send(queue, "x" * 900)
     grow()
     stage.send(queue, "x" * 900)
@@ -291,7 +291,7 @@ def test_what_is_read_back_is_judged(stage: Stage) -> None:
     store_of(stage).settle()
     connection = apsw.Connection(str(store_of(stage).directory.database))
     connection.execute(
-        "UPDATE nursery SET messages = ?", (connection.execute("SELECT messages FROM nursery").get[:-1] + b"?",)
+        "UPDATE memtable SET messages = ?", (connection.execute("SELECT messages FROM memtable").get[:-1] + b"?",)
     )
     connection.close()
     assert bodies(stage.peek(queue)) == []
@@ -303,7 +303,7 @@ def test_what_is_read_back_is_judged(stage: Stage) -> None:
 def test_a_peek_into_another_queue_reads_no_history(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.send(stage.create())
     other = stage.create("other")
-    monkeypatch.setattr(young, "_packed", lambda connection, start: pytest.fail("it was read"))
+    monkeypatch.setattr(unflushed, "_packed", lambda connection, start: pytest.fail("it was read"))
     assert stage.peek(other) == []
 
 
@@ -337,16 +337,16 @@ def test_a_child_that_was_forked_may_not_use_it(stage: Stage) -> None:
 
 def of_no_queue(connection: apsw.Connection, contents: list[Any]) -> None:
     contents[1] = 77
-    connection.execute("UPDATE nursery SET messages = ?", (msgspec.msgpack.encode([contents]),))
+    connection.execute("UPDATE memtable SET messages = ?", (msgspec.msgpack.encode([contents]),))
 
 
 def of_no_line(connection: apsw.Connection, contents: list[Any]) -> None:
     contents[2] = None
-    connection.execute("UPDATE nursery SET messages = ?", (msgspec.msgpack.encode([contents]),))
+    connection.execute("UPDATE memtable SET messages = ?", (msgspec.msgpack.encode([contents]),))
 
 
 def of_no_batch(connection: apsw.Connection, contents: list[Any]) -> None:
-    connection.execute("UPDATE nursery SET offset = offset + 100")
+    connection.execute("UPDATE memtable SET offset = offset + 100")
 
 
 def in_the_tables_too(connection: apsw.Connection, contents: list[Any]) -> None:
@@ -370,7 +370,7 @@ def test_a_journal_that_contradicts_the_tables_is_found(
     stage.factory.kill(stage.store)
     database = store_of(stage).directory.database
     connection = apsw.Connection(str(database))
-    (contents,) = msgspec.msgpack.decode(connection.execute("SELECT messages FROM nursery").get)
+    (contents,) = msgspec.msgpack.decode(connection.execute("SELECT messages FROM memtable").get)
     damage(connection, contents)
     connection.close()
     assert told in str(msgspec.to_builtins(check(database).problems))
@@ -391,7 +391,7 @@ def test_a_damaged_journal_is_found(stage: Stage, damage: Callable[[bytes], byte
     database = store_of(stage).directory.database
     connection = apsw.Connection(str(database))
     connection.execute(
-        "UPDATE nursery SET messages = ?", (damage(connection.execute("SELECT messages FROM nursery").get),)
+        "UPDATE memtable SET messages = ?", (damage(connection.execute("SELECT messages FROM memtable").get),)
     )
     connection.close()
     assert told in str(msgspec.to_builtins(check(database).problems))
@@ -407,11 +407,11 @@ def test_a_damaged_journal_is_found(stage: Stage, damage: Callable[[bytes], byte
 
 def test_a_peek_sees_what_there_was_before_the_first_group(stage: Stage) -> None:
     queue = stage.create()
-    stage.send(queue, "young")
+    stage.send(queue, "unflushed")
     store = store_of(stage)
     with store.readers.lend() as connection:
         connection.execute("SELECT count(*) FROM mark").fetchall()
         stage.send(queue, "of a group", extras=Extras(group="g"))
         seen = peeks.peek(connection, store.queues, Peek(queue=queue, origin=TESTER, count_max=10), stage.now)
-    assert bodies(expect(seen, Received).messages) == ["young"]
-    assert bodies(stage.peek(queue)) == ["young", "of a group"]
+    assert bodies(expect(seen, Received).messages) == ["unflushed"]
+    assert bodies(stage.peek(queue)) == ["unflushed", "of a group"]
