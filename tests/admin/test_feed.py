@@ -256,7 +256,7 @@ def test_what_an_answer_still_has_to_tell_is_not_trimmed(
         for _ in range(2):  # before the first piece, and between two
             for _ in range(3):
                 _send_and_sweep(http, server)
-            server.store.holds.__init__()  # as if the time of those before were over
+            server.store.pins.__init__()  # as if the time of those before were over
             parts.append(server.on_loop(_next(told.body_iterator)))
         for _ in range(3):
             _send_and_sweep(http, server)

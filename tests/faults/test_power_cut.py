@@ -65,7 +65,7 @@ def losses_after_cuts(
             store.commit()
         work.acknowledge(commands, applied.outcomes)
         if number % 4 == 2:
-            store.settle()  # as somebody does who reads: in no synced transaction
+            store.apply_log()  # as somebody does who reads: in no synced transaction
         cut(2 * number + 1)
     store.close()
     cut(2 * batches)
@@ -101,14 +101,14 @@ def test_nothing_acknowledged_is_lost_across_checkpoints(disk: FaultDisk, option
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_readers_settle_is_kept_until_it_is_synced(
+def test_what_readers_apply_is_kept_until_it_is_synced(
     disk: FaultDisk, options: Options, tmp_path: Path, seed: int
 ) -> None:
     stage = Stage(SqliteFactory(tmp_path / "data", options))
     queue = stage.create()
     for number in range(12):
         stage.send(queue, str(number))
-        store_of(stage).settle()
+        store_of(stage).apply_log()
         left = tmp_path / f"left-{number}"
         disk.power_cut(tmp_path / "data", left, seed * 100 + number)
         found = Stage(SqliteFactory(left))
@@ -125,7 +125,7 @@ def test_what_was_settled_before_a_kill_is_kept_over_a_power_cut(
     queue = stage.create()
     stage.send(queue, "dies unflushed")
     expect(stage.delete(queue, stage.take(queue).handle), Deleted)
-    store_of(stage).settle()
+    store_of(stage).apply_log()
     store_of(stage)._broken = "killed"
     stage.reopen()
     stage.send(queue, "next")
@@ -146,7 +146,7 @@ def test_what_was_settled_before_a_kill_is_synced_before_the_log_begins_anew(
     queue = stage.create()
     stage.send(queue, "dies unflushed")
     expect(stage.delete(queue, stage.take(queue).handle), Deleted)
-    store_of(stage).settle()
+    store_of(stage).apply_log()
     store_of(stage)._broken = "killed"
     opened = Redo.open
 

@@ -8,9 +8,9 @@ from tests.support.sqlite import store_of
 from veilmq.model.queue import QueueKey
 
 
-def unsettled(stage: Stage) -> int:
+def unapplied(stage: Stage) -> int:
     """Batches that the database does not have."""
-    return len(store_of(stage)._writer.redo.unsettled)
+    return len(store_of(stage)._writer.redo.unapplied)
 
 
 def wal_pages(stage: Stage) -> int:

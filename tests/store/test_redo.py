@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import msgspec
 import pytest
-from tests.store.redo_stages import killed, started, unsettled, wal_pages
+from tests.store.redo_stages import killed, started, unapplied, wal_pages
 from tests.support.clock import EPOCH
 from tests.support.contract.stage import TESTER, Stage, bodies, expect, impossible, sending
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
@@ -30,7 +30,7 @@ def test_a_life_of_a_unflushed_message_is_no_transaction(stage: Stage) -> None:
     stage.send(queue, "short")
     expect(stage.delete(queue, stage.take(queue).handle), Deleted)
     assert wal_pages(stage) == before
-    assert unsettled(stage) == 3
+    assert unapplied(stage) == 3
 
 
 def test_it_is_there_after_a_kill(stage: Stage) -> None:
@@ -97,7 +97,7 @@ def test_the_records_begin_anew_after_a_transaction(stage: Stage) -> None:
 def test_a_transaction_that_changes_nothing_lets_no_record_go(stage: Stage) -> None:
     """Who reads had the log settled, which syncs nothing; and this does not either."""
     stage.send(stage.create())
-    store_of(stage).settle()
+    store_of(stage).apply_log()
     writer = store_of(stage)._writer
     place = writer.redo._at
     assert place > 0
@@ -113,7 +113,7 @@ def test_a_batch_without_room_is_a_transaction(stage: Stage) -> None:
     before = wal_pages(stage)
     stage.batch([sending(queue, f"{number}" * 10_000) for number in range(4)])
     assert wal_pages(stage) > before
-    assert unsettled(stage) == 0
+    assert unapplied(stage) == 0
     stage.reopen(kill=True)
     assert len(stage.receive(queue, 10)) == 4
 
@@ -329,13 +329,13 @@ def test_a_log_that_goes_under_its_owner_is_made_anew(
     if how == "replaced":
         store.directory.redo.touch()
     stage.send(queue, "between")
-    store.settle()
+    store.apply_log()
     assert check(store.directory.database, is_owner=True).problems == []
     backup(store.directory.database, tmp_path / "copy.db", is_owner=True)
     stage.later(SECOND_US)
     stage.send(queue, "after")
     assert "the redo log was deleted or replaced under the server: nothing is lost" in caplog.text
-    assert unsettled(stage) == 1
+    assert unapplied(stage) == 1
     stage.reopen(kill=True)
     assert bodies(stage.receive(queue, 10)) == ["before", "between", "after"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.store.redo_stages import killed, started, unsettled
+from tests.store.redo_stages import killed, started, unapplied
 from tests.support.contract.stage import TESTER, Stage, bodies, expect, sending
 from tests.support.faults import FaultDisk, full, io_error
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
@@ -34,14 +34,14 @@ def faulty(disk: FaultDisk, tmp_path: Path) -> Iterator[Stage]:
 
 def full_at(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many settlements find the disk full."""
-    settle, left = redo.settle, iter(range(times))
+    apply_log, left = redo.apply_log, iter(range(times))
 
     def strike(*given: Any) -> None:
         if next(left, None) is not None:
             raise full()
-        settle(*given)
+        apply_log(*given)
 
-    monkeypatch.setattr(redo, "settle", strike)
+    monkeypatch.setattr(redo, "apply_log", strike)
 
 
 def test_a_log_that_cannot_be_made_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_a_log_that_cannot_be_made_is_done_without(tmp_path: Path, monkeypatch: 
         stage = Stage(SqliteFactory(tmp_path / "data"))
     queue = started(stage)
     stage.send(queue)
-    assert unsettled(stage) == 0
+    assert unapplied(stage) == 0
     assert not store_of(stage).directory.redo.exists()
     stage.store.close()
 
@@ -64,14 +64,14 @@ def test_the_log_leaves_room_and_comes_when_there_is_some(tmp_path: Path, monkey
     stage = Stage(SqliteFactory(tmp_path / "data"))
     queue = started(stage)
     stage.send(queue)
-    assert unsettled(stage) == 0
+    assert unapplied(stage) == 0
     assert not store_of(stage).directory.redo.exists()
     store_of(stage)._writer.disk_low = 0
     free = SMALL.redo_bytes
     stage.later(2 * SECOND_US)
     stage.send(queue)
     stage.send(queue)
-    assert unsettled(stage) == 2
+    assert unapplied(stage) == 2
     stage.store.close()
 
 
@@ -79,10 +79,10 @@ def test_on_a_low_disk_every_batch_is_a_transaction(stage: Stage) -> None:
     """What is in the log must fit into the database one day: nobody may say "deleted" of what will not."""
     queue = started(stage)
     handle = stage.send(queue) and stage.take(queue).handle
-    store_of(stage).settle()
+    store_of(stage).apply_log()
     store_of(stage)._writer.disk_low = 0
     expect(stage.delete(queue, handle), Deleted)
-    assert unsettled(stage) == 0
+    assert unapplied(stage) == 0
 
 
 def test_a_full_disk_refuses_the_batch_and_keeps_the_rest(faulty: Stage, disk: FaultDisk) -> None:
@@ -191,7 +191,7 @@ def test_a_store_that_failed_closes_while_somebody_reads(faulty: Stage, disk: Fa
         return execute(text, *given)
 
     store._writer._execute = slow
-    reader = threading.Thread(target=store.settle)
+    reader = threading.Thread(target=store.apply_log)
     reader.start()
     assert begun.wait(5)
     store._broken = "a checkpoint failed"

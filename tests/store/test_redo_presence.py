@@ -6,7 +6,7 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
-from tests.store.redo_stages import killed, started, unsettled
+from tests.store.redo_stages import killed, started, unapplied
 from tests.support.contract.stage import Stage, bodies
 from tests.support.faults import full
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
@@ -51,7 +51,7 @@ def test_a_log_that_cannot_be_noted_is_done_without(
     assert "no redo log, so every batch is a transaction" in caplog.text
     queue = started(stage)
     stage.send(queue, "acknowledged")
-    assert unsettled(stage) == 0
+    assert unapplied(stage) == 0
     killed(stage).with_name("redo").unlink()
     stage.open()
     assert bodies(stage.receive(queue)) == ["acknowledged"]
@@ -86,7 +86,7 @@ def test_a_stop_on_a_full_disk_still_needs_the_log(stage: Stage, monkeypatch: py
     queue = started(stage)
     stage.send(queue, "acknowledged")
     with monkeypatch.context() as patched:
-        patched.setattr(writer, "settle", raising(full()))
+        patched.setattr(writer, "apply_log", raising(full()))
         stage.store.close()
     log = store_of(stage).directory.redo
     log.rename(log.with_suffix(".away"))

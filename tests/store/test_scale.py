@@ -40,9 +40,9 @@ from veilmq.model.topic import is_hidden
 from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.names import OrderedNames
 from veilmq.store.sqlite.leases.claims import DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
-from veilmq.store.sqlite.messages.endings import RETURNS_MIN, RETURNS_OF_BATCH
+from veilmq.store.sqlite.messages.expiry import RETURNS_MIN, RETURNS_OF_BATCH
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.upkeep import moves
+from veilmq.store.sqlite.upkeep import move_tasks
 from veilmq.store.sqlite.upkeep.sweeps import LOOKS_MAX
 
 BATCH = 250
@@ -356,7 +356,7 @@ def test_one_step_is_shared_by_all_move_tasks(stage: Stage) -> None:
     stage.later(SECOND_US)
     start = stage.following()
     assert stage.sweep_once().more
-    assert 0 < moved_after(stage, start) <= moves.STEP_MESSAGES_MAX
+    assert 0 < moved_after(stage, start) <= move_tasks.STEP_MESSAGES_MAX
     for _ in range(count):
         stage.sweep_once()
     assert {info.status for info in tasks(stage, count)} <= {MoveStatus.RUNNING, MoveStatus.COMPLETED}

@@ -288,7 +288,7 @@ def test_a_reader_goes_through_so_many_events_and_bytes(
 def test_what_is_read_back_is_judged(stage: Stage) -> None:
     queue = stage.create()
     stage.send(queue, "damaged on disk")
-    store_of(stage).settle()
+    store_of(stage).apply_log()
     connection = apsw.Connection(str(store_of(stage).directory.database))
     connection.execute(
         "UPDATE memtable SET messages = ?", (connection.execute("SELECT messages FROM memtable").get[:-1] + b"?",)
@@ -366,7 +366,7 @@ def test_a_journal_that_contradicts_the_tables_is_found(
     stage: Stage, damage: Callable[[apsw.Connection, list[Any]], None], told: str
 ) -> None:
     stage.send(stage.create())
-    store_of(stage).settle()
+    store_of(stage).apply_log()
     stage.factory.kill(stage.store)
     database = store_of(stage).directory.database
     connection = apsw.Connection(str(database))
@@ -386,7 +386,7 @@ def test_a_journal_that_contradicts_the_tables_is_found(
 def test_a_damaged_journal_is_found(stage: Stage, damage: Callable[[bytes], bytes], told: str) -> None:
     queue = stage.create()
     stage.send(queue, "damaged")
-    store_of(stage).settle()
+    store_of(stage).apply_log()
     stage.factory.kill(stage.store)
     database = store_of(stage).directory.database
     connection = apsw.Connection(str(database))

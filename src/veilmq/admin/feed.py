@@ -104,7 +104,7 @@ class Feed:
         return stream(in_thread(self._lines(start, stop, scope)), JSON_LINES, headers)
 
     def _find_held(self, wanted: str, seconds: float) -> Range:
-        """Find the range and protect it from trimming for that long, within the bounds of `Holds`. Raises as
+        """Find the range and protect it from trimming for that long, within the bounds of `ReadPins`. Raises as
         `find_start`."""
         if wanted == "next":
             return self._find(wanted)

@@ -15,7 +15,7 @@ from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.connections import Checkpointer, Readers
 from veilmq.store.sqlite.reading.view import SqliteView
 from veilmq.store.sqlite.tools import backup, integrity
-from veilmq.store.sqlite.upkeep.holds import Holds
+from veilmq.store.sqlite.upkeep.read_pins import ReadPins
 from veilmq.store.topics import Topics
 
 _LONG: Final = 2
@@ -32,17 +32,17 @@ class SqliteReader:
         writer: Writer,
         readers: Readers,
         checkpointer: Checkpointer,
-        holds: Holds,
-        settle: Callable[[], None],
+        pins: ReadPins,
+        apply_log: Callable[[], None],
     ) -> None:
-        """settle: brings into the database what only the redo log has."""
+        """apply_log: brings into the database what only the redo log has."""
         self.directory = directory
         self.first_event = writer.mark.offset
         self._writer = writer
         self._readers = readers
         self._checkpointer = checkpointer
-        self._holds = holds
-        self._settle = settle
+        self._pins = pins
+        self._apply_log = apply_log
         self._log_bytes_long = _LONG * options.checkpoint_bytes
 
     @property
@@ -83,7 +83,7 @@ class SqliteReader:
 
     def hold(self, offset: int, seconds: float) -> int:
         """See `Reader.hold`."""
-        return self._holds.keep(offset, seconds)
+        return self._pins.keep(offset, seconds)
 
     def database_bytes(self) -> int:
         """See `Reader.database_bytes`."""
@@ -93,11 +93,11 @@ class SqliteReader:
         """See `Reader.backup`."""
         with tempfile.TemporaryDirectory(prefix="backup-", dir=self.directory.path) as directory:
             copy = Path(directory, "veilmq.db")
-            self._settle()
+            self._apply_log()
             backup.backup(self.directory.database, copy, is_owner=True)
             return copy.open("r+b")
 
     def check(self, progress: Progress) -> Report:
         """See `Reader.check`."""
-        self._settle()
+        self._apply_log()
         return integrity.check(self.directory.database, progress, is_owner=True)

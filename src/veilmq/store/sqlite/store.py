@@ -75,8 +75,8 @@ from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
 from veilmq.store.sqlite.settings import listing, plans, queue_commands, topic_commands
-from veilmq.store.sqlite.upkeep import moves, sweeps
-from veilmq.store.sqlite.upkeep.holds import Holds
+from veilmq.store.sqlite.upkeep import move_tasks, sweeps
+from veilmq.store.sqlite.upkeep.read_pins import ReadPins
 from veilmq.store.topics import Topics
 
 CRASH_POINTS: Final = (
@@ -123,7 +123,7 @@ class SqliteStore:
         check_version()
         self.options = options or Options()
         self._at_point = at_point
-        self.holds = Holds()
+        self.pins = ReadPins()
         """What readers of the history need: trimming spares it."""
         self.directory = DataDirectory(path, self.options.reserve_bytes, self.options.floor_bytes)
         try:
@@ -147,7 +147,7 @@ class SqliteStore:
             )
             if freed or freed_now:
                 self._relieve(freed=True)
-            self._settle()
+            self._apply_log()
             self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes(), connection)
             with suppress(apsw.FullError):  # a copy of the one file knows what belongs to it
                 connection.wal_checkpoint()
@@ -160,10 +160,10 @@ class SqliteStore:
         self._writer.disorder = self.options.disorder
         self._writer.error_lines = self.options.error_lines
         self._writer.types = MessageTypes(self.options.type_attribute, self.options.type_pointer)
-        self.readers = Readers(database, self.options, self.settle)
+        self.readers = Readers(database, self.options, self.apply_log)
         self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
         self.reader = SqliteReader(
-            self.directory, self.options, self._writer, self.readers, self.checkpointer, self.holds, self.settle
+            self.directory, self.options, self._writer, self.readers, self.checkpointer, self.pins, self.apply_log
         )
         self._disk_looked = Instant(-_DISK_LOOK_US)
         self._broken: str | None = None
@@ -192,8 +192,8 @@ class SqliteStore:
             ChangeQueue: _flushed(queue_commands.change),
             SuggestPlan: _flushed(plans.suggest),
             RevertPlan: _flushed(plans.revert),
-            StartMove: _flushed(moves.start),
-            CancelMove: _flushed(moves.cancel),
+            StartMove: _flushed(move_tasks.start),
+            CancelMove: _flushed(move_tasks.cancel),
             CreateTopic: _each(topic_commands.create),
             ChangeTopic: _each(topic_commands.change),
             Subscribe: _each(topic_commands.subscribe),
@@ -209,7 +209,7 @@ class SqliteStore:
             DeleteQueue: _flushed(queue_commands.delete),
             DescribeQueue: _each(queue_commands.describe),
             ListQueues: _each(listing.list_queues),
-            ListMoves: _each(moves.list_moves),
+            ListMoves: _each(move_tasks.list_moves),
             RecordPolls: _each(sweeps.record_polls),
             RecordPush: _each(topic_commands.record_push),
             Unsubscribe: _flushed(topic_commands.unsubscribe),
@@ -260,8 +260,8 @@ class SqliteStore:
         """End the batch's statements; what it changed of message groups comes last."""
         if self._writer.memtable.is_full:
             flush(self._writer)
-        if self._writer.queues.unsettled:
-            groups.settle_all(self._writer)
+        if self._writer.queues.stale_groups:
+            groups.update_all_rows(self._writer)
         self._writer.finish()
 
     def _apply_kinds(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
@@ -360,17 +360,17 @@ class SqliteStore:
         with self.readers.lend() as connection:
             return peeks.peek(connection, self._writer.queues, command, now)
 
-    def settle(self) -> None:
+    def apply_log(self) -> None:
         """Bring into the database what only the redo log has, for who reads there. Any thread.
 
         On a full disk they read what was committed before. Raises StoreUnknown.
         """
-        if os.getpid() != self.directory.pid or not self._writer.redo.unsettled:
+        if os.getpid() != self.directory.pid or not self._writer.redo.unapplied:
             return
         if self._broken is not None:
             raise StoreUnknown(reason=self._broken)
         try:
-            self._writer.settle()
+            self._writer.apply_log()
         except apsw.FullError as error:
             if not self._reads_old:
                 logger.warning("what was acknowledged last cannot be read yet: %s", error)
@@ -387,7 +387,7 @@ class SqliteStore:
             try:
                 if self._writer.open:
                     self._writer.rollback()
-                self._settle()
+                self._apply_log()
                 self._writer.release_redo()
             except _DAMAGE as error:
                 self._broken = str(error)
@@ -400,14 +400,14 @@ class SqliteStore:
         finally:
             self.directory.close()
 
-    def _settle(self) -> None:
+    def _apply_log(self) -> None:
         """Flush all, at the start, because what was read from disk is judged in the tables, and at the end.
 
         On a full disk they stay in their journal. Raises what any other error is, and nothing is known then.
         """
         writer = self._writer
         try:
-            writer.settle()
+            writer.apply_log()
             if not writer.memtable.batches:
                 return
             writer.begin(Instant(0))
@@ -435,7 +435,7 @@ class SqliteStore:
             self._judged(error)
         try:
             self._writer.rollback()
-            self.holds.forget()
+            self.pins.forget()
         except _DAMAGE as second:
             self._broken = f"rollback failed: {second}"
             raise StoreUnknown(reason=self._broken) from second
@@ -443,7 +443,7 @@ class SqliteStore:
             self._relieve()
 
     def _sweep(self, writer: Writer, command: Sweep) -> Outcome:
-        return sweeps.sweep(writer, command, self.options, self._snapshots, self.holds)
+        return sweeps.sweep(writer, command, self.options, self._snapshots, self.pins)
 
     def _relieve(self, *, freed: bool = False) -> None:
         """The disk is full: free the reserve, unless it is `freed`, and refuse what would fill it again until it is

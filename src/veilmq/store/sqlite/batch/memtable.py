@@ -101,13 +101,13 @@ class Memtable:
         self._born = []
         self._bytes = self._events = 0
 
-    def restore(self, connection: apsw.Connection, queues: Queues, unsettled: Sequence[Entry] = ()) -> None:
+    def restore(self, connection: apsw.Connection, queues: Queues, unapplied: Sequence[Entry] = ()) -> None:
         """As the database and the entries that it lacks say, after a start or a rollback."""
         self.clear()
-        self.messages = replay(connection, unsettled=unsettled)
+        self.messages = replay(connection, unapplied=unapplied)
         ((batches, events),) = connection.execute(_SINCE)
-        self.batches = batches + len(unsettled)
-        self._events = events + sum(entry.count for entry in unsettled)
+        self.batches = batches + len(unapplied)
+        self._events = events + sum(entry.count for entry in unapplied)
         self._bytes = sum(unflushed.contents.size_bytes for unflushed in self.messages.values())
         self.unjudged = bool(self.messages)
         if self.messages:

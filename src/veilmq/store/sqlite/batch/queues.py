@@ -257,13 +257,13 @@ class Queues:
         self._target_of: dict[QueueKey, QueueKey] = {}
         self.due = Bounds()
         self.expiry = Bounds()
-        self.unsettled: dict[int, LiveQueue] = {}
+        self.stale_groups: dict[int, LiveQueue] = {}
         """Queues whose groups changed in the open batch."""
 
     def add(self, queue: LiveQueue) -> None:
         """A queue was created or loaded."""
         if queue.settings.fifo and queue.groups is None:
-            queue.groups = Groups(queue, self.unsettled)
+            queue.groups = Groups(queue, self.stale_groups)
         self.by_key[queue.key] = queue
         self.by_incarnation[queue.incarnation] = queue
         self.names.add(queue.key)
@@ -376,7 +376,7 @@ def _load_groups(connection: apsw.Connection, queues: Queues, by_generation: dic
         if queue is None:
             continue
         if queue.groups is None:
-            queue.groups = Groups(queue, queues.unsettled)
+            queue.groups = Groups(queue, queues.stale_groups)
         for condition in ("line < 0", f"line > {LINES_MAX}"):
             queue.visible += connection.execute(
                 f"SELECT count(*) FROM message INDEXED BY message_line WHERE generation = ? AND {condition}",

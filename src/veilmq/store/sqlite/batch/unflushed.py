@@ -48,23 +48,23 @@ _DELETED: Final = int(Kind.DELETED)
 
 
 def replay(
-    connection: apsw.Connection, generation: int | None = None, *, unsettled: Sequence[Entry] = ()
+    connection: apsw.Connection, generation: int | None = None, *, unapplied: Sequence[Entry] = ()
 ) -> dict[int, Unflushed]:
     """All unflushed messages by sequence, as a connection's read transaction sees them, oldest first; or those of one
     queue.
 
-    unsettled: entries of the redo log that the database lacks, if it may lack any.
+    unapplied: entries of the redo log that the database lacks, if it may lack any.
     """
     found: dict[int, Unflushed] = {}
     start = 0
-    for offset, born in chain(_batches(connection), ((entry.offset, entry.born) for entry in unsettled)):
+    for offset, born in chain(_batches(connection), ((entry.offset, entry.born) for entry in unapplied)):
         for contents in born:
             if generation is None or contents.generation == generation:
                 start = start if found else offset
                 found[contents.sequence] = Unflushed(contents, read_extras(contents.packed) or NO_EXTRAS)
     if not found:
         return found
-    later = (entry.events for entry in unsettled if entry.offset >= start)
+    later = (entry.events for entry in unapplied if entry.offset >= start)
     for event in chain.from_iterable(map(_EVENTS.decode, chain(_packed(connection, start), later))):
         unflushed = found.get(event.sequence or 0)
         if unflushed is None:

@@ -30,7 +30,7 @@ from veilmq.store.sqlite.batch.memtable import Memtable
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.disk.connections import verdict
 from veilmq.store.sqlite.disk.inserts import Row, insert_rows
-from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Contents, Entry, Redo, settle
+from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Contents, Entry, Redo, apply_log
 from veilmq.store.sqlite.disk.redo_presence import note_size
 from veilmq.store.topics import Topics
 
@@ -121,9 +121,9 @@ class Writer:
         """Whether the WAL got anything from the latest commit."""
         connection.set_wal_hook(self._wal_grew)
         self._relaxed = False
-        """Whether commits may not be synced, because a settlement was interrupted."""
+        """Whether commits may not be synced, because applying the log was interrupted."""
         self._failed: apsw.Error | None = None
-        """Why nobody knows what became of a settlement."""
+        """Why it is unknown whether the log was applied."""
         self._closed = False
         synchronous = connection.pragma("synchronous")
         self._synced = f"PRAGMA synchronous = {synchronous}"
@@ -204,7 +204,7 @@ class Writer:
             entry, record = self._entry
             self.redo.append(entry, record)
             with self._gate:
-                self.redo.unsettled.append(entry)
+                self.redo.unapplied.append(entry)
                 self.redo.dead.update(self.memtable.died)
         self.open = False
 
@@ -214,7 +214,7 @@ class Writer:
             with self._gate:
                 if self._failed is not None:
                     raise self._failed
-                self._settle()
+                self._apply_log()
                 self._execute("BEGIN IMMEDIATE")
                 self._transacting = True
 
@@ -223,14 +223,14 @@ class Writer:
             self._execute(how)
             self._transacting = False
 
-    def settle(self) -> None:
+    def apply_log(self) -> None:
         """Bring into the database what only the redo log has of committed batches: for who reads there. Any thread."""
-        if self.redo.unsettled:
+        if self.redo.unapplied:
             with self._gate:
                 if not self._transacting and not self._closed:
-                    self._settle()
+                    self._apply_log()
 
-    def _settle(self) -> None:
+    def _apply_log(self) -> None:
         """The same, with the gate in hand and no transaction open.
 
         Not synced: the redo log keeps the entries until a synced transaction has followed. A caller's thread may be
@@ -239,16 +239,16 @@ class Writer:
         redo = self.redo
         if self._relaxed:
             self._tighten()
-        if not redo.unsettled:
+        if not redo.unapplied:
             return
         self._relaxed = True
         try:
             self._execute(self._unsynced)
             self._execute("BEGIN IMMEDIATE")
             following: Any = self._execute("SELECT offset FROM mark").get
-            missing = [entry for entry in redo.unsettled if entry.offset >= following]
+            missing = [entry for entry in redo.unapplied if entry.offset >= following]
             if missing:
-                settle(self._execute, missing, redo.dead)
+                apply_log(self._execute, missing, redo.dead)
             self._execute("COMMIT")
         except BaseException as error:
             if isinstance(error, apsw.Error) and isinstance(verdict(error), StoreUnknown):
@@ -256,11 +256,11 @@ class Writer:
             raise
         finally:
             self._tighten()
-        redo.unsettled = []
+        redo.unapplied = []
         redo.dead = set()
 
     def _tighten(self) -> None:
-        """After a settlement, however it ended: nothing of it is open, and commits are synced."""
+        """After the log was applied, or failed to be: no transaction is open, and commits are synced."""
         if self.connection.in_transaction:
             self._execute("ROLLBACK")
         self._execute(self._synced)
@@ -269,7 +269,7 @@ class Writer:
     def release_redo(self) -> None:
         """If the database has all, let it be known that the log is not needed; synced. Raises apsw.Error."""
         with self._gate:
-            if not self.redo.unsettled:
+            if not self.redo.unapplied:
                 with suppress(apsw.FullError, apsw.BusyError):
                     note_size(self.connection, 0)
 
@@ -280,8 +280,8 @@ class Writer:
         apsw.Error.
         """
         try:
-            self.settle()
-            note_size(self.connection, 0)  # a page is written, and synced with what was settled
+            self.apply_log()
+            note_size(self.connection, 0)  # a page is written, and synced with what was applied
         except (apsw.FullError, apsw.BusyError):
             return
         self.redo.close()
@@ -292,9 +292,9 @@ class Writer:
         )
 
     def close(self, how: Callable[[apsw.Connection], None], *, waits: bool) -> None:
-        """Close the connection and the log; who still waits to read finds nothing to settle.
+        """Close the connection and the log; who still waits to read finds nothing to apply.
 
-        waits: for who settles just now. In a forked process he would never end.
+        waits: for the thread that applies the log just now. In a forked process that would never end.
         """
         with self._gate if waits else nullcontext():
             self._closed = True
@@ -323,7 +323,7 @@ class Writer:
         self.events = []
         if self.memtable.changed:
             with self._gate:
-                self.memtable.restore(self.connection, self.queues, self.redo.unsettled)
+                self.memtable.restore(self.connection, self.queues, self.redo.unapplied)
 
     def touch(self, queue: LiveQueue) -> None:
         """Call before changing anything of the queue in memory."""

@@ -3,8 +3,8 @@
 Strategy: a batch that changed no table, because all its messages are unflushed, is one record of this file: its events,
 the messages that it sent, and the mark. One synced write makes it durable, at half the price of a transaction. The
 database gets it soon, in a transaction of its own: before the next batch that needs a table, before anybody reads, at
-each sweep, at the end, and after a kill at the next start (`settle`, `Writer.settle`). Until then records follow one
-another; once a synced transaction has them all they begin anew at the start of the file, which never grows: a batch
+each sweep, at the end, and after a kill at the next start (`apply_log`, `Writer.apply_log`). Until then records follow
+one another; once a synced transaction has them all they begin anew at the start of the file, which never grows: a batch
 that has no room there is a transaction. See docs/decisions/0014-redo-log.md.
 
     record   length of the rest (4 bytes), its CRC-32 begun with that of the receipt key (4), Entry in MessagePack
@@ -129,7 +129,7 @@ class Redo:
 
     def __init__(self, path: Path, options: Options, key: bytes) -> None:
         """key: of the receipts, which nobody else knows."""
-        self.unsettled: list[Entry] = []
+        self.unapplied: list[Entry] = []
         """Those that the database does not have, oldest first."""
         self.dead: set[int] = set()
         """Sequences of unflushed messages whose deletion is in an entry or before."""
@@ -207,7 +207,7 @@ def _without(error: Exception) -> None:
     logger.warning("no redo log, so every batch is a transaction: %s", error)
 
 
-def settle(execute: Execute, entries: Sequence[Entry], dead: Container[int] = ()) -> None:
+def apply_log(execute: Execute, entries: Sequence[Entry], dead: Container[int] = ()) -> None:
     """Write entries into the tables, in the open transaction; messages that are dead by now are left out."""
     insert_rows(execute, INSERT_HISTORY, [(*msgspec.structs.astuple(each)[1:6], each.events) for each in entries])
     for each in entries:
@@ -227,7 +227,7 @@ def events(entries: Iterable[Entry]) -> Iterator[tuple[int, Event]]:
 def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]:
     """The entries of the file that the database lacks, and whether there were others.
 
-    Begins a transaction that they go with, if none is open. The file is read first: a server that settles its entries
+    Begins a transaction that they go with, if none is open. The file is read first: a server that applies its entries
     meanwhile leaves a database that has them. Raises OSError if it may not be read.
     """
     key: Any = connection.execute("SELECT receipts FROM secret").get
@@ -252,10 +252,10 @@ def recover(path: Path, connection: apsw.Connection, key: bytes) -> None:
     missing = run.beyond(following)
     if missing:
         with connection:
-            settle(connection.execute, missing)
+            apply_log(connection.execute, missing)
         logger.info("%d batches were brought from the redo log into the database", len(missing))
     elif run.entries:
-        # A kill may have left a settlement in the WAL that no sync followed. This writes a page, whatever it held.
+        # A kill may have left applied records in the WAL that no sync followed. This writes a page, whatever it held.
         connection.pragma("user_version", connection.pragma("user_version"))
     if run.is_damaged(following):
         note_size(connection, 0)  # until there is another

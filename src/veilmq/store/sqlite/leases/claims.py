@@ -31,7 +31,8 @@ from veilmq.store.sqlite.disk.inserts import Row
 from veilmq.store.sqlite.leases.disorder import disordered
 from veilmq.store.sqlite.leases.terms import Terms
 from veilmq.store.sqlite.leases.unflushed_leases import lease_unflushed
-from veilmq.store.sqlite.messages.endings import dead_letter, expire, look_for_due, quarantine
+from veilmq.store.sqlite.messages.dead_letters import dead_letter, quarantine
+from veilmq.store.sqlite.messages.expiry import expire, look_for_due
 from veilmq.store.sqlite.messages.flush import flush
 from veilmq.store.sqlite.messages.places import MANY, Place, numbers
 
@@ -101,7 +102,7 @@ class Candidate(msgspec.Struct, gc=False):
         return self.priority, since, self.given_back, self.sequence
 
     def place(self, generation: int) -> Place:
-        """The same message, as the endings see it."""
+        """The same message, as expiry and dead letters see it."""
         return Place(
             generation,
             self.sequence,

@@ -18,7 +18,7 @@ from veilmq.model.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases.claims import Candidate, Granting, candidates, capped, room
-from veilmq.store.sqlite.messages.groups import settle
+from veilmq.store.sqlite.messages.groups import update_rows
 
 PASSED_OVER_MAX: Final = 7
 """How many messages in a row may go before the one that has waited longest."""
@@ -41,7 +41,7 @@ _RETURNED: Final = (
 
 
 def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
-    """Lease up to `count_max` messages. What is due has returned, and groups are settled."""
+    """Lease up to `count_max` messages. What is due has returned, and group rows are up to date."""
     wait_us = queue.settings.wait_us if command.wait_us is None else command.wait_us
     wanted = room(queue, command)
     if wanted <= 0:
@@ -63,7 +63,7 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
         if granting.take(candidate):
             queue.groups.holds(candidate.line, 0 if candidate.returned else candidate.sequence)
             granting.write()
-        settle(writer, queue)
+        update_rows(writer, queue)
     if granting.detours_left <= 0 and queue.visible:
         queue.woken += 1
     return Received(granting.granted, wait_us, queue.settings.xml_body, wanted < command.count_max)

@@ -38,7 +38,8 @@ _LOCK: Final = (
 
 
 def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Received | AttemptNotRetryable:
-    """Lease up to `count_max` messages; empty if no group is free. What is due has returned, and groups are settled.
+    """Lease up to `count_max` messages; empty if no group is free. What is due has returned, and group rows are up to
+    date.
 
     At the cap on messages in flight it is empty too ("Amazon SQS returns no error messages").
     """

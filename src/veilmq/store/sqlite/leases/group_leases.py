@@ -1,6 +1,6 @@
 """Uses of a handle where the message is of a group: what differs from a message that stands alone.
 
-Strategy: two questions that `handles.py` asks; everything else is noted by `uncount` and settled later (groups.py).
+Strategy: two questions that `handles.py` asks; everything else is noted by `uncount` and written later (groups.py).
 """
 
 from typing import Final

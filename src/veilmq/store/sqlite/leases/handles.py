@@ -29,7 +29,8 @@ from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import INSERT_LEASE, Writer
 from veilmq.store.sqlite.leases.group_leases import line_aside, may_extend
 from veilmq.store.sqlite.leases.unflushed_leases import delete_unflushed
-from veilmq.store.sqlite.messages.endings import end_lease, error_detail, expire, remove_rows
+from veilmq.store.sqlite.messages.dead_letters import error_detail, remove_rows
+from veilmq.store.sqlite.messages.expiry import end_lease, expire
 from veilmq.store.sqlite.messages.places import (
     MANY,
     Place,

@@ -15,7 +15,7 @@ from veilmq.model.outcomes import Outcome, Received
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases.claims import RETURNS_MAX
-from veilmq.store.sqlite.messages.endings import look_for_due
+from veilmq.store.sqlite.messages.expiry import look_for_due
 
 
 def receive_within(

@@ -9,8 +9,8 @@ from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.leases import claims, fair_claims, fifo_claims
 from veilmq.store.sqlite.leases.rates import receive_within
-from veilmq.store.sqlite.messages.endings import look_for_due
-from veilmq.store.sqlite.messages.groups import settle
+from veilmq.store.sqlite.messages.expiry import look_for_due
+from veilmq.store.sqlite.messages.groups import update_rows
 
 
 def receive(writer: Writer, command: Receive) -> Outcome:
@@ -26,7 +26,7 @@ def _receive(writer: Writer, queue: LiveQueue | None, command: Receive) -> Outco
         return claims.receive(writer, command)
     if writer.now >= queue.next_due:
         look_for_due(writer, queue, claims.RETURNS_MAX)
-    settle(writer, queue)
+    update_rows(writer, queue)
     if queue.settings.fifo:
         return fifo_claims.receive(writer, queue, command)
     return fair_claims.receive(writer, queue, command)

@@ -4,8 +4,8 @@ Strategy: the messages of a group stand in a line of their own: `message.line` i
 than any priority, and `lease.priority` too. A group that is not empty has one row: which of its messages a claim would
 take (`free`), and where it stands among the groups that wait (`since`, `turn`), so that one index shows whom to serve
 next, whether the queue has three groups or 200,000. Every step that moves a message of a group only notes the group
-(`Groups`, in memory); `settle` brings the rows up to date once for all steps, before anybody claims and at the end of
-the batch.
+(`Groups`, in memory); `update_rows` brings the rows up to date once for all steps, before anybody claims and at the end
+of the batch.
 
 FIFO: `free` is the first message of the group, if it is visible: what is in flight or delayed holds back all that is
 behind it, and nothing before it. A group waits since its first message is visible, or since it was served last,
@@ -144,13 +144,13 @@ def groups_of(writer: Writer, queue: LiveQueue) -> Groups:
     """The queue's groups; a standard queue gets them with its first message of a group."""
     if queue.groups is None:
         flush(writer)
-        queue.groups = Groups(queue, writer.queues.unsettled)
+        queue.groups = Groups(queue, writer.queues.stale_groups)
         writer.undo(lambda: _forget(writer, queue))
     return queue.groups
 
 
 def _forget(writer: Writer, queue: LiveQueue) -> None:
-    writer.queues.unsettled.pop(queue.incarnation, None)
+    writer.queues.stale_groups.pop(queue.incarnation, None)
     queue.groups = None
 
 
@@ -162,7 +162,7 @@ def is_grouped(queue: LiveQueue, priority: int) -> bool:
     return priority == PRIORITY_DEFAULT or queue.settings.fifo
 
 
-def settle(writer: Writer, queue: LiveQueue) -> None:
+def update_rows(writer: Writer, queue: LiveQueue) -> None:
     """Bring the rows of the groups that changed up to date; on FIFO, a group that may be claimed wakes one receiver."""
     groups = queue.groups
     if groups is None or not groups.changes:
@@ -185,10 +185,10 @@ def settle(writer: Writer, queue: LiveQueue) -> None:
         writer.write_many(_REMOVE_EMPTY, bare)
 
 
-def settle_all(writer: Writer) -> None:
+def update_all_rows(writer: Writer) -> None:
     """The same for every queue, before the batch ends."""
-    for queue in list(writer.queues.unsettled.values()):
-        settle(writer, queue)
+    for queue in list(writer.queues.stale_groups.values()):
+        update_rows(writer, queue)
 
 
 def texts(values: tuple[str, ...]) -> Any:

@@ -20,7 +20,7 @@ from veilmq.store.sqlite.batch.extras import read_extras
 from veilmq.store.sqlite.batch.queues import LINES_MAX, SETTINGS_DECODER, LiveQueue
 from veilmq.store.sqlite.batch.unflushed import Unflushed, replay
 from veilmq.store.sqlite.reading import history
-from veilmq.store.sqlite.upkeep import moves, snapshots
+from veilmq.store.sqlite.upkeep import move_tasks, snapshots
 
 PRIORITIES: Final = range(1, LINES_MAX + 1)
 
@@ -124,7 +124,7 @@ class SqliteView:
 
     def moves(self, count_max: int) -> list[MoveInfo]:
         """See `View.moves`."""
-        return moves.every(self._connection, count_max)
+        return move_tasks.every(self._connection, count_max)
 
     def head(self) -> tuple[int, int, str]:
         """See `View.head`."""

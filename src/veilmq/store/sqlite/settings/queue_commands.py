@@ -49,7 +49,7 @@ from veilmq.model.queue import (
 )
 from veilmq.store.sqlite.batch.queues import SETTINGS_ENCODER, LiveQueue, alias_key
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.messages.endings import look_for_due
+from veilmq.store.sqlite.messages.expiry import look_for_due
 from veilmq.store.sqlite.settings import plans
 from veilmq.store.sqlite.settings.fifo_delays import retime
 

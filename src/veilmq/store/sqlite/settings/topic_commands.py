@@ -73,7 +73,7 @@ from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.topics import TOPICS_ENCODER
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.messages import sends
-from veilmq.store.sqlite.messages.endings import dead_letter
+from veilmq.store.sqlite.messages.dead_letters import dead_letter
 from veilmq.store.sqlite.messages.places import find_place
 from veilmq.store.sqlite.settings import queue_commands
 from veilmq.store.topics import LiveSubscription, LiveTopic

@@ -38,7 +38,7 @@ def _unseen(_done: int, _total: int) -> None:
 def backup(database: Path, copy: Path, progress: Progress = _unseen, *, is_owner: bool = False) -> None:
     """Copy the database to the file `copy`, mode 0600, synced. Blocks; any thread, and any process beside the owner's.
 
-    is_owner: for the owner, who has settled: the redo log may have been deleted, and nothing is lost by that.
+    is_owner: for the owner, who has applied it: the redo log may have been deleted, and nothing is lost by that.
 
     Raises DestinationTaken (it exists), NotOurs, SchemaRefused, DatabaseFailed, OSError; then there is no `copy`.
     """
@@ -128,7 +128,7 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool) -> Non
                 progress(copying.page_count - copying.remaining, copying.page_count)
         with target:
             if missing:
-                redo.settle(target.execute, missing)
+                redo.apply_log(target.execute, missing)
             redo_presence.note_size(target, 0)
     finally:
         target.close()

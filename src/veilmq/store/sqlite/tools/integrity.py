@@ -97,7 +97,7 @@ _JOURNAL_ASTRAY: Final = "SELECT offset FROM memtable WHERE offset NOT IN (SELEC
 def _unflushed(connection: apsw.Connection, missing: Sequence[Entry], report: Report) -> list[Unflushed]:
     """The messages that have no rows yet."""
     try:
-        unflushed = replay(connection, unsettled=missing)
+        unflushed = replay(connection, unapplied=missing)
     except (ValueError, RecursionError) as error:
         report.add("message", f"the journal of unflushed messages cannot be read: {error}")
         return []

@@ -17,12 +17,13 @@ from veilmq.model.outcomes import Outcome, Recorded, Swept
 from veilmq.store.options import MIB, Options
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.messages.endings import expire, remove_rows, return_due
-from veilmq.store.sqlite.messages.groups import FIRST_OF_GROUPS, settle
+from veilmq.store.sqlite.messages.dead_letters import remove_rows
+from veilmq.store.sqlite.messages.expiry import expire, return_due
+from veilmq.store.sqlite.messages.groups import FIRST_OF_GROUPS, update_rows
 from veilmq.store.sqlite.messages.places import Place, find_places, numbers
 from veilmq.store.sqlite.settings import fifo_delays
-from veilmq.store.sqlite.upkeep import moves, trimming
-from veilmq.store.sqlite.upkeep.holds import Holds
+from veilmq.store.sqlite.upkeep import move_tasks, trimming
+from veilmq.store.sqlite.upkeep.read_pins import ReadPins
 from veilmq.store.sqlite.upkeep.snapshots import Snapshots
 
 GARBAGE_BYTES_MAX: Final = MIB
@@ -67,7 +68,7 @@ _ENDS: Final = "SELECT json_group_array(json_array(sequence, ends)) FROM ({rows}
 _ENDS_DECODER: Final = msgspec.json.Decoder(list[tuple[int, int]])
 
 
-def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots, holds: Holds) -> Outcome:
+def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots, pins: ReadPins) -> Outcome:
     """One bounded step."""
     left = command.steps_max
     left -= _return_all(writer, left)
@@ -84,13 +85,13 @@ def sweep(writer: Writer, command: Sweep, options: Options, snapshots: Snapshots
     if left > 0:
         rows_max = min(left, _HISTORY_ROWS_MAX)
         floor = snapshots.floor(writer)
-        trimmed = trimming.trim(writer, options, floor, holds, rows_max)
+        trimmed = trimming.trim(writer, options, floor, pins, rows_max)
         if trimmed and floor is None:
             snapshots.trimmed(writer)
         left -= trimmed
         forgotten = trimming.forget_queues(writer, options.history_us_max)
         more = more or trimmed == rows_max or forgotten == trimming.FORGOTTEN_MAX
-    more = moves.carry_on(writer) or more or writer.queues.expiry.is_due(writer.now)
+    more = move_tasks.carry_on(writer) or more or writer.queues.expiry.is_due(writer.now)
     _give_back(writer)
     snapshots.step(writer, options, command.steps_max)
     return Swept(command.steps_max - left, more, snapshots.under_way)
@@ -188,7 +189,7 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
                 break
     if gone:
         expire(writer, queue, *gone)
-        settle(writer, queue)
+        update_rows(writer, queue)
     if steps >= steps_max or (gone and (queue.returned or queue.groups is not None)):  # more may follow the first ones
         writer.queues.lower_expiry(queue, writer.now)
     elif queue.in_flight or queue.delayed or queue.visible:

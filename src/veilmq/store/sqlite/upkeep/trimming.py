@@ -10,7 +10,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.store.options import Options
 from veilmq.store.reader import HOLD_S_MAX
 from veilmq.store.sqlite.batch.writer import Writer
-from veilmq.store.sqlite.upkeep.holds import Holds
+from veilmq.store.sqlite.upkeep.read_pins import ReadPins
 
 FORGOTTEN_MAX: Final = 256
 """Deleted queues that one step forgets: all of them may have waited for it, as after a long stop."""
@@ -21,7 +21,7 @@ _FORGOTTEN: Final = (
 """The first row of the history is the oldest: the clock never goes back."""
 
 
-def trim(writer: Writer, options: Options, floor: int | None, holds: Holds, rows_max: int) -> int:
+def trim(writer: Writer, options: Options, floor: int | None, pins: ReadPins, rows_max: int) -> int:
     """Drop the oldest rows beyond the bounds, at most `rows_max` and never the last; returns how many.
 
     floor: the offset from which on nothing goes, whatever the bounds say (snapshots.py). holds: the same of what is
@@ -29,7 +29,7 @@ def trim(writer: Writer, options: Options, floor: int | None, holds: Holds, rows
     """
     if floor == 0:
         return 0
-    with holds.trimming(writer.now) as step:
+    with pins.trimming(writer.now) as step:
         held = step.held if writer.disk_low is None else None
         cut = _beyond(writer, options, floor, held, rows_max)
         if cut:

@@ -1,11 +1,10 @@
-"""From where on the history is being read: that is not trimmed meanwhile.
+"""Read pins: offsets from which the history is being read, so that it is not trimmed from there on.
 
-Strategy: a history that is full loses its oldest events all the time, and a reader that begins with them would never
-come to read them. So a reader names the offset that it needs and for how long; trimming spares what comes from there
-on. It is a courtesy with bounds: it ends by itself, it lets the history grow by no more than half its size and ten
-minutes, and it means nothing on a low disk (trimming.py). What ends in the same ten seconds is one number: however
-many readers there are, it is a few numbers. Their time begins with the next sweep: readers' threads have no clock of
-the store's.
+Strategy: a full history loses its oldest events all the time, and a reader that starts with them would never get to
+read them. So a reader names the offset that it needs and for how long, and trimming spares everything from there on.
+Pins are bounded: they end by themselves, they let the history grow by no more than half its size and ten minutes, and
+they are ignored on a low disk (trimming.py). Pins are bucketed by 10 s of expiry, so any number of readers is a few
+numbers. Their time begins with the next sweep, because readers' threads have no clock of the store's.
 """
 
 import threading
@@ -20,7 +19,7 @@ from veilmq.store.reader import HOLD_S_MAX
 _TICK_S: Final = 10
 
 
-class Holds:
+class ReadPins:
     """The offsets that readers of one store need. Thread-safe."""
 
     def __init__(self) -> None:
@@ -43,7 +42,7 @@ class Holds:
 
     @contextmanager
     def trimming(self, now: int) -> Iterator["Trimming"]:
-        """While the body runs, nobody's hold begins."""
+        """While the body runs, no pin begins."""
         with self._lock:
             tick = now // (_TICK_S * SECOND_US)
             self._held = {end: offset for end, offset in self._held.items() if end > tick}

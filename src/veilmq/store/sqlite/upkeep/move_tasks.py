@@ -33,8 +33,9 @@ from veilmq.store.sqlite.batch.extras import intact, pack_extras
 from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
 from veilmq.store.sqlite.batch.writer import Writer
 from veilmq.store.sqlite.disk.inserts import Row
-from veilmq.store.sqlite.messages.endings import expire, put_elsewhere, quarantine, return_due
-from veilmq.store.sqlite.messages.groups import settle
+from veilmq.store.sqlite.messages.dead_letters import put_elsewhere, quarantine
+from veilmq.store.sqlite.messages.expiry import expire, return_due
+from veilmq.store.sqlite.messages.groups import update_rows
 from veilmq.store.sqlite.messages.places import Place, event_of, find_places
 
 STEP_MESSAGES_MAX: Final = 64
@@ -285,7 +286,7 @@ def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Plac
         if len(sequences) >= count:
             break
     if source.groups is not None and len(sequences) < count:
-        settle(writer, source)
+        update_rows(writer, source)
         rows = writer.read(_OF_GROUPS, (generation, last, count))
         if not rows and not source.settings.fifo:
             rows = writer.read(_RETURNED_OF_TENANTS, (generation, LINES_MAX, last, count))

@@ -54,7 +54,7 @@ def test_what_is_held_stays_until_its_time_is_over(stage: Stage) -> None:
     grow(stage, 1_000)
     assert first_of(stage) > first, "it is trimmed all the time"
     first = first_of(stage)
-    assert store_of(stage).holds.keep(first, 30) == first
+    assert store_of(stage).pins.keep(first, 30) == first
     grow(stage, 5_000)
     assert first_of(stage) == first
     stage.later(30 * SECOND_US)
@@ -66,7 +66,7 @@ def test_what_is_held_stays_until_its_time_is_over(stage: Stage) -> None:
 
 
 def test_of_many_holds_the_least_offset_counts(stage: Stage) -> None:
-    first, keep = first_of(stage), store_of(stage).holds.keep
+    first, keep = first_of(stage), store_of(stage).pins.keep
     for offset, seconds in ((first + 50, 10), (first + 40, 600), (first + 60, 30), (first + 45, 600)):
         keep(offset, seconds)
     for number in range(2_000):
@@ -81,7 +81,7 @@ def test_of_many_holds_the_least_offset_counts(stage: Stage) -> None:
 
 def test_the_history_grows_by_no_more_than_half(stage: Stage) -> None:
     first = first_of(stage)
-    store_of(stage).holds.keep(0, 600)
+    store_of(stage).pins.keep(0, 600)
     for _ in range(8):
         grow(stage, 1_000)
     assert first_of(stage) == first
@@ -96,7 +96,7 @@ def test_nothing_gets_older_than_ten_minutes_more(tmp_path: Path) -> None:
     stage = Stage(SqliteFactory(tmp_path / "data", msgspec.structs.replace(SMALL, history_us_max=HOUR_US)))
     stage.create()
     for minutes in range(0, 120, 5):
-        store_of(stage).holds.keep(0, 600)
+        store_of(stage).pins.keep(0, 600)
         grow(stage, 1_000)
         assert (first_of(stage) == 0) is (minutes <= 70), minutes
         stage.later(5 * MINUTE_US)
@@ -105,7 +105,7 @@ def test_nothing_gets_older_than_ten_minutes_more(tmp_path: Path) -> None:
 
 def test_nothing_is_held_on_a_low_disk(stage: Stage) -> None:
     first, store = first_of(stage), store_of(stage)
-    store.holds.keep(0, 600)
+    store.pins.keep(0, 600)
     grow(stage, 1_000)
     assert first_of(stage) == first
     store.directory.free_bytes = lambda: -1  # type: ignore[method-assign] # a disk that is full of something else
@@ -127,7 +127,7 @@ def trim_uncommitted(stage: Stage) -> tuple[SqliteStore, int]:
 
 def test_who_comes_between_a_trim_and_its_commit_is_told_what_is_left(stage: Stage) -> None:
     store, seen = trim_uncommitted(stage)
-    left = store.holds.keep(0, 600)
+    left = store.pins.keep(0, 600)
     assert left > seen
     store.commit()
     assert first_of(stage) == left
@@ -136,5 +136,5 @@ def test_who_comes_between_a_trim_and_its_commit_is_told_what_is_left(stage: Sta
 def test_what_a_batch_that_is_rolled_back_trimmed_is_there(stage: Stage) -> None:
     store, seen = trim_uncommitted(stage)
     store._roll_back(RuntimeError())
-    assert store.holds.keep(0, 0) <= seen
+    assert store.pins.keep(0, 0) <= seen
     assert first_of(stage) == seen

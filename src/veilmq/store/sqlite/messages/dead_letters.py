@@ -1,0 +1,146 @@
+"""Messages that leave their queue without being deleted: to the dead-letter queue, with a move task, or apart because
+they are damaged."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from veilmq.model.commands import SERVER
+from veilmq.model.events import Kind
+from veilmq.model.instant import Instant
+from veilmq.model.message import id_text
+from veilmq.model.topic import is_hidden
+from veilmq.store.sqlite.batch.extras import pack_extras, read_extras, with_failure
+from veilmq.store.sqlite.batch.queues import LINES_MAX, LiveQueue
+from veilmq.store.sqlite.batch.writer import INSERT_LEASE, INSERT_MESSAGE, Writer
+from veilmq.store.sqlite.messages.groups import is_grouped, join
+from veilmq.store.sqlite.messages.places import MANY, Place, event_of, numbers, uncount
+from veilmq.store.sqlite.messages.sends import detail_of
+
+_WHOLE: Final = (
+    "SELECT m.sender, m.extras, m.md5, m.body, l.first, l.failure FROM message m"
+    " LEFT JOIN lease l ON l.sequence = m.sequence WHERE m.sequence = ?"
+)
+
+
+def dead_letter(writer: Writer, queue: LiveQueue, place: Place, target: LiveQueue, *, expired: bool = False) -> None:
+    """Move a message, with its id and group, behind all that waits in the dead-letter queue.
+
+    On a standard queue its time goes on from its sending, on a FIFO queue anew (Developer Guide, "Dead-letter queues").
+    A line is in the order of its messages' sending: so on a standard queue it waits as one that was given back.
+    A deduplication id gives way to the message's id: two messages that shared one at different times must not be taken
+    for one there (Developer Guide, "Configure a dead-letter queue redrive").
+    """
+    (row,) = writer.read(_WHOLE, (place.sequence,))
+    sender, packed, md5, body, first, failure = row
+    extras = read_extras(packed)
+    if extras is None:
+        quarantine(writer, queue, place)
+        return
+    if failure is not None:
+        extras = with_failure(extras, failure)
+    first = None if target.settings.fifo else extras.dead_first_received or first
+    identity = None if extras.deduplication_id is None else id_text(place.id)
+    receives = 0 if is_hidden(queue.key.name) else extras.dead_receives + place.attempt
+    extras = msgspec.structs.replace(
+        extras,
+        deduplication_id=identity,
+        dead_letter_source=queue.key,
+        dead_first_received=first,
+        dead_receives=receives,
+    )
+    sent = writer.now if target.settings.fifo else place.sent
+    contents = (sender, pack_extras(extras), md5, body)
+    aside = not target.settings.fifo
+    detail = put_elsewhere(writer, queue, place, target, place.id, sent, contents, aside=aside)
+    if target.settings.fifo:
+        detail["sent"] = sent
+    if expired:
+        detail["expired"] = True
+    if receives:
+        detail["receives"] = receives
+    detail |= error_detail(extras.error_type, extras.error)
+    event = event_of(Kind.DEAD_LETTERED, writer.now, queue, writer.origin(SERVER), place, detail)
+    event.visible_since = writer.now if aside else None
+    writer.events.append(event)
+
+
+def put_elsewhere(
+    writer: Writer,
+    queue: LiveQueue,
+    place: Place,
+    target: LiveQueue,
+    message: bytes,
+    sent: Instant,
+    contents: tuple[str, bytes | None, bytes, bytes],
+    *,
+    aside: bool = False,
+) -> dict[str, object]:
+    """Take a message out of its queue, and append it to its line in another one, as `message`, sent then.
+
+    contents: sender, packed extras, MD5, body. aside: not into the line, but as a message that was given back now.
+    Returns what an event tells of where it is now.
+    """
+    writer.touch(target)
+    given_back = writer.next_offset
+    remove(writer, queue, place)
+    sequence = writer.next_sequence()
+    order = place.priority
+    if place.group is not None and is_grouped(target, place.priority):
+        order = join(writer, target, place.group, sequence, aside=aside)
+    line: int | None = order
+    if aside:
+        line = -order if order > LINES_MAX else None
+    sender, packed, md5, body = contents
+    values = (
+        sequence, target.generation, line, place.priority, message, sent, place.own_expiry, sender, place.group,
+        place.type, packed, md5, body,
+    )  # fmt: skip
+    writer.write(INSERT_MESSAGE, values)
+    if aside:
+        lease = (sequence, target.generation, order, line, 0, writer.now, 0, 0, sent, None, writer.origin(SERVER))
+        writer.write(INSERT_LEASE, (*lease, given_back))
+        target.returned += 1
+    elif order <= LINES_MAX:
+        target.ready[order] = target.ready.get(order, 0) + 1
+    target.visible += 1
+    target.woken += not target.settings.fifo
+    expires = sent + target.settings.retention_us if place.own_expiry is None else place.own_expiry
+    writer.queues.lower_expiry(target, expires)
+    detail = detail_of(place.priority, place.own_expiry) or {}
+    return {"target": target.incarnation, "target_sequence": sequence, **detail}
+
+
+def quarantine(writer: Writer, queue: LiveQueue, place: Place) -> None:
+    """A body that does not match its MD5: nobody receives it, the others flow, `veilmq check` names it."""
+    writer.touch(queue)
+    if place.leased:
+        writer.write("DELETE FROM lease WHERE sequence = ?", (place.sequence,))
+    writer.write("UPDATE message SET line = NULL WHERE sequence = ?", (place.sequence,))
+    writer.write("INSERT INTO quarantine VALUES (?, ?, ?)", (place.sequence, queue.generation, writer.now))
+    uncount(queue, place)
+    writer.events.append(event_of(Kind.QUARANTINED, writer.now, queue, writer.origin(SERVER), place))
+
+
+def error_detail(error_type: str, error: str) -> dict[str, object]:
+    """The members of an event's detail that tell of an error; what is not known is left out."""
+    return {name: text for name, text in (("error_type", error_type), ("error", error)) if text}
+
+
+def remove(writer: Writer, queue: LiveQueue, *places: Place) -> None:
+    """Delete the rows of messages and take them off the counts."""
+    writer.touch(queue)
+    remove_rows(writer, [place.sequence for place in places])
+    for place in places:
+        uncount(queue, place)
+
+
+def remove_rows(writer: Writer, sequences: Sequence[int]) -> None:
+    """Delete the rows of messages, wherever they are."""
+    for table in ("lease", "message"):
+        if len(sequences) < MANY:
+            writer.write_many(f"DELETE FROM {table} WHERE sequence = ?", [(sequence,) for sequence in sequences])
+        else:
+            which = "IN (SELECT value FROM carray(?))"
+            writer.write(f"DELETE FROM {table} WHERE sequence {which}", (numbers(sequences),))

@@ -1,0 +1,138 @@
+"""Leases, delays and messages that end by themselves.
+
+Strategy: what is due is applied when a command meets it (a claim, a use of a handle) or when the sweeper comes,
+whichever is first, and is recorded once, with the instant at which it was due.
+"""
+
+from typing import Final
+
+import msgspec
+
+from veilmq.model.commands import SERVER
+from veilmq.model.events import ENDED_BY_ITSELF, Event, Kind
+from veilmq.model.instant import FOREVER, Instant
+from veilmq.model.topic import is_hidden
+from veilmq.store.sqlite.batch.queues import LiveQueue
+from veilmq.store.sqlite.batch.writer import Writer
+from veilmq.store.sqlite.messages.dead_letters import dead_letter, remove
+from veilmq.store.sqlite.messages.flush import flush
+from veilmq.store.sqlite.messages.places import Place, event_of, numbers, uncount
+
+RETURNS_OF_BATCH: Final = 1_024
+"""Leases that may end because commands of one batch look at their queues; beyond, `RETURNS_MIN` a command."""
+RETURNS_MIN: Final = 16
+
+
+class _Due(msgspec.Struct, array_like=True, gc=False):
+    """A lease or delay that has ended."""
+
+    sequence: int
+    due: Instant
+    attempt: int
+    rotation: int
+    granted: Instant
+    origin: int
+    ending: int
+    id: str
+    """In hexadecimal digits: JSON carries no blobs."""
+    sent: Instant
+    group: str | None
+    type: str | None
+    body_bytes: int
+    line: int | None
+
+
+_DUE: Final = (
+    "SELECT json_group_array(json_array(l.sequence, l.due, l.attempt, l.rotation, l.granted, l.origin, l.ending,"
+    " hex(m.id), m.sent, m.group_id, m.type, length(m.body), l.line)) FROM"
+    " (SELECT * FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1 AND due <= ? ORDER BY due"
+    " LIMIT ?) l CROSS JOIN message m ON m.sequence = l.sequence"
+)
+_DUE_DECODER: Final = msgspec.json.Decoder(list[_Due])
+
+
+def look_for_due(writer: Writer, queue: LiveQueue, count_max: int) -> None:
+    """`return_due` for one of many commands that look at the same time: of a batch, the first find most of what there
+    is, and the others no more than they need."""
+    flush(writer)
+    room = max(RETURNS_OF_BATCH - writer.returned, RETURNS_MIN)
+    writer.returned += return_due(writer, queue, min(count_max, room))
+
+
+def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
+    """Make up to `count_max` messages visible whose lease or delay has ended; returns how many."""
+    ended = writer.read_packed(_DUE, (queue.generation, writer.now, count_max), _DUE_DECODER)
+    writer.touch(queue)
+    at_cap = queue.in_flight >= queue.cap
+    if ended:
+        sequences = numbers([each.sequence for each in ended])
+        writer.write("UPDATE lease SET hidden = 0 WHERE sequence IN (SELECT value FROM carray(?))", (sequences,))
+    for each in ended:
+        if queue.groups is not None:
+            queue.groups.leaves(each.line, in_flight=each.attempt > 0)
+        if each.attempt == 0:
+            queue.delayed -= 1
+            continue
+        queue.in_flight -= 1
+        writer.events.append(
+            Event(
+                ENDED_BY_ITSELF[each.ending],
+                each.due,
+                queue.incarnation,
+                each.origin,
+                bytes.fromhex(each.id),
+                each.sequence,
+                each.attempt,
+                each.rotation,
+                sent=each.sent,
+                visible_since=each.due,
+                held_us=each.due - each.granted,
+                body_bytes=each.body_bytes,
+                group=each.group,
+                type=each.type,
+            )
+        )
+    queue.returned += len(ended)
+    queue.visible += len(ended)
+    if ended and (at_cap or not queue.settings.fifo):
+        queue.woken += len(ended)
+    queue.next_due = FOREVER
+    following = writer.read_one(
+        "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1", (queue.generation,)
+    )
+    if following is not None and following[0] is not None:
+        writer.queues.lower_due(queue, following[0])
+    return len(ended)
+
+
+def end_lease(writer: Writer, queue: LiveQueue, place: Place) -> None:
+    """A late use of a handle that still counts: the lease's end stands in the history before it."""
+    writer.touch(queue)
+    writer.write("UPDATE lease SET hidden = 0 WHERE sequence = ?", (place.sequence,))
+    uncount(queue, place)
+    origin = place.origin or writer.origin(SERVER)
+    event = event_of(ENDED_BY_ITSELF[place.ending], place.due, queue, origin, place)
+    event.visible_since = place.due
+    writer.events.append(event)
+    place.hidden = False
+    queue.returned += 1
+    queue.visible += 1
+    queue.woken += not queue.settings.fifo  # the use may be refused after all
+
+
+def expire(writer: Writer, queue: LiveQueue, *places: Place) -> None:
+    """Messages whose retention or own time to live is over.
+
+    A push that expired goes to its subscription's dead-letter queue, if there is one (docs/mns.md, "Pushes").
+    """
+    redrive = queue.settings.redrive
+    if redrive is not None and is_hidden(queue.key.name):
+        target = writer.queues.by_key.get(redrive.target)
+        if target is not None:
+            for place in places:
+                dead_letter(writer, queue, place, target, expired=True)
+            return
+    remove(writer, queue, *places)
+    for place in places:
+        at = Instant(place.expires(queue.settings.retention_us))
+        writer.events.append(event_of(Kind.EXPIRED, at, queue, writer.origin(SERVER), place))
