@@ -7,7 +7,7 @@ from tests.engine.conftest import QUEUE, Shell
 from tests.support.contract.stage import TESTER, sending
 
 from veilmq.engine.limits import Limits
-from veilmq.engine.waiting import WaitingRoom
+from veilmq.engine.long_polls import WaitingRoom
 from veilmq.model.commands import (
     ChangeQueue,
     CreateQueue,

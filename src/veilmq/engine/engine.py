@@ -14,8 +14,8 @@ import msgspec
 
 from veilmq.engine.brake import Brake
 from veilmq.engine.limits import Limits
-from veilmq.engine.polls import Polls
-from veilmq.engine.waiting import Waiter, WaitingRoom
+from veilmq.engine.long_polls import Waiter, WaitingRoom
+from veilmq.engine.poll_counts import Polls
 from veilmq.model.commands import (
     AnyCommand,
     Delete,

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Final
 
 from veilmq.engine.limits import Limits
-from veilmq.engine.waiting import WaitingRoom
+from veilmq.engine.long_polls import WaitingRoom
 from veilmq.model.queue import QueueKey
 
 LOOK_S: Final = 1.0

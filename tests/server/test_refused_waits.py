@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from veilmq.engine.limits import Limits
-from veilmq.engine.waiting import WaitingRoom
+from veilmq.engine.long_polls import WaitingRoom
 from veilmq.model.queue import QueueKey
 from veilmq.server.refused_waits import QUIET_S, RefusedWaits
 
