@@ -1,10 +1,11 @@
-"""Stores: what must be atomic, behind one small protocol.
+"""Stores: the protocol between the shell and whatever keeps the data. Each command that must be atomic is one store
+command.
 
-Strategy: a store takes a batch of concurrent commands with the instant to judge them by, picks a serial order, writes,
-and reports an outcome for each; `commit` makes them durable and blocks meanwhile, in whatever thread the shell chose. A
-store is what passes the contract suite (tests/support/contract). Nothing above this room knows which one it has,
-but for `engine.open_directory` and what the command line does to a directory that nobody serves. What is read beside
-the batches goes through its `Reader` (reader.py).
+Strategy: a store takes a batch of concurrent commands and the instant to judge them by. It picks a serial order,
+writes, and returns one outcome per command. `commit` makes the batch durable; it blocks, in whatever thread the shell
+runs it. A store is what passes the contract suite (tests/support/contract). No higher room knows which store it has,
+except `engine.open_directory` and the commands that work on a directory without a server. Everything outside the
+batches reads through the store's `Reader` (reader.py).
 """
 
 from collections.abc import Sequence
@@ -38,21 +39,21 @@ class Store(Protocol):
         ...
 
     def apply(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
-        """Run the batch's statements. Nothing is durable, and no outcome may leave, before `commit` returns.
+        """Run the batch's statements. Nothing is durable, and no outcome may be sent, before `commit` returns.
 
-        Raises StoreUnknown if the store failed where its state cannot be known: no further call is allowed but `close`.
+        Raises StoreUnknown if the store failed and its state cannot be known: only `close` may be called after that.
         """
         ...
 
     @property
     def commit_takes_long(self) -> bool:
-        """Whether the next `commit` may do more than make the batch durable, or wait: then it belongs in a thread."""
+        """Whether the next `commit` may wait, or do more than make the batch durable. Then run it in a thread."""
         ...
 
     def commit(self) -> None:
         """Make the applied batch durable. Blocks.
 
-        Raises StoreFailed (rolled back, the store lives) or StoreUnknown (as in `apply`).
+        Raises StoreFailed (rolled back; the store can go on) or StoreUnknown (as in `apply`).
         """
         ...
 
@@ -61,9 +62,9 @@ class Store(Protocol):
         ...
 
     def query(self, command: Peek, now: Instant) -> Outcome:
-        """Answer from committed state, changing nothing. Blocks; any thread."""
+        """Answer from committed state without changing anything. Blocks; any thread."""
         ...
 
     def close(self) -> None:
-        """Let the files go. A batch that was not committed is rolled back."""
+        """Release the files. A batch that was not committed is rolled back."""
         ...

@@ -1,8 +1,8 @@
-"""The data directory: one owner, closed to others, with room kept back for a full disk.
+"""The data directory: one owner, no access for other users, and disk space reserved for a full disk.
 
-Strategy: an flock on `lock` decides who owns it (it ends with the process, however that ends); the file's text tells
-others who that is. The reserve is a fallocated file that is given up when the disk fills, so that receives, deletes
-and clean-up go on until space returns.
+Strategy: an flock on `lock` decides who owns the directory; the kernel drops it however the process ends. The file's
+text names the owner for others. The reserve is a fallocated file. It is deleted when the disk fills, so that receives,
+deletes and clean-up go on until space returns.
 """
 
 import errno
@@ -22,7 +22,7 @@ _LOOKERS_MAX: Final = 10_000
 
 
 class Holder(msgspec.Struct, omit_defaults=True):
-    """Who owns a directory: its pid and the URLs that it listens on."""
+    """The owner of a directory: its pid and the URLs that it listens on."""
 
     pid: int
     listeners: dict[str, str] = {}
@@ -40,8 +40,8 @@ class DirectoryHeld(Exception):
 
 
 class DirectoryUnsafe(Exception):
-    """The directory is open to other users, is no directory, or has a name that SQLite cannot open; or it would have to
-    be made where there is no directory yet, which a mistyped path looks like."""
+    """The directory is open to other users, is not a directory, or has a name that SQLite cannot open; or its parent is
+    missing, as with a mistyped path."""
 
 
 class DataDirectory:
@@ -79,23 +79,23 @@ class DataDirectory:
         return self.path / REDO
 
     def announce(self, listeners: dict[str, str]) -> None:
-        """Write into the lock file who owns the directory and where to reach it."""
+        """Write the owner and its URLs into the lock file."""
         text = msgspec.json.encode(Holder(self.pid, listeners))
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, text, 0)
 
     def free_bytes(self) -> int:
-        """What the file system has left for us, without the reserve."""
+        """Free space of the file system that we may use, without the reserve."""
         status = os.statvfs(self.path)
         return status.f_bavail * status.f_frsize
 
     def floor_bytes(self) -> int:
-        """Below this much free space sends and creates are refused: the setting, at most 2 % of the file system."""
+        """Sends and creates are refused below this much free space: the setting, but at most 2 % of the file system."""
         status = os.statvfs(self.path)
         return min(self._floor_bytes, status.f_blocks * status.f_frsize // 50)
 
     def needed_bytes(self) -> int:
-        """With so much free, sends that were refused go on: the floor, and the reserve where it was given up."""
+        """Refused sends are accepted again at this much free space: the floor, plus the reserve if it was given up."""
         return self.floor_bytes() + (0 if self._has_reserve() else self._reserve_bytes)
 
     def _has_reserve(self) -> bool:
@@ -103,7 +103,7 @@ class DataDirectory:
         return not self._reserve_bytes or (path.exists() and path.stat().st_size == self._reserve_bytes)
 
     def take_reserve(self) -> bool:
-        """Keep the reserve back, if there is room beyond the floor and a file can be opened; whether it is there."""
+        """Create the reserve if there is room beyond the floor and a file can be opened; return whether it exists."""
         path = self.path / _RESERVE
         if self._has_reserve():
             return True
@@ -127,7 +127,7 @@ class DataDirectory:
         return True
 
     def give_up_reserve(self) -> bool:
-        """Free the reserve for what must go on. Returns whether there was one."""
+        """Free the reserve's space for the work that must go on. Returns whether there was a reserve."""
         try:
             (self.path / _RESERVE).unlink()
         except FileNotFoundError:
@@ -135,14 +135,14 @@ class DataDirectory:
         return True
 
     def close(self) -> None:
-        """Let the directory go."""
+        """Give up ownership of the directory."""
         os.close(self._lock)
         if self._own is not None:
             os.close(self._own)
 
 
 def _make(path: Path) -> None:
-    """Make the directory if it is missing. Raises DirectoryUnsafe if its parent is missing too, OSError."""
+    """Create the directory if it is missing. Raises DirectoryUnsafe if its parent is missing too, OSError."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def _make(path: Path) -> None:
 
 
 def _take_directory(path: Path) -> int | None:
-    """A lock on the directory itself, which nobody deletes to make a start go on; None where there is none (NFS).
+    """Lock the directory itself, in case somebody deletes the lock file to force a start; None where that fails (NFS).
 
     Raises DirectoryHeld.
     """
@@ -187,9 +187,9 @@ def _take_lock(path: Path) -> int:
 
 
 def is_held(lock: int) -> bool:
-    """Whether another process owns the directory whose open `lock` this is.
+    """Whether another process owns the directory; `lock` is its open lock file.
 
-    An owner excludes all others. Whoever only looks takes the lock too, but shares it, and lets it go at once.
+    An owner holds the lock exclusively. A process that only checks takes it shared, and releases it at once.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -200,20 +200,20 @@ def is_held(lock: int) -> bool:
 
 
 def holds_database(path: Path) -> bool:
-    """Whether there is a database in the directory. Raises PermissionError if we may not see that.
+    """Whether the directory contains a database. Raises PermissionError if we may not see that.
 
-    Not by Path.exists: since Python 3.14 it takes what we may not see for missing.
+    Path.exists does not do: since Python 3.14 it reports a file that we may not see as missing.
     """
     try:
         return stat.S_ISREG((path / DATABASE).stat().st_mode)
     except PermissionError:
         raise
-    except (OSError, ValueError):  # no name of a directory that there could be
+    except (OSError, ValueError):  # the path cannot name a directory
         return False
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Who last announced itself in the directory; None if nobody did legibly."""
+    """The last owner recorded in the lock file; None if there is none or it cannot be read."""
     try:
         return msgspec.json.decode((path / _LOCK).read_bytes(), type=Holder)
     except (OSError, ValueError, RecursionError):

@@ -7,11 +7,12 @@ _UNRELEASED_READER: Final = "73ed122d7"
 
 
 class DatabaseUnusable(Exception):
-    """The database cannot be opened: another user's files, a full disk, an I/O error, damage in what a start reads."""
+    """The database cannot be opened: another user's files, a full disk, an I/O error, or damage in what a start
+    reads."""
 
 
 class SchemaRefused(Exception):
-    """The file is of a schema that this release does not read."""
+    """This release does not read the file's schema."""
 
 
 class SchemaUnreleased(SchemaRefused):
@@ -34,7 +35,7 @@ class SchemaNewer(SchemaRefused):
 
 
 class SchemaOlder(SchemaRefused):
-    """The file was written by an earlier release, and no server of this one has opened it yet."""
+    """The file was written by an earlier release, and no server of this release has opened it yet."""
 
     def __init__(self, found: int, known: int) -> None:
         super().__init__(
@@ -45,16 +46,16 @@ class SchemaOlder(SchemaRefused):
 
 
 class NotOurs(Exception):
-    """The file is a database of some other program, or none where ours should be."""
+    """The file belongs to another program, or our own file is missing from where it should be."""
 
 
 class SqliteTooOld(Exception):
-    """The SQLite inside apsw can corrupt a WAL database."""
+    """The SQLite inside apsw has a bug that can corrupt a WAL database."""
 
 
 class DestinationTaken(Exception):
-    """There is something at the destination."""
+    """The destination exists already."""
 
 
 class DatabaseFailed(Exception):
-    """The database cannot be read, or the copy not be written."""
+    """The database cannot be read, or the copy cannot be written."""

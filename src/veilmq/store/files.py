@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all, and outlive a power cut.
+"""Durable file writes: a file is written whole or not at all, and survives a power cut.
 
-Strategy: write beside, fsync, rename, fsync the directory that names the file: a reader sees the old content or the
-new one. Nobody else calls `os.fsync` (tests/house/test_rooms.py).
+Strategy: write a temporary file beside the target, fsync it, rename it, fsync the directory. A reader sees the old
+content or the new. No other module calls `os.fsync` (tests/house/test_rooms.py).
 """
 
 import os
@@ -21,8 +21,9 @@ def durable_write(
 ) -> None:
     """Replace a file; durable when this returns.
 
-    mode: less the umask. alone: nobody else writes it meanwhile, so that all kills together leave one part at most.
-    exclusive: FileExistsError if there is one. keeps_owner: of the file that it replaces, if the system lets us.
+    mode: before the umask. alone: nobody else writes this file at the same time; the temporary file then has a fixed
+    name, so that repeated kills leave at most one behind. exclusive: raise FileExistsError if the file exists.
+    keeps_owner: give the new file the old one's owner, where the system allows it.
 
     Raises OSError.
     """
@@ -48,14 +49,15 @@ def durable_write(
 
 
 def take_name(part: Path, path: Path) -> None:
-    """Let a file that is whole take its name, durably, in place of another one. Raises OSError."""
+    """Rename a complete file to `path`, durably, replacing any file there. Raises OSError."""
     sync_file(part)
     part.replace(path)
     sync_directory(path.parent)
 
 
 def make_directory(path: Path, mode: int = 0o777, parents_mode: int = 0o777) -> None:
-    """With its parents, durably; nothing if it is there. Modes: less the umask. Raises OSError."""
+    """Create a directory and its parents, durably; do nothing if it exists. Modes are before the umask. Raises
+    OSError."""
     if path.is_dir():
         return
     make_directory(path.parent, parents_mode, parents_mode)
@@ -70,7 +72,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path | str) -> None:
-    """Make durable which files are in it. Raises OSError."""
+    """Make the directory's entries durable. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -79,7 +81,7 @@ def sync_directory(path: Path | str) -> None:
 
 
 def _give_to_owner_of(path: Path, descriptor: int) -> None:
-    """root may add a key to a file that a service's user reads."""
+    """Keep the owner: root may add a key to a file that a service's user reads."""
     with suppress(OSError):
         found = path.stat()
         if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):

@@ -1,7 +1,7 @@
-"""Large files beside the database: written, and let go of, a piece at a time.
+"""Large files beside the database are written and freed in pieces, so that they do not delay commits.
 
-Strategy: a commit's fdatasync waits until the file system has journalled what went before it: the blocks that another
-file was given or has lost, and the data in them. Of a whole copy that is 50 to 100 ms; of a piece, 2 or 3.
+Strategy: a commit's fdatasync waits until the file system has journalled all earlier changes: blocks that another file
+gained or lost, and the data in them. For a whole copy that takes 50 to 100 ms; for a piece, 2 or 3 ms.
 """
 
 import os
@@ -11,22 +11,22 @@ PIECE_BYTES: Final = 4 << 20
 
 
 class Writing(Protocol):
-    """What can be written to."""
+    """Anything with a `write` method."""
 
     def write(self, data: bytes, /) -> int:
-        """All of the data. Raises OSError."""
+        """Write all of the data. Raises OSError."""
         ...
 
 
 class SyncedInPieces:
-    """Writes to a file, and syncs it after each piece; who wants the rest synced does that."""
+    """Writes to a file, and syncs it after each piece. The caller syncs the last, incomplete piece if needed."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._unsynced_bytes = 0
 
     def write(self, data: bytes, /) -> int:
-        """All of the data. Raises OSError."""
+        """Write all of the data. Raises OSError."""
         self._file.write(data)
         self._unsynced_bytes += len(data)
         if self._unsynced_bytes >= PIECE_BYTES:
@@ -37,7 +37,7 @@ class SyncedInPieces:
 
 
 def let_go(file: IO[bytes]) -> None:
-    """Close a nameless file that may be written to, its end first."""
+    """Close an unlinked, writable file, truncating it piece by piece from its end first."""
     size = os.fstat(file.fileno()).st_size
     for left in range(size - PIECE_BYTES, 0, -PIECE_BYTES):
         os.ftruncate(file.fileno(), left)

@@ -1,4 +1,4 @@
-"""What can be set about a SQLite store. The defaults are for production; tests shrink them."""
+"""Options of a SQLite store. The defaults are for production; tests use smaller values."""
 
 import msgspec
 
@@ -9,34 +9,34 @@ MIB = 1 << 20
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of the store, with their units."""
+    """Limits of the store; each name carries its unit."""
 
     history_us_max: int = 7 * DAY_US
     """Events older than this are trimmed."""
     history_bytes_max: int = 1024 * MIB
     """The oldest events beyond this size are trimmed."""
     reserve_bytes: int = 64 * MIB
-    """Kept back on disk, given up when the disk is full."""
+    """Disk space held in reserve, given up when the disk is full."""
     floor_bytes: int = 256 * MIB
     """Sends and creates are refused below this much free space (at most 2 % of the file system)."""
     checkpoint_bytes: int = 16 * MIB
-    """WAL size at which its pages are copied into the database."""
+    """WAL size at which a checkpoint begins."""
     redo_bytes: int = 4 * MIB
-    """Size of the redo log; 0: none, every batch is a transaction."""
+    """Size of the redo log; 0: no redo log, every batch is a SQLite transaction."""
     cache_bytes: int = 64 * MIB
-    """SQLite's page cache of the writer."""
+    """Size of the writer's SQLite page cache."""
     migrates: bool = True
-    """Whether a file of an older schema is brought to today's. Else it is refused and stays as it is: its release would
-    not open it again."""
+    """Whether a file of an older schema is migrated. Otherwise it is refused and left unchanged: after a migration its
+    own release could no longer open it."""
     error_lines: bool = True
-    """Keep the first line of the error for which a worker gives a message back; else its type alone."""
+    """Keep the first line of the error with which a worker releases a message; otherwise only the error's type."""
     type_attribute: str = TYPE_ATTRIBUTE
-    """Which attribute names a message's type, where its sender's protocol has no other place."""
+    """The attribute with a message's type, for senders whose protocol has no other place for it."""
     type_pointer: str = ""
-    """JSON pointer to the type in a body; "" looks into none."""
+    """JSON pointer to the type in a body; "" means that bodies are not searched."""
     disorder: int = 0
-    """How many places a standard queue's message may come out of its order (development)."""
+    """By how many places messages of a standard queue may be delivered out of order (development)."""
     vfs: str | None = None
     """Name of the apsw VFS to open files with (fault injection)."""
     synchronous: str = "FULL"
-    """Anything else loses acknowledged commands in a power cut; only a test that proves this sets it."""
+    """Any other value loses acknowledged commands in a power cut; only the test that proves this sets it."""

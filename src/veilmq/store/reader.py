@@ -1,8 +1,8 @@
-"""What may be read of a store beside its batches: the state in memory, committed rows, the history, whole copies.
+"""Reading a store outside its batches: state in memory, committed rows, the history, whole copies.
 
-Strategy: a reader changes nothing, and one may stand where no batch is ever applied. What it has in memory is read on
-the loop that applies the batches; whatever goes to the disk blocks and belongs in a thread. Rows and events are read
-through a `View`: one committed state, from its first read to its end.
+Strategy: a reader changes nothing, and may exist in a process that never applies a batch. Read its state in memory on
+the loop that applies the batches. Whatever reads the disk blocks: call it in a thread. Rows and events are read through
+a `View`, which shows one committed state from its first read until it is closed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ from veilmq.store.report import Progress, Report
 from veilmq.store.topics import LiveTopic
 
 HOLD_S_MAX: Final = 600
-"""For so long a reader of the history may keep it from being trimmed."""
+"""A reader of the history can protect it from trimming for at most this long."""
 
 
 class QueueState(Protocol):
@@ -32,22 +32,22 @@ class QueueState(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """Which queue of that name it is."""
+        """Number that tells queues of the same name apart."""
         ...
 
     @property
     def settings(self) -> QueueSettings:
-        """Those of the moment."""
+        """Its settings now."""
         ...
 
     @property
     def visible(self) -> int:
-        """Messages that a receive could take."""
+        """Messages that can be received."""
         ...
 
     @property
     def delayed(self) -> int:
-        """Messages that were not visible yet."""
+        """Messages whose delay has not ended."""
         ...
 
     @property
@@ -57,16 +57,17 @@ class QueueState(Protocol):
 
     @property
     def ready(self) -> Mapping[int, int]:
-        """Messages that wait in a line, by the line."""
+        """Number of messages in each line, by line."""
         ...
 
     def info(self) -> QueueInfo:
-        """As a protocol sees it."""
+        """The queue as protocols show it."""
         ...
 
 
 class Held(NamedTuple):
-    """A message that a queue holds, without its body. The last six are of its lease, if it has one or had one."""
+    """A message in a queue, without its body. The last six fields describe its latest lease; None if it never had
+    one."""
 
     sequence: int
     id: bytes
@@ -95,7 +96,7 @@ class StoredQueue(NamedTuple):
 
 
 class Names(Protocol):
-    """Joins the numbers of stored events with their names; reads each name once."""
+    """Replaces the numbers in stored events by names; reads each name once."""
 
     def record(self, offset: int, event: Event) -> EventRecord:
         """The event with its names."""
@@ -103,72 +104,72 @@ class Names(Protocol):
 
 
 class View(Protocol):
-    """One committed state. Pages seek by index and never count."""
+    """One committed state. Pages are found by index seeks; nothing is counted."""
 
     def visible(self, queue: QueueState, behind: int, limit: int) -> list[Held]:
-        """Up to `limit` visible messages by sequence, of greater ones than `behind`."""
+        """Up to `limit` visible messages with a sequence greater than `behind`, by sequence."""
         ...
 
     def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[Held]:
-        """Up to `limit` delayed or leased messages by due instant, behind the one of that due instant and sequence."""
+        """Up to `limit` delayed or leased messages after (due, sequence), by due instant and sequence."""
         ...
 
     def oldest_sent(self, queues: Iterable[tuple[QueueState, list[int]]]) -> dict[int, int]:
-        """When the oldest message was sent that is visible or in flight, by incarnation, of queues that have one; with
-        each queue its lines (`ready`), as the loop saw them."""
+        """When the oldest visible or leased message was sent, by incarnation, for queues that have such a message.
+        queues: each with its lines (the keys of `ready`), as seen on the loop."""
         ...
 
     def moves(self, count_max: int) -> list[MoveInfo]:
-        """The latest move tasks of all queues that exist, newest first."""
+        """The latest move tasks of all existing queues, newest first."""
         ...
 
     def head(self) -> tuple[int, int, str]:
-        """Clock's mark, next offset, epoch in hexadecimal."""
+        """Mark of the lease clock, next event offset, epoch in hexadecimal."""
         ...
 
     def live_queues(self) -> Iterator[StoredQueue]:
-        """Every queue that exists, by incarnation."""
+        """Every existing queue, by incarnation."""
         ...
 
     def live_messages(self) -> Iterator[tuple[Any, ...]]:
-        """Every message that a queue holds, by sequence: (incarnation, sequence, id, priority, sent, own expiry, group,
-        type, body's bytes, attempt, rotation, hidden, due, granted, first, instant of its quarantine)."""
+        """Every message in a queue, by sequence: (incarnation, sequence, id, priority, sent, own expiry, group, type,
+        body bytes, attempt, rotation, hidden, due, granted, first, instant of quarantine)."""
         ...
 
     def incarnations(self, account: str) -> list[tuple[int, str]]:
-        """(incarnation, name) of the account's queues that the history can name, deleted ones too."""
+        """(incarnation, name) of the account's queues that the history knows, including deleted ones."""
         ...
 
     def incarnations_named(self, *key: str) -> list[int]:
-        """All queues, deleted ones too, of a name, or of an account, region and name."""
+        """All queues with this name, or this account, region and name, including deleted ones."""
         ...
 
     def bounds(self) -> tuple[int, int]:
-        """First offset of the history that is still there, and the next to be given."""
+        """First offset still in the history, and the next offset to be assigned."""
         ...
 
     def newest_snapshot(self) -> int | None:
-        """Offset of the newest complete snapshot's begin, or 0 if all of the history is there; None: neither is."""
+        """Offset at which the newest complete snapshot begins; 0 if the whole history is there; None if neither is."""
         ...
 
     def newest_first(self) -> Iterator[tuple[int, int, bytes]]:
-        """(first offset, count, packed events) of every commit."""
+        """(first offset, count, packed events) of every commit, newest first."""
         ...
 
     def oldest_first(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """(first offset, packed events) of every commit with an event in [start, stop)."""
+        """(first offset, packed events) of every commit with an event in [start, stop), oldest first."""
         ...
 
     def events_from(self, start: int) -> Iterator[tuple[int, Event]]:
-        """All events from offset `start` on, as stored, with their offsets."""
+        """(offset, event) of all events from offset `start` on, as stored."""
         ...
 
     def packed_bytes(self, start: int, stop: int) -> int:
-        """About how many bytes the events of these offsets take: whole commits, but for the last."""
+        """About how many bytes the events in [start, stop) take: whole commits, except for the last."""
         ...
 
     def queue_names(self, incarnation: int) -> tuple[Any, ...] | None:
-        """(account, region, name) of a queue, a deleted one too."""
+        """(account, region, name) of a queue, including deleted ones."""
         ...
 
     def origin_names(self, number: int) -> tuple[Any, ...] | None:
@@ -176,12 +177,12 @@ class View(Protocol):
         ...
 
     def names(self) -> Names:
-        """What joins events of this state with their names."""
+        """Adds names to events of this state."""
         ...
 
 
 class Reader(Protocol):
-    """Reads a store. What is not a property blocks; any thread."""
+    """Reads a store. Methods block and may be called in any thread; properties do not block."""
 
     @property
     def directory(self) -> DataDirectory:
@@ -195,7 +196,7 @@ class Reader(Protocol):
 
     @property
     def aliases(self) -> Mapping[QueueKey, QueueKey]:
-        """Alias, as a key of its account and region -> the queue's own."""
+        """Alias -> the queue's own key. The alias is a key in the queue's account and region."""
         ...
 
     @property
@@ -210,38 +211,40 @@ class Reader(Protocol):
 
     @property
     def disk_low(self) -> bool:
-        """Whether sends and creates are refused for want of space."""
+        """Whether sends and creates are refused because disk space is low."""
         ...
 
     @property
     def log_bytes(self) -> int:
-        """Size of the write-ahead log, which a long look keeps from being folded in."""
+        """Size of the WAL. A long read keeps it from being checkpointed."""
         ...
 
     @property
     def log_is_long(self) -> bool:
-        """Whether it has grown behind such a look."""
+        """Whether the WAL has grown because of a long read."""
         ...
 
     def look(self) -> AbstractContextManager[View]:
-        """A view, for the thread that asks; waits while too many are open."""
+        """A view for the calling thread; waits while too many are open."""
         ...
 
     def hold(self, offset: int, seconds: float) -> int:
-        """Spare the history from `offset` on for so long, at most `HOLD_S_MAX`, or some seconds more.
+        """Protect the history from `offset` on against trimming, for `seconds` (at most `HOLD_S_MAX`) or some seconds
+        more.
 
-        Returns the first offset that trimming has left: what is before it is gone, though it may still be seen.
+        Returns the first offset that is not trimmed: events before it count as gone, though they may still be readable.
         """
         ...
 
     def database_bytes(self) -> int:
-        """About how large a backup is."""
+        """Approximate size of a backup."""
         ...
 
     def backup(self) -> IO[bytes]:
-        """The whole database as a nameless file, with a fresh receipt key and epoch. Raises OSError, DatabaseFailed."""
+        """The whole database as an unlinked file, with a fresh receipt key and epoch. Raises OSError,
+        DatabaseFailed."""
         ...
 
     def check(self, progress: Progress) -> Report:
-        """Look at everything. Raises OSError, DatabaseFailed."""
+        """Check everything. Raises OSError, DatabaseFailed."""
         ...

@@ -1,4 +1,4 @@
-"""What a check of a whole data directory looked at, and what it found."""
+"""Result of checking a whole data directory: what was checked, and the problems found."""
 
 from collections.abc import Callable
 from typing import Final
@@ -6,14 +6,14 @@ from typing import Final
 import msgspec
 
 PROBLEMS_MAX: Final = 1_000
-"""Problems listed; more are only counted."""
+"""At most this many problems are listed; the rest are only counted."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage, what is done of it, and what there is in all."""
+"""Called with the stage, the work done and the total."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is not in order."""
+    """One thing that is wrong."""
 
     kind: str
     """`file`, `body`, `quarantine`, `lease`, `message`, `group`, `queue`, `history` or `books`."""
@@ -21,7 +21,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What was looked at, and what was found."""
+    """What was checked, and what was found."""
 
     queues: int = 0
     messages: int = 0
@@ -35,7 +35,7 @@ class Report(msgspec.Struct):
     problems_count: int = 0
 
     def add(self, kind: str, text: str) -> None:
-        """Note a problem."""
+        """Record a problem."""
         self.problems_count += 1
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(Problem(kind, text))

@@ -1,4 +1,4 @@
-"""Topics and subscriptions as a store has them in memory."""
+"""Topics and subscriptions in a store's memory."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ Topics = dict[TopicKey, "LiveTopic"]
 
 
 class LiveSubscription(msgspec.Struct, frozen=True):
-    """One subscription that exists."""
+    """An existing subscription."""
 
     id: int
     name: str
@@ -18,12 +18,12 @@ class LiveSubscription(msgspec.Struct, frozen=True):
     settings: SubscriptionSettings
 
     def info(self, topic: TopicKey) -> SubscriptionInfo:
-        """As a protocol sees it."""
+        """The subscription as protocols show it."""
         return SubscriptionInfo(topic, self.name, self.created, self.modified, self.settings)
 
 
 class LiveTopic(msgspec.Struct):
-    """One topic that exists."""
+    """An existing topic."""
 
     key: TopicKey
     incarnation: int

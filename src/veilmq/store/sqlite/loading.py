@@ -1,4 +1,4 @@
-"""What an opened database holds, brought into memory."""
+"""Loads an opened database into memory."""
 
 import os
 from typing import Any, Final
@@ -24,8 +24,8 @@ def _row(connection: apsw.Connection, query: str) -> tuple[Any, ...]:
 
 
 def load(connection: apsw.Connection, directory: DataDirectory, options: Options) -> tuple[Writer, Snapshots]:
-    """All that is kept in memory. Raises apsw.Error, ValueError, TypeError or LookupError if the file does not hold
-    what was written; NotOurs, OSError."""
+    """Load all state that is kept in memory. Raises apsw.Error, ValueError, TypeError or LookupError if the file does
+    not hold what was written; NotOurs, OSError."""
     _give_birth(connection)
     (key,) = _row(connection, "SELECT receipts FROM secret")
     redo.recover(directory.redo, connection, key)
@@ -39,7 +39,7 @@ def load(connection: apsw.Connection, directory: DataDirectory, options: Options
 
 
 def _give_birth(connection: apsw.Connection) -> None:
-    """The rows that exist once, in a new file."""
+    """Insert the rows that exist once into a new file."""
     with connection:
         connection.execute("INSERT OR IGNORE INTO mark VALUES (1, 0, 0, 0, 0)")
         connection.execute(

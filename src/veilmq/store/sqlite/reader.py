@@ -1,4 +1,4 @@
-"""What may be read of the store beside its batches (`veilmq.store.reader`)."""
+"""Reads the SQLite store beside its batches (`veilmq.store.reader`)."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ from veilmq.store.sqlite.upkeep.read_pins import ReadPins
 from veilmq.store.topics import Topics
 
 _LONG: Final = 2
-"""A WAL so many times longer than where its checkpoint begins has grown behind a look."""
+"""A WAL this many times longer than the size at which a checkpoint begins has grown because of a long read."""
 
 
 class SqliteReader:
-    """See `Reader`. It is the store's, and ends with it."""
+    """See `Reader`. The store owns it and closes with it."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class SqliteReader:
         pins: ReadPins,
         apply_log: Callable[[], None],
     ) -> None:
-        """apply_log: brings into the database what only the redo log has."""
+        """apply_log: copies the batches that only the redo log has into the database."""
         self.directory = directory
         self.first_event = writer.mark.offset
         self._writer = writer

@@ -1,8 +1,8 @@
-"""The SQLite store: batches in, outcomes out.
+"""The SQLite store: takes batches of commands, returns outcomes.
 
-Strategy: `apply` runs the statements of a batch on the caller's thread and `commit` ends it in any thread; between the
-two nobody touches the writer. An error amid a batch rolls all of it back, and the commands are applied again one by
-one, so that one that cannot succeed takes none down with it.
+Strategy: `apply` runs the statements of a batch on the caller's thread, and `commit` ends it in any thread; nothing
+uses the writer between the two. An error in the middle of a batch rolls the whole batch back. Its commands are then
+applied again one by one, so that a command that cannot succeed does not fail the others.
 """
 
 import logging
@@ -86,10 +86,10 @@ CRASH_POINTS: Final = (
     "after commit",
     "after checkpoint",
 )
-"""Where a test may end the process (tests/support)."""
+"""Where a test may kill the process (tests/support)."""
 _DISK_LOOK_US: Final = SECOND_US
 _DAMAGE: Final = (apsw.Error, msgspec.MsgspecError, ValueError, TypeError, LookupError)
-"""What reading raises where a table does not hold what was written: SQLite sees a torn page, not a changed value."""
+"""Errors of reading a damaged table: SQLite notices a torn page, but not a changed value."""
 
 logger = logging.getLogger("veilmq.store")
 
@@ -99,12 +99,12 @@ T = TypeVar("T")
 
 
 def _each(handler: Handler) -> GroupHandler:
-    """A group handled one command after the other."""
+    """Handle a group of commands one after the other."""
     return lambda writer, commands: [handler(writer, command) for command in commands]
 
 
 def _flushed(handler: Handler) -> GroupHandler:
-    """The same, of commands that need every message in the tables."""
+    """The same, for commands that need every message in the tables."""
 
     def handle(writer: Writer, commands: list[Any]) -> list[Outcome]:
         flush(writer)
@@ -114,8 +114,8 @@ def _flushed(handler: Handler) -> GroupHandler:
 
 
 class SqliteStore:
-    """Owns a data directory. Raises on opening: DirectoryHeld, DirectoryUnsafe, DatabaseUnusable,
-    SchemaRefused (SchemaOlder: `Options.migrates`), NotOurs, SqliteTooOld."""
+    """Owns a data directory. Opening raises DirectoryHeld, DirectoryUnsafe, DatabaseUnusable, SchemaRefused
+    (SchemaOlder: `Options.migrates`), NotOurs, SqliteTooOld."""
 
     def __init__(
         self, path: Path, options: Options | None = None, at_point: Callable[[str], None] = lambda point: None
@@ -124,7 +124,7 @@ class SqliteStore:
         self.options = options or Options()
         self._at_point = at_point
         self.pins = ReadPins()
-        """What readers of the history need: trimming spares it."""
+        """What readers of the history need; trimming leaves it alone."""
         self.directory = DataDirectory(path, self.options.reserve_bytes, self.options.floor_bytes)
         try:
             is_new = not holds_database(path)
@@ -149,7 +149,7 @@ class SqliteStore:
                 self._relieve(freed=True)
             self._apply_log()
             self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes(), connection)
-            with suppress(apsw.FullError):  # a copy of the one file knows what belongs to it
+            with suppress(apsw.FullError):  # a copy of veilmq.db alone then knows which files belong to it
                 connection.wal_checkpoint()
         except NotOurs:
             close_unchecked(connection)
@@ -168,12 +168,12 @@ class SqliteStore:
         self._disk_looked = Instant(-_DISK_LOOK_US)
         self._broken: str | None = None
         self._reads_old = False
-        """Whether readers do not see what was committed last."""
+        """Whether readers miss the latest commits."""
         self._handlers = self._serial_order()
 
     def _with_reserve(self, step: Callable[[], T], error: type[Exception]) -> tuple[T, bool]:
-        """What a step of the opening gives, with the reserve's space if it fails: the disk may be full. And whether
-        that was freed."""
+        """Run a step of opening. If it fails, perhaps because the disk is full, free the reserve and try again. Returns
+        the step's result and whether the reserve was freed."""
         try:
             return step(), False
         except error:
@@ -182,10 +182,10 @@ class SqliteStore:
             return step(), True
 
     def _serial_order(self) -> dict[type, GroupHandler]:
-        """Who handles each kind of command, in the order that a batch gives the kinds.
+        """The handler of each kind of command, in the order in which a batch runs the kinds.
 
-        What was sent can be received in the same batch, and a use of a handle comes before any claim that could take
-        its message (docs/decisions/0003-one-batch-by-kind.md).
+        A message that is sent can be received in the same batch, and a use of a handle comes before any claim that
+        could take its message (docs/decisions/0003-one-batch-by-kind.md).
         """
         return {
             CreateQueue: _each(queue_commands.create),
@@ -227,7 +227,7 @@ class SqliteStore:
 
     @property
     def queues(self) -> queues.Queues:
-        """The queues in memory, for metrics and listings of this process; read only."""
+        """The queues in memory, for this process's metrics and listings; read only."""
         return self._writer.queues
 
     @property
@@ -237,7 +237,7 @@ class SqliteStore:
 
     @property
     def disk_low(self) -> bool:
-        """Whether sends and creates are refused for want of space."""
+        """Whether sends and creates are refused because disk space is low."""
         return self._writer.disk_low is not None
 
     def apply(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
@@ -257,7 +257,7 @@ class SqliteStore:
         return self._applied(outcomes, writer.wrote)
 
     def _finish(self) -> None:
-        """End the batch's statements; what it changed of message groups comes last."""
+        """End the batch's statements. Message groups that it changed are written last."""
         if self._writer.memtable.is_full:
             flush(self._writer)
         if self._writer.queues.stale_groups:
@@ -265,7 +265,7 @@ class SqliteStore:
         self._writer.finish()
 
     def _apply_kinds(self, commands: Sequence[AnyCommand]) -> list[Outcome]:
-        """Apply the commands kind by kind, and put the outcomes back into their order."""
+        """Apply the commands kind by kind, and return the outcomes in the order of the commands."""
         if len(commands) == 1:
             return self._handlers[type(commands[0])](self._writer, [commands[0]])
         by_kind: defaultdict[type, list[int]] = defaultdict(list)
@@ -299,14 +299,16 @@ class SqliteStore:
         self._at_point("after checkpoint")
 
     def _checkpoint(self, step: Callable[[], None]) -> None:
-        """What is committed is durable, whatever becomes of this; but after an I/O error nothing more is promised."""
+        """Run a step of a checkpoint. Committed data is durable even if it fails, but after an I/O error the store
+        stops."""
         try:
             step()
         except apsw.Error as error:
             logger.warning("checkpoint: %s; the WAL keeps growing", self._judged(error))
 
     def _judged(self, error: apsw.Error) -> StoreError:
-        """What it says of the state; if that is unknown, raises StoreUnknown, and nothing more is promised."""
+        """The typed error for an SQLite error. If the state is unknown, mark the store broken and raise
+        StoreUnknown."""
         judged = verdict(error)
         if isinstance(judged, StoreUnknown):
             self._broken = judged.reason
@@ -330,10 +332,10 @@ class SqliteStore:
         try:
             return self._commit_alone(command, now)
         except apsw.FullError as error:
-            # The reserve may have gone into a checkpoint under way: end that, so that the WAL can start anew.
+            # The reserve's space may have gone into a checkpoint under way: finish that, so that the WAL can restart.
             self._roll_back(error)
             self._checkpoint(self.checkpointer.finish)
-        except Exception as error:  # noqa: BLE001 the command's edge: its failure is not its neighbours'
+        except Exception as error:  # noqa: BLE001 the command's edge: its failure does not fail the others
             return self._failed_alone(command, error)
         try:
             return self._commit_alone(command, now)
@@ -361,9 +363,9 @@ class SqliteStore:
             return peeks.peek(connection, self._writer.queues, command, now)
 
     def apply_log(self) -> None:
-        """Bring into the database what only the redo log has, for who reads there. Any thread.
+        """Copy the batches that only the redo log has into the database, for readers of the database. Any thread.
 
-        On a full disk they read what was committed before. Raises StoreUnknown.
+        On a full disk readers see an older committed state. Raises StoreUnknown.
         """
         if os.getpid() != self.directory.pid or not self._writer.redo.unapplied:
             return
@@ -401,9 +403,10 @@ class SqliteStore:
             self.directory.close()
 
     def _apply_log(self) -> None:
-        """Flush all, at the start, because what was read from disk is judged in the tables, and at the end.
+        """Apply the redo log and flush all messages. At start, because content read from disk is checked in the tables;
+        and at close.
 
-        On a full disk they stay in their journal. Raises what any other error is, and nothing is known then.
+        On a full disk the messages stay in their journal. Raises any other error; the state is then unknown.
         """
         writer = self._writer
         try:
@@ -430,7 +433,7 @@ class SqliteStore:
             raise StoreUnknown(reason="a forked process may not use its parent's store")
 
     def _roll_back(self, error: Exception) -> None:
-        """Back to before the batch; raises StoreUnknown if nobody can know what that is."""
+        """Return to the state before the batch. Raises StoreUnknown if that state cannot be known."""
         if isinstance(error, apsw.Error):
             self._judged(error)
         try:
@@ -446,8 +449,8 @@ class SqliteStore:
         return sweeps.sweep(writer, command, self.options, self._snapshots, self.pins)
 
     def _relieve(self, *, freed: bool = False) -> None:
-        """The disk is full: free the reserve, unless it is `freed`, and refuse what would fill it again until it is
-        back."""
+        """The disk is full: free the reserve, unless it is `freed` already, and refuse sends and creates until there is
+        room for it again."""
         freed = self.directory.give_up_reserve() or freed
         if freed or not self.disk_low:
             refused = f"sends and creates are refused until {self.directory.needed_bytes()} bytes are free"
